@@ -1,0 +1,30 @@
+# Two commands do everything on a fresh machine: make profile, make test.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: profile test lint gpu-test clean
+
+profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
+	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
+
+test: $(READY)  ## all tests that need no GPU
+	$(BIN)/python -m pytest
+
+gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

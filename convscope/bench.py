@@ -1,0 +1,167 @@
+"""Measures one model at one input size: the pass, its convolutions, energy, kernels, and what really ran.
+
+The instruments are handed in (`profiler.CUDALayerTimer`, `profiler.PowerMonitor`, or a test's own), so that the order
+of the steps, which matters, stands here alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from convscope import graphs, models, swap, trace
+from convscope.energy import EnergyWindow
+from convscope.measurement import Measurement, Witness
+from convscope.records import Layer, Run
+from convscope.statistics import summarize
+
+TRACED_REPLAYS = 3
+EAGER_WARMUP_MOST = 3  # the eager pass that looks at what ran has warmed everything but the host's caches
+CUDA_METHOD = "cuda graph replay, cuda events"
+CPU_METHOD = "time.perf_counter"
+
+
+class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
+    """Times the convolutions of the pass that runs, or is captured, inside its `with` block."""
+
+    def read_ms(self) -> list[float]:
+        """Return the times of the last pass, a call of a convolution each, in order."""
+
+
+class EnergyMeter(Protocol):
+    """Measures the energy of a steady load; where it cannot, `reason` says why."""
+
+    reason: str | None
+
+    def window(self, load: graphs.SteadyLoad) -> EnergyWindow | None:
+        """Return a window from tick to tick, None where there is no counter."""
+
+
+class Bench:
+    """Measures one model at one size after another, on the device where the model is."""
+
+    def __init__(
+        self,
+        run: Run,
+        model: nn.Module,
+        device: torch.device,
+        timer: LayerTimer,
+        meter: EnergyMeter,
+        note: Callable[[str], None],
+    ) -> None:
+        self._run, self._model, self._device = run, model, device
+        self._timer, self._meter, self._note = timer, meter, note
+        self._noted: set[str] = set()
+
+    def measure(self, size: int, layers: Sequence[Layer], check_errors: bool) -> Measurement:
+        """Measure one forward pass of batch × 3 × size × size and every convolution in it."""
+        generator = torch.Generator().manual_seed(self._run.seed)
+        given = torch.randn(self._run.batch_size, 3, size, size, generator=generator).to(self._device)
+        witnesses = self._witness(given, check_errors)
+        if len(witnesses) != len(layers):
+            raise HookMismatchError(f"{len(witnesses)} convolutions ran, {len(layers)} were expected")
+        if self._device.type == "cpu":
+            return self._on_cpu(given, witnesses)
+        return self._on_gpu(given, witnesses)
+
+    def release(self) -> None:
+        """Give back what a size held on the GPU: plans, and memory to the driver."""
+        if self._device.type == "cuda":
+            swap.engine().release()
+            torch.cuda.empty_cache()
+
+    def _witness(self, given: torch.Tensor, check_errors: bool) -> list[Witness]:
+        seen: list[Witness] = []
+
+        def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+            ran = swap.what_ran(module, output)
+            seen.append(Witness(ran, swap.relative_error(module, given, output) if check_errors else None))
+
+        with models.hooked(self._model, after=after):
+            self._model(given)
+        return seen
+
+    def _on_cpu(self, given: torch.Tensor, witnesses: list[Witness]) -> Measurement:
+        run = self._run
+        _wall_times_ms(self._model, given, run.warmup_iters)
+        passes_ms = _wall_times_ms(self._model, given, run.measure_iters)
+        samples = []
+        for _ in range(run.measure_iters):
+            with self._timer:
+                self._model(given)
+            samples.append(self._timer.read_ms())
+        return Measurement(
+            passes=summarize(passes_ms),
+            layers=[summarize(times) for times in zip(*samples, strict=True)],
+            method=CPU_METHOD,
+            witnesses=witnesses,
+            eager=summarize(passes_ms),
+        )
+
+    def _on_gpu(self, given: torch.Tensor, witnesses: list[Witness]) -> Measurement:
+        torch.cuda.reset_peak_memory_stats()
+        run = self._run
+        _wall_times_ms(self._model, given, min(run.warmup_iters, EAGER_WARMUP_MOST))
+        eager_ms = _wall_times_ms(self._model, given, run.measure_iters)
+        with contextlib.ExitStack() as stack:
+            plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
+            times = self._layer_times(plain, given)
+            load = graphs.SteadyLoad(plain, pass_ms=times.passes_ms[0])
+            window = self._meter.window(load) if run.energy else None
+            if self._meter.reason:
+                self._note_once(self._meter.reason)
+            traces = self._traces(plain, given)
+            peak_bytes = torch.cuda.max_memory_allocated()
+        return Measurement(
+            passes=summarize(times.passes_ms),
+            layers=[summarize(samples) for samples in times.layers_ms],
+            method=CUDA_METHOD,
+            witnesses=witnesses,
+            eager=summarize(eager_ms),
+            repeated=times.repeated,
+            overhead_us=times.overhead_us,
+            traces=traces,
+            energy=window,
+            peak_memory_bytes=peak_bytes,
+        )
+
+    def _layer_times(self, plain: graphs.Captured, given: torch.Tensor) -> graphs.LayerTimes:
+        with graphs.capture(lambda: self._model(given), self._timer, beside=plain) as instrumented:
+            for _ in range(self._run.warmup_iters):
+                plain.replay()
+                instrumented.replay()
+            return graphs.layer_times(plain, instrumented, self._timer.read_ms, self._run.measure_iters)
+
+    def _traces(self, plain: graphs.Captured, given: torch.Tensor) -> list[trace.LayerTrace]:
+        try:
+            events = trace.record_layers(self._model, given, plain.replay, TRACED_REPLAYS)
+            return trace.by_layer(events, TRACED_REPLAYS)
+        except trace.TraceMissingError as error:
+            self._note_once(f"no kernel names and times: {error}")
+            return []
+
+    def _note_once(self, line: str) -> None:
+        if line not in self._noted:
+            self._noted.add(line)
+            self._note(line)
+
+
+class HookMismatchError(RuntimeError):
+    """The convolutions that ran are not those that the model's description lists."""
+
+
+def _wall_times_ms(model: nn.Module, given: torch.Tensor, count: int) -> list[float]:
+    """Time `count` passes as a Python caller sees them, until the result is there."""
+    times_ms = []
+    for _ in range(count):
+        started_s = time.perf_counter()
+        model(given)
+        if given.is_cuda:
+            torch.cuda.synchronize()
+        times_ms.append((time.perf_counter() - started_s) * 1e3)
+    return times_ms

@@ -1,0 +1,114 @@
+"""What the command lines print: tables and lists as text. Returns strings; printing is the caller's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import pandas as pd
+import torch
+import torchvision
+
+from convscope import algorithms, assignment, cudnn, gpus, models, request, swap
+from convscope.records import slug
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text in columns, the first column to the left, the others to the right where they are short."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    last = len(header) - 1
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if column in (0, last) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(line(row) for row in [header, *rows])
+
+
+def results_table(overall: pd.DataFrame, layers: pd.DataFrame) -> str:
+    """Return one line an input size: mean ± std, power, energy, and the slowest three layers with their shares."""
+    header = ("size", "mean ± std, ms", "W", "mJ", "slowest three layers, ms (% of the pass)")
+    ordered: list[dict[Any, Any]] = overall.sort_values("input_size").to_dict("records")
+    return table(header, [_size_line(row, layers[layers["input_size"] == row["input_size"]]) for row in ordered])
+
+
+def _size_line(row: dict[Any, Any], layers: pd.DataFrame) -> tuple[str, ...]:
+    size = str(row["input_size"])
+    if pd.isna(row["mean"]):
+        return size, row["status"], "-", "-", row["reason"]
+    times = f"{row['mean']:.3f} ± {_or_dash(row['std'], '.3f')}"
+    energy = _or_dash(row["energy_per_inference_j"] * 1e3, ".1f")
+    return size, times, _or_dash(row["power_mean_w"], ".0f"), energy, _slowest(layers)
+
+
+def _or_dash(value: float, spec: str) -> str:
+    return format(value, spec) if pd.notna(value) else "-"
+
+
+def _slowest(layers: pd.DataFrame) -> str:
+    timed: list[dict[Any, Any]] = layers.dropna(subset=["mean_ms"]).nlargest(3, "mean_ms").to_dict("records")
+    return ", ".join(f"{row['layer']} {row['mean_ms']:.3f} ({row['percentage']:.0f} %)" for row in timed)
+
+
+def model_list() -> str:
+    """Return the models by name, and the other classification models of torchvision."""
+    others = [name for name in torchvision.models.list_models(module=torchvision.models) if name not in models.MODELS]
+    return "\n".join([*models.MODELS, *(models.PREFIX + name for name in others)])
+
+
+def algorithm_list(model: str | None, batch_size: int, input_size: int, device_name: str) -> str:
+    """Return the algorithms, each with who runs it; for a model, how many of its convolutions can use it, and why not.
+
+    On a GPU cuDNN is asked; without one its rules decide, and the text says so.
+    """
+    if model is None:
+        header = ("algorithm", "CPU", "GPU", "what it is")
+        every = algorithms.ALGORITHMS.values()
+        return table(header, [(a.name, a.cpu_provider or "-", a.cuda_provider or "-", a.title) for a in every])
+    device = request.find_device(device_name)
+    name = models.check_name(model)
+    layers = models.convolutions(name, input_size, batch_size)
+    ask = partial(swap.engine().why_refused, device) if device.type == "cuda" else None
+    rows = []
+    for kind, provided in (("cpu", "cpu_provider"), ("cuda", "cuda_provider")):
+        for algorithm in algorithms.ALGORITHMS.values():
+            if getattr(algorithm, provided) is None and kind == "cpu":
+                continue
+            every_reason = assignment.reasons_not(algorithm, layers, kind, ask)
+            usable = sum(reason is None for reason in every_reason)
+            whole = algorithms.why_no_device(algorithm, kind)
+            why = whole or "; ".join(algorithms.refusals(every_reason, slug(name)))
+            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", why))
+    where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
+    title = f"{slug(name)} at {input_size} px, batch {batch_size} ({where})"
+    return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
+
+
+def cuda_report() -> tuple[str, bool]:
+    """Return what is here to measure with, and whether a GPU and cuDNN are."""
+    lines = [f"Python {sys.version.split()[0]}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}"]
+    try:
+        lines.append(f"cuDNN {cudnn.version()} (loaded through ctypes)")
+    except cudnn.CudnnError as error:
+        lines.append(f"cuDNN: {error}")
+        return "\n".join(lines), False
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        lines.append("no CUDA device: direct, smm and torch can be measured here, on the CPU")
+    for index in range(count):
+        name = torch.cuda.get_device_name(index)
+        lines.append(f"cuda:{index} {name} (--gpu {gpus.label(name)}){_peaks(name)}")
+    return "\n".join(lines), count > 0
+
+
+def _peaks(device_name: str) -> str:
+    gpu = gpus.identify(device_name)
+    if gpu is None:
+        return ""
+    tf32 = f"{gpu.tf32_tflops:g} TFLOP/s tf32, " if gpu.tf32_tflops else ""
+    return f": {gpu.fp32_tflops:g} TFLOP/s fp32, {tf32}{gpu.bandwidth_gbps:g} GB/s by {gpu.source}"

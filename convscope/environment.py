@@ -1,0 +1,68 @@
+"""What the figures depend on besides the request, read from the machine: software, processor, job, commit."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+import torchvision
+
+from convscope import cudnn
+from convscope.records import Environment
+
+
+def read(device: torch.device, gpu_state: dict[str, object] | None = None) -> Environment:
+    """Return the environment of a run on this device.
+
+    Args:
+        gpu_state: what NVML knows of the card (`PowerMonitor.state`), by the names of `Environment`'s fields.
+    """
+    found = Environment(
+        host=platform.node(),
+        cpu=processor_name(),
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        torchvision=str(torchvision.__version__),
+        ai3=importlib.metadata.version("aithree"),
+        cpu_threads=torch.get_num_threads(),
+        tf32_override=os.environ.get("NVIDIA_TF32_OVERRIDE"),
+        cuda_visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
+        slurm_job_id=os.environ.get("SLURM_JOB_ID"),
+        git_commit=git_commit(),
+    )
+    if device.type != "cuda":
+        return found
+    properties = torch.cuda.get_device_properties(device)
+    return dataclasses.replace(
+        found,
+        gpu_name=properties.name,
+        gpu_uuid=f"GPU-{properties.uuid}",
+        cuda=torch.version.cuda,
+        cudnn=cudnn.version(),
+        compute_capability=f"{properties.major}.{properties.minor}",
+        **(gpu_state or {}),  # type: ignore[arg-type]
+    )
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def git_commit() -> str | None:
+    """Return the commit of this program's checkout, with `-dirty` where files differ; None outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() or None

@@ -1,0 +1,70 @@
+"""GPUs by name: the short name used in folders, and the peaks that a roofline is drawn with.
+
+Peaks are the vendor's, dense (without the factor of two for sparsity), at boost clock; each entry names its source.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One model of card: short `label`, the `pattern` its driver name contains, and its peaks.
+
+    `tf32_tflops` is None where the card has no TF32; `fp16_tflops` is the matrix rate with float32 accumulation.
+    """
+
+    label: str
+    pattern: str
+    fp32_tflops: float
+    tf32_tflops: float | None
+    fp16_tflops: float
+    bandwidth_gbps: float
+    source: str
+
+
+# The first pattern that matches decides, so variants stand before the plain name.
+GPUS = (
+    Gpu("h200", r"H200 NVL", 60.0, 417.5, 835.5, 4800, "NVIDIA H200 datasheet, NVL"),
+    Gpu("h200", r"H200", 67.0, 494.5, 989.5, 4800, "NVIDIA H200 datasheet, SXM"),
+    Gpu("h100", r"H100 NVL", 60.0, 417.5, 835.5, 3900, "NVIDIA H100 datasheet, NVL"),
+    Gpu("h100", r"H100 PCIe", 51.0, 378.0, 756.5, 2000, "NVIDIA H100 datasheet, PCIe"),
+    Gpu("h100", r"H100", 67.0, 494.5, 989.5, 3350, "NVIDIA H100 datasheet, SXM"),
+    Gpu("a100", r"A100.*SXM.*80", 19.5, 156.0, 312.0, 2039, "NVIDIA A100 datasheet, 80 GB SXM"),
+    Gpu("a100", r"A100.*80", 19.5, 156.0, 312.0, 1935, "NVIDIA A100 datasheet, 80 GB PCIe"),
+    Gpu("a100", r"A100", 19.5, 156.0, 312.0, 1555, "NVIDIA A100 datasheet, 40 GB"),
+    Gpu("v100", r"V100.*PCI", 14.0, None, 112.0, 900, "NVIDIA V100 datasheet, PCIe"),
+    Gpu("v100", r"V100", 15.7, None, 125.0, 900, "NVIDIA V100 datasheet, SXM2"),
+    Gpu("l40s", r"L40S", 91.6, 183.0, 362.0, 864, "NVIDIA L40S datasheet"),
+    Gpu("l40", r"L40", 90.5, 90.5, 181.0, 864, "NVIDIA L40 datasheet"),
+    Gpu("l4", r"L4", 30.3, 60.0, 121.0, 300, "NVIDIA L4 datasheet"),
+    Gpu("a40", r"A40", 37.4, 74.8, 149.7, 696, "NVIDIA A40 datasheet"),
+    Gpu("a30", r"A30", 10.3, 82.0, 165.0, 933, "NVIDIA A30 datasheet"),
+    Gpu("a10", r"A10", 31.2, 62.5, 125.0, 600, "NVIDIA A10 datasheet"),
+    Gpu("t4", r"T4", 8.1, None, 65.0, 320, "NVIDIA T4 datasheet"),
+    Gpu("4090", r"RTX 4090", 82.6, 82.6, 165.2, 1008, "NVIDIA Ada GPU architecture whitepaper"),
+    Gpu("2080ti", r"RTX 2080 Ti", 13.4, None, 53.8, 616, "NVIDIA Turing GPU architecture whitepaper, reference card"),
+    Gpu("2080", r"RTX 2080", 10.1, None, 40.3, 448, "NVIDIA Turing GPU architecture whitepaper, reference card"),
+)
+
+
+def identify(device_name: str) -> Gpu | None:
+    """Return the catalogue's entry for a driver's device name ("NVIDIA H200"), or None where it has none."""
+    return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.pattern}\b", device_name)), None)
+
+
+def label(device_name: str) -> str:
+    """Return the short name of a device for folder names: the catalogue's, else the driver's in lower case."""
+    gpu = identify(device_name)
+    if gpu is not None:
+        return gpu.label
+    words = re.sub(r"NVIDIA|GeForce|Tesla", " ", device_name)
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-") or "gpu"
+
+
+def matches(wanted: str, device_name: str) -> bool:
+    """Tell whether `wanted` ("h200", "H200", "nvidia h200") names the device with this driver's name."""
+    plain = wanted.strip().lower()
+    return plain in (label(device_name), device_name.lower(), device_name.lower().removeprefix("nvidia ").strip())

@@ -1,0 +1,233 @@
+"""CUDA graphs as a stopwatch: capture a step once, replay it, and keep the host out of what the events read.
+
+A captured step launches without the host's help; a spin kernel in front of each replay holds the GPU until the launch
+is complete, and a sample for which it did not hold long enough is thrown away and taken again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import TracebackType
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+SPIN_CYCLES = 200_000  # about 0.1 ms
+_SPIN_CYCLES_MOST = 400_000_000  # about 0.2 s: a launch that takes longer is not a matter of waiting
+_QUEUED_MS = 20.0  # of replays kept in the queue under steady load
+_QUEUED_MOST = 256
+
+
+class HostTooSlowError(RuntimeError):
+    """The host never got its launch out before the spin in front of it ended."""
+
+
+class Captured:
+    """A step as a CUDA graph; leave its `with` block, or close it, to free the graph and its memory."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+        self.graph = graph
+
+    def replay(self) -> None:
+        """Launch the step once on the current stream."""
+        self.graph.replay()
+
+    def close(self) -> None:
+        """Wait for the GPU and free the graph."""
+        torch.cuda.synchronize()
+        self.graph.reset()
+
+    def __enter__(self) -> Captured:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def capture(
+    step: Callable[[], object],
+    around: contextlib.AbstractContextManager[object] | None = None,
+    beside: Captured | None = None,
+) -> Captured:
+    """Run a step once on a side stream, then capture it; nothing in it may wait for the GPU.
+
+    Args:
+        around: entered for the captured step only.
+        beside: a graph of the same step, never replayed at the same time: the new one uses the same memory, address
+            by address. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so graphs that
+            are compared must share it.
+    """
+    side = _side_stream(torch.cuda.current_device())
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    pool = beside.graph.pool() if beside else None
+    with around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
+        step()
+    return Captured(graph)
+
+
+@functools.cache
+def _side_stream(device_index: int) -> torch.cuda.Stream:
+    """Return one stream for all captures of a device: cuBLAS keeps a workspace for each stream that it ever saw."""
+    return torch.cuda.Stream(device_index)
+
+
+def timing_event() -> torch.cuda.Event:
+    """Return an event for use inside a captured graph: each replay writes its time anew."""
+    return torch.cuda.Event(enable_timing=True, external=True)
+
+
+class LaunchHider:
+    """Takes samples while the host is ahead: each behind a spin kernel that must outlast the launch.
+
+    `repeated` counts the samples thrown away because it did not; the spin is then doubled, and stays so.
+    """
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self._cycles = SPIN_CYCLES
+        self._spun = torch.cuda.Event()
+
+    def sample(self, launch: Callable[[], None], read: Callable[[], T]) -> T:
+        """Take one sample.
+
+        Args:
+            launch: enqueues the work and returns; it must not wait.
+            read: called when the GPU has finished; returns the sample.
+
+        Raises:
+            HostTooSlowError: the longest spin was too short.
+        """
+        while True:
+            torch.cuda._sleep(self._cycles)
+            self._spun.record()
+            launch()
+            hidden = not self._spun.query()
+            torch.cuda.synchronize()
+            if hidden:
+                return read()
+            self.repeated += 1
+            self._cycles *= 2
+            if self._cycles > _SPIN_CYCLES_MOST:
+                raise HostTooSlowError(
+                    f"launching outlasted a spin of {self._cycles // 2} cycles: the host is too busy to measure beside"
+                )
+
+
+class _PassTimer:
+    """A pair of events around one replay."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def launch(self) -> None:
+        self._start.record()
+        self._captured.replay()
+        self._end.record()
+
+    def read_ms(self) -> float:
+        return float(self._start.elapsed_time(self._end))
+
+
+def replay_times_ms(captured: Captured, count: int) -> list[float]:
+    """Time `count` replays of a graph, in milliseconds, by a pair of events around each."""
+    timer, hider = _PassTimer(captured), LaunchHider()
+    return [hider.sample(timer.launch, timer.read_ms) for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Repeated times of a pass and of the layers inside it, in milliseconds.
+
+    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events already taken off; `repeated` counts
+    the samples that the host could have slowed and that were taken again.
+    """
+
+    passes_ms: list[float]
+    layers_ms: list[list[float]]
+    overhead_us: float
+    repeated: int
+
+
+def layer_times(
+    plain: Captured, instrumented: Captured, read_layers_ms: Callable[[], list[float]], count: int
+) -> LayerTimes:
+    """Time a pass and its layers from two graphs of it, one of them with a pair of events around each layer.
+
+    The two are replayed in turn, so that a drift of the clock meets both alike. What the pairs add to the pass tells
+    their overhead: a pair lays two event records between kernels, which makes four boundaries, and sees two of them
+    itself. So the overhead of a pair is half of what it adds. Nothing else is calibrated.
+
+    Args:
+        read_layers_ms: reads the events of the last replay of `instrumented`, a layer each.
+    """
+    bare, watched, hider = _PassTimer(plain), _PassTimer(instrumented), LaunchHider()
+    passes_ms: list[float] = []
+    added_ms: list[float] = []
+    samples: list[list[float]] = []
+    for _ in range(count):
+        passes_ms.append(hider.sample(bare.launch, bare.read_ms))
+        watched_ms, layers_ms = hider.sample(watched.launch, lambda: (watched.read_ms(), read_layers_ms()))
+        added_ms.append(watched_ms - passes_ms[-1])
+        samples.append(layers_ms)
+    overhead_ms = pair_overhead_ms(added_ms, len(samples[0]))
+    by_layer = [[max(0.0, time_ms - overhead_ms) for time_ms in times] for times in zip(*samples, strict=True)]
+    return LayerTimes(passes_ms, by_layer, overhead_ms * 1e3, hider.repeated)
+
+
+def pair_overhead_ms(added_ms: Sequence[float], pairs: int) -> float:
+    """Return what a pair of events reads too much, from what `pairs` of them added to each of several passes."""
+    return max(0.0, median(added_ms) / pairs / 2) if pairs else 0.0
+
+
+class SteadyLoad:
+    """Keeps the GPU busy with replays of a graph and counts those that have finished.
+
+    Enough replays are always queued that the host's own pauses do not reach the GPU. `starved` counts how often the
+    queue was found empty all the same; it is made deeper each time.
+    """
+
+    def __init__(self, captured: Captured, pass_ms: float) -> None:
+        self._captured = captured
+        self._depth = max(2, min(_QUEUED_MOST, round(_QUEUED_MS / max(pass_ms, 1e-3))))
+        self._queued: deque[torch.cuda.Event] = deque()
+        self._spare: list[torch.cuda.Event] = []
+        self._finished = 0
+        self._finished_at_s = self._first_at_s = time.perf_counter()
+        self.starved = 0
+
+    def step(self) -> None:
+        """Take note of what has finished and fill the queue up; returns at once."""
+        was_busy = bool(self._queued)
+        while self._queued and self._queued[0].query():
+            self._spare.append(self._queued.popleft())
+            self._finished += 1
+            self._finished_at_s = time.perf_counter()
+        if was_busy and not self._queued:
+            self.starved += 1
+            self._depth = min(_QUEUED_MOST, 2 * self._depth)
+        while len(self._queued) < self._depth:
+            event = self._spare.pop() if self._spare else torch.cuda.Event()
+            self._captured.replay()
+            event.record()
+            self._queued.append(event)
+
+    def inferences(self, time_s: float) -> float:
+        """Return how many replays had finished at this moment (perf_counter), the one under way by its share."""
+        if not self._finished:
+            return 0.0
+        pass_s = (self._finished_at_s - self._first_at_s) / self._finished
+        return self._finished + min(1.0, max(0.0, time_s - self._finished_at_s) / max(pass_s, 1e-9))

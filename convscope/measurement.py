@@ -1,0 +1,169 @@
+"""What was measured at one input size, and the rows that it becomes. Pure: nothing here measures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convscope import roofline
+from convscope.assignment import Assignment
+from convscope.energy import EnergyWindow
+from convscope.records import Layer, LayerRow, OverallRow, Run
+from convscope.statistics import Summary
+from convscope.swap import Execution
+from convscope.trace import LayerTrace
+
+ELEMENT_BYTES = {"float32": 4}
+
+
+@dataclass(frozen=True)
+class Witness:
+    """What an eager pass showed of one layer: what really ran, and how exact it was (None where not asked)."""
+
+    execution: Execution
+    relative_error: float | None = None
+
+
+@dataclass
+class Measurement:
+    """What was measured at one input size; lists over layers go by position, empty where nothing was measured."""
+
+    passes: Summary
+    layers: list[Summary]
+    method: str
+    eager: Summary | None = None
+    repeated: int | None = None
+    overhead_us: float | None = None
+    witnesses: list[Witness] = field(default_factory=list)
+    traces: list[LayerTrace] = field(default_factory=list)
+    energy: EnergyWindow | None = None
+    peak_memory_bytes: int | None = None
+
+
+def overall_row(
+    run: Run, size: int, found: Measurement, assigned: Assignment, started_utc: str, wall_s: float
+) -> OverallRow:
+    """Return the row of the whole model."""
+    passes, eager, energy = found.passes, found.eager, found.energy
+    return OverallRow(
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        mean=passes.mean_ms,
+        std=passes.std_ms,
+        min=passes.min_ms,
+        max=passes.max_ms,
+        power_mean_w=energy.power_mean_w if energy else None,
+        energy_per_inference_j=energy.per_inference_j if energy else None,
+        median_ms=passes.median_ms,
+        p95_ms=passes.p95_ms,
+        mean_ci95_ms=passes.ci95_ms,
+        samples=passes.count,
+        repeated_samples=found.repeated,
+        timing_method=found.method,
+        eager_mean_ms=eager.mean_ms if eager else None,
+        eager_std_ms=eager.std_ms if eager else None,
+        event_overhead_us=found.overhead_us,
+        layers_sum_ms=sum(layer.mean_ms for layer in found.layers),
+        convolutions=len(found.layers),
+        fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
+        unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
+        energy_window_s=energy.duration_s if energy else None,
+        energy_inferences=energy.inferences if energy else None,
+        energy_source=energy.source if energy else None,
+        peak_memory_bytes=found.peak_memory_bytes,
+        batch_size=run.batch_size,
+        math=run.math,
+        dtype=run.dtype,
+        device=run.device,
+        started_utc=started_utc,
+        wall_s=wall_s,
+    )
+
+
+def failed_row(run: Run, size: int, status: str, reason: str, started_utc: str, wall_s: float) -> OverallRow:
+    """Return the row of a size that could not be measured; its figures are empty."""
+    return OverallRow(
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        batch_size=run.batch_size,
+        math=run.math,
+        dtype=run.dtype,
+        device=run.device,
+        started_utc=started_utc,
+        wall_s=wall_s,
+        status=status,
+        reason=reason,
+    )
+
+
+def layer_rows(
+    run: Run, size: int, layers: Sequence[Layer], found: Measurement, assigned: Assignment
+) -> list[LayerRow]:
+    """Return a row for each convolution, in the order in which the pass calls them."""
+    traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
+    measured = zip(layers, found.layers, found.witnesses, traces, strict=True)
+    return [
+        _layer_row(run, size, layer, times, witness, traced, found.passes.mean_ms, assigned)
+        for layer, times, witness, traced in measured
+    ]
+
+
+def _layer_row(
+    run: Run,
+    size: int,
+    layer: Layer,
+    times: Summary,
+    witness: Witness,
+    traced: LayerTrace | None,
+    pass_ms: float,
+    assigned: Assignment,
+) -> LayerRow:
+    reason = assigned.reasons.get(layer.name)
+    skipped = reason is not None and run.unsupported == "skip"
+    return LayerRow(
+        layer=layer.name,
+        in_channels=layer.in_channels,
+        out_channels=layer.out_channels,
+        kernel_size=by(layer.kernel),
+        mean_ms=None if skipped else times.mean_ms,
+        percentage=None if skipped else 100 * times.mean_ms / pass_ms,
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        position=layer.position,
+        stride=by(layer.stride),
+        padding=by(layer.padding),
+        dilation=by(layer.dilation),
+        groups=layer.groups,
+        batch_size=layer.batch,
+        in_height_px=layer.in_height,
+        in_width_px=layer.in_width,
+        out_height_px=layer.out_height,
+        out_width_px=layer.out_width,
+        ran_algorithm=witness.execution.algorithm,
+        ran_provider=witness.execution.provider,
+        workspace_bytes=witness.execution.workspace_bytes,
+        flops=roofline.flops(layer),
+        bytes=roofline.minimum_bytes(layer, ELEMENT_BYTES[run.dtype]),
+        std_ms=None if skipped else times.std_ms,
+        min_ms=None if skipped else times.min_ms,
+        max_ms=None if skipped else times.max_ms,
+        median_ms=None if skipped else times.median_ms,
+        p95_ms=None if skipped else times.p95_ms,
+        samples=None if skipped else times.count,
+        kernel_ms=traced.kernel_ms if traced and not skipped else None,
+        span_ms=traced.span_ms if traced and not skipped else None,
+        kernels=json.dumps(dict(traced.kernels)) if traced else None,
+        relative_error=witness.relative_error,
+        math=run.math,
+        status="unsupported" if skipped else "fallback" if reason else "ok",
+        reason=reason,
+    )
+
+
+def by(pair: tuple[int, int]) -> str:
+    """Return a pair as the tables write it, "3x3"."""
+    return f"{pair[0]}x{pair[1]}"

@@ -1,0 +1,174 @@
+"""The models: built by name, and their convolutions listed at an input size without computing anything."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torchvision
+from ai3.swap_torch import Conv2D as SwappedConv2d
+from torch import nn
+
+from convscope.errors import InputError
+from convscope.records import Layer
+
+MODELS = ("vgg16", "densenet121", "resnet152", "googlenet", "alexnet", "resnet50")
+PREFIX = "torchvision:"
+
+# Heads that only training uses; their weights would have to be built and never run.
+_INFERENCE_ONLY: dict[str, dict[str, Any]] = {
+    "googlenet": {"aux_logits": False, "init_weights": True},
+    "inception_v3": {"aux_logits": False, "init_weights": True},
+}
+
+Before = Callable[[str, nn.Module, torch.Tensor], None]
+After = Callable[[str, nn.Module, torch.Tensor, torch.Tensor], None]
+
+
+def check_name(name: str) -> str:
+    """Return the model's name in torchvision's spelling.
+
+    Raises:
+        InputError: neither one of `MODELS` nor `torchvision:` and a classification model of torchvision.
+    """
+    plain = name.strip()
+    bare = plain.removeprefix(PREFIX).lower()
+    if bare in MODELS:
+        return bare
+    if not plain.startswith(PREFIX):
+        raise InputError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}, or torchvision:NAME")
+    if bare not in torchvision.models.list_models(module=torchvision.models):
+        raise InputError(f"torchvision has no classification model {bare!r}: see --list-models")
+    return PREFIX + bare
+
+
+def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
+    """Build a model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
+
+    The weights do not change how long a convolution takes; torchvision's own initialisation keeps activations finite.
+
+    Raises:
+        InputError: unknown name, or the trained weights cannot be had (compute nodes are often offline).
+    """
+    bare = check_name(name).removeprefix(PREFIX)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if not pretrained:
+            return _made(bare, weights=None, **_INFERENCE_ONLY.get(bare, {}))
+        try:
+            return _made(bare, weights="DEFAULT")
+        except OSError as error:
+            raise InputError(
+                f"the trained weights of {bare} cannot be downloaded ({error}): "
+                f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
+            ) from None
+
+
+@functools.lru_cache(maxsize=256)
+def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+    """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
+
+    Runs on PyTorch's meta device: shapes only, no memory and no arithmetic.
+
+    Raises:
+        InputError: the model cannot take this size.
+    """
+    found: list[Layer] = []
+
+    def note(layer: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        assert isinstance(module, nn.Conv2d)
+        found.append(describe(layer, len(found), module, given.shape, output.shape))
+
+    model = _on_meta(name)
+    with torch.inference_mode(), hooked(model, after=note):
+        try:
+            model(torch.empty(batch_size, 3, input_size, input_size, device="meta"))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            cause = str(error).splitlines()[0]
+            raise InputError(f"{name} cannot take {input_size}×{input_size} images ({cause})") from None
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4)
+def _on_meta(name: str) -> nn.Module:
+    bare = check_name(name).removeprefix(PREFIX)
+    options = _INFERENCE_ONLY.get(bare, {})
+    if "init_weights" in options:
+        options = options | {"init_weights": False}
+    with torch.device("meta"):
+        return _made(bare, weights=None, **options)
+
+
+def _made(bare: str, **options: Any) -> nn.Module:
+    model: nn.Module = torchvision.models.get_model(bare, **options)
+    return model.eval()
+
+
+def describe(name: str, position: int, conv: nn.Conv2d, given: torch.Size, output: torch.Size) -> Layer:
+    """Return the layer that a call of `conv` is; `given` and `output` are N × C × H × W."""
+    kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
+    spans = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
+    uneven = conv.padding == "same" and any(span % 2 for span in spans)
+    if isinstance(conv.padding, str):
+        padding = _pair([span // 2 if conv.padding == "same" else 0 for span in spans])
+    else:
+        padding = _pair(conv.padding)
+    return Layer(
+        name=name,
+        position=position,
+        batch=given[0],
+        in_channels=conv.in_channels,
+        out_channels=conv.out_channels,
+        kernel=kernel,
+        stride=stride,
+        padding=padding,
+        dilation=dilation,
+        groups=conv.groups,
+        in_height=given[-2],
+        in_width=given[-1],
+        out_height=output[-2],
+        out_width=output[-1],
+        bias=conv.bias is not None,
+        padding_mode=conv.padding_mode,
+        uneven_padding=uneven,
+    )
+
+
+def _pair(values: Any) -> tuple[int, int]:
+    height, width = values
+    return int(height), int(width)
+
+
+def convolution_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the model's convolutions by name, swapped or not."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, SwappedConv2d))}
+
+
+@contextlib.contextmanager
+def hooked(model: nn.Module, before: Before | None = None, after: After | None = None) -> Iterator[None]:
+    """Call `before(name, module, input)` and `after(name, module, input, output)` around every convolution.
+
+    The hooks are attached for the length of the `with` block only.
+    """
+    handles = []
+    for name, module in convolution_modules(model).items():
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(functools.partial(_before, before, name)))
+        if after is not None:
+            handles.append(module.register_forward_hook(functools.partial(_after, after, name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before(call: Before, name: str, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+    call(name, module, given[0])
+
+
+def _after(call: After, name: str, module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    call(name, module, given[0], output)

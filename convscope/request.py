@@ -1,0 +1,139 @@
+"""From what a user asks to a `Run` in which everything is decided, or to one line that says what cannot be."""
+
+from __future__ import annotations
+
+import torch
+
+from convscope import algorithms, gpus, models
+from convscope.errors import InputError
+from convscope.records import STAGES, Run
+
+UNSUPPORTED = ("error", "fallback", "skip")
+MATHS = ("tf32", "fp32")
+SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
+
+
+def make_run(
+    model: str,
+    algorithm: str,
+    *,
+    num_sizes: int,
+    input_size_range: tuple[int, int],
+    device: torch.device,
+    gpu: str | None,
+    stage: str | None,
+    math: str | None,
+    unsupported: str,
+    batch_size: int,
+    warmup_iters: int,
+    measure_iters: int,
+    pretrained: bool,
+    seed: int,
+    energy: bool,
+) -> Run:
+    """Decide every setting of a run.
+
+    Raises:
+        InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
+    """
+    _at_least("--batch-size", batch_size, 1)
+    _at_least("--warmup", warmup_iters, 0)
+    _at_least("--measure", measure_iters, 1)
+    _at_least("--seed", seed, 0)
+    _one_of("--unsupported", unsupported, UNSUPPORTED)
+    return Run(
+        model=models.check_name(model),
+        algorithm=algorithms.find(algorithm).name,
+        stage=stage or stage_of(num_sizes),
+        gpu=folder_gpu(gpu, device),
+        input_sizes=spread_sizes(num_sizes, input_size_range),
+        device=str(device),
+        batch_size=batch_size,
+        warmup_iters=warmup_iters,
+        measure_iters=measure_iters,
+        math=math_on(device, math),
+        unsupported=unsupported,
+        pretrained=pretrained,
+        seed=seed,
+        energy=energy and device.type == "cuda",
+    )
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        InputError: no such device here.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()) or name.endswith(":"):
+        raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N")
+    if int(index or 0) >= count:
+        raise InputError(f"--device {name}: PyTorch sees {count} CUDA devices here; --device cpu measures on the CPU")
+    return torch.device(f"cuda:{int(index or 0)}")
+
+
+def folder_gpu(wanted: str | None, device: torch.device) -> str:
+    """Return the GPU's name for the folder, "cpu" on a CPU.
+
+    Raises:
+        InputError: `wanted` is not the card that is there.
+    """
+    if device.type == "cpu":
+        if wanted not in (None, "cpu"):
+            raise InputError(f"--gpu {wanted}: the device is a CPU; leave --gpu out, or run where that GPU is")
+        return "cpu"
+    name = torch.cuda.get_device_name(device)
+    if wanted is not None and not gpus.matches(wanted, name):
+        raise InputError(f"--gpu {wanted}: the card that is here is {name}; say --gpu {gpus.label(name)}")
+    return gpus.label(name)
+
+
+def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
+    """Return `count` sizes in pixels from the first bound to the second, evenly: low + int(i (high - low) / (n - 1)).
+
+    Raises:
+        InputError: no sizes, bounds the wrong way round, or more sizes than pixels between them.
+    """
+    low, high = bounds
+    _at_least("--num-sizes", count, 1)
+    _at_least("--input-range", low, 1)
+    if high < low:
+        raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
+    if count > high - low + 1:
+        raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
+    return (low,) if count == 1 else tuple(low + int(i * (high - low) / (count - 1)) for i in range(count))
+
+
+def stage_of(num_sizes: int) -> str:
+    """Return the stage that measures this many sizes; any other count is a full run."""
+    return next((stage for stage, count in SIZES_BY_STAGE.items() if count == num_sizes), STAGES[-1])
+
+
+def math_on(device: torch.device, wanted: str | None) -> str:
+    """Return the math mode: what was asked for, else tf32 on a GPU (cuDNN's own default) and fp32 on a CPU.
+
+    Raises:
+        InputError: tf32 on a CPU, or no math mode at all.
+    """
+    if wanted is None:
+        return "tf32" if device.type == "cuda" else "fp32"
+    _one_of("--math", wanted, MATHS)
+    if device.type == "cpu" and wanted == "tf32":
+        raise InputError("--math tf32 needs a CUDA device: a CPU computes in fp32")
+    return wanted
+
+
+def _at_least(option: str, value: int, least: int) -> None:
+    if value < least:
+        raise InputError(f"{option} {value}: it must be at least {least}")
+
+
+def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise InputError(f"{option} {value}: choose one of {', '.join(valid)}")

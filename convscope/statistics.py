@@ -1,0 +1,62 @@
+"""Repeated times in, one summary out. Pure numbers: nothing here knows where they were taken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What repeated measurements of one time say, in milliseconds.
+
+    `std_ms` and `ci95_ms` are None for a single sample: one number says nothing of its spread.
+    """
+
+    count: int
+    mean_ms: float
+    std_ms: float | None
+    min_ms: float
+    max_ms: float
+    median_ms: float
+    p95_ms: float
+    ci95_ms: float | None
+
+
+def summarize(times_ms: Sequence[float]) -> Summary:
+    """Summarize repeated times.
+
+    The standard deviation is the sample's (n - 1); `ci95_ms` is half the width of the 95 % confidence
+    interval of the mean by Student's t.
+
+    Raises:
+        ValueError: no times, or a time that is not finite.
+    """
+    times = np.asarray(times_ms, dtype=np.float64)
+    if times.size == 0:
+        raise ValueError("no times to summarize: at least one sample is needed")
+    if not np.isfinite(times).all():
+        raise ValueError(f"a time is not finite: {times[~np.isfinite(times)][0]}")
+    std_ms = float(times.std(ddof=1)) if times.size > 1 else None
+    return Summary(
+        count=int(times.size),
+        mean_ms=float(times.mean()),
+        std_ms=std_ms,
+        min_ms=float(times.min()),
+        max_ms=float(times.max()),
+        median_ms=float(np.median(times)),
+        p95_ms=float(np.percentile(times, 95)),
+        ci95_ms=None if std_ms is None else half_width_ms(std_ms, int(times.size)),
+    )
+
+
+def half_width_ms(std_ms: float, count: int) -> float:
+    """Half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
+    quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
+    return quantile * std_ms / math.sqrt(count)

@@ -1,0 +1,269 @@
+"""Puts a convolution algorithm into a model through ai3, and owns what `ai3::conv2d` does with CUDA tensors.
+
+The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
+On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
+cuDNN with exactly the algorithm asked for. Nothing is copied, and it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import ai3
+import torch
+from ai3.swap_torch import Conv2D as SwappedConv2d
+from torch import nn
+from torch.fx.proxy import TraceError
+
+from convscope import algorithms, cudnn
+from convscope.records import Layer
+
+_OPERATOR = "ai3::conv2d"
+_ZEROS = 0  # ai3's number of the padding mode "zeros"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """What really computed a layer: the algorithm's name, the library, and the workspace it took."""
+
+    algorithm: str
+    provider: str
+    workspace_bytes: int | None = None
+
+
+class Engine:
+    """The CUDA kernel of `ai3::conv2d`: one cuDNN handle a device, one plan a shape."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, cudnn.Handle] = {}
+        self._plans: dict[tuple[object, ...], cudnn.Plan] = {}
+        self.last: cudnn.Plan | None = None
+
+    def forward(
+        self,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        padding_h: int,
+        padding_w: int,
+        stride_h: int,
+        stride_w: int,
+        dilation_h: int,
+        dilation_w: int,
+        padding_mode: int,
+        groups: int,
+        algorithm: str,
+    ) -> torch.Tensor:
+        """Convolve N × C × H × W (or C × H × W) on the input's device and PyTorch's current stream.
+
+        Raises:
+            cudnn.NotSupportedError: cuDNN refuses the algorithm for this shape.
+            NotImplementedError: a padding mode other than zeros, or a data type that cuDNN does not convolve.
+        """
+        if padding_mode != _ZEROS:
+            raise NotImplementedError("cuDNN pads with zeros only: pad the input first, or leave this layer to PyTorch")
+        if input.dim() == 3:
+            given = padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w, padding_mode, groups, algorithm
+            return self.forward(input.unsqueeze(0), weight, bias, *given).squeeze(0)
+        x, w = input.contiguous(), weight.contiguous()
+        options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
+        device = x.device.index
+        key = (device, algorithm, x.shape, w.shape, x.dtype, torch.backends.cudnn.allow_tf32, options)
+        with torch.cuda.device(device) if device != torch.cuda.current_device() else contextlib.nullcontext():
+            if key not in self._plans:
+                self._plans[key] = self._plan(device, _convolution(x, w, *options), algorithm)
+            y = self._run(self._plans[key], x, w)
+        if bias is not None:
+            y.add_(bias.view(1, -1, 1, 1))
+        return y
+
+    def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        device = x.device
+        # The public current_stream() builds an object each time, which costs as much as the rest of this function.
+        self._handles[device.index].use_stream(torch._C._cuda_getCurrentRawStream(device.index))
+        y = torch.empty(plan.output_shape, dtype=x.dtype, device=device)
+        workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
+        plan.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), workspace.data_ptr())
+        self.last = plan
+        return y
+
+    def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan:
+        if convolution.dtype not in cudnn.DATA_TYPES:
+            raise NotImplementedError(f"cuDNN has no convolution of {convolution.dtype}")
+        known = algorithms.ALGORITHMS.get(algorithm)
+        if known is None or known.cuda_provider != "cudnn":
+            raise NotImplementedError(f"{algorithm} is not an algorithm of cuDNN")
+        if device not in self._handles:
+            self._handles[device] = cudnn.Handle()
+        return cudnn.Plan(self._handles[device], convolution, known.cudnn_number)
+
+    def why_refused(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> str | None:
+        """Ask cuDNN whether it takes a layer with an algorithm on this card; the reason if not. Launches nothing."""
+        convolution = cudnn.Convolution(
+            input=(layer.batch, layer.in_channels, layer.in_height, layer.in_width),
+            weight=(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel),
+            padding=layer.padding,
+            stride=layer.stride,
+            dilation=layer.dilation,
+            groups=layer.groups,
+            dtype=dtype,
+            math=math_in_force(),
+        )
+        with torch.cuda.device(device):
+            try:
+                self._plan(torch.cuda.current_device(), convolution, algorithm).close()
+            except cudnn.NotSupportedError:
+                return refusal(algorithm, torch.cuda.get_device_name(device))
+        return None
+
+    def release(self) -> None:
+        """Destroy every plan, keep the handles: the next call of a shape plans anew."""
+        while self._plans:
+            self._plans.popitem()[1].close()
+
+    def close(self) -> None:
+        """Destroy every plan and handle."""
+        self.release()
+        while self._handles:
+            self._handles.popitem()[1].close()
+
+
+def _convolution(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    padding: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+) -> cudnn.Convolution:
+    dtype = str(x.dtype).removeprefix("torch.")
+    return cudnn.Convolution(tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, math_in_force())
+
+
+def refusal(algorithm: str, device_name: str) -> str:
+    """Return the sentence for a layer that meets the rules and that cuDNN refuses on this card all the same."""
+    short = ".".join(cudnn.version().split(".")[:2])
+    if algorithm == "winograd":
+        return f"cuDNN {short} has no fused Winograd on {device_name}"
+    return f"cuDNN {short} refuses {algorithm} for this shape on {device_name}"
+
+
+@functools.lru_cache(maxsize=1)
+def engine() -> Engine:
+    """Return the one engine of this process; the first call makes it the CUDA kernel of `ai3::conv2d`."""
+    made = Engine()
+    torch.library.register_kernel(_OPERATOR, "cuda", made.forward)
+    return made
+
+
+def math_in_force() -> str:
+    """Return "tf32" or "fp32": what PyTorch's own convolutions are permitted, and so what cuDNN is told here."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+
+
+@contextlib.contextmanager
+def math(mode: str) -> Iterator[None]:
+    """Permit ("tf32") or forbid ("fp32") TF32 in convolutions, PyTorch's and these, for the length of the block.
+
+    Matrix products outside convolutions keep PyTorch's default in "tf32" and are forbidden TF32 in "fp32".
+    """
+    convolution, product = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = mode == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = product and mode == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, product
+
+
+class Swap:
+    """A model whose convolutions can be given algorithms by name, and given back.
+
+    The model is changed in place; its weights are shared, never copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.originals = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
+        if next(model.parameters()).is_cuda:
+            engine()
+
+    def apply(self, assignment: Mapping[str, str]) -> None:
+        """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch."""
+        wanted = {name: assignment.get(name, "torch") for name in self.originals}
+        if wanted == self._assignment:
+            return
+        self.restore()
+        if set(wanted.values()) != {"torch"}:
+            self._swap(wanted)
+        self._assignment = wanted
+
+    def restore(self) -> None:
+        """Put PyTorch's own modules back."""
+        for name, module in self.originals.items():
+            _set_module(self.model, name, module)
+        self._assignment = dict.fromkeys(self.originals, "torch")
+
+    def _swap(self, wanted: Mapping[str, str]) -> None:
+        by_module = {id(module): wanted[name] for name, module in self.originals.items()}
+
+        def choose(module: nn.Module) -> str:
+            return module.algorithm if isinstance(module, SwappedConv2d) else by_module[id(module)]
+
+        # ai3 follows a symbolic trace, which data-dependent control flow defeats; then, and for layers off the
+        # traced path, the modules are walked instead.
+        with _names_accepted(), contextlib.suppress(TraceError, TypeError):
+            ai3.swap_conv2d(self.model, choose)
+        for name, module in self.originals.items():
+            if wanted[name] != "torch" and self.model.get_submodule(name) is module:
+                _set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+
+
+@contextlib.contextmanager
+def _names_accepted() -> Iterator[None]:
+    """Let ai3 accept every algorithm of the catalogue for the length of the block; its own list lacks some."""
+    listed: list[str] = ai3.utils.SUPPORTED_ALGORITHMS["conv2d"]
+    before = list(listed)
+    listed.extend(name for name in algorithms.ALGORITHMS if name not in listed)
+    try:
+        yield
+    finally:
+        listed[:] = before
+
+
+def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
+def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
+    """Return what computed the last call of this convolution, which gave `output`; ask right after the call."""
+    if not isinstance(module, SwappedConv2d):
+        return Execution("torch", "torch")
+    if not output.is_cuda:
+        return Execution(module.algorithm, "ai3")
+    last = engine().last
+    assert last is not None, "a swapped convolution ran on CUDA without this project's kernel"
+    return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
+
+
+def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float:
+    """Return ‖output − reference‖ / ‖reference‖ against the same convolution of the same input in float64."""
+    reference = reference_of(module)(given.double())
+    error = torch.linalg.vector_norm(output.double() - reference) / torch.linalg.vector_norm(reference)
+    return float(error)
+
+
+def reference_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return PyTorch's convolution with this module's weights and options, in float64."""
+    assert isinstance(module, (nn.Conv2d, SwappedConv2d))
+    weight = module.weight.double()
+    bias = None if module.bias is None else module.bias.double()
+    if isinstance(module, nn.Conv2d):
+        return lambda x: module._conv_forward(x, weight, bias)
+    options = module.stride, module.padding, module.dilation, module.groups
+    return lambda x: nn.functional.conv2d(x, weight, bias, *options)

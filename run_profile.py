@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Profile one CNN with one convolution algorithm at many input sizes: time, power and energy, model and layers."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import NoReturn
+
+STAGE_SIZES = {"test": 1, "quick": 10}
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Prints one line for bad arguments, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with this message on one line."""
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def parser() -> OneLineParser:
+    """Return the command line."""
+    made = OneLineParser(prog="run_profile.py", description=__doc__)
+    made.add_argument("--model", help="vgg16, densenet121, resnet152, googlenet, alexnet, resnet50, torchvision:NAME")
+    made.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
+    sizes = made.add_mutually_exclusive_group()
+    sizes.add_argument("--test", action="store_true", help="1 input size")
+    sizes.add_argument("--quick", action="store_true", help="10 input sizes")
+    sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
+    made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help="pixels")
+    made.add_argument("--batch-size", type=int, default=1)
+    made.add_argument("--warmup", type=int, default=10, metavar="N", help="passes before measuring")
+    made.add_argument("--measure", type=int, default=20, metavar="N", help="measured passes")
+    made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
+    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument("--gpu", metavar="NAME", help="the GPU's name in the folder; checked against the card")
+    made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
+    made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--no-energy", action="store_true", help="leave the energy window out (a second a size)")
+    made.add_argument("--list-models", action="store_true")
+    made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
+    made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code: 0, 1 where a size failed, 2 for bad input."""
+    made = parser()
+    options = made.parse_args(arguments)
+    asks_to_list = options.list_models or options.list_algorithms or options.check_cuda
+    if not asks_to_list and not (options.model and options.algorithm):
+        made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
+    from convscope.errors import InputError  # PyTorch loads here: --help stays quick
+
+    try:
+        return _list(options) if asks_to_list else _profile(options)
+    except InputError as error:
+        print(f"run_profile.py: {error}", file=sys.stderr)
+        return 2
+
+
+def _profile(options: argparse.Namespace) -> int:
+    from convscope.console import results_table
+    from profiler import UnifiedProfiler
+
+    named = next((stage for stage in STAGE_SIZES if getattr(options, stage)), None)
+    count = STAGE_SIZES[named] if named else 100 if options.num_sizes is None else options.num_sizes
+    profiler = UnifiedProfiler(
+        options.model,
+        options.algorithm,
+        batch_size=options.batch_size,
+        num_sizes=count,
+        warmup_iters=options.warmup,
+        measure_iters=options.measure,
+        input_size_range=tuple(options.input_range),
+        device=options.device,
+        math=options.math,
+        unsupported=options.unsupported,
+        pretrained=options.pretrained,
+        seed=options.seed,
+        gpu=options.gpu,
+        stage={"test": "1_sanity", "quick": "2_quick"}.get(named or "", "3_full"),
+        measure_energy=not options.no_energy,
+    )
+    overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
+    print(results_table(overall, layers))
+    print(f"results: {options.output_dir or profiler.folder}")
+    return 0 if (overall["status"] == "ok").all() else 1
+
+
+def _list(options: argparse.Namespace) -> int:
+    from convscope import console
+
+    if options.list_models:
+        print(console.model_list())
+    if options.list_algorithms:
+        print(console.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
+    if options.check_cuda:
+        text, usable = console.cuda_report()
+        print(text)
+        return 0 if usable else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

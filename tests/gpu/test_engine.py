@@ -1,0 +1,163 @@
+"""ai3::conv2d on CUDA tensors: right for every option, on the right stream, capturable, and honest about refusals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convscope import algorithms, cudnn, graphs, models, swap
+
+ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
+OPTIONS = [
+    {"kernel_size": 3, "padding": 1},
+    {"kernel_size": 3, "padding": 1, "bias": False},
+    {"kernel_size": (3, 5), "padding": (1, 2)},
+    {"kernel_size": (1, 7), "padding": (0, 3)},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 3, "stride": (1, 2)},
+    {"kernel_size": 3, "dilation": 2, "padding": 2},
+    {"kernel_size": 3, "groups": 4, "padding": 1},
+    {"kernel_size": 3, "groups": 16, "padding": 1},
+    {"kernel_size": 1},
+    {"kernel_size": 1, "stride": 2},
+    {"kernel_size": 5, "padding": 2},
+    {"kernel_size": 11, "stride": 4, "padding": 2},
+    {"kernel_size": 2, "stride": 2},
+    {"kernel_size": 3, "padding": 4},
+    {"kernel_size": 7, "stride": 2, "padding": 3},
+    {"kernel_size": 7, "stride": 3, "padding": 3},
+]
+
+
+def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.nn.Sequential]:
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(16, 32, **options).cuda()  # type: ignore[arg-type]
+    model = torch.nn.Sequential(conv)
+    swap.Swap(model).apply({"0": algorithm})
+    return conv, model
+
+
+def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> float:
+    return swap.relative_error(conv, given, output)
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode(), swap.math("fp32"):
+        yield
+    swap.engine().release()
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("algorithm", [name for name, a in algorithms.ALGORITHMS.items() if a.cuda_provider == "cudnn"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_output_agrees_with_float64_or_the_layer_is_refused(algorithm: str, options: dict, batch: int):
+    conv, model = swapped(algorithm, **options)
+    given = torch.randn(batch, 16, 40, 33, device="cuda")
+    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
+    by_rule = algorithms.why_not(algorithms.find(algorithm), layer, "cuda")
+    by_library = swap.engine().why_refused(given.device, layer, algorithm)
+    if by_rule:
+        assert by_library, f"the rule says {by_rule!r}, cuDNN takes it"
+    if by_library:
+        assert algorithm not in ALWAYS
+        with pytest.raises(cudnn.NotSupportedError):
+            model(given)
+        return
+    tolerance = 1e-3 if algorithm == "winograd nonfused" and layer.kernel == (5, 5) else 1e-4
+    assert error(model(given), conv, given) < tolerance
+    ran = swap.what_ran(model[0], model(given))
+    assert ran.provider == "cudnn"
+    assert ran.algorithm == algorithm or algorithm == "guess"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_types_agree_with_float64(dtype: torch.dtype):
+    conv, model = swapped("implicit precomp gemm", kernel_size=3, padding=1)
+    given = torch.randn(2, 16, 20, 20, device="cuda").to(dtype)
+    model.to(dtype)
+    reference = torch.nn.functional.conv2d(given.double(), conv.weight.double(), conv.bias.double(), padding=1)
+    output = model(given)
+    assert output.dtype == dtype
+    assert (output.double() - reference).norm() / reference.norm() < {torch.float64: 1e-12}.get(dtype, 1e-2)
+
+
+def test_tf32_is_used_only_where_it_is_permitted():
+    conv, model = swapped("implicit precomp gemm", kernel_size=5, padding=2)
+    given = torch.randn(1, 16, 56, 56, device="cuda")
+    assert error(model(given), conv, given) < 1e-5
+    with swap.math("tf32"):
+        assert 5e-5 < error(model(given), conv, given) < 3e-3
+
+
+def test_a_strided_view_is_convolved_as_what_it_shows():
+    conv, model = swapped("gemm", kernel_size=3)
+    given = torch.randn(2, 40, 33, 16, device="cuda").permute(0, 3, 1, 2)
+    assert not given.is_contiguous()
+    assert error(model(given), conv, given) < 1e-5
+
+
+def test_an_input_without_a_batch_keeps_its_rank():
+    conv, model = swapped("gemm", kernel_size=3)
+    given = torch.randn(16, 20, 20, device="cuda")
+    assert model(given).shape == (32, 18, 18)
+    assert error(model(given), conv, given) < 1e-5
+
+
+def test_other_padding_modes_say_so():
+    _, model = swapped("gemm", kernel_size=3, padding=1, padding_mode="reflect")
+    with pytest.raises(NotImplementedError, match="pads with zeros only"):
+        model(torch.randn(1, 16, 20, 20, device="cuda"))
+
+
+def test_direct_is_not_an_algorithm_of_cudnn():
+    _, model = swapped("direct", kernel_size=3)
+    with pytest.raises(NotImplementedError, match="direct is not an algorithm of cuDNN"):
+        model(torch.randn(1, 16, 20, 20, device="cuda"))
+
+
+def test_the_work_goes_to_the_current_stream():
+    conv, model = swapped("implicit precomp gemm", kernel_size=3)
+    given = torch.zeros(1, 16, 64, 64, device="cuda")
+    model(given)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        given.fill_(1.0)
+        output = model(given)
+    stream.synchronize()
+    assert error(output, conv, given) < 1e-5
+
+
+def test_a_captured_pass_computes_on_what_its_input_holds_at_replay():
+    conv, model = swapped("implicit precomp gemm", kernel_size=3)
+    given = torch.zeros(1, 16, 64, 64, device="cuda")
+    outputs: list[torch.Tensor] = []
+    with graphs.capture(lambda: outputs.append(model(given))) as captured:
+        given.normal_()
+        captured.replay()
+        torch.cuda.synchronize()
+        assert error(outputs[-1], conv, given) < 1e-5
+
+
+def test_released_plans_leave_no_descriptor_behind():
+    _, model = swapped("gemm", kernel_size=3)
+    engine = swap.engine()
+    model(torch.randn(1, 16, 20, 20, device="cuda"))
+    plans = list(engine._plans.values())
+    assert plans
+    engine.release()
+    assert all(not plan._destroyers for plan in plans)
+    assert not engine._plans
+
+
+def test_the_refusal_of_winograd_names_library_and_card():
+    conv, _ = swapped("winograd", kernel_size=3, padding=1)
+    given = torch.randn(1, 16, 40, 40, device="cuda")
+    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
+    reason = swap.engine().why_refused(given.device, layer, "winograd")
+    if reason is None:
+        pytest.skip("this card has a fused Winograd")
+    assert reason.startswith("cuDNN 9.")
+    assert reason.endswith(f"has no fused Winograd on {torch.cuda.get_device_name()}")

@@ -1,0 +1,86 @@
+"""The main job on a GPU, from the command to the tables."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from convscope.errors import InputError
+from profiler import UnifiedProfiler
+
+
+def profile(folder: Path, algorithm: str, **options: object):
+    settings: dict = {"num_sizes": 2, "input_size_range": (64, 96), "measure_iters": 5, "warmup_iters": 2}
+    return UnifiedProfiler("alexnet", algorithm, **settings | options).run(folder)
+
+
+def test_a_run_has_every_figure_and_what_ran_is_what_was_asked_for(tmp_path: Path):
+    overall, layers = profile(tmp_path, "implicit precomp gemm")
+    assert list(overall["input_size"]) == [64, 96]
+    assert (overall["status"] == "ok").all()
+    assert overall[["mean", "std", "eager_mean_ms", "power_mean_w", "energy_per_inference_j"]].notna().all(axis=None)
+    assert (overall["mean"] < overall["eager_mean_ms"]).all()
+    assert len(layers) == 10
+    assert set(layers["ran_algorithm"]) == {"implicit precomp gemm"}
+    assert set(layers["ran_provider"]) == {"cudnn"}
+    assert layers["span_ms"].notna().all()
+    assert (layers["kernel_ms"] <= layers["span_ms"] + 1e-6).all()
+    assert layers["kernels"].map(lambda text: bool(json.loads(text))).all()
+    assert layers[layers["input_size"] == 64]["relative_error"].lt(3e-3).all()
+    assert layers[layers["input_size"] == 96]["relative_error"].isna().all()
+
+
+def test_energy_of_an_inference_is_power_times_its_time_when_replays_follow_each_other(tmp_path: Path):
+    overall, _ = profile(tmp_path, "torch", input_size_range=(512, 512), num_sizes=1, batch_size=8)
+    row = overall.iloc[0]
+    assert row["energy_window_s"] >= 1
+    assert row["energy_per_inference_j"] == pytest.approx(row["power_mean_w"] * row["mean"] / 1e3, rel=0.05)
+
+
+def test_guess_says_what_it_chose(tmp_path: Path):
+    _, layers = profile(tmp_path, "guess", num_sizes=1, measure_energy=False)
+    assert set(layers["ran_algorithm"]) <= {"implicit gemm", "implicit precomp gemm", "gemm", "fft", "fft tiling",
+                                           "winograd", "winograd nonfused"}  # fmt: skip
+
+
+def test_layers_that_cannot_are_refused_before_anything_is_measured(tmp_path: Path):
+    with pytest.raises(InputError, match=r"fft needs stride 1: 1 of 5 convolutions of alexnet are not.*fallback"):
+        profile(tmp_path / "fft", "fft")
+    assert not (tmp_path / "fft").exists()
+
+
+def test_fallback_and_skip_say_what_ran(tmp_path: Path):
+    overall, layers = profile(tmp_path / "f", "fft", unsupported="fallback", num_sizes=1, measure_energy=False)
+    assert overall.iloc[0]["fallback_layers"] == 1
+    assert list(layers["ran_algorithm"]) == ["implicit precomp gemm"] + ["fft"] * 4
+    assert list(layers["status"]) == ["fallback"] + ["ok"] * 4
+    overall, layers = profile(tmp_path / "s", "fft", unsupported="skip", num_sizes=1, measure_energy=False)
+    assert overall.iloc[0]["unsupported_layers"] == 1
+    assert list(layers["ran_provider"]) == ["torch"] + ["cudnn"] * 4
+    assert layers["mean_ms"].isna().tolist() == [True] + [False] * 4
+
+
+def test_the_second_run_measures_nothing_and_gives_the_same(tmp_path: Path):
+    first, _ = profile(tmp_path, "gemm", measure_energy=False)
+    second, _ = profile(tmp_path, "gemm", measure_energy=False)
+    assert first.equals(second)
+
+
+def test_memory_returns_to_its_level_after_each_size(tmp_path: Path):
+    profile(tmp_path / "a", "implicit precomp gemm", measure_energy=False, num_sizes=1)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    profile(tmp_path / "b", "implicit precomp gemm", measure_energy=False, num_sizes=8)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_another_card_than_asked_for_is_refused():
+    with pytest.raises(InputError, match="the card that is here is"):
+        UnifiedProfiler("alexnet", "gemm", gpu="k80")
