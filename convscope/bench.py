@@ -21,6 +21,7 @@ from convscope.records import Layer, Run
 from convscope.statistics import summarize
 
 TRACED_REPLAYS = 3
+SETTLING_S = 0.2
 EAGER_WARMUP_MOST = 3  # the eager pass that looks at what ran has warmed everything but the host's caches
 CUDA_METHOD = "cuda graph replay, cuda events"
 CPU_METHOD = "time.perf_counter"
@@ -110,11 +111,9 @@ class Bench:
         eager_ms = _wall_times_ms(self._model, given, run.measure_iters)
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
-            times = self._layer_times(plain, given)
-            load = graphs.SteadyLoad(plain, pass_ms=times.passes_ms[0])
-            window = self._meter.window(load) if run.energy else None
-            if self._meter.reason:
-                self._note_once(self._meter.reason)
+            with graphs.capture(lambda: self._model(given), self._timer, beside=plain) as instrumented:
+                window = self._steady(plain)
+                times = self._layer_times(plain, instrumented)
             traces = self._traces(plain, given)
             peak_bytes = torch.cuda.max_memory_allocated()
         return Measurement(
@@ -130,12 +129,24 @@ class Bench:
             peak_memory_bytes=peak_bytes,
         )
 
-    def _layer_times(self, plain: graphs.Captured, given: torch.Tensor) -> graphs.LayerTimes:
-        with graphs.capture(lambda: self._model(given), self._timer, beside=plain) as instrumented:
-            for _ in range(self._run.warmup_iters):
-                plain.replay()
-                instrumented.replay()
-            return graphs.layer_times(plain, instrumented, self._timer.read_ms, self._run.measure_iters)
+    def _steady(self, plain: graphs.Captured) -> EnergyWindow | None:
+        """Keep the GPU busy for as long as its clocks need to settle, and measure the energy of it where that is asked.
+
+        It stands before the timing: a card that was idle a moment ago runs the first passes slower.
+        """
+        load = graphs.SteadyLoad(plain, min(graphs.replay_times_ms(plain, 3)))
+        window = self._meter.window(load) if self._run.energy else None
+        if window is None:
+            load.keep_busy(SETTLING_S)
+        if self._run.energy and self._meter.reason:
+            self._note_once(self._meter.reason)
+        return window
+
+    def _layer_times(self, plain: graphs.Captured, instrumented: graphs.Captured) -> graphs.LayerTimes:
+        for _ in range(self._run.warmup_iters):
+            plain.replay()
+            instrumented.replay()
+        return graphs.layer_times(plain, instrumented, self._timer.read_ms, self._run.measure_iters)
 
     def _traces(self, plain: graphs.Captured, given: torch.Tensor) -> list[trace.LayerTrace]:
         try:

@@ -225,6 +225,12 @@ class SteadyLoad:
             event.record()
             self._queued.append(event)
 
+    def keep_busy(self, seconds: float) -> None:
+        """Replay for this long."""
+        until_s = time.perf_counter() + seconds
+        while time.perf_counter() < until_s:
+            self.step()
+
     def inferences(self, time_s: float) -> float:
         """Return how many replays had finished at this moment (perf_counter), the one under way by its share."""
         if not self._finished:
