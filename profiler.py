@@ -317,6 +317,7 @@ class UnifiedProfiler:
         folder.write_run(run, here, times)
         timer = CUDALayerTimer(model, self.device.type)
         bench = Bench(run, model, self.device, timer, monitor, self.note)
+        bench.calibrate(run.input_sizes[0])
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
             for size in bar:
                 bar.set_postfix_str(f"{size} px")

@@ -47,11 +47,11 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
     )
     layers = models.convolutions(run.model, size, run.batch_size)
     model = models.build(run.model).to(device)
-    swapped = swap.Swap(model)
-    swapped.apply({layer.name: algorithm for layer in layers})
     timer = CUDALayerTimer(model, device.type)
     instruments = bench.Bench(run, model, device, timer, PowerMonitor(None), print)
     with torch.inference_mode(), swap.math(math):
+        instruments.calibrate(size)
+        swap.Swap(model).apply({layer.name: algorithm for layer in layers})
         found = instruments.measure(size, layers, check_errors=False)
     instruments.release()
     return found

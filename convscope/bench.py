@@ -21,7 +21,8 @@ from convscope.records import Layer, Run
 from convscope.statistics import summarize
 
 TRACED_REPLAYS = 3
-SETTLING_S = 0.2
+SETTLING_S = 0.1
+CALIBRATION_SAMPLES = 40
 EAGER_WARMUP_MOST = 3  # the eager pass that looks at what ran has warmed everything but the host's caches
 CUDA_METHOD = "cuda graph replay, cuda events"
 CPU_METHOD = "time.perf_counter"
@@ -58,11 +59,31 @@ class Bench:
         self._run, self._model, self._device = run, model, device
         self._timer, self._meter, self._note = timer, meter, note
         self._noted: set[str] = set()
+        self.reference_us: float | None = None
+
+    def calibrate(self, size: int) -> None:
+        """Measure the overhead of a pair of events in this model's graph, as a reference for every size.
+
+        The model must not be swapped yet: PyTorch's own convolutions follow each other on one stream.
+        """
+        if self._device.type == "cpu":
+            return
+        given = self._input(size)
+        with contextlib.ExitStack() as stack:
+            plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
+            instrumented = stack.enter_context(graphs.capture(lambda: self._model(given), self._timer, beside=plain))
+            self._settle(plain)
+            times = graphs.layer_times(plain, instrumented, self._timer.read_ms, CALIBRATION_SAMPLES)
+        self.reference_us = graphs.pair_overhead_us(times.added_ms, len(times.layers_ms))
+        self.release()
+
+    def _input(self, size: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self._run.seed)
+        return torch.randn(self._run.batch_size, 3, size, size, generator=generator).to(self._device)
 
     def measure(self, size: int, layers: Sequence[Layer], check_errors: bool) -> Measurement:
         """Measure one forward pass of batch × 3 × size × size and every convolution in it."""
-        generator = torch.Generator().manual_seed(self._run.seed)
-        given = torch.randn(self._run.batch_size, 3, size, size, generator=generator).to(self._device)
+        given = self._input(size)
         witnesses = self._witness(given, check_errors)
         if len(witnesses) != len(layers):
             raise HookMismatchError(f"{len(witnesses)} convolutions ran, {len(layers)} were expected")
@@ -112,32 +133,32 @@ class Bench:
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
             with graphs.capture(lambda: self._model(given), self._timer, beside=plain) as instrumented:
-                window = self._steady(plain)
+                window = self._energy(self._settle(plain))
                 times = self._layer_times(plain, instrumented)
             traces = self._traces(plain, given)
             peak_bytes = torch.cuda.max_memory_allocated()
+        overhead_us = self._overhead_us(times)
         return Measurement(
             passes=summarize(times.passes_ms),
-            layers=[summarize(samples) for samples in times.layers_ms],
+            layers=[summarize(samples) for samples in times.less(overhead_us)],
             method=CUDA_METHOD,
             witnesses=witnesses,
             eager=summarize(eager_ms),
             repeated=times.repeated,
-            overhead_us=times.overhead_us,
+            overhead_us=overhead_us,
             traces=traces,
             energy=window,
             peak_memory_bytes=peak_bytes,
         )
 
-    def _steady(self, plain: graphs.Captured) -> EnergyWindow | None:
-        """Keep the GPU busy for as long as its clocks need to settle, and measure the energy of it where that is asked.
-
-        It stands before the timing: a card that was idle a moment ago runs the first passes slower.
-        """
+    def _settle(self, plain: graphs.Captured) -> graphs.SteadyLoad:
+        """Keep the GPU busy for as long as its clocks need to settle: a card that was idle a moment ago is slower."""
         load = graphs.SteadyLoad(plain, min(graphs.replay_times_ms(plain, 3)))
+        load.keep_busy(SETTLING_S)
+        return load
+
+    def _energy(self, load: graphs.SteadyLoad) -> EnergyWindow | None:
         window = self._meter.window(load) if self._run.energy else None
-        if window is None:
-            load.keep_busy(SETTLING_S)
         if self._run.energy and self._meter.reason:
             self._note_once(self._meter.reason)
         return window
@@ -147,6 +168,12 @@ class Bench:
             plain.replay()
             instrumented.replay()
         return graphs.layer_times(plain, instrumented, self._timer.read_ms, self._run.measure_iters)
+
+    def _overhead_us(self, times: graphs.LayerTimes) -> float:
+        measured_us = graphs.pair_overhead_us(times.added_ms, len(times.layers_ms))
+        return (
+            measured_us if self.reference_us is None else graphs.plausible_overhead_us(measured_us, self.reference_us)
+        )
 
     def _traces(self, plain: graphs.Captured, given: torch.Tensor) -> list[trace.LayerTrace]:
         try:

@@ -145,9 +145,9 @@ def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTra
     launches = _launch_times_us(events)
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
     replayed = _launched_inside(_ranges(events, REPLAY), kernels, launches)
-    passes = _split(replayed, replays, [kernel.name for kernel in eager])
     layers = _ranges(events, LAYER)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
+    passes = _split(replayed, replays, eager, owners)
     positions = sorted(int(named.name.removeprefix(LAYER)) for named in layers)
     return [_layer_trace(f"{LAYER}{position}", eager, owners, passes) for position in positions]
 
@@ -160,7 +160,9 @@ def _layer_trace(
     if not mine or not passes:
         return LayerTrace(counted, sum(eager[index].duration_us for index in mine) / 1e3, None)
     sums = [sum(replay[index].duration_us for index in mine) for replay in passes]
-    spans = [replay[mine[-1]].end_us - replay[mine[0]].start_us for replay in passes]
+    spans = [
+        max(replay[index].end_us for index in mine) - min(replay[index].start_us for index in mine) for replay in passes
+    ]
     return LayerTrace(counted, statistics.median(sums) / 1e3, statistics.median(spans) / 1e3)
 
 
@@ -204,10 +206,23 @@ def _launched_inside(
     ]
 
 
-def _split(replayed: Sequence[Kernel], replays: int, names: Sequence[str]) -> list[Sequence[Kernel]]:
-    """Return the kernels of each replay, in order, if they are those of the eager pass; else nothing."""
-    count = len(names)
+def _split(
+    replayed: Sequence[Kernel], replays: int, eager: Sequence[Kernel], owners: Sequence[str | None]
+) -> list[Sequence[Kernel]]:
+    """Return the kernels of each replay in the order of the eager pass's layers, nothing if they are not the same ones.
+
+    Inside a layer the order is free: some algorithms (FFT) spread over streams of their own.
+    """
+    count = len(eager)
     if count == 0 or len(replayed) != replays * count:
         return []
+    expected = _names_by_run([kernel.name for kernel in eager], owners)
     passes = [replayed[index * count : (index + 1) * count] for index in range(replays)]
-    return passes if all([kernel.name for kernel in part] == list(names) for part in passes) else []
+    same = all(_names_by_run([kernel.name for kernel in part], owners) == expected for part in passes)
+    return passes if same else []
+
+
+def _names_by_run(names: Sequence[str], owners: Sequence[str | None]) -> list[Counter[str]]:
+    """Count the names in each run of neighbours with one owner."""
+    together = itertools.groupby(zip(owners, names, strict=True), key=lambda pair: pair[0])
+    return [Counter(name for _, name in run) for _, run in together]
