@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -21,112 +21,175 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from convscope import algorithms, cudnn, energy, environment, graphs, models, records, request, swap, trace
+from convscope import algorithms, cudnn, energy, environment, graphs, models, nvml, records, request, swap, trace
 from convscope.assignment import Assignment, assign
-from convscope.bench import Bench
+from convscope.bench import Bench, SteadyLoad
+from convscope.energy import EnergyWindow, LoadEnergy
 from convscope.errors import InputError
 from convscope.measurement import failed_row, layer_rows, overall_row
-from convscope.records import Environment, Layer
+from convscope.nvml import SensorError
+from convscope.rapl import RaplPackages
+from convscope.records import Environment, Layer, Run
+from convscope.sampling import PowerWindow, Sampler, Sensor
 
 RESULTS = Path(__file__).parent / "results"
 
 
 class PowerMonitor:
-    """One card's power and energy through NVML, found by its UUID (`CUDA_VISIBLE_DEVICES` renumbers, UUIDs stay).
+    """Power and energy of one or more devices over windows of time, each with an uncertainty.
 
-    Without NVML, or where the card does not count energy, it still is an object: `reason` says why, `window` gives
-    None, `state` gives what it can.
+    Enter it, and its sensors are sampled. Windows may nest and overlap, each has its own samples. Without a sensor it
+    still is an object: `reason` says why there is none, and windows have no energy.
+
+    Args:
+        sensors: the devices; `PowerMonitor.of` opens cards by UUID, `of_device` what belongs to a device of PyTorch.
+        reason: why there are no sensors.
+        period_s: time between two looks at the sensors; None leaves the looking to the monitor's own calls.
     """
 
-    TICK_TIMEOUT_S = 5.0
+    CHECK_S = 0.02
+    PAUSE_S = 0.0005
 
-    def __init__(self, gpu_uuid: str | None, nvml: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.reason: str | None = None
-        self._clock = clock
-        self._handle: Any = None
+    def __init__(
+        self,
+        sensors: Sequence[Sensor] = (),
+        reason: str | None = None,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+        period_s: float | None = 0.002,
+    ) -> None:
+        self._missing = None if sensors else reason or "nothing to ask"
+        self._clock, self._sleep = clock, sleep
+        self._sampler = Sampler(sensors, clock, period_s)
+
+    @classmethod
+    def of(cls, uuids: Sequence[str], nvml_module: Any = None) -> PowerMonitor:
+        """Return a monitor of these cards ("GPU-…", "MIG-…"), or one that says why there is none."""
+        cards: list[Sensor] = []
         try:
-            self._nvml = nvml or _import_nvml()
-        except ImportError:
-            self.reason = "no power: nvidia-ml-py is not installed"
-            return
-        if gpu_uuid is None:
-            self.reason = "no power: the device is not an NVIDIA GPU"
-            return
+            cards.extend(nvml.NvmlCard(uuid, nvml_module) for uuid in uuids)
+        except SensorError as error:
+            for card in cards:
+                card.close()
+            return cls(reason=str(error))
+        return cls(cards)
+
+    @classmethod
+    def of_device(cls, device: torch.device) -> PowerMonitor:
+        """Return a monitor of one of PyTorch's devices: the card by its UUID, or the CPU packages."""
+        if device.type == "cuda":
+            return cls.of([f"GPU-{torch.cuda.get_device_properties(device).uuid}"])
         try:
-            self._nvml.nvmlInit()
-            self._handle = self._nvml.nvmlDeviceGetHandleByUUID(gpu_uuid)
-            self.energy_j()
-        except self._nvml.NVMLError as error:
-            self.reason = f"no power: NVML says {error}"
+            return cls([RaplPackages()])
+        except SensorError as error:
+            return cls(reason=str(error))
 
-    def energy_j(self) -> float:
-        """Return the card's energy counter in joules since the driver was loaded (Volta and later).
+    @property
+    def reason(self) -> str | None:
+        """Why there is no power and energy, None while there is."""
+        return self._missing or self._sampler.failure
 
-        Raises:
-            NVMLError: the card has no such counter, or is gone.
+    def __enter__(self) -> PowerMonitor:
+        self._sampler.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._sampler.__exit__(kind, value, at)
+        for sensor in self._sampler.sensors:
+            sensor.close()
+
+    def begin(self) -> PowerWindow:
+        """Open a window now."""
+        self._sampler.poll()
+        return PowerWindow(self._clock())
+
+    def end(self, window: PowerWindow) -> PowerWindow:
+        """Close a window now and fill in its energies."""
+        window.end_s = self._clock()
+        self._sampler.poll()
+        for index in range(len(self._sampler.sensors)):
+            found, reason = self._energy(index, window.start_s, window.end_s)
+            window.energies.append(found)
+            window.reasons.append(reason)
+        return window
+
+    @contextlib.contextmanager
+    def window(self) -> Iterator[PowerWindow]:
+        """Measure what runs in the `with` block; the window is filled in when it ends."""
+        opened = self.begin()
+        try:
+            yield opened
+        finally:
+            self.end(opened)
+
+    def _energy(self, index: int, start_s: float, end_s: float) -> tuple[EnergyWindow | None, str | None]:
+        if self.reason:
+            return None, f"no energy: {self.reason}"
+        try:
+            return self._sampler.energy(index, start_s, end_s), None
+        except energy.WindowError as error:
+            return None, f"no energy: {error}"
+
+    def steady(
+        self,
+        load: SteadyLoad,
+        *,
+        warmup_s: float = 0.2,
+        minimum_s: float = 1.0,
+        precision: float = 0.01,
+        budget_s: float = 5.0,
+    ) -> tuple[LoadEnergy | None, str | None]:
+        """Measure the first device under a steady load: the energy, or None and the reason why not.
+
+        The first `warmup_s` seconds are the ramp and do not count. The window then begins and ends on a tick, lasts at
+        least `minimum_s`, and is made longer until its relative uncertainty is `precision`, up to `budget_s` seconds.
         """
-        return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
+        if self.reason:
+            return None, f"no energy: {self.reason}"
+        self._sampler.forget()
+        self._drive(load, warmup_s)
+        sensor = self._sampler.sensors[0]
+        before, start_s = sensor.state(), self._clock()
+        limit_s = max(budget_s, minimum_s)
+        found, reason = None, "no energy: nothing read"
+        while (spent_s := self._clock() - start_s) < limit_s and not self.reason:
+            self._drive(load, max(self.CHECK_S, min(minimum_s, limit_s) - spent_s))
+            end_s = self._clock()
+            self._sampler.poll()
+            found, why = self._energy(0, start_s, end_s)
+            if found and found.duration_s >= minimum_s and found.relative_uncertainty <= precision:
+                count = load.inferences(found.end_s) - load.inferences(found.start_s)
+                return LoadEnergy(found, count, before, sensor.state()), None
+            reason = why or _too_short(found, precision, minimum_s, limit_s)
+        return None, reason
 
-    def window(self, load: graphs.SteadyLoad, minimum_s: float = 1.0) -> energy.EnergyWindow | None:
-        """Measure a steady load over a window of at least `minimum_s` that begins and ends on a tick of the counter.
+    def _drive(self, load: SteadyLoad, seconds: float) -> None:
+        until_s = self._clock() + seconds
+        while self._clock() < until_s and not self.reason:
+            load.step()
+            self._sampler.pause(self._sleep, self.PAUSE_S)
 
-        The first tick only shows that the counter is alive; the window begins with the second. Returns None, and
-        sets `reason`, where the counter does not tick.
-        """
-        if self._handle is None or self.reason:
+    def idle_power_w(self, seconds: float = 1.2) -> float | None:
+        """Return the first device's mean power over some seconds in which the caller has given it nothing to do."""
+        if self.reason:
             return None
-        try:
-            return energy.window(self._ticks(load, minimum_s)[1:])
-        except (self._nvml.NVMLError, ValueError) as error:
-            self.reason = f"no energy: {error}"
-            return None
+        opened = self.begin()
+        while self._clock() < opened.start_s + seconds:
+            self._sampler.pause(self._sleep, self.CHECK_S)
+        found = self.end(opened).energies[0]
+        return found.power_mean_w if found else None
 
-    def _ticks(self, load: graphs.SteadyLoad, minimum_s: float) -> list[energy.Reading]:
-        readings = [self._read(load)]
-        while len(readings) < 3 or readings[-1].time_s - readings[2].time_s < minimum_s:
-            now = self._read(load)
-            if now.energy_j != readings[-1].energy_j:
-                readings.append(now)
-            elif now.time_s - readings[-1].time_s > self.TICK_TIMEOUT_S:
-                raise ValueError(f"the energy counter did not change in {self.TICK_TIMEOUT_S:.0f} s under load")
-        return readings[1:]
-
-    def _read(self, load: graphs.SteadyLoad) -> energy.Reading:
-        load.step()
-        energy_j, now_s = self.energy_j(), self._clock()
-        return energy.Reading(now_s, energy_j, load.inferences(now_s))
-
-    def state(self) -> dict[str, object]:
-        """Return driver, clocks, power limit and ECC by the names of `Environment`'s fields, None where unknown."""
-        if self._handle is None:
-            return {}
-        nvml, handle = self._nvml, self._handle
-        return {
-            "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
-            "sm_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "sm_clock_max_mhz": self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "power_limit_w": self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
-            "ecc": self._ask(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
-        }
-
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return question(*arguments)
-        except self._nvml.NVMLError:
-            return None
-
-    def close(self) -> None:
-        """Let NVML go; twice is once."""
-        if self._handle is not None:
-            self._handle = None
-            self._nvml.nvmlShutdown()
+    def settings(self) -> dict[str, object]:
+        """Return the first device's driver, clocks, power limit and ECC by the names of `Environment`'s fields."""
+        return self._sampler.sensors[0].settings() if self._sampler.sensors else {}
 
 
-def _import_nvml() -> Any:
-    import pynvml
-
-    return pynvml
+def _too_short(found: EnergyWindow | None, precision: float, minimum_s: float, limit_s: float) -> str:
+    if found is None:
+        return "no energy: nothing read"
+    needed_s = max(minimum_s, energy.needed_s(found, precision))
+    return f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s, {limit_s:g} s are allowed"
 
 
 class CUDALayerTimer:
@@ -187,6 +250,8 @@ class UnifiedProfiler:
         gpu: the GPU's name in the folder; it must be the card that is there.
         stage: a name of `records.STAGES`; None goes by the number of sizes (1, 10, else full).
         measure_energy: open a window of a second or more on the energy counter at each size.
+        energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
+        layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
         note: called with one line where something is worth knowing.
 
     Raises:
@@ -211,6 +276,10 @@ class UnifiedProfiler:
         gpu: str | None = None,
         stage: str | None = None,
         measure_energy: bool = True,
+        energy_warmup_s: float = Run.energy_warmup_s,
+        energy_precision: float = Run.energy_precision,
+        energy_budget_s: float = Run.energy_budget_s,
+        layer_energy: bool = False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
         self.device = request.find_device(device)
@@ -231,6 +300,10 @@ class UnifiedProfiler:
             pretrained=pretrained,
             seed=seed,
             energy=measure_energy,
+            energy_warmup_s=energy_warmup_s,
+            energy_precision=energy_precision,
+            energy_budget_s=energy_budget_s,
+            layer_energy=layer_energy,
         )
 
     @property
@@ -254,13 +327,17 @@ class UnifiedProfiler:
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
             folder = records.Folder(Path(output_dir or self.folder), run.stem)
             folder.prepare()
-            monitor = PowerMonitor(device_uuid(self.device))
-            stack.callback(monitor.close)
-            here = environment.read(self.device, monitor.state())
+            monitor = stack.enter_context(PowerMonitor.of_device(self.device))
+            here = environment.read(self.device, monitor.settings())
             missing = self._missing_sizes(folder, here, overwrite)
             if missing:
                 self._sweep(folder, here, monitor, missing, assignments)
         return folder.read_overall(), folder.read_layers()
+
+    def _sensor_report(self) -> str | None:
+        """Return the name of the last sensor self-test of this GPU, None where there was none."""
+        path = RESULTS / f"sensor_{self.request.gpu}.json"
+        return path.name if path.exists() else None
 
     def _sizes_to_check(self) -> Sequence[int]:
         """Return the sizes to check before anything is measured: all where the algorithm's rule goes by size."""
@@ -313,7 +390,12 @@ class UnifiedProfiler:
             trace.prepare()
         model = models.build(run.model, run.pretrained, run.seed).to(self.device)
         swapped = swap.Swap(model)
-        times = {"command": sys.argv, "started_utc": _now_utc(), "ended_utc": None}
+        times = {
+            "command": sys.argv,
+            "started_utc": _now_utc(),
+            "ended_utc": None,
+            "sensor_report": self._sensor_report(),
+        }
         folder.write_run(run, here, times)
         timer = CUDALayerTimer(model, self.device.type)
         bench = Bench(run, model, self.device, timer, monitor, self.note)
@@ -341,11 +423,6 @@ class UnifiedProfiler:
                     bench.release()
         swapped.restore()
         folder.write_run(run, here, times | {"ended_utc": _now_utc()})
-
-
-def device_uuid(device: torch.device) -> str | None:
-    """Return the UUID by which NVML knows a CUDA device, None for a CPU."""
-    return f"GPU-{torch.cuda.get_device_properties(device).uuid}" if device.type == "cuda" else None
 
 
 def _now_utc() -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from typing import NoReturn
 
@@ -40,6 +41,11 @@ def parser() -> OneLineParser:
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--no-energy", action="store_true", help="leave the energy window out (a second a size)")
+    made.add_argument("--energy-warmup", type=float, default=0.2, metavar="S", help="seconds of load before the window")
+    made.add_argument("--energy-precision", type=float, default=0.01, metavar="P", help="uncertainty over energy")
+    made.add_argument("--energy-budget", type=float, default=5.0, metavar="S", help="longest window, seconds")
+    made.add_argument("--layer-energy", action="store_true", help="energy of each layer, replayed alone")
+    made.add_argument("--check-power", action="store_true", help="test the power sensors (30 s)")
     made.add_argument("--list-models", action="store_true")
     made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
     made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
@@ -50,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code: 0, 1 where a size failed, 2 for bad input."""
     made = parser()
     options = made.parse_args(arguments)
-    asks_to_list = options.list_models or options.list_algorithms or options.check_cuda
+    asks_to_list = options.list_models or options.list_algorithms or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     from convscope.errors import InputError  # PyTorch loads here: --help stays quick
@@ -84,6 +90,10 @@ def _profile(options: argparse.Namespace) -> int:
         gpu=options.gpu,
         stage={"test": "1_sanity", "quick": "2_quick"}.get(named or "", "3_full"),
         measure_energy=not options.no_energy,
+        energy_warmup_s=options.energy_warmup,
+        energy_precision=options.energy_precision,
+        energy_budget_s=options.energy_budget,
+        layer_energy=options.layer_energy,
     )
     overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
     print(results_table(overall, layers))
@@ -98,11 +108,35 @@ def _list(options: argparse.Namespace) -> int:
         print(console.model_list())
     if options.list_algorithms:
         print(console.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
+    if options.check_power:
+        print(_check_power(options.device))
     if options.check_cuda:
         text, usable = console.cuda_report()
         print(text)
         return 0 if usable else 1
     return 0
+
+
+def _check_power(device_name: str) -> str:
+    import torch
+
+    from convscope import console, gpus, graphs, nvml, request, sensor
+    from convscope.errors import InputError
+    from profiler import RESULTS
+
+    device = request.find_device(device_name)
+    if device.type == "cpu":
+        raise InputError("--check-power tests a GPU's sensors: there is none here")
+    name = torch.cuda.get_device_name(device)
+    try:
+        card = nvml.NvmlCard(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    except nvml.SensorError as error:
+        raise InputError(f"--check-power: {error}") from None
+    with contextlib.closing(card), torch.cuda.device(device):
+        found = sensor.check(card, graphs.full_load(), name)
+    path = RESULTS / f"sensor_{gpus.label(name)}.json"
+    sensor.save(found, path)
+    return f"{console.sensor_report(found)}\nsaved: {path}"
 
 
 if __name__ == "__main__":

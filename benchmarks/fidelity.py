@@ -48,7 +48,7 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
     layers = models.convolutions(run.model, size, run.batch_size)
     model = models.build(run.model).to(device)
     timer = CUDALayerTimer(model, device.type)
-    instruments = bench.Bench(run, model, device, timer, PowerMonitor(None), print)
+    instruments = bench.Bench(run, model, device, timer, PowerMonitor(), print)
     with torch.inference_mode(), swap.math(math):
         instruments.calibrate(size)
         swap.Swap(model).apply({layer.name: algorithm for layer in layers})

@@ -11,16 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
-from convscope import graphs, models, swap, trace
-from convscope.energy import EnergyWindow
+from convscope import graphs, layer_energy, models, swap, trace
+from convscope.energy import LoadEnergy
 from convscope.measurement import Measurement, Witness
 from convscope.records import Layer, Run
 from convscope.statistics import summarize
 
 TRACED_REPLAYS = 3
+EAGER_S, EAGER_LEAST = 0.25, 5  # eager passes are timed for this long, and this often at least
 SETTLING_S = 0.1
 CALIBRATION_SAMPLES = 40
 EAGER_WARMUP_MOST = 3  # the eager pass that looks at what ran has warmed everything but the host's caches
@@ -35,13 +37,43 @@ class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
         """Return the times of the last pass, a call of a convolution each, in order."""
 
 
+class SteadyLoad(Protocol):
+    """Work that goes on and is counted: `graphs.SteadyLoad`, or a test's own."""
+
+    def step(self) -> None:
+        """Keep the work going; returns at once."""
+
+    def inferences(self, time_s: float) -> float:
+        """Return how many inferences were done by this moment."""
+
+
 class EnergyMeter(Protocol):
-    """Measures the energy of a steady load; where it cannot, `reason` says why."""
+    """Measures the energy of a steady load: the energy, or None and the reason why not."""
 
-    reason: str | None
+    def steady(
+        self, load: SteadyLoad, *, warmup_s: float, precision: float, budget_s: float
+    ) -> tuple[LoadEnergy | None, str | None]:
+        """Return the energy over a window from tick to tick."""
 
-    def window(self, load: graphs.SteadyLoad) -> EnergyWindow | None:
-        """Return a window from tick to tick, None where there is no counter."""
+    def idle_power_w(self) -> float | None:
+        """Return the power of the device with nothing to do, None where it does not say."""
+
+
+class HostLoad:
+    """A pass on the CPU, again and again; each step is one."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._step = step
+        self._ended_s = [time.perf_counter()]
+
+    def step(self) -> None:
+        """Run one pass."""
+        self._step()
+        self._ended_s.append(time.perf_counter())
+
+    def inferences(self, time_s: float) -> float:
+        """Return how many passes were done by this moment, the one under way by its share."""
+        return float(np.interp(time_s, self._ended_s, range(len(self._ended_s))))
 
 
 class Bench:
@@ -60,12 +92,15 @@ class Bench:
         self._timer, self._meter, self._note = timer, meter, note
         self._noted: set[str] = set()
         self.reference_us: float | None = None
+        self.idle_power_w: float | None = None
 
     def calibrate(self, size: int) -> None:
-        """Measure the overhead of a pair of events in this model's graph, as a reference for every size.
+        """Measure what every size refers to: the device's idle power, and the overhead of a pair of events.
 
         The model must not be swapped yet: PyTorch's own convolutions follow each other on one stream.
         """
+        if self._run.energy:
+            self.idle_power_w = self._meter.idle_power_w()
         if self._device.type == "cpu":
             return
         given = self._input(size)
@@ -89,7 +124,10 @@ class Bench:
             raise HookMismatchError(f"{len(witnesses)} convolutions ran, {len(layers)} were expected")
         if self._device.type == "cpu":
             return self._on_cpu(given, witnesses)
-        return self._on_gpu(given, witnesses)
+        found = self._on_gpu(given, witnesses)
+        if self._run.layer_energy:
+            found.breakdown = layer_energy.measure(self._model, given, layers, self.steady_energy)
+        return found
 
     def release(self) -> None:
         """Give back what a size held on the GPU: plans, and memory to the driver."""
@@ -117,23 +155,27 @@ class Bench:
             with self._timer:
                 self._model(given)
             samples.append(self._timer.read_ms())
+        energy, energy_reason = self.steady_energy(HostLoad(lambda: self._model(given)))
         return Measurement(
             passes=summarize(passes_ms),
             layers=[summarize(times) for times in zip(*samples, strict=True)],
             method=CPU_METHOD,
             witnesses=witnesses,
             eager=summarize(passes_ms),
+            energy=energy,
+            energy_reason=energy_reason,
+            idle_power_w=self.idle_power_w,
         )
 
     def _on_gpu(self, given: torch.Tensor, witnesses: list[Witness]) -> Measurement:
         torch.cuda.reset_peak_memory_stats()
         run = self._run
         _wall_times_ms(self._model, given, min(run.warmup_iters, EAGER_WARMUP_MOST))
-        eager_ms = _wall_times_ms(self._model, given, run.measure_iters)
+        eager_ms = _wall_times_ms(self._model, given, run.measure_iters, EAGER_S)
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
             with graphs.capture(lambda: self._model(given), self._timer, beside=plain) as instrumented:
-                window = self._energy(self._settle(plain))
+                energy, energy_reason = self.steady_energy(self._settle(plain))
                 times = self._layer_times(plain, instrumented)
             traces = self._traces(plain, given)
             peak_bytes = torch.cuda.max_memory_allocated()
@@ -147,7 +189,9 @@ class Bench:
             repeated=times.repeated,
             overhead_us=overhead_us,
             traces=traces,
-            energy=window,
+            energy=energy,
+            energy_reason=energy_reason,
+            idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )
 
@@ -157,11 +201,17 @@ class Bench:
         load.keep_busy(SETTLING_S)
         return load
 
-    def _energy(self, load: graphs.SteadyLoad) -> EnergyWindow | None:
-        window = self._meter.window(load) if self._run.energy else None
-        if self._run.energy and self._meter.reason:
-            self._note_once(self._meter.reason)
-        return window
+    def steady_energy(self, load: SteadyLoad) -> tuple[LoadEnergy | None, str | None]:
+        """Measure the energy of a steady load as the run asks for it; what is missing is noted once."""
+        run = self._run
+        if not run.energy:
+            return None, None
+        found, reason = self._meter.steady(
+            load, warmup_s=run.energy_warmup_s, precision=run.energy_precision, budget_s=run.energy_budget_s
+        )
+        if reason:
+            self._note_once(reason)
+        return found, reason
 
     def _layer_times(self, plain: graphs.Captured, instrumented: graphs.Captured) -> graphs.LayerTimes:
         for _ in range(self._run.warmup_iters):
@@ -193,10 +243,14 @@ class HookMismatchError(RuntimeError):
     """The convolutions that ran are not those that the model's description lists."""
 
 
-def _wall_times_ms(model: nn.Module, given: torch.Tensor, count: int) -> list[float]:
-    """Time `count` passes as a Python caller sees them, until the result is there."""
-    times_ms = []
+def _wall_times_ms(
+    model: nn.Module, given: torch.Tensor, count: int, enough_s: float = float("inf")
+) -> list[float]:
+    """Time `count` passes as a Python caller sees them, until the result is there; at least 5, then for `enough_s`."""
+    times_ms: list[float] = []
     for _ in range(count):
+        if len(times_ms) >= EAGER_LEAST and sum(times_ms) >= enough_s * 1e3:
+            break
         started_s = time.perf_counter()
         model(given)
         if given.is_cuda:

@@ -13,6 +13,7 @@ import torchvision
 
 from convscope import algorithms, assignment, cudnn, gpus, models, request, swap
 from convscope.records import slug
+from convscope.sensor import SensorReport
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -46,8 +47,8 @@ def _size_line(row: dict[Any, Any], layers: pd.DataFrame) -> tuple[str, ...]:
     return size, times, _or_dash(row["power_mean_w"], ".0f"), energy, _slowest(layers)
 
 
-def _or_dash(value: float, spec: str) -> str:
-    return format(value, spec) if pd.notna(value) else "-"
+def _or_dash(value: float | None, spec: str) -> str:
+    return "-" if value is None or pd.isna(value) else format(value, spec)
 
 
 def _slowest(layers: pd.DataFrame) -> str:
@@ -112,3 +113,49 @@ def _peaks(device_name: str) -> str:
         return ""
     tf32 = f"{gpu.tf32_tflops:g} TFLOP/s tf32, " if gpu.tf32_tflops else ""
     return f": {gpu.fp32_tflops:g} TFLOP/s fp32, {tf32}{gpu.bandwidth_gbps:g} GB/s by {gpu.source}"
+
+
+def sensor_report(found: SensorReport) -> str:
+    """Return a sensor self-test as a table: update period, averaging window, rise time, swing under a square wave."""
+    rows = [
+        (
+            "energy counter",
+            _or_dash(found.counter_period_ms, ".0f"),
+            "-",
+            "-",
+            _or_dash(found.counter_swing_pct, ".0f"),
+        ),
+        (
+            "instant power",
+            _or_dash(found.instant_period_ms, ".0f"),
+            _or_dash(found.instant_window_ms, ".0f"),
+            _or_dash(found.instant_rise_ms, ".0f"),
+            _or_dash(found.instant_swing_pct, ".0f"),
+        ),
+        (
+            "average power",
+            _or_dash(found.average_period_ms, ".0f"),
+            _or_dash(found.average_window_ms, ".0f"),
+            _or_dash(found.average_rise_ms, ".0f"),
+            "-",
+        ),
+    ]
+    header = ("sensor", "period ms", "window ms", "rise ms", "swing %")
+    differ = ", ".join(
+        f"{name} {_or_dash(value, '+.1f')} %"
+        for name, value in (
+            ("idle", found.idle_disagreement_pct),
+            ("full load", found.load_disagreement_pct),
+            ("square wave", found.wave_disagreement_pct),
+        )
+    )
+    field_191 = {True: "equals the counter", False: "differs from the counter", None: "does not answer"}
+    lines = [
+        f"{found.gpu_name}, driver {found.driver}, {found.looked_s:.0f} s, one look in {found.read_time_ms:.1f} ms",
+        f"idle {_or_dash(found.idle_power_w, '.1f')} W, full load {_or_dash(found.load_power_w, '.1f')} W",
+        table(header, rows),
+        f"integral of instant power against the counter: {differ}",
+        f"memory power {_or_dash(found.memory_power_w, '.1f')} W; energy field 191 "
+        + field_191[found.energy_field_equals_counter],
+    ]
+    return "\n".join(lines)

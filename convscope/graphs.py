@@ -16,6 +16,7 @@ from statistics import median
 from types import TracebackType
 from typing import TypeVar
 
+import numpy as np
 import torch
 
 T = TypeVar("T")
@@ -165,8 +166,8 @@ def replay_times_ms(captured: Captured, count: int) -> list[float]:
 class LayerTimes:
     """Repeated times of a pass, and of the layers inside it as their events read, in milliseconds.
 
-    `layers_ms[i][k]` is layer i in sample k, with the overhead of its pair of events still in it. `added_ms` is what the
-    pairs together added to the pass; `repeated` counts the samples that the host could have slowed.
+    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it. `added_ms` is what
+    the pairs together added to the pass; `repeated` counts the samples that the host could have slowed.
     """
 
     passes_ms: list[float]
@@ -232,7 +233,7 @@ class SteadyLoad:
         self._queued: deque[torch.cuda.Event] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._finished = 0
-        self._finished_at_s = self._first_at_s = time.perf_counter()
+        self._timeline = [(time.perf_counter(), 0)]
         self.starved = 0
 
     def step(self) -> None:
@@ -241,7 +242,7 @@ class SteadyLoad:
         while self._queued and self._queued[0].query():
             self._spare.append(self._queued.popleft())
             self._finished += 1
-            self._finished_at_s = time.perf_counter()
+            self._timeline.append((time.perf_counter(), self._finished))
         if was_busy and not self._queued:
             self.starved += 1
             self._depth = min(_QUEUED_MOST, 2 * self._depth)
@@ -259,7 +260,18 @@ class SteadyLoad:
 
     def inferences(self, time_s: float) -> float:
         """Return how many replays had finished at this moment (perf_counter), the one under way by its share."""
-        if not self._finished:
-            return 0.0
-        pass_s = (self._finished_at_s - self._first_at_s) / self._finished
-        return self._finished + min(1.0, max(0.0, time_s - self._finished_at_s) / max(pass_s, 1e-9))
+        times_s, counts = zip(*self._timeline, strict=True)
+        return float(np.interp(time_s, times_s, counts))
+
+
+def full_load() -> Callable[[], None]:
+    """Return work that takes a few milliseconds of all multiprocessors: half-precision matrix products, waited for."""
+    left = torch.randn(8192, 8192, dtype=torch.float16, device="cuda")
+
+    def work() -> None:
+        for _ in range(4):
+            left @ left
+        torch.cuda.synchronize()
+
+    work()
+    return work

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from convscope import roofline
 from convscope.assignment import Assignment
-from convscope.energy import EnergyWindow
+from convscope.energy import LoadEnergy
+from convscope.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.records import Layer, LayerRow, OverallRow, Run
 from convscope.statistics import Summary
 from convscope.swap import Execution
@@ -37,8 +39,11 @@ class Measurement:
     overhead_us: float | None = None
     witnesses: list[Witness] = field(default_factory=list)
     traces: list[LayerTrace] = field(default_factory=list)
-    energy: EnergyWindow | None = None
+    energy: LoadEnergy | None = None
+    energy_reason: str | None = None
+    idle_power_w: float | None = None
     peak_memory_bytes: int | None = None
+    breakdown: Breakdown | None = None
 
 
 def overall_row(
@@ -46,7 +51,7 @@ def overall_row(
 ) -> OverallRow:
     """Return the row of the whole model."""
     passes, eager, energy = found.passes, found.eager, found.energy
-    return OverallRow(
+    row = OverallRow(
         model=run.model,
         algorithm=run.algorithm,
         input_size=size,
@@ -54,8 +59,6 @@ def overall_row(
         std=passes.std_ms,
         min=passes.min_ms,
         max=passes.max_ms,
-        power_mean_w=energy.power_mean_w if energy else None,
-        energy_per_inference_j=energy.per_inference_j if energy else None,
         median_ms=passes.median_ms,
         p95_ms=passes.p95_ms,
         mean_ci95_ms=passes.ci95_ms,
@@ -64,14 +67,12 @@ def overall_row(
         timing_method=found.method,
         eager_mean_ms=eager.mean_ms if eager else None,
         eager_std_ms=eager.std_ms if eager else None,
+        eager_samples=eager.count if eager else None,
         event_overhead_us=found.overhead_us,
         layers_sum_ms=sum(layer.mean_ms for layer in found.layers),
         convolutions=len(found.layers),
         fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
-        energy_window_s=energy.duration_s if energy else None,
-        energy_inferences=energy.inferences if energy else None,
-        energy_source=energy.source if energy else None,
         peak_memory_bytes=found.peak_memory_bytes,
         batch_size=run.batch_size,
         math=run.math,
@@ -79,6 +80,47 @@ def overall_row(
         device=run.device,
         started_utc=started_utc,
         wall_s=wall_s,
+        idle_power_w=found.idle_power_w,
+        reason=found.energy_reason,
+    )
+    if found.breakdown is not None:
+        row = with_breakdown(row, found.breakdown, energy)
+    return row if energy is None else with_energy(row, energy, found.idle_power_w)
+
+
+def with_breakdown(row: OverallRow, breakdown: Breakdown, energy: LoadEnergy | None) -> OverallRow:
+    """Return a row with the sum over its layers' energies, the rest, and what both are above the pass."""
+    return dataclasses.replace(
+        row,
+        energy_layers_sum_j=breakdown.layers_sum_j,
+        energy_rest_j=breakdown.rest_j,
+        energy_residual_pct=None if energy is None else breakdown.residual_pct(energy.per_inference_j),
+    )
+
+
+def with_energy(row: OverallRow, energy: LoadEnergy, idle_power_w: float | None) -> OverallRow:
+    """Return a row with what is known of its power and energy filled in."""
+    window, after = energy.window, energy.after
+    return dataclasses.replace(
+        row,
+        power_mean_w=window.power_mean_w,
+        power_std_w=window.power_std_w,
+        power_min_w=window.power_min_w,
+        power_max_w=window.power_max_w,
+        power_samples=window.power_samples,
+        energy_total_j=window.energy_j,
+        energy_per_inference_j=energy.per_inference_j,
+        energy_uncertainty_j=energy.uncertainty_j,
+        energy_source=window.source,
+        energy_disagreement_pct=window.disagreement_pct,
+        energy_dynamic_j=None if idle_power_w is None else energy.dynamic_j(idle_power_w),
+        energy_window_s=window.duration_s,
+        energy_inferences=energy.inferences,
+        temperature_start_c=energy.before.temperature_c,
+        temperature_end_c=after.temperature_c,
+        sm_clock_mhz=after.sm_clock_mhz,
+        throttle_reasons=energy.throttle_reasons,
+        other_processes=after.other_processes,
     )
 
 
@@ -105,10 +147,23 @@ def layer_rows(
     """Return a row for each convolution, in the order in which the pass calls them."""
     traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
     measured = zip(layers, found.layers, found.witnesses, traces, strict=True)
-    return [
+    rows = [
         _layer_row(run, size, layer, times, witness, traced, found.passes.mean_ms, assigned)
         for layer, times, witness, traced in measured
     ]
+    if found.breakdown is None:
+        return rows
+    return [_with_layer_energy(row, alone) for row, alone in zip(rows, found.breakdown.layers, strict=True)]
+
+
+def _with_layer_energy(row: LayerRow, alone: LayerEnergy) -> LayerRow:
+    return dataclasses.replace(
+        row,
+        energy_j=alone.energy_j,
+        energy_uncertainty_j=alone.uncertainty_j,
+        energy_attribution=ATTRIBUTION if alone.energy_j is not None else None,
+        reason=row.reason or alone.reason,
+    )
 
 
 def _layer_row(

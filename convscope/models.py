@@ -147,6 +147,12 @@ def convolution_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, SwappedConv2d))}
 
 
+def set_module(model: nn.Module, name: str, module: nn.Module) -> None:
+    """Put a module in the place of the one with this name."""
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, module)
+
+
 @contextlib.contextmanager
 def hooked(model: nn.Module, before: Before | None = None, after: After | None = None) -> Iterator[None]:
     """Call `before(name, module, input)` and `after(name, module, input, output)` around every convolution.

@@ -36,6 +36,10 @@ SETTINGS = (
     "pretrained",
     "seed",
     "energy",
+    "energy_warmup_s",
+    "energy_precision",
+    "energy_budget_s",
+    "layer_energy",
 )
 SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3")
 
@@ -87,6 +91,10 @@ class Run:
     pretrained: bool = False
     seed: int = 0
     energy: bool = True
+    energy_warmup_s: float = 0.2
+    energy_precision: float = 0.01
+    energy_budget_s: float = 5.0
+    layer_energy: bool = False
 
     @property
     def device_type(self) -> str:
@@ -153,14 +161,32 @@ class OverallRow:
     timing_method: str | None = None
     eager_mean_ms: float | None = None
     eager_std_ms: float | None = None
+    eager_samples: int | None = None
     event_overhead_us: float | None = None
     layers_sum_ms: float | None = None
     convolutions: int | None = None
     fallback_layers: int | None = None
     unsupported_layers: int | None = None
+    power_std_w: float | None = None
+    power_min_w: float | None = None
+    power_max_w: float | None = None
+    power_samples: int | None = None
+    energy_total_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    energy_source: str | None = None
+    energy_disagreement_pct: float | None = None
+    idle_power_w: float | None = None
+    energy_dynamic_j: float | None = None
     energy_window_s: float | None = None
     energy_inferences: float | None = None
-    energy_source: str | None = None
+    energy_layers_sum_j: float | None = None
+    energy_rest_j: float | None = None
+    energy_residual_pct: float | None = None
+    temperature_start_c: int | None = None
+    temperature_end_c: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: str | None = None
+    other_processes: int | None = None
     peak_memory_bytes: int | None = None
     batch_size: int | None = None
     math: str | None = None
@@ -210,6 +236,9 @@ class LayerRow:
     span_ms: float | None = None
     kernels: str | None = None
     relative_error: float | None = None
+    energy_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    energy_attribution: str | None = None
     math: str | None = None
     status: str = "ok"
     reason: str | None = None

@@ -30,6 +30,10 @@ def make_run(
     pretrained: bool,
     seed: int,
     energy: bool,
+    energy_warmup_s: float = Run.energy_warmup_s,
+    energy_precision: float = Run.energy_precision,
+    energy_budget_s: float = Run.energy_budget_s,
+    layer_energy: bool = False,
 ) -> Run:
     """Decide every setting of a run.
 
@@ -40,6 +44,12 @@ def make_run(
     _at_least("--warmup", warmup_iters, 0)
     _at_least("--measure", measure_iters, 1)
     _at_least("--seed", seed, 0)
+    _at_least("--energy-warmup", energy_warmup_s, 0)
+    _at_least("--energy-budget", energy_budget_s, 1)
+    if not 0 < energy_precision < 1:
+        raise InputError(f"--energy-precision {energy_precision}: a share between 0 and 1, such as 0.01")
+    if layer_energy and (device.type == "cpu" or not energy):
+        raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
     _one_of("--unsupported", unsupported, UNSUPPORTED)
     return Run(
         model=models.check_name(model),
@@ -55,7 +65,11 @@ def make_run(
         unsupported=unsupported,
         pretrained=pretrained,
         seed=seed,
-        energy=energy and device.type == "cuda",
+        energy=energy,
+        energy_warmup_s=energy_warmup_s,
+        energy_precision=energy_precision,
+        energy_budget_s=energy_budget_s,
+        layer_energy=layer_energy,
     )
 
 
@@ -129,8 +143,8 @@ def math_on(device: torch.device, wanted: str | None) -> str:
     return wanted
 
 
-def _at_least(option: str, value: int, least: int) -> None:
-    if value < least:
+def _at_least(option: str, value: float, least: int) -> None:
+    if not value >= least:
         raise InputError(f"{option} {value}: it must be at least {least}")
 
 

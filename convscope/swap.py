@@ -18,7 +18,7 @@ from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.fx.proxy import TraceError
 
-from convscope import algorithms, cudnn
+from convscope import algorithms, cudnn, models
 from convscope.records import Layer
 
 _OPERATOR = "ai3::conv2d"
@@ -205,7 +205,7 @@ class Swap:
     def restore(self) -> None:
         """Put PyTorch's own modules back."""
         for name, module in self.originals.items():
-            _set_module(self.model, name, module)
+            models.set_module(self.model, name, module)
         self._assignment = dict.fromkeys(self.originals, "torch")
 
     def _swap(self, wanted: Mapping[str, str]) -> None:
@@ -220,7 +220,7 @@ class Swap:
             ai3.swap_conv2d(self.model, choose)
         for name, module in self.originals.items():
             if wanted[name] != "torch" and self.model.get_submodule(name) is module:
-                _set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+                models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
 
 
 @contextlib.contextmanager
@@ -233,11 +233,6 @@ def _names_accepted() -> Iterator[None]:
         yield
     finally:
         listed[:] = before
-
-
-def _set_module(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, child = name.rpartition(".")
-    setattr(model.get_submodule(parent), child, module)
 
 
 def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
