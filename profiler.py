@@ -331,7 +331,7 @@ class UnifiedProfiler:
             here = environment.read(self.device, monitor.settings())
             missing = self._missing_sizes(folder, here, overwrite)
             if missing:
-                self._sweep(folder, here, monitor, missing, assignments)
+                self._sweep(folder, here, monitor, missing, assignments, overwrite)
         return folder.read_overall(), folder.read_layers()
 
     def _sensor_report(self) -> str | None:
@@ -357,8 +357,13 @@ class UnifiedProfiler:
 
     def _missing_sizes(self, folder: records.Folder, here: Environment, overwrite: bool) -> list[int]:
         if overwrite:
-            folder.clear()
+            return list(self.request.input_sizes)
         earlier = folder.read_run()
+        if earlier is None and folder.overall.exists():
+            raise InputError(
+                f"{folder.path} has tables and no run.json, so nobody knows how they were measured: "
+                "choose another --output-dir, or --overwrite"
+            )
         if earlier is not None:
             odd = records.differences(earlier, self.request, here)
             if odd:
@@ -384,6 +389,7 @@ class UnifiedProfiler:
         monitor: PowerMonitor,
         sizes: Sequence[int],
         assignments: dict[int, Assignment],
+        overwrite: bool,
     ) -> None:
         run = self.request
         if self.device.type == "cuda":
@@ -396,6 +402,8 @@ class UnifiedProfiler:
             "ended_utc": None,
             "sensor_report": self._sensor_report(),
         }
+        if overwrite:
+            folder.clear()
         folder.write_run(run, here, times)
         timer = CUDALayerTimer(model, self.device.type)
         bench = Bench(run, model, self.device, timer, monitor, self.note)
@@ -411,10 +419,10 @@ class UnifiedProfiler:
                     wall_s = time.perf_counter() - started_s
                     row = overall_row(run, size, found, assigned, started_utc, wall_s)
                     folder.append(row, layer_rows(run, size, self._layers(size), found, assigned))
-                except (torch.OutOfMemoryError, cudnn.NotSupportedError, graphs.HostTooSlowError, InputError) as error:
-                    status = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-                    if isinstance(error, (cudnn.NotSupportedError, InputError)):
-                        status = "unsupported"
+                except (RuntimeError, InputError) as error:
+                    status = status_of(error)
+                    if status is None:
+                        raise
                     reason = str(error).splitlines()[0]
                     self.note(f"{size} px: {status}: {reason}")
                     wall_s = time.perf_counter() - started_s
@@ -423,6 +431,16 @@ class UnifiedProfiler:
                     bench.release()
         swapped.restore()
         folder.write_run(run, here, times | {"ended_utc": _now_utc()})
+
+
+def status_of(error: Exception) -> str | None:
+    """Return the status of a size that failed so, None for an error that is not a size's own."""
+    # PyTorch's allocator on a CPU has no type of its own for this.
+    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
+        return "oom"
+    if isinstance(error, (cudnn.NotSupportedError, InputError)):
+        return "unsupported"
+    return "failed" if isinstance(error, graphs.HostTooSlowError) else None
 
 
 def _now_utc() -> str:

@@ -49,7 +49,7 @@ def _any_shape(layer: Layer) -> str | None:
 
 def _ai3_on_cpu(layer: Layer) -> str | None:
     if layer.groups != 1:
-        return f"ai3 has no grouped convolution on a CPU (groups {layer.groups})"
+        return "ai3 has no grouped convolution on a CPU"
     return None
 
 
@@ -164,8 +164,7 @@ def refusals(reasons: Iterable[str | None], model: str) -> tuple[str, ...]:
     """
     every = list(reasons)
     counted = Counter(reason for reason in every if reason is not None)
-    ending = " are not" if counted else ""
     return tuple(
-        f"{reason}: {count} of {len(every)} convolutions of {model}{ending if ' needs ' in reason else ''}"
+        f"{reason}: {count} of {len(every)} convolutions of {model}{' are not' if ' needs ' in reason else ''}"
         for reason, count in counted.most_common()
     )

@@ -53,10 +53,17 @@ def assign(run: Run, layers: Sequence[Layer], ask: Ask | None) -> Assignment:
     nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
     if any(every) and (run.unsupported == "error" or nothing_to_measure):
         raise InputError(refusal(algorithm, layers, every, run))
+    fallback = algorithms.find(algorithms.FALLBACK)
+    stuck = reasons_not(fallback, layers, run.device_type, ask) if any(every) else []
+    cannot_fall_back = {layer.name for layer, reason in zip(layers, stuck, strict=False) if reason is not None}
     reasons = {layer.name: reason for layer, reason in zip(layers, every, strict=True) if reason is not None}
-    instead = algorithms.FALLBACK if run.unsupported == "fallback" and run.device_type == "cuda" else "torch"
-    chosen = {layer.name: instead if layer.name in reasons else algorithm.name for layer in layers}
-    return Assignment(chosen, reasons)
+
+    def chosen(name: str) -> str:
+        if name not in reasons:
+            return algorithm.name
+        return "torch" if run.unsupported == "skip" or name in cannot_fall_back else fallback.name
+
+    return Assignment({layer.name: chosen(layer.name) for layer in layers}, reasons)
 
 
 def refusal(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: Run) -> str:
@@ -67,5 +74,6 @@ def refusal(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str |
         return f"{whole}: on a CPU choose direct, smm or torch, or run where a GPU is"
     names = [layer.name for layer, reason in zip(layers, every, strict=True) if reason]
     shown = ", ".join(names[:_SHAPES_SHOWN]) + (" …" if len(names) > _SHAPES_SHOWN else "")
+    instead = algorithms.FALLBACK if run.device_type == "cuda" else "PyTorch"
     size = f" at {layers[0].in_height} px" if algorithm.rule_depends_on_size and layers else ""
-    return f"{sentences}{size} ({shown}); --unsupported fallback runs these with {algorithms.FALLBACK}"
+    return f"{sentences}{size} ({shown}); --unsupported fallback runs these with {instead}"

@@ -243,9 +243,7 @@ class HookMismatchError(RuntimeError):
     """The convolutions that ran are not those that the model's description lists."""
 
 
-def _wall_times_ms(
-    model: nn.Module, given: torch.Tensor, count: int, enough_s: float = float("inf")
-) -> list[float]:
+def _wall_times_ms(model: nn.Module, given: torch.Tensor, count: int, enough_s: float = float("inf")) -> list[float]:
     """Time `count` passes as a Python caller sees them, until the result is there; at least 5, then for `enough_s`."""
     times_ms: list[float] = []
     for _ in range(count):

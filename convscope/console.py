@@ -52,6 +52,8 @@ def _or_dash(value: float | None, spec: str) -> str:
 
 
 def _slowest(layers: pd.DataFrame) -> str:
+    if layers.empty:
+        return ""
     timed: list[dict[Any, Any]] = layers.dropna(subset=["mean_ms"]).nlargest(3, "mean_ms").to_dict("records")
     return ", ".join(f"{row['layer']} {row['mean_ms']:.3f} ({row['percentage']:.0f} %)" for row in timed)
 
@@ -71,6 +73,7 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
         header = ("algorithm", "CPU", "GPU", "what it is")
         every = algorithms.ALGORITHMS.values()
         return table(header, [(a.name, a.cpu_provider or "-", a.cuda_provider or "-", a.title) for a in every])
+    request.at_least("--batch-size", batch_size, 1)
     device = request.find_device(device_name)
     name = models.check_name(model)
     layers = models.convolutions(name, input_size, batch_size)

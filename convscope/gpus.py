@@ -32,10 +32,10 @@ GPUS = (
     Gpu("h100", r"H100 NVL", 60.0, 417.5, 835.5, 3900, "NVIDIA H100 datasheet, NVL"),
     Gpu("h100", r"H100 PCIe", 51.0, 378.0, 756.5, 2000, "NVIDIA H100 datasheet, PCIe"),
     Gpu("h100", r"H100", 67.0, 494.5, 989.5, 3350, "NVIDIA H100 datasheet, SXM"),
-    Gpu("a100", r"A100.*SXM.*80", 19.5, 156.0, 312.0, 2039, "NVIDIA A100 datasheet, 80 GB SXM"),
-    Gpu("a100", r"A100.*80", 19.5, 156.0, 312.0, 1935, "NVIDIA A100 datasheet, 80 GB PCIe"),
+    Gpu("a100", r"A100.*SXM.*80GB", 19.5, 156.0, 312.0, 2039, "NVIDIA A100 datasheet, 80 GB SXM"),
+    Gpu("a100", r"A100.*80GB", 19.5, 156.0, 312.0, 1935, "NVIDIA A100 datasheet, 80 GB PCIe"),
     Gpu("a100", r"A100", 19.5, 156.0, 312.0, 1555, "NVIDIA A100 datasheet, 40 GB"),
-    Gpu("v100", r"V100.*PCI", 14.0, None, 112.0, 900, "NVIDIA V100 datasheet, PCIe"),
+    Gpu("v100", r"V100.*PCIe?", 14.0, None, 112.0, 900, "NVIDIA V100 datasheet, PCIe"),
     Gpu("v100", r"V100", 15.7, None, 125.0, 900, "NVIDIA V100 datasheet, SXM2"),
     Gpu("l40s", r"L40S", 91.6, 183.0, 362.0, 864, "NVIDIA L40S datasheet"),
     Gpu("l40", r"L40", 90.5, 90.5, 181.0, 864, "NVIDIA L40 datasheet"),
@@ -44,15 +44,28 @@ GPUS = (
     Gpu("a30", r"A30", 10.3, 82.0, 165.0, 933, "NVIDIA A30 datasheet"),
     Gpu("a10", r"A10", 31.2, 62.5, 125.0, 600, "NVIDIA A10 datasheet"),
     Gpu("t4", r"T4", 8.1, None, 65.0, 320, "NVIDIA T4 datasheet"),
-    Gpu("4090", r"RTX 4090", 82.6, 82.6, 165.2, 1008, "NVIDIA Ada GPU architecture whitepaper"),
+    Gpu("4090", r"RTX 4090(?! (?:D|Laptop))", 82.6, 82.6, 165.2, 1008, "NVIDIA Ada GPU architecture whitepaper"),
     Gpu("2080ti", r"RTX 2080 Ti", 13.4, None, 53.8, 616, "NVIDIA Turing GPU architecture whitepaper, reference card"),
-    Gpu("2080", r"RTX 2080", 10.1, None, 40.3, 448, "NVIDIA Turing GPU architecture whitepaper, reference card"),
+    Gpu(
+        "2080",
+        r"RTX 2080(?! SUPER)",
+        10.1,
+        None,
+        40.3,
+        448,
+        "NVIDIA Turing GPU architecture whitepaper, reference card",
+    ),
 )
 
 
 def identify(device_name: str) -> Gpu | None:
-    """Return the catalogue's entry for a driver's device name ("NVIDIA H200"), or None where it has none."""
-    return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.pattern}\b", device_name)), None)
+    """Return the catalogue's entry for a driver's device name ("NVIDIA H200"), or None where it has none.
+
+    A part of a card (MIG) is none of these: the peaks are those of a whole card.
+    """
+    if " MIG " in device_name:
+        return None
+    return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.pattern}(?!\w)", device_name, re.IGNORECASE)), None)
 
 
 def label(device_name: str) -> str:

@@ -242,6 +242,7 @@ class SteadyLoad:
         while self._queued and self._queued[0].query():
             self._spare.append(self._queued.popleft())
             self._finished += 1
+        if self._finished > self._timeline[-1][1]:
             self._timeline.append((time.perf_counter(), self._finished))
         if was_busy and not self._queued:
             self.starved += 1

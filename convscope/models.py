@@ -98,8 +98,11 @@ def _on_meta(name: str) -> nn.Module:
     options = _INFERENCE_ONLY.get(bare, {})
     if "init_weights" in options:
         options = options | {"init_weights": False}
-    with torch.device("meta"):
-        return _made(bare, weights=None, **options)
+    try:
+        with torch.device("meta"):
+            return _made(bare, weights=None, **options)
+    except NotImplementedError:  # some (RegNet) compute on their weights while they are built
+        return _made(bare, weights=None, **options).to("meta")
 
 
 def _made(bare: str, **options: Any) -> nn.Module:

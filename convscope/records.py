@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import io
 import json
 import os
 import typing
@@ -41,6 +42,7 @@ SETTINGS = (
     "energy_budget_s",
     "layer_energy",
 )
+PROCESSOR = ("cpu", "cpu_threads")  # for runs on a CPU
 SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3")
 
 
@@ -314,12 +316,24 @@ class Folder:
         return read_table(self.layers, LayerRow)
 
     def drop_torn_sizes(self) -> list[int]:
-        """Remove layer rows whose size has no overall row (a run was cut off between the two); return those sizes."""
-        layers = self.read_layers()
-        torn = sorted(set(layers["input_size"]) - set(self.read_overall()["input_size"]))
+        """Mend what a cut-off run left: unfinished last lines, and sizes that are in one table only.
+
+        Returns:
+            the sizes that were dropped; a size that could not be measured has no layers and stays.
+        """
+        for path in (self.overall, self.layers):
+            _cut_unfinished_line(path)
+        overall, layers = self.read_overall(), self.read_layers()
+        with_layers = set(layers["input_size"])
+        whole = {
+            size
+            for size, status in zip(overall["input_size"], overall["status"], strict=True)
+            if status != "ok" or size in with_layers
+        }
+        torn = sorted((set(overall["input_size"]) | with_layers) - whole)
         if torn:
-            whole = layers[~layers["input_size"].isin(torn)]
-            write_atomically(self.layers, whole.to_csv(index=False))
+            for path in (self.overall, self.layers):
+                _keep_sizes(path, {str(size) for size in whole})
         return [int(size) for size in torn]
 
     def write_run(self, run: Run, environment: Environment, more: Mapping[str, Any]) -> None:
@@ -343,8 +357,11 @@ class Folder:
         try:
             document = json.loads(self.run.read_text())
             version = document["schema_version"]
+            known = version != SCHEMA_VERSION or ("model" in document["run"] and "host" in document["environment"])
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{self.run} is not a run.json of this project: move it away, or --overwrite") from None
+            known = False
+        if not known:
+            raise InputError(f"{self.run} is not a run.json of this project: move it away, or --overwrite")
         if version != SCHEMA_VERSION:
             raise InputError(
                 f"{self.run} has schema version {version}, this program reads {SCHEMA_VERSION}: use the version that "
@@ -358,7 +375,8 @@ def differences(document: Mapping[str, Any], run: Run, environment: Environment)
     then = {"device_type": str(document["run"].get("device", "")).split(":")[0]}
     then |= document["run"] | document["environment"]
     now = {"device_type": run.device_type} | dataclasses.asdict(run) | dataclasses.asdict(environment)
-    return [f"{key} {then.get(key)}, now {now[key]}" for key in SETTINGS + SOFTWARE if then.get(key) != now[key]]
+    keys = SETTINGS + SOFTWARE + (PROCESSOR if run.device_type == "cpu" else ())
+    return [f"{key} {then.get(key)}, now {now[key]}" for key in keys if then.get(key) != now[key]]
 
 
 def read_table(path: Path, row_type: type[OverallRow] | type[LayerRow]) -> pd.DataFrame:
@@ -371,7 +389,7 @@ def read_table(path: Path, row_type: type[OverallRow] | type[LayerRow]) -> pd.Da
     if not path.exists():
         return pd.DataFrame(columns=expected)
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(path, float_precision="round_trip")
     except (ValueError, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read as a table ({str(error).strip()}): move it, or --overwrite") from None
     if list(table.columns) != expected:
@@ -392,8 +410,31 @@ def frame(rows: Iterable[Row], row_type: type[OverallRow] | type[LayerRow]) -> p
     return pd.DataFrame([dataclasses.asdict(row) for row in rows], columns=columns(row_type))
 
 
+def _cut_unfinished_line(path: Path) -> None:
+    """Cut off what follows the last line end: a row whose writing was interrupted."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if whole != content:
+        write_atomically(path, whole.decode(errors="replace"))
+
+
+def _keep_sizes(path: Path, sizes: set[str]) -> None:
+    """Keep the rows of these input sizes, letter by letter."""
+    if not path.exists():
+        return
+    with path.open(newline="") as file:
+        header, *rows = list(csv.reader(file))
+    column = header.index("input_size")
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([header, *(row for row in rows if row[column] in sizes)])
+    write_atomically(path, text.getvalue())
+
+
 def _append(path: Path, row_type: type[OverallRow] | type[LayerRow], rows: Sequence[Row]) -> None:
-    is_new = not path.exists()
+    is_new = not path.exists() or path.stat().st_size == 0
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=columns(row_type), lineterminator="\n")
         if is_new:

@@ -10,6 +10,7 @@ from convscope.records import STAGES, Run
 
 UNSUPPORTED = ("error", "fallback", "skip")
 MATHS = ("tf32", "fp32")
+SEED_MOST = 2**63 - 1  # what PyTorch's generators take
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 
 
@@ -40,12 +41,14 @@ def make_run(
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
-    _at_least("--batch-size", batch_size, 1)
-    _at_least("--warmup", warmup_iters, 0)
-    _at_least("--measure", measure_iters, 1)
-    _at_least("--seed", seed, 0)
-    _at_least("--energy-warmup", energy_warmup_s, 0)
-    _at_least("--energy-budget", energy_budget_s, 1)
+    at_least("--batch-size", batch_size, 1)
+    at_least("--warmup", warmup_iters, 0)
+    at_least("--measure", measure_iters, 1)
+    at_least("--seed", seed, 0)
+    if seed > SEED_MOST:
+        raise InputError(f"--seed {seed}: it must be at most {SEED_MOST}")
+    at_least("--energy-warmup", energy_warmup_s, 0)
+    at_least("--energy-budget", energy_budget_s, 1)
     if not 0 < energy_precision < 1:
         raise InputError(f"--energy-precision {energy_precision}: a share between 0 and 1, such as 0.01")
     if layer_energy and (device.type == "cpu" or not energy):
@@ -115,8 +118,8 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
         InputError: no sizes, bounds the wrong way round, or more sizes than pixels between them.
     """
     low, high = bounds
-    _at_least("--num-sizes", count, 1)
-    _at_least("--input-range", low, 1)
+    at_least("--num-sizes", count, 1)
+    at_least("--input-range", low, 1)
     if high < low:
         raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
     if count > high - low + 1:
@@ -143,7 +146,12 @@ def math_on(device: torch.device, wanted: str | None) -> str:
     return wanted
 
 
-def _at_least(option: str, value: float, least: int) -> None:
+def at_least(option: str, value: float, least: int) -> None:
+    """Refuse a number that is too small, naming its option.
+
+    Raises:
+        InputError: it is.
+    """
     if not value >= least:
         raise InputError(f"{option} {value}: it must be at least {least}")
 

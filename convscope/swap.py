@@ -188,6 +188,8 @@ class Swap:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.originals = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        every_name = model.named_modules(remove_duplicate=False)
+        self._names = {name: module for name, module in every_name if isinstance(module, nn.Conv2d)}
         self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
         if next(model.parameters()).is_cuda:
             engine()
@@ -204,7 +206,7 @@ class Swap:
 
     def restore(self) -> None:
         """Put PyTorch's own modules back."""
-        for name, module in self.originals.items():
+        for name, module in self._names.items():
             models.set_module(self.model, name, module)
         self._assignment = dict.fromkeys(self.originals, "torch")
 
@@ -221,6 +223,9 @@ class Swap:
         for name, module in self.originals.items():
             if wanted[name] != "torch" and self.model.get_submodule(name) is module:
                 models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+        now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
+        for name, module in self._names.items():  # a module may have more than one name
+            models.set_module(self.model, name, now[id(module)])
 
 
 @contextlib.contextmanager
@@ -246,11 +251,14 @@ def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
     return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
 
 
-def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float:
-    """Return ‖output − reference‖ / ‖reference‖ against the same convolution of the same input in float64."""
+def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
+    """Return ‖output − reference‖ / ‖reference‖ against the same convolution of the same input in float64.
+
+    None where the reference is all zeros: there is nothing to be relative to.
+    """
     reference = reference_of(module)(given.double())
-    error = torch.linalg.vector_norm(output.double() - reference) / torch.linalg.vector_norm(reference)
-    return float(error)
+    length = float(torch.linalg.vector_norm(reference))
+    return float(torch.linalg.vector_norm(output.double() - reference)) / length if length else None
 
 
 def reference_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -37,7 +37,7 @@ class TraceMissingError(RuntimeError):
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel's run on the GPU; times in microseconds on the trace's own clock."""
+    """One kernel's run on the GPU; times in microseconds since the first one in the trace."""
 
     name: str
     start_us: float
@@ -59,7 +59,7 @@ class LayerTrace:
     """
 
     kernels: Mapping[str, int]
-    kernel_ms: float
+    kernel_ms: float | None
     span_ms: float | None
 
 
@@ -121,10 +121,12 @@ def record_layers(
 
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     """Return everything that ran on the GPU, copies and memsets too, by start time."""
+    work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]
+    # The trace counts from the machine's start: taken off, so that differences keep their nanoseconds.
+    zero_us = min((event["ts"] for event in work), default=0.0)
     found = [
-        Kernel(event["name"], float(event["ts"]), float(event["dur"]), int(event["args"]["correlation"]))
-        for event in events
-        if event.get("cat") in _GPU_WORK and event.get("ph") == "X"
+        Kernel(event["name"], event["ts"] - zero_us, float(event["dur"]), int(event["args"]["correlation"]))
+        for event in work
     ]
     return sorted(found, key=lambda kernel: kernel.start_us)
 
@@ -157,7 +159,9 @@ def _layer_trace(
 ) -> LayerTrace:
     mine = [index for index, owner in enumerate(owners) if owner == name]
     counted = Counter(eager[index].name for index in mine)
-    if not mine or not passes:
+    if not mine:
+        return LayerTrace(counted, None, None)
+    if not passes:
         return LayerTrace(counted, sum(eager[index].duration_us for index in mine) / 1e3, None)
     sums = [sum(replay[index].duration_us for index in mine) for replay in passes]
     spans = [

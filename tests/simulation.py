@@ -1,0 +1,132 @@
+"""A power sensor whose truth is known: a load over time, and what a card's counter and readings make of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from convscope import energy
+from convscope.energy import CardState
+from convscope.nvml import SensorError
+
+
+class Clock:
+    """Seconds that pass by `sleep` and by what looking costs; starts at 100 s so that there is a past."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Power:
+    """Power over time, piecewise linear between (second, watt) points, constant outside them."""
+
+    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
+        self._points = [(-1e6, points[0][1]), *points, (1e6, points[-1][1])]
+
+    def energy_j(self, until_s: float) -> float:
+        total_j = 0.0
+        for (left_s, left_w), (right_s, right_w) in pairwise(self._points):
+            end_s = min(until_s, right_s)
+            if end_s <= left_s:
+                break
+            end_w = left_w + (right_w - left_w) * (end_s - left_s) / (right_s - left_s) if right_s > left_s else left_w
+            total_j += (end_s - left_s) * (left_w + end_w) / 2
+        return total_j
+
+    def mean_w(self, start_s: float, end_s: float) -> float:
+        return (self.energy_j(end_s) - self.energy_j(start_s)) / (end_s - start_s)
+
+
+def constant(watts: float) -> Power:
+    return Power([(0.0, watts)])
+
+
+def square_wave(low_w: float, high_w: float, period_s: float, until_s: float) -> Power:
+    points = []
+    for index in range(math.ceil(until_s / period_s)):
+        start_s = index * period_s
+        for offset, watts in ((0.0, high_w), (0.5 - 1e-9, high_w), (0.5, low_w), (1.0 - 1e-9, low_w)):
+            points.append((start_s + offset * period_s, watts))
+    return Power(points)
+
+
+class Card:
+    """A sensor of `power`: everything it says is latched every `tick_s`, first at `phase_s`.
+
+    A power reading averages over the `boxcar_s` before the latch, with `noise_w` (a standard deviation) on it. A look
+    takes `look_s`. After `fails_at_s` it is lost. `resets_at_s` sets the counter to zero.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        power: Power,
+        *,
+        source: str = energy.COUNTER,
+        tick_s: float = 0.1,
+        phase_s: float = 0.0,
+        boxcar_s: float = 0.1,
+        noise_w: float = 0.0,
+        look_s: float = 0.002,
+        fails_at_s: float = math.inf,
+        resets_at_s: float = math.inf,
+        seed: int = 0,
+    ) -> None:
+        self.name, self.source = "GPU-simulated", source
+        self.clock, self.power = clock, power
+        self._tick_s, self._phase_s, self._boxcar_s = tick_s, phase_s, boxcar_s
+        self._noise_w, self._look_s = noise_w, look_s
+        self._fails_at_s, self._resets_at_s = fails_at_s, resets_at_s
+        self._seed = seed
+        self._zero_s = clock.now_s - 50.0
+
+    def read(self) -> tuple[float | None, float | None]:
+        self.clock.sleep(self._look_s / 2)
+        if self.clock.now_s >= self._fails_at_s:
+            raise SensorError("no energy counter: NVML says GPU is lost")
+        tick = math.floor((self.clock.now_s - self._phase_s) / self._tick_s)
+        latched_s = tick * self._tick_s + self._phase_s
+        watts = self.power.mean_w(latched_s - self._boxcar_s, latched_s)
+        watts += random.Random(f"{self._seed} {tick}").gauss(0.0, self._noise_w)
+        self.clock.sleep(self._look_s / 2)
+        return (self._counted_j(latched_s) if self.source == energy.COUNTER else None), watts
+
+    def _counted_j(self, latched_s: float) -> float:
+        zero_s = self._resets_at_s if latched_s >= self._resets_at_s else self._zero_s
+        return round((self.power.energy_j(latched_s) - self.power.energy_j(zero_s)) * 1e3) / 1e3
+
+    def state(self) -> CardState:
+        return CardState(temperature_c=40, sm_clock_mhz=1980, throttle_reasons="none", other_processes=0)
+
+    def settings(self) -> dict[str, object]:
+        return {"driver": "simulated"}
+
+    def close(self) -> None:
+        pass
+
+
+class Load:
+    """Inferences of equal length, one after the other, since the clock's zero."""
+
+    def __init__(self, pass_s: float) -> None:
+        self.pass_s = pass_s
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def inferences(self, time_s: float) -> float:
+        return time_s / self.pass_s
+
+
+def share(true_for: Callable[[int], bool], count: int) -> float:
+    """Return for which share of 0 … count - 1 something holds."""
+    return sum(true_for(index) for index in range(count)) / count

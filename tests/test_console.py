@@ -1,0 +1,139 @@
+"""What the command lines print."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+import torchvision
+from fakes import LAYER_ROW, OVERALL
+
+from convscope import algorithms, console, cudnn, models
+from convscope.errors import InputError
+from convscope.records import LayerRow, OverallRow, columns
+
+ONE = [("features.0", 0.5, 33.0)]
+
+
+def results(rows: list[dict[str, object]], layers: list[tuple[str, float, float]]) -> list[str]:
+    """Return the lines of the table for overall rows and layers (name, ms, share), all at 64 px."""
+    overall = pd.DataFrame([vars(OVERALL) | row for row in rows], columns=columns(OverallRow))
+    for name in ("mean", "std", "power_mean_w", "energy_per_inference_j"):
+        overall[name] = overall[name].astype(float)
+    given = [vars(LAYER_ROW) | {"layer": name, "mean_ms": ms, "percentage": share} for name, ms, share in layers]
+    return console.results_table(overall, pd.DataFrame(given, columns=columns(LayerRow))).splitlines()
+
+
+def test_columns_stand_below_each_other():
+    lines = console.table(("a", "number", "text"), [("long", "1", "x"), ("b", "100", "longer text")])
+    assert lines.splitlines() == ["a     number  text", "long       1  x", "b        100  longer text"]
+
+
+def test_a_size_has_its_mean_and_deviation_power_and_energy():
+    (_, line) = results([{"mean": 1.5, "std": 0.25, "power_mean_w": 412.6, "energy_per_inference_j": 0.5163}], ONE)
+    assert line.split()[:6] == ["64", "1.500", "±", "0.250", "413", "516.3"]
+
+
+def test_what_was_not_measured_is_a_dash():
+    (_, line) = results([{"mean": 1.5, "std": None}], ONE)
+    assert line.split()[:6] == ["64", "1.500", "±", "-", "-", "-"]
+
+
+def test_the_slowest_three_layers_come_slowest_first():
+    layers = [("a", 0.1, 10.0), ("b", 0.4, 40.0), ("c", 0.2, 20.0), ("d", 0.3, 30.0)]
+    (_, line) = results([{"mean": 1.0, "std": 0.1}], layers)
+    assert line.endswith("b 0.400 (40 %), d 0.300 (30 %), c 0.200 (20 %)")
+
+
+def test_layers_without_a_time_are_not_among_the_slowest():
+    (_, line) = results([{"mean": 1.0, "std": 0.1}], [("skipped", float("nan"), float("nan")), ("a", 0.1, 10.0)])
+    assert line.endswith("a 0.100 (10 %)")
+    assert "skipped" not in line
+
+
+def test_a_size_whose_layers_are_gone_is_shown_without_them():
+    (_, line) = results([{"mean": 1.5, "std": 0.1}], [])
+    assert line.split() == ["64", "1.500", "±", "0.100", "-", "-"]
+
+
+def test_a_size_that_failed_shows_status_and_reason():
+    (_, line) = results([{"mean": None, "status": "oom", "reason": "CUDA out of memory"}], [])
+    assert line.split(maxsplit=4) == ["64", "oom", "-", "-", "CUDA out of memory"]
+
+
+def test_sizes_come_in_order_whatever_the_order_of_the_file():
+    lines = results([{"input_size": 96}, {"input_size": 64}], ONE)
+    assert [line.split()[0] for line in lines[1:]] == ["64", "96"]
+
+
+def test_the_list_of_models_begins_with_the_catalogue_and_goes_on_with_torchvision():
+    names = console.model_list().splitlines()
+    assert tuple(names[:6]) == models.MODELS
+    assert "torchvision:mobilenet_v2" in names
+    assert len(names) == len(torchvision.models.list_models(module=torchvision.models))
+
+
+def test_every_listed_model_is_accepted():
+    for name in console.model_list().splitlines():
+        assert models.check_name(name) == name
+
+
+def test_the_list_of_algorithms_names_who_runs_each():
+    lines = console.algorithm_list(None, 1, 224, "cpu").splitlines()
+    assert len(lines) == 1 + len(algorithms.ALGORITHMS)
+    assert lines[1].split()[:3] == ["direct", "ai3", "-"]
+
+
+@pytest.fixture(scope="module")
+def resnet50_on_cpu() -> list[str]:
+    return console.algorithm_list("resnet50", 1, 224, "cpu").splitlines()
+
+
+def test_the_list_for_a_model_says_that_rules_decided(resnet50_on_cpu: list[str]):
+    assert resnet50_on_cpu[0] == "resnet50 at 224 px, batch 1 (by rule, no GPU here to ask)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "direct CPU 53 of 53",
+        "direct GPU 0 of 53 cuDNN implements no direct convolution",
+        "gemm GPU 53 of 53",
+        "winograd GPU 13 of 53 winograd needs 3×3 kernels with stride 1: 40 of 53 convolutions of resnet50 are not",
+    ],
+)
+def test_the_list_for_a_model_counts_its_layers_and_says_why_not(resnet50_on_cpu: list[str], line: str):
+    assert line in [" ".join(printed.split()) for printed in resnet50_on_cpu]
+
+
+def test_the_list_for_an_unknown_model_is_refused():
+    with pytest.raises(InputError, match="unknown model 'lenet'"):
+        console.algorithm_list("lenet", 1, 224, "cpu")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_report_says_what_can_be_measured_all_the_same():
+    text, usable = console.cuda_report()
+    assert not usable
+    assert f"cuDNN {cudnn.version()}" in text
+    assert "no CUDA device: direct, smm and torch can be measured here, on the CPU" in text
+
+
+def test_with_gpus_the_report_names_each_with_its_label_and_peaks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("NVIDIA H200", "Tesla T4")[index])
+    text, usable = console.cuda_report()
+    assert usable
+    assert "cuda:0 NVIDIA H200 (--gpu h200): 67 TFLOP/s fp32, 494.5 TFLOP/s tf32, 4800 GB/s by NVIDIA H200" in text
+    assert "cuda:1 Tesla T4 (--gpu t4): 8.1 TFLOP/s fp32, 320 GB/s by NVIDIA T4 datasheet" in text
+
+
+def test_without_cudnn_the_report_says_so(monkeypatch: pytest.MonkeyPatch):
+    def missing() -> str:
+        raise cudnn.CudnnMissingError("cuDNN 9 cannot be loaded")
+
+    monkeypatch.setattr(cudnn, "version", missing)
+    text, usable = console.cuda_report()
+    assert not usable
+    assert text.endswith("cuDNN: cuDNN 9 cannot be loaded")

@@ -1,0 +1,115 @@
+"""The real library through ctypes, as far as it goes without a GPU: loading, versions, structures, errors, shapes."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+import torch
+from hypothesis import given
+from strategies import Case, cases
+
+from convscope import cudnn
+
+BAD_PARAM, NOT_SUPPORTED, ARCH_MISMATCH, EXECUTION_FAILED = 2000, 3000, 3007, 5000
+
+
+def test_the_version_is_the_one_that_pytorch_has_loaded():
+    major, minor, patch = (int(part) for part in cudnn.version().split("."))
+    assert major * 10000 + minor * 100 + patch == torch.backends.cudnn.version()
+
+
+def test_the_library_is_loaded_once():
+    assert cudnn.library() is cudnn.library()
+
+
+@pytest.mark.parametrize("name", cudnn._SIGNATURES)
+def test_every_call_takes_the_arguments_written_beside_it(name: str):
+    assert getattr(cudnn.library(), name).argtypes == cudnn._SIGNATURES[name]
+
+
+def test_a_library_that_is_not_there_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cudnn, "_library_path", lambda: "libcudnn-of-nobody.so.9")
+    with pytest.raises(cudnn.CudnnMissingError, match=r"cuDNN 9 cannot be loaded .*install PyTorch's CUDA wheels"):
+        cudnn.library.__wrapped__()
+
+
+def test_success_is_no_error():
+    assert cudnn.check(0, "cudnnCreate") is None
+
+
+@pytest.mark.parametrize("status", [NOT_SUPPORTED, ARCH_MISMATCH])
+def test_a_refusal_is_an_error_of_its_own(status: int):
+    with pytest.raises(cudnn.NotSupportedError, match=r"cudnnConvolutionForward: CUDNN_STATUS_NOT_SUPPORTED"):
+        cudnn.check(status, "cudnnConvolutionForward")
+
+
+@pytest.mark.parametrize(("status", "name"), [(BAD_PARAM, "BAD_PARAM"), (EXECUTION_FAILED, "EXECUTION_FAILED")])
+def test_any_other_failure_names_the_call_and_the_status(status: int, name: str):
+    with pytest.raises(cudnn.CudnnError, match=rf"cudnnSetStream: CUDNN_STATUS_{name}") as failed:
+        cudnn.check(status, "cudnnSetStream")
+    assert not isinstance(failed.value, cudnn.NotSupportedError)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_handle_says_that_cudnn_could_not_start():
+    with pytest.raises(cudnn.CudnnError, match=r"cudnnCreate: CUDNN_STATUS_"):
+        cudnn.Handle()
+
+
+def test_the_ranking_of_algorithms_is_laid_out_as_in_the_header():
+    """int, int, float, padding, size_t, int, int, int[3], padding: 48 bytes on a 64-bit machine."""
+    entry = cudnn._AlgorithmPerformance
+    assert ctypes.sizeof(entry) == 48
+    assert (entry.memory_bytes.offset, entry.determinism.offset, entry.reserved.offset) == (16, 24, 32)
+
+
+class NoHandle:
+    """Where a plan would get its context from."""
+
+    pointer = 0
+
+
+def described(convolution: cudnn.Convolution) -> cudnn.Plan:
+    """Return the plan that got as far as a plan does without a context: described, then refused, then closed."""
+    plan = object.__new__(cudnn.Plan)
+    with pytest.raises(cudnn.CudnnError, match="cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_BAD_PARAM"):
+        plan.__init__(NoHandle(), convolution, algorithm=1)
+    return plan
+
+
+@given(cases())
+def test_cudnn_expects_the_output_that_pytorch_computes(case: Case):
+    conv = case.conv
+    convolution = cudnn.Convolution(
+        case.shape, tuple(conv.weight.shape), conv.padding, conv.stride, conv.dilation, conv.groups
+    )
+    assert described(convolution).output_shape == tuple(conv(case.input()).shape)
+
+
+def test_three_spatial_dimensions_are_described_by_the_same_calls():
+    convolution = cudnn.Convolution(
+        (2, 4, 8, 9, 10), (6, 4, 3, 3, 1), padding=(1, 0, 0), stride=(1, 2, 1), dilation=(1, 1, 1)
+    )
+    assert described(convolution).output_shape == (2, 6, 8, 4, 10)
+
+
+@pytest.mark.parametrize("dtype", cudnn.DATA_TYPES)
+def test_every_data_type_can_be_described(dtype: str):
+    convolution = cudnn.Convolution((1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1), dtype=dtype)
+    assert described(convolution).output_shape == (1, 4, 8, 8)
+
+
+def test_a_plan_that_failed_has_destroyed_its_descriptors(monkeypatch: pytest.MonkeyPatch):
+    calls: list[str] = []
+    call = cudnn._call
+    monkeypatch.setattr(cudnn, "_call", lambda name, *arguments: (calls.append(name), call(name, *arguments)))
+    described(cudnn.Convolution((1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)))
+    created = sorted(name.removeprefix("cudnnCreate") for name in calls if name.startswith("cudnnCreate"))
+    destroyed = sorted(name.removeprefix("cudnnDestroy") for name in calls if name.startswith("cudnnDestroy"))
+    assert destroyed == created == ["ConvolutionDescriptor", "FilterDescriptor", "TensorDescriptor", "TensorDescriptor"]
+
+
+def test_channels_that_do_not_fit_the_weights_are_an_error():
+    with pytest.raises(cudnn.CudnnError, match="cudnnGetConvolutionNdForwardOutputDim"):
+        cudnn.Plan(NoHandle(), cudnn.Convolution((1, 5, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)), 1)

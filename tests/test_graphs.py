@@ -1,0 +1,159 @@
+"""The stopwatch's logic, on a GPU that is only pretended: its events keep time, its work takes as long as we say."""
+
+from __future__ import annotations
+
+import fakes
+import pytest
+import torch
+
+from convscope import graphs
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fakes.Gpu:
+    made = fakes.Gpu()
+    made.patch(monkeypatch)
+    return made
+
+
+def test_a_pair_costs_half_of_what_it_adds():
+    assert graphs.pair_overhead_us([0.1, 0.1, 0.1], pairs=10) == pytest.approx(5.0)
+
+
+def test_one_disturbed_pass_does_not_change_the_overhead():
+    assert graphs.pair_overhead_us([0.1, 0.1, 9.0], pairs=10) == pytest.approx(5.0)
+
+
+def test_the_overhead_is_never_negative():
+    assert graphs.pair_overhead_us([-0.1, -0.2, 0.0], pairs=10) == 0.0
+
+
+def test_without_layers_there_is_no_overhead():
+    assert graphs.pair_overhead_us([0.1], pairs=0) == 0.0
+
+
+@pytest.mark.parametrize(("measured_us", "taken_us"), [(3.0, 3.0), (3.8, 3.8), (2.4, 2.4), (9.0, 3.0), (0.0, 3.0)])
+def test_an_overhead_far_from_the_reference_gives_way_to_it(measured_us: float, taken_us: float):
+    assert graphs.plausible_overhead_us(measured_us, reference_us=3.0) == taken_us
+
+
+@pytest.mark.parametrize(("launched_s", "ahead"), [(10.5, True), (10.89, True), (10.91, False), (11.0, False)])
+def test_the_host_stayed_ahead_if_a_tenth_of_the_time_was_left_to_the_gpu(launched_s: float, ahead: bool):
+    assert graphs.stayed_ahead(started_s=10.0, launched_s=launched_s, finished_s=11.0) is ahead
+
+
+def test_a_replay_is_timed_without_the_hosts_launch(gpu: fakes.Gpu):
+    assert graphs.replay_times_ms(fakes.Captured(gpu, 2.0), 3) == pytest.approx([2.0] * 3)
+
+
+def test_a_sample_that_the_host_held_up_is_taken_again(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.3  # three times as long as the first spin
+    hider, captured = graphs.LaunchHider(), fakes.Captured(gpu, 2.0)
+    assert hider.sample(captured.replay, lambda: "read") == "read"
+    assert (hider.repeated, captured.replays) == (2, 3)
+
+
+def test_a_spin_that_was_too_short_stays_longer(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.3
+    hider, captured = graphs.LaunchHider(), fakes.Captured(gpu, 2.0)
+    for _ in range(5):
+        hider.sample(captured.replay, lambda: None)
+    assert hider.repeated == 2
+
+
+def test_a_host_that_is_never_ahead_is_an_error(gpu: fakes.Gpu):
+    gpu.launch_ms = 1e6
+    with pytest.raises(graphs.HostTooSlowError, match="the host is too busy to measure beside"):
+        graphs.LaunchHider().sample(fakes.Captured(gpu, 2.0).replay, lambda: None)
+
+
+def test_a_graph_that_overfills_the_queue_counts_where_the_gpu_had_most_of_it_still_to_do(gpu: fakes.Gpu):
+    gpu.launch_ms = 100.0
+    assert graphs.replay_times_ms(fakes.Captured(gpu, 1000.0), 1) == pytest.approx([1100.0], rel=0.1)
+
+
+def test_layer_times_are_what_the_events_read(gpu: fakes.Gpu):
+    found = graphs.layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.51, 0.31], count=3)
+    assert found.passes_ms == pytest.approx([1.0] * 3)
+    assert found.added_ms == pytest.approx([0.04] * 3)
+    assert found.layers_ms == [[0.51] * 3, [0.31] * 3]
+
+
+def test_the_overhead_of_a_pair_is_taken_off_every_sample():
+    times = graphs.LayerTimes([1.0, 1.0], [[0.51, 0.52], [0.31, 0.32]], [0.04, 0.04], repeated=0)
+    assert times.less(10.0) == [pytest.approx([0.50, 0.51]), pytest.approx([0.30, 0.31])]
+
+
+def test_a_layer_shorter_than_the_overhead_takes_no_time_rather_than_less():
+    assert graphs.LayerTimes([1.0], [[0.002]], [0.04], repeated=0).less(10.0) == [[0.0]]
+
+
+def test_layer_times_count_the_samples_taken_again(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.15
+    found = graphs.layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.0), lambda: [0.5], count=2)
+    assert found.repeated == 1
+
+
+def test_a_steady_load_keeps_the_queue_filled(gpu: fakes.Gpu):
+    captured = fakes.Captured(gpu, 2.0)
+    graphs.SteadyLoad(captured, pass_ms=2.0).step()
+    assert captured.replays == 10
+
+
+@pytest.mark.parametrize(("pass_ms", "depth"), [(500.0, 2), (1e-6, 256)])
+def test_the_queue_is_at_least_two_deep_and_has_an_end(gpu: fakes.Gpu, pass_ms: float, depth: int):
+    captured = fakes.Captured(gpu, pass_ms)
+    graphs.SteadyLoad(captured, pass_ms).step()
+    assert captured.replays == depth
+
+
+def test_a_step_queues_as_many_replays_as_have_finished(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.0
+    captured = fakes.Captured(gpu, 2.0)
+    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load.step()
+    gpu.host_ms += 6.0
+    load.step()
+    assert captured.replays == 13
+    assert load.starved == 0
+
+
+def test_a_queue_found_empty_is_counted_and_made_deeper(gpu: fakes.Gpu):
+    captured = fakes.Captured(gpu, 2.0)
+    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load.step()
+    torch.cuda.synchronize()
+    load.step()
+    assert load.starved == 1
+    assert captured.replays == 30
+
+
+def test_nothing_has_finished_before_the_first_step(gpu: fakes.Gpu):
+    assert graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0).inferences(1.0) == 0.0
+
+
+def test_a_load_counts_the_replays_that_have_finished(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.0
+    load = graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
+    load.step()
+    gpu.host_ms += 6.0
+    load.step()
+    assert load.inferences(gpu.perf_counter()) == pytest.approx(3.0)
+
+
+def test_halfway_between_two_looks_half_of_the_replays_had_finished(gpu: fakes.Gpu):
+    gpu.launch_ms = 0.0
+    load = graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
+    load.step()
+    gpu.host_ms += 6.0
+    load.step()
+    assert load.inferences(0.003) == pytest.approx(1.5)
+
+
+def test_a_busy_load_replays_for_as_long_as_it_is_told(gpu: fakes.Gpu):
+    gpu.launch_ms, gpu.look_ms = 0.0, 0.1
+    captured = fakes.Captured(gpu, 2.0)
+    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load.keep_busy(0.1)
+    assert gpu.host_ms == pytest.approx(100.0, abs=5.0)
+    assert captured.replays == pytest.approx(50 + 10, abs=3)

@@ -1,0 +1,136 @@
+"""Energies of layers alone: what is replayed, how it is shared out, how it adds up. No GPU: graphs are stand-ins."""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from convscope import graphs, layer_energy, models
+from convscope.energy import EnergyWindow, LoadEnergy
+from convscope.layer_energy import Breakdown, LayerEnergy
+
+L2_BYTES = 50_000
+
+
+class Model(nn.Module):
+    """Two convolutions of one shape, one of another that is called twice, and an activation that writes in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 3, 3, padding=1)
+        self.second = nn.Conv2d(3, 3, 3, padding=1)
+        self.shared = nn.Conv2d(3, 3, 1)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        return self.relu(self.shared(self.relu(self.shared(self.second(self.first(given))))))
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+    """Stand in for CUDA graphs: what would be captured is kept, and run once."""
+    kept: list[Callable[[], object]] = []
+
+    @contextlib.contextmanager
+    def capture(step: Callable[[], object]) -> Iterator[object]:
+        kept.append(step)
+        step()
+        yield object()
+
+    monkeypatch.setattr(graphs, "capture", capture)
+    monkeypatch.setattr(graphs, "replay_times_ms", lambda captured, count: [1.0] * count)
+    monkeypatch.setattr(graphs, "SteadyLoad", lambda captured, pass_ms: object())
+    properties = types.SimpleNamespace(L2_cache_size=L2_BYTES)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    return kept
+
+
+def hundred_joules(load: object) -> tuple[LoadEnergy | None, str | None]:
+    return LoadEnergy(EnergyWindow(0.0, 1.0, 100.0, 1.0, "test"), inferences=10.0), None
+
+
+def measured(meter: layer_energy.Meter = hundred_joules) -> Breakdown:
+    torch.manual_seed(0)
+    model, given = Model().eval(), torch.randn(1, 3, 16, 16)
+    layers = []
+    with torch.inference_mode():
+        with models.hooked(
+            model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape, y.shape))
+        ):
+            model(given)
+        return layer_energy.measure(model, given, layers, meter)
+
+
+def test_each_distinct_shape_is_replayed_once_and_the_rest_of_the_pass_after_them(steps: list):
+    found = measured()
+    assert len(found.layers) == 4
+    assert len(steps) == 3
+
+
+def test_the_energy_of_a_graph_is_shared_out_over_its_calls(steps: list):
+    calls = []
+    original = nn.Conv2d.forward
+
+    def counting(self: nn.Conv2d, given: torch.Tensor) -> torch.Tensor:
+        calls.append(self)
+        return original(self, given)
+
+    found = measured()
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(nn.Conv2d, "forward", counting)
+        steps[0]()
+    assert found.layers[0].energy_j == pytest.approx(10.0 / len(calls))
+    assert found.layers[0].uncertainty_j == pytest.approx(0.1 / len(calls))
+    assert len(calls) >= layer_energy.CALLS_LEAST
+
+
+def test_the_copies_of_weights_together_exceed_the_cache(steps: list):
+    seen = set()
+    original = nn.Conv2d.forward
+
+    def noting(self: nn.Conv2d, given: torch.Tensor) -> torch.Tensor:
+        seen.add((self.weight.data_ptr(), given.data_ptr()))
+        return original(self, given)
+
+    measured()
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(nn.Conv2d, "forward", noting)
+        steps[0]()
+    call_bytes = 4 * (2 * 3 * 16 * 16 + 3 * 3 * 9 + 3)
+    assert len(seen) == layer_energy.copies_needed(call_bytes, L2_BYTES)
+    assert len(seen) * call_bytes > L2_BYTES
+
+
+def test_the_rest_runs_no_convolution_and_the_model_gets_its_own_back(steps: list):
+    model = Model().eval()
+    given = torch.randn(1, 3, 16, 16)
+    with torch.inference_mode():
+        expected = model(given)
+        calls = layer_energy._calls(model, given)
+        with layer_energy._stubbed(model, calls):
+            assert not models.convolution_modules(model)
+            assert torch.equal(model(given), expected)
+        assert torch.equal(model(given), expected)
+
+
+def test_a_layer_without_energy_says_why_and_there_is_no_sum(steps: list):
+    found = measured(lambda load: (None, "no energy: GPU is lost"))
+    assert found.layers[0] == LayerEnergy(None, None, "no energy: GPU is lost")
+    assert found.layers_sum_j is None
+    assert found.residual_pct(1.0) is None
+
+
+def test_the_residual_is_what_layers_and_rest_are_above_the_pass():
+    found = Breakdown((LayerEnergy(0.3, 0.01), LayerEnergy(0.5, 0.01)), rest_j=0.3)
+    assert found.layers_sum_j == pytest.approx(0.8)
+    assert found.residual_pct(1.0) == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(("call_bytes", "copies"), [(1, 200), (30, 7), (100, 2), (1000, 2)])
+def test_there_are_enough_copies_for_twice_the_cache_and_at_least_two(call_bytes: int, copies: int):
+    assert layer_energy.copies_needed(call_bytes, 100) == copies

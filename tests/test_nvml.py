@@ -1,0 +1,220 @@
+"""One card through NVML, against a stand-in for the module `pynvml` that refuses what it is told to refuse."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+from convscope import energy, nvml
+from convscope.nvml import NvmlCard, SensorError
+from profiler import PowerMonitor
+
+UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
+
+
+class NVMLError(Exception):
+    pass
+
+
+class Module:
+    """Answers like `pynvml` for three cards, but for the calls named in `refused`, which raise with that text."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVMLError = NVMLError
+
+    def __init__(self, **refused: str) -> None:
+        self.refused = refused
+        self.fields: dict[int, float] = {nvml.POWER_INSTANT: 300.0, nvml.POWER_AVERAGE: 290.0}
+        self.reasons = 0
+        self.pids: list[int] = []
+        self.opened = 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name.startswith("nvml"):
+            refused = object.__getattribute__(self, "refused")
+            if name in refused:
+                return _raiser(refused[name])
+        return object.__getattribute__(self, name)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.opened += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.opened -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return len(UUIDS)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:  # noqa: N802
+        return UUIDS[index]
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:  # noqa: N802
+        return handle
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+        if uuid not in (*UUIDS, "MIG-1"):
+            raise NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+        return f"card of {handle}"
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
+        return 123_456
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> int:  # noqa: N802
+        return 280_000
+
+    def nvmlDeviceGetFieldValues(self, handle: str, asked: list[tuple[int, int]]) -> list[Any]:  # noqa: N802
+        watts = self.fields.get(asked[0][0])
+        value = types.SimpleNamespace(uiVal=int((watts or 0) * 1e3), ullVal=int((watts or 0) * 1e3))
+        return [types.SimpleNamespace(nvmlReturn=3 if watts is None else 0, value=value)]
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: str) -> int:  # noqa: N802
+        return self.reasons
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+        return [types.SimpleNamespace(pid=pid) for pid in self.pids]
+
+    def nvmlDeviceGetTemperature(self, handle: str, kind: int) -> int:  # noqa: N802
+        return 41
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> int:  # noqa: N802
+        return 1980
+
+
+def _raiser(text: str) -> Any:
+    def refuse(*arguments: object) -> None:
+        raise NVMLError(text)
+
+    return refuse
+
+
+def card(**refused: str) -> NvmlCard:
+    return NvmlCard(UUIDS[0], Module(**refused))
+
+
+def test_the_energy_counter_comes_first_with_the_instant_power_beside_it():
+    opened = card()
+    assert opened.source == energy.COUNTER
+    assert opened.read() == (123.456, 300.0)
+
+
+def test_without_a_counter_the_instant_power_is_the_source():
+    opened = card(nvmlDeviceGetTotalEnergyConsumption="Not Supported")
+    assert opened.source == energy.INSTANT
+    assert opened.read() == (None, 300.0)
+
+
+def test_without_an_instant_field_the_average_is_the_source():
+    module = Module(nvmlDeviceGetTotalEnergyConsumption="Not Supported")
+    del module.fields[nvml.POWER_INSTANT]
+    opened = NvmlCard(UUIDS[0], module)
+    assert opened.source == energy.AVERAGE
+    assert opened.read() == (None, 290.0)
+
+
+def test_on_old_drivers_the_average_comes_from_the_older_call():
+    refused = {"nvmlDeviceGetTotalEnergyConsumption": "Not Supported", "nvmlDeviceGetFieldValues": "Not Supported"}
+    opened = card(**refused)
+    assert opened.source == energy.AVERAGE
+    assert opened.read() == (None, 280.0)
+
+
+def test_a_counter_without_any_power_reading_is_enough():
+    module = Module()
+    module.fields.clear()
+    assert NvmlCard(UUIDS[0], module).read() == (123.456, None)
+
+
+@pytest.mark.parametrize(
+    ("refused", "text"),
+    [
+        ({"nvmlInit": "Driver Not Loaded"}, "NVML cannot start: NVML says Driver Not Loaded"),
+        ({"nvmlDeviceGetHandleByUUID": "Insufficient Permissions"}, "NVML says Insufficient Permissions"),
+        (
+            {
+                "nvmlDeviceGetTotalEnergyConsumption": "Not Supported",
+                "nvmlDeviceGetFieldValues": "Not Supported",
+                "nvmlDeviceGetPowerUsage": "Not Supported",
+            },
+            "neither energy nor power can be read",
+        ),
+    ],
+    ids=["no driver", "no permission", "vgpu"],
+)
+def test_a_card_that_cannot_be_asked_is_a_reason_and_never_a_zero(refused: dict[str, str], text: str):
+    module = Module(**refused)
+    with pytest.raises(SensorError, match=text):
+        NvmlCard(UUIDS[0], module)
+    assert module.opened == 0
+    monitor = PowerMonitor.of([UUIDS[0]], module)
+    assert monitor.reason is not None
+    assert text in monitor.reason
+    assert monitor.idle_power_w() is None
+
+
+def test_a_card_that_nobody_knows_is_a_reason():
+    with pytest.raises(SensorError, match="NVML does not know GPU-zzz"):
+        NvmlCard("GPU-zzz", Module())
+
+
+def test_a_card_that_is_lost_later_says_so():
+    module = Module()
+    opened = NvmlCard(UUIDS[0], module)
+    module.refused["nvmlDeviceGetTotalEnergyConsumption"] = "GPU is lost"
+    with pytest.raises(SensorError, match="GPU is lost"):
+        opened.read()
+
+
+def test_a_part_of_a_card_is_measured_as_the_whole_card():
+    opened = NvmlCard("MIG-1", Module())
+    assert opened._handle == "card of MIG-1"
+
+
+def test_a_card_is_closed_once():
+    module = Module()
+    opened = NvmlCard(UUIDS[0], module)
+    opened.close()
+    opened.close()
+    assert module.opened == 0
+
+
+def test_the_state_says_what_throttles_and_who_else_computes():
+    module = Module()
+    module.reasons, module.pids = 0x1 | 0x4 | 0x40, [1]
+    state = NvmlCard(UUIDS[0], module).state()
+    assert state.throttle_reasons == "power cap, hardware thermal slowdown"
+    assert state.other_processes == 1
+    assert (state.temperature_c, state.sm_clock_mhz) == (41, 1980)
+
+
+def test_idle_and_clocks_that_somebody_set_are_no_throttling():
+    assert nvml.throttling(0x1 | 0x2) == "none"
+
+
+def test_what_a_card_does_not_say_is_absent():
+    state = card(nvmlDeviceGetTemperature="Not Supported", nvmlDeviceGetComputeRunningProcesses="No").state()
+    assert state.temperature_c is None
+    assert state.other_processes is None
+
+
+@pytest.mark.parametrize(
+    ("visible", "found"),
+    [
+        (None, UUIDS),
+        ("1", UUIDS[1:2]),
+        ("2,0", (UUIDS[2], UUIDS[0])),
+        ("GPU-cccc-3", UUIDS[2:]),
+        ("GPU-c, 0", (UUIDS[2], UUIDS[0])),
+        ("GPU-aa", ()),
+        ("0,7,1", UUIDS[:1]),
+        ("-1", ()),
+        ("", ()),
+        ("MIG-1,1", ("MIG-1", UUIDS[1])),
+    ],
+)
+def test_visible_cards_are_those_that_cuda_shows(visible: str | None, found: tuple[str, ...]):
+    assert nvml.visible_uuids(Module(), visible) == list(found)

@@ -1,0 +1,165 @@
+"""From what a user asks to a run, or to one line that says what cannot be."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convscope import request
+from convscope.errors import InputError
+from convscope.records import Run
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
+ASKED: dict[str, Any] = {
+    "model": "alexnet",
+    "algorithm": "direct",
+    "num_sizes": 1,
+    "input_size_range": (64, 96),
+    "device": CPU,
+    "gpu": None,
+    "stage": None,
+    "math": None,
+    "unsupported": "error",
+    "batch_size": 1,
+    "warmup_iters": 1,
+    "measure_iters": 1,
+    "pretrained": False,
+    "seed": 0,
+    "energy": True,
+}
+
+
+def make(**changes: object) -> Run:
+    return request.make_run(**(ASKED | changes))
+
+
+@pytest.fixture
+def h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make PyTorch see two cards."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+
+
+def test_names_are_taken_in_the_spelling_of_the_catalogues():
+    run = make(model="AlexNet", algorithm="Implicit_GEMM")
+    assert (run.model, run.algorithm) == ("alexnet", "implicit gemm")
+
+
+def test_on_a_cpu_the_math_is_fp32_and_the_folder_says_cpu():
+    run = make()
+    assert (run.math, run.gpu) == ("fp32", "cpu")
+
+
+@pytest.mark.usefixtures("h200")
+def test_on_a_gpu_the_math_is_tf32_and_energy_is_measured():
+    run = make(device=CUDA)
+    assert (run.math, run.energy, run.gpu) == ("tf32", True, "h200")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
+        ({"warmup_iters": -1}, "--warmup -1: it must be at least 0"),
+        ({"measure_iters": 0}, "--measure 0: it must be at least 1"),
+        ({"num_sizes": 0}, "--num-sizes 0: it must be at least 1"),
+        ({"seed": -1}, "--seed -1: it must be at least 0"),
+        ({"input_size_range": (0, 64)}, "--input-range 0: it must be at least 1"),
+        ({"input_size_range": (96, 64)}, "--input-range 96 64: the first number is the smaller one"),
+        ({"num_sizes": 34}, "--num-sizes 34: between 64 and 96 pixels are only 33 sizes"),
+        ({"unsupported": "ignore"}, "--unsupported ignore: choose one of error, fallback, skip"),
+        ({"math": "fp16"}, "--math fp16: choose one of tf32, fp32"),
+        ({"math": "tf32"}, "--math tf32 needs a CUDA device: a CPU computes in fp32"),
+        ({"gpu": "h200"}, "--gpu h200: the device is a CPU"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_line(changes: dict[str, object], line: str):
+    with pytest.raises(InputError) as refused:
+        make(**changes)
+    assert str(refused.value).startswith(line)
+
+
+def test_a_seed_that_pytorch_cannot_take_is_refused():
+    with pytest.raises(InputError, match="--seed"):
+        make(seed=2**64)
+
+
+@pytest.mark.parametrize(("count", "stage"), [(1, "1_sanity"), (10, "2_quick"), (100, "3_full"), (7, "3_full")])
+def test_the_stage_goes_by_the_number_of_sizes(count: int, stage: str):
+    assert request.stage_of(count) == stage
+
+
+def test_a_named_stage_wins_over_the_number_of_sizes():
+    assert make(stage="3_full").stage == "3_full"
+
+
+def test_the_quick_sizes_are_the_documented_ones():
+    assert request.spread_sizes(10, (224, 512)) == (224, 256, 288, 320, 352, 384, 416, 448, 480, 512)
+
+
+def test_the_hundred_sizes_follow_the_formula():
+    assert request.spread_sizes(100, (224, 512)) == tuple(224 + int(i * (512 - 224) / 99) for i in range(100))
+
+
+def test_one_size_is_the_smallest():
+    assert request.spread_sizes(1, (224, 512)) == (224,)
+
+
+@given(low=st.integers(1, 1000), width=st.integers(1, 1000), data=st.data())
+def test_sizes_rise_from_the_first_bound_to_the_last(low: int, width: int, data: st.DataObject):
+    count = data.draw(st.integers(2, width + 1))
+    sizes = request.spread_sizes(count, (low, low + width))
+    assert len(sizes) == count
+    assert (sizes[0], sizes[-1]) == (low, low + width)
+    assert all(a < b for a, b in pairwise(sizes))
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_auto_is_the_cpu_where_there_is_no_gpu():
+    assert request.find_device("auto") == CPU
+
+
+@pytest.mark.usefixtures("h200")
+def test_auto_is_the_first_gpu_where_there_is_one():
+    assert request.find_device("auto") == CUDA
+
+
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
+def test_a_gpu_goes_by_its_number(name: str, index: int):
+    assert request.find_device(name) == torch.device("cuda", index)
+
+
+@pytest.mark.usefixtures("h200")
+def test_a_gpu_beyond_the_last_is_refused_with_the_count():
+    with pytest.raises(InputError, match="--device cuda:2: PyTorch sees 2 CUDA devices here"):
+        request.find_device("cuda:2")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_cuda_is_refused():
+    with pytest.raises(InputError, match="--device cuda: PyTorch sees 0 CUDA devices here; --device cpu measures"):
+        request.find_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", ""])
+def test_what_is_no_device_is_answered_with_those_there_are(name: str):
+    with pytest.raises(InputError, match="is none of auto, cpu, cuda, cuda:N"):
+        request.find_device(name)
+
+
+@pytest.mark.usefixtures("h200")
+def test_another_card_than_asked_for_is_refused_naming_the_one_that_is_here():
+    with pytest.raises(InputError, match="--gpu l40s: the card that is here is NVIDIA H200; say --gpu h200"):
+        request.folder_gpu("l40s", CUDA)
+
+
+@pytest.mark.usefixtures("h200")
+def test_the_folder_has_the_short_name_however_the_card_was_called():
+    assert request.folder_gpu("NVIDIA H200", CUDA) == "h200"

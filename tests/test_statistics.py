@@ -1,0 +1,66 @@
+"""Repeated times in, one summary out."""
+
+from __future__ import annotations
+
+import statistics as reference
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convscope.statistics import half_width_ms, summarize
+
+some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
+
+
+def test_a_summary_holds_what_the_samples_say():
+    found = summarize([4.0, 1.0, 2.0, 3.0])
+    assert (found.count, found.mean_ms, found.min_ms, found.max_ms, found.median_ms) == (4, 2.5, 1.0, 4.0, 2.5)
+
+
+def test_the_deviation_is_that_of_a_sample():
+    assert summarize([1.0, 2.0, 3.0, 4.0]).std_ms == pytest.approx(reference.stdev([1, 2, 3, 4]))
+
+
+def test_the_95th_percentile_lies_between_the_samples_around_it():
+    assert summarize([float(ms) for ms in range(1, 102)]).p95_ms == pytest.approx(96.0)
+
+
+def test_a_single_sample_says_nothing_of_its_spread():
+    found = summarize([1.5])
+    assert (found.mean_ms, found.p95_ms, found.std_ms, found.ci95_ms) == (1.5, 1.5, None, None)
+
+
+@pytest.mark.parametrize(("count", "quantile"), [(2, 12.706), (5, 2.776), (20, 2.093), (1000, 1.962)])
+def test_the_interval_is_students_for_the_number_of_samples(count: int, quantile: float):
+    assert half_width_ms(1.0, count) == pytest.approx(quantile / count**0.5, rel=1e-3)
+
+
+def test_the_interval_of_a_summary_is_that_of_its_deviation_and_count():
+    found = summarize([1.0, 2.0, 3.0])
+    assert found.std_ms == 1.0
+    assert found.ci95_ms == half_width_ms(1.0, 3)
+
+
+def test_no_times_are_refused():
+    with pytest.raises(ValueError, match="no times to summarize"):
+        summarize([])
+
+
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_a_time_that_is_not_finite_is_refused_with_its_value(odd: float):
+    with pytest.raises(ValueError, match=f"a time is not finite: {odd}"):
+        summarize([1.0, odd])
+
+
+@given(some_times)
+def test_mean_median_and_percentile_lie_between_the_extremes(times: list[float]):
+    found = summarize(times)
+    margin = 1e-9 * found.max_ms
+    for value in (found.mean_ms, found.median_ms, found.p95_ms):
+        assert found.min_ms - margin <= value <= found.max_ms + margin
+
+
+@given(some_times)
+def test_the_order_of_the_samples_does_not_matter(times: list[float]):
+    assert summarize(times).mean_ms == pytest.approx(summarize(sorted(times)).mean_ms)
