@@ -7,6 +7,7 @@ measure with is handed to it.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +22,12 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from convscope import algorithms, cudnn, energy, environment, graphs, models, nvml, records, request, swap, trace
+from convscope import algorithms, energy, environment, graphs, models, nvml, request, swap, trace
 from convscope.assignment import Assignment, assign
-from convscope.bench import Bench, SteadyLoad
+from convscope.bench import Bench, SteadyLoad, status_of
 from convscope.energy import EnergyWindow, LoadEnergy
 from convscope.errors import InputError
+from convscope.folder import Folder
 from convscope.measurement import failed_row, layer_rows, overall_row
 from convscope.nvml import SensorError
 from convscope.rapl import RaplPackages
@@ -76,10 +78,22 @@ class PowerMonitor:
         return cls(cards)
 
     @classmethod
+    def of_visible(cls, nvml_module: Any = None) -> PowerMonitor:
+        """Return a monitor of all cards that `CUDA_VISIBLE_DEVICES` shows this process, in its order."""
+        try:
+            module = nvml_module or nvml.load()
+            return cls.of(nvml.visible_uuids(module, os.environ.get("CUDA_VISIBLE_DEVICES")), module)
+        except SensorError as error:
+            return cls(reason=str(error))
+
+    @classmethod
     def of_device(cls, device: torch.device) -> PowerMonitor:
         """Return a monitor of one of PyTorch's devices: the card by its UUID, or the CPU packages."""
         if device.type == "cuda":
-            return cls.of([f"GPU-{torch.cuda.get_device_properties(device).uuid}"])
+            uuid = torch.cuda.get_device_properties(device).uuid
+            card = cls.of([f"GPU-{uuid}"])
+            part = cls.of([f"MIG-{uuid}"]) if card.reason else card
+            return card if part.reason else part
         try:
             return cls([RaplPackages()])
         except SensorError as error:
@@ -325,11 +339,11 @@ class UnifiedProfiler:
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
-            folder = records.Folder(Path(output_dir or self.folder), run.stem)
+            folder = Folder(Path(output_dir or self.folder), run.stem)
             folder.prepare()
             monitor = stack.enter_context(PowerMonitor.of_device(self.device))
             here = environment.read(self.device, monitor.settings())
-            missing = self._missing_sizes(folder, here, overwrite)
+            missing = list(run.input_sizes) if overwrite else folder.missing_sizes(run, here, self.note)
             if missing:
                 self._sweep(folder, here, monitor, missing, assignments, overwrite)
         return folder.read_overall(), folder.read_layers()
@@ -355,36 +369,9 @@ class UnifiedProfiler:
             if self.device.type == "cuda":
                 swap.engine().release()
 
-    def _missing_sizes(self, folder: records.Folder, here: Environment, overwrite: bool) -> list[int]:
-        if overwrite:
-            return list(self.request.input_sizes)
-        earlier = folder.read_run()
-        if earlier is None and folder.overall.exists():
-            raise InputError(
-                f"{folder.path} has tables and no run.json, so nobody knows how they were measured: "
-                "choose another --output-dir, or --overwrite"
-            )
-        if earlier is not None:
-            odd = records.differences(earlier, self.request, here)
-            if odd:
-                raise InputError(
-                    f"{folder.path} holds a run with other settings ({'; '.join(odd)}): "
-                    "choose another --output-dir, or --overwrite"
-                )
-        torn = folder.drop_torn_sizes()
-        if torn:
-            self.note(f"dropped the layers of sizes that were cut off: {torn}")
-        done = set(folder.read_overall()["input_size"])
-        missing = [size for size in self.request.input_sizes if size not in done]
-        if not missing:
-            self.note(f"all {len(self.request.input_sizes)} sizes are in {folder.path}: nothing measured (--overwrite)")
-        elif done:
-            self.note(f"{len(done)} sizes are in {folder.path}: measuring the {len(missing)} that are missing")
-        return missing
-
     def _sweep(
         self,
-        folder: records.Folder,
+        folder: Folder,
         here: Environment,
         monitor: PowerMonitor,
         sizes: Sequence[int],
@@ -431,16 +418,6 @@ class UnifiedProfiler:
                     bench.release()
         swapped.restore()
         folder.write_run(run, here, times | {"ended_utc": _now_utc()})
-
-
-def status_of(error: Exception) -> str | None:
-    """Return the status of a size that failed so, None for an error that is not a size's own."""
-    # PyTorch's allocator on a CPU has no type of its own for this.
-    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
-        return "oom"
-    if isinstance(error, (cudnn.NotSupportedError, InputError)):
-        return "unsupported"
-    return "failed" if isinstance(error, graphs.HostTooSlowError) else None
 
 
 def _now_utc() -> str:

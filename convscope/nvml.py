@@ -182,11 +182,21 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
         visible: `CUDA_VISIBLE_DEVICES`: indices, UUIDs (a unique beginning is enough), MIG UUIDs; as in CUDA the list
             ends at the first entry that names nothing. None shows all. Indices are NVML's, by PCI bus: set
             `CUDA_DEVICE_ORDER=PCI_BUS_ID` where cards differ.
+
+    Raises:
+        SensorError: there is no driver.
     """
-    count = nvml.nvmlDeviceGetCount()
-    everyone = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
-    if visible is None:
-        return everyone
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        everyone = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise SensorError(f"the cards cannot be counted: NVML says {error}") from None
+    return everyone if visible is None else _named(visible, everyone)
+
+
+def _named(visible: str, everyone: list[str]) -> list[str]:
     found: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):

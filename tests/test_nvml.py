@@ -218,3 +218,18 @@ def test_what_a_card_does_not_say_is_absent():
 )
 def test_visible_cards_are_those_that_cuda_shows(visible: str | None, found: tuple[str, ...]):
     assert nvml.visible_uuids(Module(), visible) == list(found)
+
+
+def test_a_machine_without_a_driver_shows_no_cards_and_says_why():
+    with pytest.raises(SensorError, match="the cards cannot be counted: NVML says Driver Not Loaded"):
+        nvml.visible_uuids(Module(nvmlInit="Driver Not Loaded"), None)
+    assert "Driver Not Loaded" in str(PowerMonitor.of_visible(Module(nvmlInit="Driver Not Loaded")).reason)
+
+
+def test_a_monitor_of_the_visible_cards_has_one_sensor_each(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,GPU-aaaa")
+    monitor = PowerMonitor.of_visible(Module())
+    with monitor.window() as window:
+        pass
+    assert [sensor.name for sensor in monitor._sampler.sensors] == [UUIDS[2], UUIDS[0]]
+    assert len(window.energies) == 2

@@ -14,9 +14,11 @@ from fakes import ENVIRONMENT, LAYER, LAYER_ROW, OVERALL, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from convscope import folder as files
 from convscope import records
 from convscope.errors import InputError
-from convscope.records import Folder, LayerRow, OverallRow
+from convscope.folder import Folder
+from convscope.records import LayerRow, OverallRow
 
 FIRST_OVERALL = [
     "model", "algorithm", "input_size", "mean", "std", "min", "max", "power_mean_w", "energy_per_inference_j",
@@ -124,7 +126,7 @@ def test_a_size_without_layers_leaves_a_table_of_layers_with_a_header_only(folde
 
 def test_layers_of_a_size_that_was_cut_off_are_dropped(folder: Folder):
     folder.append(OVERALL, [LAYER_ROW])
-    records._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
+    files._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
     assert folder.drop_torn_sizes() == [96]
     assert list(folder.read_layers()["input_size"]) == [64]
 
@@ -150,7 +152,7 @@ def test_a_size_is_appended_on_a_line_of_its_own_after_one_that_was_cut_off(fold
 def test_whole_numbers_stay_whole_when_other_sizes_are_dropped(folder: Folder):
     folder.append(OVERALL, [dataclasses.replace(LAYER_ROW, samples=20), dataclasses.replace(LAYER_ROW, samples=None)])
     whole = folder.layers.read_text()
-    records._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
+    files._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
     folder.drop_torn_sizes()
     assert folder.layers.read_text() == whole
 
@@ -211,33 +213,33 @@ def _document(folder: Folder) -> dict[str, object]:
 
 
 def test_the_same_run_has_no_differences(folder: Folder):
-    assert records.differences(_document(folder), run(), ENVIRONMENT) == []
+    assert files.differences(_document(folder), run(), ENVIRONMENT) == []
 
 
 def test_a_run_json_without_a_run_is_refused(folder: Folder):
     folder.run.write_text(json.dumps({"schema_version": records.SCHEMA_VERSION}))
     with pytest.raises(InputError, match=r"is not a run\.json of this project"):
-        records.differences(folder.read_run() or {}, run(), ENVIRONMENT)
+        files.differences(folder.read_run() or {}, run(), ENVIRONMENT)
 
 
 def test_more_sizes_are_no_difference(folder: Folder):
-    assert records.differences(_document(folder), run(input_sizes=(64, 96, 128)), ENVIRONMENT) == []
+    assert files.differences(_document(folder), run(input_sizes=(64, 96, 128)), ENVIRONMENT) == []
 
 
 @pytest.mark.parametrize("setting", [name for name in records.SETTINGS if name != "device_type"])
 def test_a_run_that_differs_in_a_setting_is_told_apart(folder: Folder, setting: str):
-    (difference,) = records.differences(_document(folder), run(**{setting: "other"}), ENVIRONMENT)
+    (difference,) = files.differences(_document(folder), run(**{setting: "other"}), ENVIRONMENT)
     assert difference == f"{setting} {getattr(run(), setting)}, now other"
 
 
 def test_another_device_is_told_apart_by_its_kind(folder: Folder):
-    assert records.differences(_document(folder), run(device="cuda:0"), ENVIRONMENT) == ["device_type cpu, now cuda"]
+    assert files.differences(_document(folder), run(device="cuda:0"), ENVIRONMENT) == ["device_type cpu, now cuda"]
 
 
 @pytest.mark.parametrize("part", records.SOFTWARE)
 def test_other_hardware_or_software_is_told_apart(folder: Folder, part: str):
     other = dataclasses.replace(ENVIRONMENT, **{part: "other"})
-    assert records.differences(_document(folder), run(), other) == [f"{part} {getattr(ENVIRONMENT, part)}, now other"]
+    assert files.differences(_document(folder), run(), other) == [f"{part} {getattr(ENVIRONMENT, part)}, now other"]
 
 
 def test_preparing_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path):
@@ -261,12 +263,8 @@ def test_clearing_removes_the_three_files_and_nothing_else(folder: Folder):
 
 
 def test_writing_a_whole_file_leaves_no_temporary_one(tmp_path: Path):
-    records.write_atomically(tmp_path / "run.json", "new")
+    files.write_atomically(tmp_path / "run.json", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "new")]
-
-
-def test_a_frame_has_every_column_even_without_rows():
-    assert list(records.frame([], OverallRow).columns) == records.columns(OverallRow)
 
 
 def test_records_and_its_neighbours_need_no_pytorch():

@@ -23,10 +23,8 @@ def monitor():
 def test_the_card_is_found_by_the_uuid_that_pytorch_gives():
     uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     module = nvml.load()
-    module.nvmlInit()
     assert uuid in nvml.visible_uuids(module, None)
     assert nvml.visible_uuids(module, uuid[:12]) == [uuid]
-    module.nvmlShutdown()
 
 
 def test_counter_and_integral_agree_under_steady_load(monitor: PowerMonitor):
