@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from typing import NoReturn
 
@@ -139,5 +140,16 @@ def _check_power(device_name: str) -> str:
     return f"{console.sensor_report(found)}\nsaved: {path}"
 
 
+def run() -> int:
+    """Run the command line as a program: a reader that has gone away (`| head`) is no error."""
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

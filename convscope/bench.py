@@ -102,16 +102,19 @@ class Bench:
         """
         if self._run.energy:
             self.idle_power_w = self._meter.idle_power_w()
-        if self._device.type == "cpu":
-            return
-        given = self._input(size)
+        if self._device.type == "cuda":
+            # Where even this does not fit, the size itself will say so, in its row.
+            with contextlib.suppress(torch.OutOfMemoryError, graphs.HostTooSlowError):
+                self.reference_us = self._pair_overhead_us(self._input(size))
+            self.release()
+
+    def _pair_overhead_us(self, given: torch.Tensor) -> float:
         with contextlib.ExitStack() as stack:
             plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
             instrumented = stack.enter_context(graphs.capture(lambda: self._model(given), self._timer, beside=plain))
             self._settle(plain)
             times = graphs.layer_times(plain, instrumented, self._timer.read_ms, CALIBRATION_SAMPLES)
-        self.reference_us = graphs.pair_overhead_us(times.added_ms, len(times.layers_ms))
-        self.release()
+        return graphs.pair_overhead_us(times.added_ms, len(times.layers_ms))
 
     def _input(self, size: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(self._run.seed)

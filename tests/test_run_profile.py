@@ -295,3 +295,11 @@ def test_each_stage_has_its_folder_and_number_of_sizes(
     call("--model", "alexnet", "--algorithm", "direct", "--device", "cpu", *option)
     assert runs[0].folder.parts[-2:] == (stage, "alexnet_direct_cpu")
     assert len(runs[0].request.input_sizes) == count
+
+
+def test_a_reader_that_has_gone_away_is_no_error():
+    listing = f"{sys.executable} {ROOT / 'run_profile.py'} --list-models"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {listing} | head -1"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "vgg16\n", "")
