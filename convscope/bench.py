@@ -28,6 +28,7 @@ SETTLING_S = 0.1
 CALIBRATION_SAMPLES = 40
 EAGER_WARMUP_MOST = 3  # the eager pass that looks at what ran has warmed everything but the host's caches
 CUDA_METHOD = "cuda graph replay, cuda events"
+OVERFULL = ", launch longer than the queue"  # see graphs.LaunchHider
 CPU_METHOD = "time.perf_counter"
 
 
@@ -187,7 +188,7 @@ class Bench:
         return Measurement(
             passes=summarize(times.passes_ms),
             layers=[summarize(samples) for samples in times.less(overhead_us)],
-            method=CUDA_METHOD,
+            method=CUDA_METHOD + (OVERFULL if times.overfull else ""),
             witnesses=witnesses,
             eager=summarize(eager_ms),
             repeated=times.repeated,

@@ -97,11 +97,13 @@ class LaunchHider:
 
     `repeated` counts the samples thrown away because it did not; the spin is then doubled, and stays so. A graph of
     tens of thousands of kernels does not fit the queue, so that its launch cannot end before the spin does. There the
-    host counts as ahead if a good part of the work was still to be done when the launch returned.
+    host counts as ahead if a good part of the work was still to be done when the launch returned; `overfull` counts
+    such samples, which are not proved as the others are.
     """
 
     def __init__(self) -> None:
         self.repeated = 0
+        self.overfull = 0
         self._cycles = SPIN_CYCLES
         self._spun = torch.cuda.Event()
 
@@ -128,6 +130,7 @@ class LaunchHider:
                 self.repeated += 1
                 self._cycles *= 2
             elif stayed_ahead(started_s, launched_s, time.perf_counter()):
+                self.overfull += 1
                 return read()
             else:
                 raise HostTooSlowError(
@@ -174,6 +177,7 @@ class LayerTimes:
     layers_ms: list[list[float]]
     added_ms: list[float]
     repeated: int
+    overfull: int = 0
 
     def less(self, overhead_us: float) -> list[list[float]]:
         """Return the times of the layers with this overhead of a pair of events taken off, never below 0."""
@@ -199,7 +203,9 @@ def layer_times(
         watched_ms, layers_ms = hider.sample(watched.launch, lambda: (watched.read_ms(), read_layers_ms()))
         added_ms.append(watched_ms - passes_ms[-1])
         samples.append(layers_ms)
-    return LayerTimes(passes_ms, [list(times) for times in zip(*samples, strict=True)], added_ms, hider.repeated)
+    return LayerTimes(
+        passes_ms, [list(times) for times in zip(*samples, strict=True)], added_ms, hider.repeated, hider.overfull
+    )
 
 
 def pair_overhead_us(added_ms: Sequence[float], pairs: int) -> float:

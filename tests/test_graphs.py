@@ -72,6 +72,16 @@ def test_a_graph_that_overfills_the_queue_counts_where_the_gpu_had_most_of_it_st
     assert graphs.replay_times_ms(fakes.Captured(gpu, 1000.0), 1) == pytest.approx([1100.0], rel=0.1)
 
 
+def test_samples_that_overfill_the_queue_are_counted(gpu: fakes.Gpu):
+    gpu.launch_ms = 100.0
+    hider, captured = graphs.LaunchHider(), fakes.Captured(gpu, 1000.0)
+    hider.sample(captured.replay, lambda: None)
+    assert hider.overfull == 1
+    gpu.launch_ms = 0.01
+    hider.sample(captured.replay, lambda: None)
+    assert hider.overfull == 1
+
+
 def test_layer_times_are_what_the_events_read(gpu: fakes.Gpu):
     found = graphs.layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.51, 0.31], count=3)
     assert found.passes_ms == pytest.approx([1.0] * 3)
