@@ -187,6 +187,7 @@ class UnifiedProfiler:
         gpu: the GPU's name in the folder; it must be the card that is there.
         stage: a name of `records.STAGES`; None goes by the number of sizes (1, 10, else full).
         measure_energy: open a window of a second or more on the energy counter at each size.
+        stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
 
     Raises:
@@ -211,10 +212,13 @@ class UnifiedProfiler:
         gpu: str | None = None,
         stage: str | None = None,
         measure_energy: bool = True,
+        stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
         self.device = request.find_device(device)
         self.note = note
+        self.stop = stop
+        self.stopped = False
         self.request = request.make_run(
             model_name,
             algorithm,
@@ -319,6 +323,9 @@ class UnifiedProfiler:
         bench = Bench(run, model, self.device, timer, monitor, self.note)
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
             for size in bar:
+                self.stopped = self.stop()
+                if self.stopped:
+                    break
                 bar.set_postfix_str(f"{size} px")
                 started_utc, started_s = _now_utc(), time.perf_counter()
                 try:
@@ -339,7 +346,8 @@ class UnifiedProfiler:
                 finally:
                     bench.release()
         swapped.restore()
-        folder.write_run(run, here, times | {"ended_utc": _now_utc()})
+        if not self.stopped:
+            folder.write_run(run, here, times | {"ended_utc": _now_utc()})
 
 
 def device_uuid(device: torch.device) -> str | None:

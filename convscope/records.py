@@ -13,11 +13,12 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from convscope.errors import InputError
+
+if TYPE_CHECKING:  # imported where a table is read: what only needs a name must not wait for it
+    import pandas as pd
 
 SCHEMA_VERSION = 1
 STAGES = ("1_sanity", "2_quick", "3_full")
@@ -338,6 +339,8 @@ def read_table(path: Path, row_type: type[OverallRow] | type[LayerRow]) -> pd.Da
     Raises:
         InputError: the file's columns are not this table's.
     """
+    import pandas as pd
+
     expected = columns(row_type)
     if not path.exists():
         return pd.DataFrame(columns=expected)
@@ -360,6 +363,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 def frame(rows: Iterable[Row], row_type: type[OverallRow] | type[LayerRow]) -> pd.DataFrame:
     """Return rows as a data frame with all of the table's columns."""
+    import pandas as pd
+
     return pd.DataFrame([dataclasses.asdict(row) for row in rows], columns=columns(row_type))
 
 
