@@ -19,6 +19,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/shellcheck -x *.sh slurm/*.sh
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

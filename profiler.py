@@ -266,6 +266,7 @@ class UnifiedProfiler:
         measure_energy: open a window of a second or more on the energy counter at each size.
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
+        stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
 
     Raises:
@@ -294,10 +295,13 @@ class UnifiedProfiler:
         energy_precision: float = Run.energy_precision,
         energy_budget_s: float = Run.energy_budget_s,
         layer_energy: bool = False,
+        stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
         self.device = request.find_device(device)
         self.note = note
+        self.stop = stop
+        self.stopped = False
         self.request = request.make_run(
             model_name,
             algorithm,
@@ -397,6 +401,9 @@ class UnifiedProfiler:
         bench.calibrate(run.input_sizes[0])
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
             for size in bar:
+                self.stopped = self.stop()
+                if self.stopped:
+                    break
                 bar.set_postfix_str(f"{size} px")
                 started_utc, started_s = _now_utc(), time.perf_counter()
                 try:
@@ -417,7 +424,8 @@ class UnifiedProfiler:
                 finally:
                     bench.release()
         swapped.restore()
-        folder.write_run(run, here, times | {"ended_utc": _now_utc()})
+        if not self.stopped:
+            folder.write_run(run, here, times | {"ended_utc": _now_utc()})
 
 
 def _now_utc() -> str:

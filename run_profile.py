@@ -7,17 +7,12 @@ import argparse
 import contextlib
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Callable
+
+from convscope.commandline import OneLineParser
+from convscope.signals import STOPPED, StopSignal
 
 STAGE_SIZES = {"test": 1, "quick": 10}
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Prints one line for bad arguments, exit code 2."""
-
-    def error(self, message: str) -> NoReturn:
-        """End the program with this message on one line."""
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
 
 
 def parser() -> OneLineParser:
@@ -49,27 +44,35 @@ def parser() -> OneLineParser:
     made.add_argument("--check-power", action="store_true", help="test the power sensors (30 s)")
     made.add_argument("--list-models", action="store_true")
     made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
+    made.add_argument("--list-combinations", action="store_true", help="what ./3_full_run.sh --matrix FILE reads")
+    made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
+    made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
     made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
     return made
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit code: 0, 1 where a size failed, 2 for bad input."""
+    """Run the command line.
+
+    Returns the exit code: 0, 1 where a size failed, 2 for bad input, 85 where USR2 stopped it before its last size.
+    """
     made = parser()
     options = made.parse_args(arguments)
-    asks_to_list = options.list_models or options.list_algorithms or options.check_cuda or options.check_power
+    lists = options.list_models, options.list_algorithms, options.list_combinations
+    asks_to_list = any(lists) or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
-    from convscope.errors import InputError  # PyTorch loads here: --help stays quick
+    from convscope.errors import InputError
 
     try:
-        return _list(options) if asks_to_list else _profile(options)
+        with StopSignal() as stop:  # before PyTorch loads: the signal may come at any time
+            return _list(options) if asks_to_list else _profile(options, stop)
     except InputError as error:
         print(f"run_profile.py: {error}", file=sys.stderr)
         return 2
 
 
-def _profile(options: argparse.Namespace) -> int:
+def _profile(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
     from convscope.console import results_table
     from profiler import UnifiedProfiler
 
@@ -95,15 +98,19 @@ def _profile(options: argparse.Namespace) -> int:
         energy_precision=options.energy_precision,
         energy_budget_s=options.energy_budget,
         layer_energy=options.layer_energy,
+        stop=stop,
     )
     overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
     print(results_table(overall, layers))
     print(f"results: {options.output_dir or profiler.folder}")
+    if profiler.stopped:
+        print(f"run_profile.py: stopped by USR2 after {len(overall)} of {count} sizes", file=sys.stderr)
+        return STOPPED
     return 0 if (overall["status"] == "ok").all() else 1
 
 
 def _list(options: argparse.Namespace) -> int:
-    from convscope import console
+    from convscope import combinations, console
 
     if options.list_models:
         print(console.model_list())
@@ -111,6 +118,10 @@ def _list(options: argparse.Namespace) -> int:
         print(console.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
     if options.check_power:
         print(_check_power(options.device))
+    if options.list_combinations:
+        gpu = "cpu" if options.device == "cpu" else options.gpu
+        chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
+        print(combinations.listed(*chosen), end="")
     if options.check_cuda:
         text, usable = console.cuda_report()
         print(text)

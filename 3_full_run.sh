@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+#SBATCH --job-name=3_full
+#SBATCH --nodes=1
+#SBATCH --ntasks=1
+#SBATCH --gres=gpu:1
+#SBATCH --cpus-per-task=4
+#SBATCH --mem=16G
+#SBATCH --time=24:00:00
+#SBATCH --signal=USR2@180
+#SBATCH --requeue
+#SBATCH --open-mode=append
+# Stage 3 of 3: a hundred input sizes, the data itself.
+# Started by hand it submits itself (--help); `sbatch 3_full_run.sh vgg16 gemm l40s` from this folder runs it.
+root=$(cd -- "$(dirname -- "$0")" && pwd)
+[[ ${0##*/} != slurm_script ]] || root=${SLURM_SUBMIT_DIR:?} # SLURM runs a copy of this file
+# shellcheck source=slurm/stage.sh
+source "$root/slurm/stage.sh" || { echo "3_full_run.sh: $root is not the repository's folder: submit from there" >&2 && exit 2; }
+stage 3_full "$@"

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# What is done, queued, running and failed: --help lists the options.
+set -euo pipefail
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=slurm/environment.sh
+source "$root/slurm/environment.sh"
+activate || exit 2
+cd -- "$root"
+exec python -m convscope status "$@"

@@ -1,0 +1,36 @@
+"""`python -m convscope COMMAND`: what reads results/ and never touches a GPU."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from convscope.errors import InputError
+
+# A command is a module with `main(arguments) -> exit code`; it is imported when it is asked for.
+COMMANDS = {
+    "status": "what is done, queued, running, failed",
+    "matrix": "cut a file of combinations into the files of job arrays",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code, 2 where there is no such command or its input cannot be."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print("usage: python -m convscope COMMAND …\n")
+        print("\n".join(f"  {command:10}{what}" for command, what in COMMANDS.items()))
+        return 0
+    if name not in COMMANDS:
+        print(f"convscope: unknown command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    try:
+        return int(importlib.import_module(f"convscope.{name}").main(rest))
+    except InputError as error:
+        print(f"convscope {name}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
