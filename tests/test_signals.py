@@ -14,19 +14,6 @@ ROOT = Path(__file__).parents[1]
 COMMAND = [sys.executable, str(ROOT / "run_profile.py"), "--model", "alexnet", "--algorithm", "torch"]
 SIZES = ["--num-sizes", "40", "--input-range", "64", "103"]
 SETTINGS = [*SIZES, "--device", "cpu", "--warmup", "1", "--measure", "20", "--no-energy"]
-    "--device",
-    "cpu",
-    "--num-sizes",
-    "40",
-    "--input-range",
-    "64",
-    "103",
-    "--warmup",
-    "1",
-    "--measure",
-    "20",
-    "--no-energy",
-]
 
 
 def test_a_run_that_is_warned_ends_with_85_between_sizes_and_goes_on_later(tmp_path: Path):
