@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -366,9 +365,8 @@ class UnifiedProfiler:
         return models.convolutions(self.request.model, size, self.request.batch_size)
 
     def _assign(self, size: int) -> Assignment:
-        ask = partial(swap.engine().why_refused, self.device) if self.device.type == "cuda" else None
         try:
-            return assign(self.request, self._layers(size), ask)
+            return assign(self.request, self._layers(size), swap.asker(self.device))
         finally:
             if self.device.type == "cuda":
                 swap.engine().release()

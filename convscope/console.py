@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -12,7 +11,7 @@ import torch
 import torchvision
 
 from convscope import algorithms, assignment, cudnn, gpus, models, request, swap
-from convscope.records import slug
+from convscope.records import Run, slug
 from convscope.sensor import SensorReport
 
 
@@ -77,7 +76,7 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     device = request.find_device(device_name)
     name = models.check_name(model)
     layers = models.convolutions(name, input_size, batch_size)
-    ask = partial(swap.engine().why_refused, device) if device.type == "cuda" else None
+    ask = swap.asker(device)
     rows = []
     for kind, provided in (("cpu", "cpu_provider"), ("cuda", "cuda_provider")):
         for algorithm in algorithms.ALGORITHMS.values():
@@ -91,6 +90,15 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
     title = f"{slug(name)} at {input_size} px, batch {batch_size} ({where})"
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
+
+
+def subject_title(run: Run) -> str:
+    """Return one line that says what is looked at, and on what."""
+    device = torch.device(run.device)
+    where = "a CPU"
+    if device.type == "cuda":
+        where = f"{torch.cuda.get_device_name(device)}, cuDNN {cudnn.version()}"
+    return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
 
 
 def cuda_report() -> tuple[str, bool]:

@@ -60,3 +60,33 @@ def half_width_ms(std_ms: float, count: int) -> float:
     """Half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
     quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
     return quantile * std_ms / math.sqrt(count)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much longer one time is than another, in milliseconds: the means' difference, and half its interval."""
+
+    mean_ms: float
+    half_width_ms: float
+
+    @property
+    def is_tie(self) -> bool:
+        """The interval holds 0: at this confidence nothing says that the two differ."""
+        return abs(self.mean_ms) <= self.half_width_ms
+
+
+def difference(one: Summary, other: Summary, confidence: float = CONFIDENCE) -> Difference:
+    """Return how much longer `one` is than `other`, by Welch's interval for two means of unequal spread.
+
+    Raises:
+        ValueError: one of them has a single sample, which says nothing of its spread.
+    """
+    if one.std_ms is None or other.std_ms is None:
+        raise ValueError("a single sample has no spread: two or more are needed to compare")
+    parts = one.std_ms**2 / one.count, other.std_ms**2 / other.count
+    variance = sum(parts)
+    between_ms = one.mean_ms - other.mean_ms
+    if variance == 0:
+        return Difference(between_ms, 0.0)
+    freedom = variance**2 / (parts[0] ** 2 / (one.count - 1) + parts[1] ** 2 / (other.count - 1))
+    return Difference(between_ms, float(stdtrit(freedom, 0.5 + confidence / 2)) * math.sqrt(variance))

@@ -159,6 +159,11 @@ def engine() -> Engine:
     return made
 
 
+def asker(device: torch.device) -> Callable[[Layer, str], str | None] | None:
+    """Return the function that asks cuDNN on this card about a layer and an algorithm; None on a CPU."""
+    return functools.partial(engine().why_refused, device) if device.type == "cuda" else None
+
+
 def math_in_force() -> str:
     """Return "tf32" or "fp32": what PyTorch's own convolutions are permitted, and so what cuDNN is told here."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
@@ -251,12 +256,21 @@ def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
     return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
 
 
+def carried(module: nn.Module) -> str:
+    """Return the algorithm's name that a convolution carries, "torch" where it is PyTorch's own module."""
+    return str(module.algorithm) if isinstance(module, SwappedConv2d) else "torch"
+
+
 def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
     """Return ‖output − reference‖ / ‖reference‖ against the same convolution of the same input in float64.
 
     None where the reference is all zeros: there is nothing to be relative to.
     """
-    reference = reference_of(module)(given.double())
+    return relative_distance(output, reference_of(module)(given.double()))
+
+
+def relative_distance(output: torch.Tensor, reference: torch.Tensor) -> float | None:
+    """Return ‖output − reference‖ / ‖reference‖, None where the reference is all zeros; not finite where it is not."""
     length = float(torch.linalg.vector_norm(reference))
     return float(torch.linalg.vector_norm(output.double() - reference)) / length if length else None
 

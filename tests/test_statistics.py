@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.statistics import half_width_ms, summarize
+from convscope.statistics import difference, half_width_ms, summarize
 
 some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
 
@@ -64,3 +64,25 @@ def test_mean_median_and_percentile_lie_between_the_extremes(times: list[float])
 @given(some_times)
 def test_the_order_of_the_samples_does_not_matter(times: list[float]):
     assert summarize(times).mean_ms == pytest.approx(summarize(sorted(times)).mean_ms)
+
+
+def test_the_difference_of_two_means_has_welchs_interval():
+    # scipy.stats.ttest_ind(one, other, equal_var=False).confidence_interval(0.99), scipy 1.15
+    one, other = summarize([2.0, 2.2, 2.4, 2.1]), summarize([1.0, 1.5, 0.9])
+    found = difference(one, other, 0.99)
+    assert found.mean_ms == pytest.approx(1.0416667)
+    assert (found.mean_ms - found.half_width_ms, found.mean_ms + found.half_width_ms) == pytest.approx(
+        (-0.2154712, 2.2988045)
+    )
+    assert found.is_tie
+
+
+def test_a_single_sample_cannot_be_compared():
+    with pytest.raises(ValueError, match="a single sample has no spread"):
+        difference(summarize([1.0]), summarize([1.0, 2.0]))
+
+
+def test_times_without_spread_are_told_apart_by_their_means():
+    same, longer = summarize([1.0, 1.0]), summarize([2.0, 2.0])
+    assert difference(same, same).is_tie
+    assert not difference(longer, same).is_tie

@@ -1,0 +1,41 @@
+"""How far from the exact result a convolution may be: tolerances derived from the arithmetic, not from results.
+
+Errors here are ‖output − reference‖ / ‖reference‖ (Euclidean norms) against float64. Rounding errors of a sum of n
+terms are taken as independent, so that they grow with √n (Higham, "Accuracy and Stability of Numerical Algorithms",
+section 2.8).
+"""
+
+from __future__ import annotations
+
+import math as mathematics
+from collections.abc import Iterable
+
+from convscope.records import Layer
+
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
+_FIXED, _GROWING = 16, 8  # of the unit roundoff: what transforms and products cost, and each √n of a sum
+# What the transforms of Winograd's algorithm multiply rounding errors by at most, by the extent of the kernel: they
+# grow exponentially with the tile, 4×4 for 3×3 kernels and 9×9 for 5×5 ones in cuDNN (Barabasz et al., "Error Analysis
+# and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", ACM TOMS 46(4), 2020).
+_WINOGRAD_GROWTH = {3: 8.0, 5: 64.0}
+
+
+def fp32_tolerance(layer: Layer, algorithm: str) -> float:
+    """Return the largest error to be expected of a layer that multiplies and adds in float32."""
+    terms = layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
+    growth = _WINOGRAD_GROWTH.get(max(layer.kernel), 1.0) if algorithm.startswith("winograd") else 1.0
+    return growth * UNIT_ROUNDOFF["fp32"] * (_FIXED + _GROWING * mathematics.sqrt(terms))
+
+
+def tolerance(layer: Layer, algorithm: str, math: str) -> float:
+    """Return the largest error to be expected of a layer in a math mode, "fp32" or "tf32".
+
+    TF32 rounds both factors of each product; how many are summed up does not change the relative error of the result.
+    """
+    exact = fp32_tolerance(layer, algorithm)
+    return exact if math == "fp32" else exact + 2 * UNIT_ROUNDOFF["tf32"]
+
+
+def whole_model_tolerance(tolerances: Iterable[float]) -> float:
+    """Return the largest error to be expected of a model's output: its layers' errors, taken as independent."""
+    return mathematics.sqrt(sum(tolerance**2 for tolerance in tolerances))

@@ -1,0 +1,235 @@
+"""From evidence of what ran to a verdict, one line a question. Needs no GPU: a recorded trace will do."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from convscope import accuracy, algorithms, families
+from convscope.records import Layer, Run
+from convscope.statistics import Difference, Summary
+from convscope.swap import Execution
+
+CONFIDENCE = 0.99
+_LISTED = 4
+_UNNAMED = ("guess", "torch")  # names that ask for no identifier of their own
+
+
+@dataclass(frozen=True)
+class LayerEvidence:
+    """One call of a convolution: the algorithm it was given and carries, what ran, its kernels, how exact it was.
+
+    `kernels` counts them by name; None where they were not looked at.
+    """
+
+    layer: Layer
+    expected: str
+    carried: str
+    ran: Execution
+    relative_error: float | None
+    kernels: Mapping[str, int] | None = None
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm to hold the kernels and the error against: with guess the one that cuDNN chose."""
+        return self.ran.algorithm if self.expected == "guess" else self.expected
+
+    @property
+    def stranger(self) -> str | None:
+        """A kernel that the algorithm may not have; "" where none shows the algorithm, None where all is well."""
+        pointwise = self.layer.kernel == (1, 1) and self.layer.stride == (1, 1)
+        return families.stranger(self.algorithm, self.kernels or {}, pointwise=pointwise)
+
+    @property
+    def uses_tensor_cores(self) -> bool:
+        """A kernel says by its name that it does."""
+        return any(families.uses_tensor_cores(kernel) for kernel in self.kernels or {})
+
+    def tolerance(self, math_mode: str) -> float:
+        """The largest error to be expected in this math mode, "fp32" or "tf32"."""
+        return accuracy.tolerance(self.layer, self.algorithm, math_mode)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a model showed with one algorithm at one input size.
+
+    `output_error` is that of the whole model against float64; `swapped` and `torch` are times of the pass;
+    `kernels_missing` says why there are no kernels.
+    """
+
+    run: Run
+    layers: Sequence[LayerEvidence]
+    output_error: float | None
+    swapped: Summary
+    torch: Summary
+    time: Difference
+    tf32_override: str | None = None
+    kernels_missing: str | None = None
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the verdict; `passed` is None where it was not checked, or speaks neither for nor against."""
+
+    passed: bool | None
+    line: str
+
+    def __str__(self) -> str:
+        mark = {True: "✓", False: "✗", None: "·"}[self.passed]
+        return f"{mark} {self.line}"
+
+
+def checks(evidence: Evidence) -> list[Check]:
+    """Judge the evidence, one line a question."""
+    return [
+        _names(evidence),
+        _identifiers(evidence),
+        *_kernels(evidence),
+        _layers_exact(evidence),
+        _output_exact(evidence),
+        _math_mode(evidence),
+        _time(evidence),
+    ]
+
+
+def confirmed(every: Sequence[Check]) -> bool:
+    """Tell whether nothing speaks against it."""
+    return all(check.passed is not False for check in every)
+
+
+def last_line(evidence: Evidence, every: Sequence[Check]) -> str:
+    """Return CONFIRMED or NOT CONFIRMED; where it is less than the whole model with all evidence, that too."""
+    if not confirmed(every):
+        return "NOT CONFIRMED"
+    others = Counter(one.expected for one in evidence.layers if one.expected != evidence.run.algorithm)
+    less = [f"{count} of {len(evidence.layers)} layers as {name} instead" for name, count in others.items()]
+    if evidence.kernels_missing:
+        less.insert(0, "by names, identifiers and outputs; kernels were not checked")
+    return f"CONFIRMED ({'; '.join(less)})" if less else "CONFIRMED"
+
+
+def _names(evidence: Evidence) -> Check:
+    wrong = [one for one in evidence.layers if one.carried != one.expected]
+    total = len(evidence.layers)
+    line = f"replaced: {total - len(wrong)} of {total} convolutions carry the algorithm's name"
+    return Check(not wrong, line + (f"; not {_listed(wrong)}" if wrong else ""))
+
+
+def _identifiers(evidence: Evidence) -> Check:
+    wrong = [one for one in evidence.layers if one.expected not in _UNNAMED and not _as_asked(one, evidence.run)]
+    counted = Counter(_title(one.ran) for one in evidence.layers)
+    line = "identifier: " + ", ".join(f"{count} layers ran {title}" for title, count in counted.most_common())
+    return Check(not wrong, line + (f"; not what was asked for: {_listed(wrong)}" if wrong else ""))
+
+
+def _as_asked(one: LayerEvidence, run: Run) -> bool:
+    known = algorithms.find(one.expected)
+    provider = known.cpu_provider if run.device_type == "cpu" else known.cuda_provider
+    return (one.ran.algorithm, one.ran.provider) == (one.expected, provider)
+
+
+def _title(ran: Execution) -> str:
+    if ran.provider == "torch":
+        return "PyTorch's own"
+    number = algorithms.ALGORITHMS[ran.algorithm].cudnn_number if ran.provider == "cudnn" else None
+    return f"{ran.provider}'s {ran.algorithm}" + (f" ({number})" if number is not None else "")
+
+
+def _kernels(evidence: Evidence) -> list[Check]:
+    if evidence.kernels_missing:
+        return [Check(None, f"kernels: not checked, {evidence.kernels_missing}")]
+    bad = [one for one in evidence.layers if one.stranger is not None]
+    total = len(evidence.layers)
+    line = f"kernels: {total - len(bad)} of {total} layers launched what their algorithm may launch"
+    return [Check(not bad, line), *(Check(False, line) for line in disagreements(evidence.layers)), *_remarks(evidence)]
+
+
+def disagreements(layers: Sequence[LayerEvidence]) -> list[str]:
+    """Return one line for each kernel that runs under a name which is not its own, most layers first.
+
+    "gemm: 12 of 13 layers ran cudnn::cnn::conv2d_grouped_direct_kernel, a direct kernel"
+    """
+    totals = Counter(one.algorithm for one in layers)
+    found = Counter((one.algorithm, _what(one.stranger)) for one in layers if one.stranger is not None)
+    return [f"{name}: {count} of {totals[name]} layers ran {what}" for (name, what), count in found.most_common()]
+
+
+def _what(stranger: str) -> str:
+    if not stranger:
+        return "no kernel that shows it"
+    return f"{families.short_name(stranger)}, a kernel of the family {families.family(stranger)}"
+
+
+def _remarks(evidence: Evidence) -> list[Check]:
+    """Say where a name is true to the letter only: nothing is precomputed, or there is no convolution to do."""
+    name = "implicit precomp gemm"
+    mine = [
+        {families.family(kernel) for kernel in one.kernels or {}} for one in evidence.layers if one.algorithm == name
+    ]
+    plain = sum(families.IMPLICIT in kinds for kinds in mine)
+    products = sum(families.PRODUCT in kinds and families.PRECOMPUTED not in kinds for kinds in mine)
+    said = (
+        (plain, "ran implicit gemm's kernel: nothing was precomputed"),
+        (products, "have 1×1 kernels and ran as a bare matrix product"),
+    )
+    return [Check(None, f"{name}: {count} of {len(mine)} layers {what}") for count, what in said if count]
+
+
+def _layers_exact(evidence: Evidence) -> Check:
+    known = [(one.relative_error, one.tolerance(evidence.run.math), one) for one in evidence.layers]
+    measured = [(error, allowed, one) for error, allowed, one in known if error is not None]
+    wrong = [one for error, allowed, one in measured if not error <= allowed]
+    if not measured:
+        return Check(None, "layers against float64: not checked, every reference is zero")
+    error, allowed, worst = max(measured, key=lambda entry: _order(entry[0] / entry[1]))
+    line = (
+        f"layers against float64: {len(measured) - len(wrong)} of {len(measured)} within their tolerance "
+        f"(nearest to it: {worst.layer.name}, {error:.1e} of {allowed:.1e})"
+    )
+    return Check(not wrong, line + (f"; not {_listed(wrong)}" if wrong else ""))
+
+
+def _order(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
+def _output_exact(evidence: Evidence) -> Check:
+    if evidence.output_error is None:
+        return Check(None, "output against float64: not checked, the reference is zero")
+    allowed = accuracy.whole_model_tolerance(one.tolerance(evidence.run.math) for one in evidence.layers)
+    line = (
+        f"output against float64: {evidence.output_error:.1e}, allowed {allowed:.1e} over {len(evidence.layers)} layers"
+    )
+    return Check(evidence.output_error <= allowed, line)
+
+
+def _math_mode(evidence: Evidence) -> Check:
+    """Hold tensor cores in kernel names and errors as of TF32 against what was asked for."""
+    loud = [one for one in evidence.layers if one.uses_tensor_cores]
+    coarse = [one for one in evidence.layers if not (one.relative_error or 0) <= one.tolerance("fp32")]
+    quiet = [one for one in coarse if one.kernels is not None and not one.uses_tensor_cores]
+    override = f", NVIDIA_TF32_OVERRIDE={evidence.tf32_override}" if evidence.tf32_override is not None else ""
+    total = len(evidence.layers)
+    by_name = "" if evidence.kernels_missing else f"{len(loud)} of {total} layers name tensor cores, "
+    asked = "permitted" if evidence.run.math == "tf32" else "forbidden"
+    line = f"TF32 {asked}: {by_name}{len(coarse)} of {total} have errors above those of float32{override}"
+    bad = quiet if evidence.run.math == "tf32" else [*loud, *(one for one in coarse if one not in loud)]
+    return Check(not bad, line + (f"; this does not fit {_listed(bad)}" if bad else ""))
+
+
+def _time(evidence: Evidence) -> Check:
+    ours, theirs, apart = evidence.swapped, evidence.torch, evidence.time
+    what = "a tie" if apart.is_tie else "slower" if apart.mean_ms > 0 else "faster"
+    return Check(
+        None,
+        f"time: {ours.mean_ms:.4f} ms a pass, PyTorch's own {theirs.mean_ms:.4f} ms: {what} "
+        f"({apart.mean_ms:+.4f} ± {apart.half_width_ms:.4f} ms at {100 * CONFIDENCE:.0f} %)",
+    )
+
+
+def _listed(layers: Sequence[LayerEvidence]) -> str:
+    more = f" and {len(layers) - _LISTED} more" if len(layers) > _LISTED else ""
+    return ", ".join(one.layer.name for one in layers[:_LISTED]) + more

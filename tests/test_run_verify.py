@@ -1,0 +1,58 @@
+"""The command line that proves which algorithm ran, on a CPU."""
+
+from __future__ import annotations
+
+import pytest
+from ai3.swap_torch import Conv2D as SwappedConv2d
+
+import run_verify
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "smm"])
+def test_ai3_on_a_cpu_is_confirmed_by_names_and_outputs(algorithm: str, capsys: pytest.CaptureFixture[str]):
+    code = run_verify.main(["--model", "alexnet", "--algorithm", algorithm, "--device", "cpu", "--input-size", "64"])
+    printed = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert printed[0] == f"alexnet, {algorithm}, 64 px, batch 1, fp32, on a CPU"
+    assert printed[1] == "✓ replaced: 5 of 5 convolutions carry the algorithm's name"
+    assert printed[2] == f"✓ identifier: 5 layers ran ai3's {algorithm}"
+    assert printed[3] == "· kernels: not checked, a CPU launches none"
+    assert printed[4].startswith("✓ layers against float64: 5 of 5 within their tolerance")
+    assert printed[5].startswith("✓ output against float64: ")
+    assert printed[-1] == "CONFIRMED (by names, identifiers and outputs; kernels were not checked)"
+
+
+def test_a_layer_that_computes_something_else_is_not_confirmed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    exact = SwappedConv2d.forward
+    monkeypatch.setattr(SwappedConv2d, "forward", lambda module, given: exact(module, given) * 1.001)
+    code = run_verify.main(["--model", "alexnet", "--algorithm", "direct", "--device", "cpu", "--input-size", "64"])
+    printed = capsys.readouterr().out.splitlines()
+    assert code == 1
+    assert printed[4].startswith("✗ layers against float64: 0 of 5 within their tolerance")
+    assert printed[5].startswith("✗ output against float64: ")
+    assert printed[-1] == "NOT CONFIRMED"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--algorithm", "torch"], "torch is the model as it is: there is nothing to verify"),
+        (["--algorithm", "gemm"], "gemm needs a CUDA device"),
+        (["--algorithm", "gem"], "unknown algorithm 'gem': choose one of "),
+        (["--algorithm", "direct", "--input-size", "3"], "alexnet cannot take 3×3 images"),
+        ([], "say --algorithm NAME"),
+    ],
+)
+def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    try:
+        code = run_verify.main(["--model", "alexnet", "--device", "cpu", *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    assert code == 2
+    assert printed.out == ""
+    assert printed.err.startswith("run_verify.py: ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
