@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from convscope.records import Layer
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
+STORAGE_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # added where the result is stored in fewer bits
 _FIXED, _GROWING = 16, 8  # of the unit roundoff: what transforms and products cost, and each √n of a sum
 # What the transforms of Winograd's algorithm multiply rounding errors by at most, by the extent of the kernel: they
 # grow exponentially with the tile, 4×4 for 3×3 kernels and 9×9 for 5×5 ones in cuDNN (Barabasz et al., "Error Analysis

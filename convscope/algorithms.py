@@ -18,6 +18,8 @@ FALLBACK = "implicit precomp gemm"
 # From cuDNN's API reference (cudnnConvolutionForward), found again by asking cuDNN 9.19 on an H200.
 FFT_EXTENT_PX = 256
 FFT_TILE_PX = 32
+HOPPER = (9, 0)  # compute capability
+_TYPES = dict.fromkeys(("fft", "fft tiling", "winograd", "winograd nonfused"), ("float32", "float16"))
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,20 @@ def why_not(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
     if device_type == "cpu":
         return _ai3_on_cpu(layer)
     return algorithm.rule(layer)
+
+
+def why_not_on(name: str, capability: tuple[int, int]) -> str | None:
+    """Return why cuDNN does not have an algorithm on cards of this compute capability, or None where it has it."""
+    if name == "winograd" and capability >= HOPPER:
+        return "cuDNN has no fused Winograd on Hopper and later"
+    return None
+
+
+def why_not_of(name: str, dtype: str) -> str | None:
+    """Return why cuDNN does not have an algorithm for a data type (of NCHW tensors), or None where it has it."""
+    if dtype not in _TYPES.get(name, (dtype,)):
+        return f"{name} needs {' or '.join(_TYPES[name])}"
+    return None
 
 
 def refusals(reasons: Iterable[str | None], model: str) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +21,7 @@ from convscope.energy import LoadEnergy
 from convscope.errors import InputError
 from convscope.measurement import Measurement, Witness
 from convscope.records import Layer, Run
-from convscope.statistics import summarize
+from convscope.statistics import Summary, summarize
 
 TRACED_REPLAYS = 3
 EAGER_S, EAGER_LEAST = 0.25, 5  # eager passes are timed for this long, and this often at least
@@ -155,15 +156,11 @@ class Bench:
         run = self._run
         _wall_times_ms(self._model, given, run.warmup_iters)
         passes_ms = _wall_times_ms(self._model, given, run.measure_iters)
-        samples = []
-        for _ in range(run.measure_iters):
-            with self._timer:
-                self._model(given)
-            samples.append(self._timer.read_ms())
+        layers = self._cpu_layers(given)
         energy, energy_reason = self.steady_energy(HostLoad(lambda: self._model(given)))
         return Measurement(
             passes=summarize(passes_ms),
-            layers=[summarize(times) for times in zip(*samples, strict=True)],
+            layers=layers,
             method=CPU_METHOD,
             witnesses=witnesses,
             eager=summarize(passes_ms),
@@ -199,6 +196,29 @@ class Bench:
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )
+
+    def layer_times_ms(self, given: torch.Tensor) -> list[float]:
+        """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
+
+        The same times as `measure` takes, and nothing else, so that they can be taken again and again.
+        """
+        if self._device.type == "cpu":
+            return [summary.mean_ms for summary in self._cpu_layers(given)]
+        self._model(given)
+        with contextlib.ExitStack() as stack:
+            plain = stack.enter_context(graphs.capture(lambda: self._model(given)))
+            instrumented = stack.enter_context(graphs.capture(lambda: self._model(given), self._timer, beside=plain))
+            self._settle(plain)
+            times = self._layer_times(plain, instrumented)
+        return [fmean(samples) for samples in times.less(self._overhead_us(times))]
+
+    def _cpu_layers(self, given: torch.Tensor) -> list[Summary]:
+        samples = []
+        for _ in range(self._run.measure_iters):
+            with self._timer:
+                self._model(given)
+            samples.append(self._timer.read_ms())
+        return [summarize(times) for times in zip(*samples, strict=True)]
 
     def _settle(self, plain: graphs.Captured) -> graphs.SteadyLoad:
         """Keep the GPU busy for as long as its clocks need to settle: a card that was idle a moment ago is slower."""

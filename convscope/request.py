@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from convscope import algorithms, gpus, models
@@ -144,6 +146,20 @@ def math_on(device: torch.device, wanted: str | None) -> str:
     if device.type == "cpu" and wanted == "tf32":
         raise InputError("--math tf32 needs a CUDA device: a CPU computes in fp32")
     return wanted
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024).
+
+    Raises:
+        InputError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise InputError(f"{option} {text}: say a number of bytes, such as 1048576, 512MB or 2GiB")
+    number, prefix, binary = found.groups()
+    power = 0 if prefix is None else "kmgt".index(prefix.lower()) + 1
+    return int(float(number) * (1024 if binary else 1000) ** power)
 
 
 def at_least(option: str, value: float, least: int) -> None:

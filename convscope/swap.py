@@ -96,25 +96,37 @@ class Engine:
         known = algorithms.ALGORITHMS.get(algorithm)
         if known is None or known.cuda_provider != "cudnn":
             raise NotImplementedError(f"{algorithm} is not an algorithm of cuDNN")
+        return cudnn.Plan(self._handle(device), convolution, known.cudnn_number)
+
+    def _handle(self, device: int) -> cudnn.Handle:
         if device not in self._handles:
             self._handles[device] = cudnn.Handle()
-        return cudnn.Plan(self._handles[device], convolution, known.cudnn_number)
+        return self._handles[device]
+
+    def convolve(self, x: torch.Tensor, w: torch.Tensor, layer: Layer, algorithm: str) -> torch.Tensor:
+        """Convolve N × C × H × W with the options of a layer, without a bias; raises as `forward` does."""
+        options = *layer.padding, *layer.stride, *layer.dilation
+        return self.forward(x, w, None, *options, _ZEROS, layer.groups, algorithm)
+
+    def workspace_bytes(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> int:
+        """Return the workspace that cuDNN wants for a layer with one of its algorithms; launches nothing.
+
+        Any of cuDNN's eight names may be asked for, those too that no card has.
+
+        Raises:
+            cudnn.CudnnError: cuDNN refuses the algorithm for this layer.
+        """
+        number = {name: number for number, name in algorithms.NAMES_BY_CUDNN_NUMBER.items()}[algorithm]
+        with torch.cuda.device(device):
+            handle = self._handle(torch.cuda.current_device())
+            with contextlib.closing(cudnn.Plan(handle, _described(layer, dtype), number)) as plan:
+                return plan.workspace_bytes
 
     def why_refused(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> str | None:
         """Ask cuDNN whether it takes a layer with an algorithm on this card; the reason if not. Launches nothing."""
-        convolution = cudnn.Convolution(
-            input=(layer.batch, layer.in_channels, layer.in_height, layer.in_width),
-            weight=(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel),
-            padding=layer.padding,
-            stride=layer.stride,
-            dilation=layer.dilation,
-            groups=layer.groups,
-            dtype=dtype,
-            math=math_in_force(),
-        )
         with torch.cuda.device(device):
             try:
-                self._plan(torch.cuda.current_device(), convolution, algorithm).close()
+                self._plan(torch.cuda.current_device(), _described(layer, dtype), algorithm).close()
             except cudnn.NotSupportedError:
                 return refusal(algorithm, torch.cuda.get_device_name(device))
         return None
@@ -141,6 +153,19 @@ def _convolution(
 ) -> cudnn.Convolution:
     dtype = str(x.dtype).removeprefix("torch.")
     return cudnn.Convolution(tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, math_in_force())
+
+
+def _described(layer: Layer, dtype: str) -> cudnn.Convolution:
+    return cudnn.Convolution(
+        input=(layer.batch, layer.in_channels, layer.in_height, layer.in_width),
+        weight=(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel),
+        padding=layer.padding,
+        stride=layer.stride,
+        dilation=layer.dilation,
+        groups=layer.groups,
+        dtype=dtype,
+        math=math_in_force(),
+    )
 
 
 def refusal(algorithm: str, device_name: str) -> str:

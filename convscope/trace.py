@@ -119,6 +119,22 @@ def record_layers(
     return record(work)
 
 
+def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
+    """Run each step once, and return what each launched on the GPU.
+
+    Raises:
+        TraceMissingError: CUPTI recorded no kernels.
+    """
+
+    def work() -> None:
+        with record_function(EAGER):
+            for position, step in enumerate(steps):
+                with record_function(f"{LAYER}{position}"):
+                    step()
+
+    return by_layer(record(work), replays=0)
+
+
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     """Return everything that ran on the GPU, copies and memsets too, by start time."""
     work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]

@@ -113,6 +113,20 @@ def _kernels(model: nn.Module, given: torch.Tensor) -> tuple[list[Mapping[str, i
     return [found.kernels for found in traces], None
 
 
+def look(model: nn.Module, given: torch.Tensor) -> tuple[list[str | None], list[Mapping[str, int] | None]]:
+    """Return for each convolution of a pass the algorithm by identifier, None where PyTorch ran it, and its kernels."""
+    ran: list[str | None] = []
+
+    def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        execution = swap.what_ran(module, output)
+        ran.append(None if execution.provider == "torch" else execution.algorithm)
+
+    with models.hooked(model, after=after):
+        model(given)
+    kernels, _ = _kernels(model, given)
+    return ran, list(kernels) or [None] * len(ran)
+
+
 def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, given: torch.Tensor) -> tuple[list[float], list[float]]:
     """Time the swapped model and PyTorch's own in turn; each time is the mean over one capture (on a CPU, one pass)."""
     ours: list[float] = []
