@@ -126,19 +126,20 @@ def _note(line: str) -> None:
 
 
 def _run(options: argparse.Namespace, model: str, algorithm: str) -> Run:
+    device = request.find_device(options.device)
     return request.make_run(
         model,
         algorithm,
         num_sizes=1,
         input_size_range=(options.input_size, options.input_size),
-        device=request.find_device(options.device),
+        device=device,
         gpu=None,
         stage=None,
         math=options.math,
         unsupported=options.unsupported,
         batch_size=options.batch_size,
         warmup_iters=10,
-        measure_iters=20,
+        measure_iters=20 if device.type == "cuda" else 3,
         pretrained=options.pretrained,
         seed=options.seed,
         energy=False,

@@ -251,7 +251,7 @@ class _Trial:
         except (cudnn.CudnnError, torch.OutOfMemoryError) as error:
             return Answer(FAILED, str(error).splitlines()[0], workspace_bytes)
         distance = swap.relative_distance(output, self._exact)
-        return _judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
+        return judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
 
     def _refused_as(self, algorithm: str) -> str:
         """Tell a shape, or a type, that is refused from an algorithm that is not there at all."""
@@ -276,7 +276,8 @@ class _Trial:
             return []
 
 
-def _judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
+def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
+    """Return what a result with this relative error against float64 counts as, by the tolerance of its layer."""
     allowed = accuracy.tolerance(layer, algorithm, swap.math_in_force())
     allowed += accuracy.STORAGE_ROUNDOFF.get(dtype, 0.0)
     if error is not None and not error <= allowed:

@@ -163,3 +163,17 @@ def test_another_card_than_asked_for_is_refused_naming_the_one_that_is_here():
 @pytest.mark.usefixtures("h200")
 def test_the_folder_has_the_short_name_however_the_card_was_called():
     assert request.folder_gpu("NVIDIA H200", CUDA) == "h200"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("1048576", 2**20), ("512MB", 512_000_000), ("2GiB", 2**31), ("1.5 kib", 1536), ("3g", 3 * 10**9)],
+)
+def test_a_number_of_bytes_may_have_a_unit(text: str, count: int):
+    assert request.parse_bytes("--max-workspace", text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "many", "1XB", "1e9", "1MBit"])
+def test_what_is_no_number_of_bytes_is_refused(text: str):
+    with pytest.raises(InputError, match="say a number of bytes, such as 1048576, 512MB or 2GiB"):
+        request.parse_bytes("--max-workspace", text)

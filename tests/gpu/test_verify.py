@@ -1,0 +1,126 @@
+"""What really ran on a real GPU: the truth confirmed, lies caught, the support map and the choice."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+import run_verify
+from convscope import algorithms, choice, environment, request, support, swap, trace, verify
+from convscope.bench import Bench
+from convscope.records import Run
+from profiler import CUDALayerTimer, PowerMonitor
+
+
+def made_run(model: str, algorithm: str, math: str = "fp32", size: int = 224) -> Run:
+    return request.make_run(
+        model, algorithm, num_sizes=1, input_size_range=(size, size), device=torch.device("cuda:0"), gpu=None,
+        stage=None, math=math, unsupported="fallback", batch_size=1, warmup_iters=5, measure_iters=10,
+        pretrained=False, seed=0, energy=False,
+    )  # fmt: skip
+
+
+def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[str]]:
+    code = run_verify.main([*arguments])
+    return code, capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("math", request.MATHS)
+@pytest.mark.parametrize("algorithm", ["implicit precomp gemm", "guess"])
+def test_what_is_true_is_confirmed(algorithm: str, math: str, capsys: pytest.CaptureFixture[str]):
+    code, printed = verified(capsys, "--model", "vgg16", "--algorithm", algorithm, "--math", math)
+    assert not [line for line in printed if line.startswith("✗")]
+    assert printed[-1] == "CONFIRMED"
+    assert code == 0
+
+
+def test_an_fft_with_fallback_is_confirmed_and_says_how_many_fell_back(capsys: pytest.CaptureFixture[str]):
+    code, printed = verified(capsys, "--model", "alexnet", "--algorithm", "fft", "--unsupported", "fallback")
+    assert printed[-1] == "CONFIRMED (1 of 5 layers as implicit precomp gemm instead)"
+    assert code == 0
+
+
+def test_another_algorithm_under_the_name_fft_is_caught_by_its_kernels_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    lie = dataclasses.replace(algorithms.ALGORITHMS["fft"], cudnn_number=1)
+    monkeypatch.setattr(algorithms, "ALGORITHMS", {**algorithms.ALGORITHMS, "fft": lie})
+    monkeypatch.setattr(algorithms, "NAMES_BY_CUDNN_NUMBER", {**algorithms.NAMES_BY_CUDNN_NUMBER, 1: "fft"})
+    code, printed = verified(capsys, "--model", "vgg16", "--algorithm", "fft", "--math", "fp32")
+    assert printed[-1] == "NOT CONFIRMED"
+    assert code == 1
+    assert printed[1].startswith("✓ replaced")
+    assert printed[2].startswith("✓ identifier")
+    assert printed[3].startswith("✗ kernels")
+    assert {line.split(":")[0] for line in printed if line.startswith("✗")} == {"✗ kernels", "✗ fft"}
+
+
+def test_tf32_that_was_forbidden_is_caught(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(swap, "math_in_force", lambda: "tf32")
+    arguments = ("--model", "vgg16", "--algorithm", "implicit precomp gemm", "--math", "fp32")
+    code, printed = verified(capsys, *arguments)
+    assert code == 1
+    assert any(line.startswith("✗ TF32 forbidden") for line in printed)
+    assert any(line.startswith("✗ layers against float64") for line in printed)
+
+
+@pytest.mark.parametrize("model", ["alexnet", "torchvision:mobilenet_v2"])
+def test_rules_and_card_agree_on_what_each_layer_can_use(model: str):
+    run = made_run(model, "guess")
+    with verify.subject(run) as subject:
+        rows = support.survey(subject, environment.read(torch.device(run.device)))
+    assert support.disagreements(rows) == []
+    assert len(rows) == len(subject.layers) * len(support.ALGORITHMS)
+    usable = [row for row in rows if row.status == support.OK]
+    assert all(row.relative_error is not None and row.kernels for row in usable)
+    assert {row.status for row in rows if row.algorithm == "direct"} == {support.NEVER}
+
+
+def test_one_kernel_under_three_names_is_marked_as_one():
+    run = made_run("torchvision:mobilenet_v2", "guess")
+    with verify.subject(run) as subject:
+        rows = support.survey(subject, environment.read(torch.device(run.device)))
+    depthwise = [row for row in rows if row.groups > 1 and row.algorithm == "gemm" and row.status == support.OK]
+    assert depthwise
+    assert all(row.same_kernels_as is not None for row in depthwise)
+
+
+def test_a_workspace_over_the_limit_is_a_reason():
+    run = made_run("vgg16", "guess")
+    with verify.subject(run) as subject:
+        rows = support.survey(subject, environment.read(torch.device(run.device)), limit_bytes=2**20)
+    large = [row for row in rows if row.status == support.WORKSPACE]
+    assert {"fft", "winograd nonfused"} <= {row.algorithm for row in large}
+    assert all(row.workspace_bytes > 2**20 and row.agrees is None for row in large)
+
+
+def test_the_choice_ranks_every_algorithm_of_every_layer():
+    run = made_run("alexnet", "torch")
+    with verify.subject(run) as subject:
+        timer = CUDALayerTimer(subject.model, "cuda")
+        bench = Bench(run, subject.model, subject.given.device, timer, PowerMonitor(), print)
+        bench.calibrate(224)
+        found = choice.study(subject, bench, print, rounds=3)
+        rows = choice.rows(run, environment.read(torch.device(run.device)), subject.layers, found.candidates)
+    for position in range(len(subject.layers)):
+        mine = [row for row in rows if row.position == position]
+        assert {*choice.PICKS, "gemm", "implicit gemm", "implicit precomp gemm"} <= {row.candidate for row in mine}
+        assert mine[0].rank == 1
+        assert all(row.mean_ms > 0 for row in mine)
+        assert next(row for row in mine if row.candidate == "guess").chosen in algorithms.ALGORITHMS
+    # gemm runs a direct kernel on large layers at batch 1 and is far behind there: no tie can hide that.
+    slowest = max((row for row in rows if row.candidate == "gemm"), key=lambda row: row.regret_us)
+    assert slowest.regret_us > slowest.regret_ci99_us
+    assert slowest.rank > 1
+    assert set(found.passes) == {choice.TOGETHER, choice.HEURISTIC, choice.BENCHMARK}
+
+
+def test_each_step_has_the_kernels_that_it_launched():
+    trace.prepare()
+    left = torch.randn(64, 64, device="cuda")
+    product, nothing, total = trace.record_each([lambda: left @ left, lambda: None, lambda: left.sum()])
+    assert any("gemm" in name for name in product.kernels)
+    assert not nothing.kernels
+    assert any("reduce" in name for name in total.kernels)
