@@ -47,8 +47,8 @@ def parser() -> OneLineParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0 for CONFIRMED (of all models), 1 for NOT CONFIRMED, or where rule and card differ;
-    2 for bad input.
+    Returns the exit code: 0 for CONFIRMED (of all models), 1 for NOT CONFIRMED, where rule and card differ, or
+    where memory runs out; 2 for bad input.
     """
     options = parser().parse_args(arguments)
     try:
@@ -58,6 +58,10 @@ def main(arguments: list[str] | None = None) -> int:
     except InputError as error:
         print(f"run_verify.py: {error}", file=sys.stderr)
         return 2
+    except torch.OutOfMemoryError as error:
+        cause = str(error).splitlines()[0]
+        print(f"run_verify.py: {cause} Choose a smaller --batch-size or --input-size.", file=sys.stderr)
+        return 1
 
 
 def _verify(options: argparse.Namespace, model: str) -> int:
