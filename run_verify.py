@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from convscope import bench, choice, console, environment, models, request, support, verdict, verify
-from convscope.commandline import OneLineParser
+from convscope.commandline import OneLineParser, table
 from convscope.errors import InputError
 from convscope.records import Run, slug
 from profiler import CUDALayerTimer, PowerMonitor
@@ -89,7 +89,7 @@ def _support(options: argparse.Namespace, model: str) -> int:
         here = environment.read(device, monitor.settings())
         rows = support.survey(subject, here, limit_bytes, options.dtype or run.dtype)
     print(console.subject_title(run))
-    print(console.table(("algorithm", "layers", "why not; what is the same"), support.summary(rows)))
+    print(table(("algorithm", "layers", "why not; what is the same"), support.summary(rows)))
     differing = support.disagreements(rows)
     for line in differing:
         print(f"rule and card differ: {line}")

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope import bench, console, graphs, models, records, request, swap, trace
+from convscope import bench, commandline, graphs, models, records, request, swap, trace
 from convscope.measurement import Measurement
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -137,7 +137,7 @@ def main() -> int:
     )
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, batch 1, {size} px; goals: median 3 % in "
           "fp32 and 5 % in tf32, 95th 15 % and 20 %, pass at most 2 % above torch")  # fmt: skip
-    print(console.table(header, rows))
+    print(commandline.table(header, rows))
     print(f"pass: median of {CAPTURES} captures of {PASSES} replays, each in another place of memory; spread over them")
     print(f"schema {records.SCHEMA_VERSION}; truth: CUPTI span in a replayed graph, median of {bench.TRACED_REPLAYS}")
     return 0

@@ -11,6 +11,7 @@ from convscope.errors import InputError
 # A command is a module with `main(arguments) -> exit code`; it is imported when it is asked for.
 COMMANDS = {
     "status": "what is done, queued, running, failed",
+    "compare": "two runs side by side, a verdict for each row",
     "matrix": "cut a file of combinations into the files of job arrays",
 }
 

@@ -1,8 +1,9 @@
-"""What the command lines share: bad arguments are one line and exit code 2."""
+"""What the command lines share: bad arguments are one line and exit code 2, and tables are text in columns."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import NoReturn
 
 
@@ -12,3 +13,18 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""
         self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of text in columns, the first column to the left, the others to the right where they are short."""
+    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
+    last = len(header) - 1
+
+    def line(row: Sequence[str]) -> str:
+        cells = [
+            cell.ljust(width) if column in (0, last) else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join(line(row) for row in [header, *rows])

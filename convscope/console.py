@@ -12,24 +12,10 @@ import torchvision
 
 from convscope import algorithms, assignment, choice, cudnn, gpus, models, request, swap
 from convscope.choice import ChoiceRow
+from convscope.commandline import table
 from convscope.records import Run, slug
 from convscope.sensor import SensorReport
 from convscope.statistics import Summary
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text in columns, the first column to the left, the others to the right where they are short."""
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    last = len(header) - 1
-
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if column in (0, last) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join(line(row) for row in [header, *rows])
 
 
 def results_table(overall: pd.DataFrame, layers: pd.DataFrame) -> str:

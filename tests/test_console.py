@@ -8,7 +8,7 @@ import torch
 import torchvision
 from fakes import LAYER_ROW, OVERALL
 
-from convscope import algorithms, console, cudnn, models
+from convscope import algorithms, commandline, console, cudnn, models
 from convscope.errors import InputError
 from convscope.records import LayerRow, OverallRow, columns
 
@@ -25,7 +25,7 @@ def results(rows: list[dict[str, object]], layers: list[tuple[str, float, float]
 
 
 def test_columns_stand_below_each_other():
-    lines = console.table(("a", "number", "text"), [("long", "1", "x"), ("b", "100", "longer text")])
+    lines = commandline.table(("a", "number", "text"), [("long", "1", "x"), ("b", "100", "longer text")])
     assert lines.splitlines() == ["a     number  text", "long       1  x", "b        100  longer text"]
 
 
