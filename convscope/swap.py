@@ -22,6 +22,7 @@ from convscope import algorithms, cudnn, models
 from convscope.records import Layer
 
 _OPERATOR = "ai3::conv2d"
+_DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN makes of no name at all
 _ZEROS = 0  # ai3's number of the padding mode "zeros"
 
 
@@ -93,7 +94,7 @@ class Engine:
     def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan:
         if convolution.dtype not in cudnn.DATA_TYPES:
             raise NotImplementedError(f"cuDNN has no convolution of {convolution.dtype}")
-        known = algorithms.ALGORITHMS.get(algorithm)
+        known = algorithms.ALGORITHMS.get(_DEFAULT.get(algorithm, algorithm))
         if known is None or known.cuda_provider != "cudnn":
             raise NotImplementedError(f"{algorithm} is not an algorithm of cuDNN")
         return cudnn.Plan(self._handle(device), convolution, known.cudnn_number)
@@ -181,7 +182,28 @@ def engine() -> Engine:
     """Return the one engine of this process; the first call makes it the CUDA kernel of `ai3::conv2d`."""
     made = Engine()
     torch.library.register_kernel(_OPERATOR, "cuda", made.forward)
+    torch.library.register_fake(_OPERATOR, _empty_output)
     return made
+
+
+def _empty_output(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    padding_h: int,
+    padding_w: int,
+    stride_h: int,
+    stride_w: int,
+    dilation_h: int,
+    dilation_w: int,
+    padding_mode: int,
+    groups: int,
+    algorithm: str,
+) -> torch.Tensor:
+    """Return the output without its content, for `torch.compile`: by ai3 it would lie on the CPU whatever the input."""
+    height = (input.shape[-2] + 2 * padding_h - dilation_h * (weight.shape[-2] - 1) - 1) // stride_h + 1
+    width = (input.shape[-1] + 2 * padding_w - dilation_w * (weight.shape[-1] - 1) - 1) // stride_w + 1
+    return input.new_empty((*input.shape[:-3], weight.shape[0], height, width))
 
 
 def asker(device: torch.device) -> Callable[[Layer, str], str | None] | None:
