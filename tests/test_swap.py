@@ -9,6 +9,7 @@ from fakes import Branching
 from hypothesis import given, settings
 from strategies import Case, cases
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convscope import cudnn, models, swap
 from convscope.swap import Execution, Swap, SwappedConv2d
@@ -205,3 +206,20 @@ def test_the_engine_refuses_types_that_cudnn_does_not_convolve():
     convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
     with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int64"):
         swap.Engine()._plan(0, convolution, "gemm")
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_a_traced_convolution_of_cuda_tensors_ends_on_the_gpu(batch: tuple[int, ...]):
+    swap.engine()
+    with FakeTensorMode():
+        given, weight = torch.empty(*batch, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
+        output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
+    assert output.device == given.device
+    assert output.shape == (*batch, 5, 8, 13)
+
+
+def test_no_name_at_all_is_implicit_precomp_gemm_as_in_ai3(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(cudnn, "Handle", object)
+    monkeypatch.setattr(cudnn, "Plan", lambda handle, convolution, number: number)
+    convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
+    assert swap.Engine()._plan(0, convolution, "default") == 1
