@@ -108,7 +108,7 @@ def read(path: Path, stage: str) -> Progress | None:
         bad=Counter(row["status"] for row in bad),
         reason=bad[-1]["reason"] if bad else "",
         fallback_layers=max((int(row["fallback_layers"] or 0) for row in rows), default=0),
-        throttled=sum(bool(row["throttle_reasons"]) for row in rows),
+        throttled=sum(row["throttle_reasons"] not in ("", "none") for row in rows),
         slowest_s=max((float(row["wall_s"] or 0) for row in rows), default=0.0),
         job=job,
         written_s=_last_write(path),

@@ -42,7 +42,7 @@ def test_a_layer_that_computes_something_else_is_not_confirmed(
         (["--algorithm", "gemm"], "gemm needs a CUDA device"),
         (["--algorithm", "gem"], "unknown algorithm 'gem': choose one of "),
         (["--algorithm", "direct", "--input-size", "3"], "alexnet cannot take 3×3 images"),
-        ([], "say --algorithm NAME"),
+        ([], "one of the arguments --algorithm --support --choice is required"),
     ],
 )
 def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
