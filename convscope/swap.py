@@ -275,6 +275,10 @@ class Swap:
         for name, module in self.originals.items():
             if wanted[name] != "torch" and self.model.get_submodule(name) is module:
                 models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+        for swapped in self.model.modules():
+            if isinstance(swapped, SwappedConv2d):
+                # By ai3 it is of a type of its own, which torch.compile of torch 2.11 cannot follow.
+                swapped.padding_mode = int(swapped.padding_mode)
         now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
         for name, module in self._names.items():  # a module may have more than one name
             models.set_module(self.model, name, now[id(module)])

@@ -127,7 +127,7 @@ def test_a_compiled_model_and_its_gradients_agree_with_float64(backend: str, alg
     model = peer.TwoConvolutions(second_bias=False).cuda()
     given = torch.randn(3, 224, 224, device="cuda", requires_grad=True)
     expected, exact = peer.expect(model, given.detach()), peer.exact_gradients(model, given)
-    ai3.swap_conv2d(model, algorithm)
+    swapped(model, algorithm)
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     output = compiled(given).detach()
     assert output.is_cuda
@@ -142,7 +142,7 @@ def test_a_compiled_model_takes_inputs_of_other_sizes():
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2)).cuda()
     inputs = [torch.randn(2, 3, size, size, device="cuda") for size in (64, 80, 97)]
     expected = [peer.expect(model, given) for given in inputs]
-    ai3.swap_conv2d(model, "gemm")
+    swapped(model, "gemm")
     compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     with torch.inference_mode():
         for each in expected:
