@@ -18,7 +18,7 @@ def test_ai3_on_a_cpu_is_confirmed_by_names_and_outputs(algorithm: str, capsys: 
     assert printed[2] == f"✓ identifier: 5 layers ran ai3's {algorithm}"
     assert printed[3] == "· kernels: not checked, a CPU launches none"
     assert printed[4].startswith("✓ layers against float64: 5 of 5 within their tolerance")
-    assert printed[5].startswith("✓ output against float64: ")
+    assert printed[5].startswith("✓ whole model against float64: ")
     assert printed[-1] == "CONFIRMED (by names, identifiers and outputs; kernels were not checked)"
 
 
@@ -31,7 +31,7 @@ def test_a_layer_that_computes_something_else_is_not_confirmed(
     printed = capsys.readouterr().out.splitlines()
     assert code == 1
     assert printed[4].startswith("✗ layers against float64: 0 of 5 within their tolerance")
-    assert printed[5].startswith("✗ output against float64: ")
+    assert printed[5].startswith("✗ whole model against float64: ")
     assert printed[-1] == "NOT CONFIRMED"
 
 

@@ -30,7 +30,7 @@ def evidence(*layers: LayerEvidence, algorithm: str | None = None, **changes: An
     """Return evidence of a model with these layers, in fp32 on a GPU, but for the changes."""
     times = statistics.summarize([1.0, 1.1, 1.2]), statistics.summarize([2.0, 2.1, 2.2])
     asked = run(algorithm=algorithm or layers[0].expected, device="cuda:0", math=changes.pop("math", "fp32"))
-    made = Evidence(asked, layers, 1e-6, *times, statistics.difference(*times, verdict.CONFIDENCE))
+    made = Evidence(asked, layers, 1e-6, 1e-6, *times, statistics.difference(*times, verdict.CONFIDENCE))
     return dataclasses.replace(made, **changes)
 
 
@@ -44,6 +44,7 @@ def recorded(algorithm: str) -> Evidence:
             for described, found in zip(models.convolutions("resnet50", 224), traces, strict=True)
         ),
         math="tf32",
+        last_error=1e-3,
         output_error=1e-3,
     )
 
@@ -125,9 +126,11 @@ def test_a_wrong_layer_is_not_confirmed(error: float):
     assert found[-4].endswith("; not bad")
 
 
+@pytest.mark.parametrize("place", ["last_error", "output_error"])
 @pytest.mark.parametrize("error", [1e-2, float("nan")])
-def test_a_wrong_output_is_not_confirmed(error: float):
-    assert any(line.startswith("✗ output against float64") for line in lines(evidence(one("gemm"), output_error=error)))
+def test_a_wrong_model_is_not_confirmed_wherever_it_shows(place: str, error: float):
+    found = lines(evidence(one("gemm"), **{place: error}))
+    assert any(line.startswith("✗ whole model against float64") for line in found)
 
 
 def test_tensor_cores_where_tf32_is_forbidden_are_not_confirmed():
@@ -145,7 +148,12 @@ def test_errors_of_tf32_from_kernels_that_name_fma_do_not_fit():
 
 
 def test_tf32_that_is_permitted_and_used_fits():
-    found = evidence(one("implicit precomp gemm", XMMA_TF32, error=TF32_ERROR), math="tf32", output_error=TF32_ERROR)
+    found = evidence(
+        one("implicit precomp gemm", XMMA_TF32, error=TF32_ERROR),
+        math="tf32",
+        last_error=TF32_ERROR,
+        output_error=TF32_ERROR,
+    )
     assert lines(found)[-2] == (
         "✓ TF32 permitted: 1 of 1 layers name tensor cores, 1 of 1 have errors above those of float32"
     )
