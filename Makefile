@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: profile test lint gpu-test clean
+.PHONY: profile test slurm lint gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -15,11 +15,14 @@ test: $(READY)  ## all tests that need no GPU
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
 
+slurm:  ## a SLURM for tests/slurm, unpacked into .slurm/ where the system has none; nothing of the system is changed
+	tests/slurm/install.sh
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck -x *.sh slurm/*.sh
+	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -28,4 +31,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) .slurm

@@ -13,6 +13,7 @@ COMMANDS = {
     "status": "what is done, queued, running, failed",
     "compare": "two runs side by side, a verdict for each row",
     "matrix": "cut a file of combinations into the files of job arrays",
+    "local": "run a file of combinations here, one process a GPU",
 }
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convscope import algorithms, progress
-from convscope.commandline import OneLineParser
+from convscope.commandline import OneLineParser, split_flags
 from convscope.errors import InputError
 from convscope.progress import SIZES_BY_STAGE, Combination
 from convscope.records import STAGES
@@ -113,9 +113,10 @@ def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Pa
 
 def main(arguments: Sequence[str]) -> int:
     """Write the files that the stages submit; print path, GPU and number of lines of each."""
-    options = _parser().parse_args(arguments)
+    own, flags = split_flags(arguments)
+    options = _parser().parse_args(own)
     every = read(options.file, options.gpu)
-    left = unfinished(every, options.stage, asked(options.stage, options.flags), RESULTS)
+    left = unfinished(every, options.stage, asked(options.stage, flags), RESULTS)
     if len(left) < len(every):
         print(f"{len(every) - len(left)} of {len(every)} combinations are finished and left out", file=sys.stderr)
     for part in slices(left, options.most):
@@ -124,12 +125,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = OneLineParser(prog="python -m convscope matrix", description="Cut a matrix into the files of job arrays.")
+    what = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
+    made = OneLineParser(prog="python -m convscope matrix", description=what)
     made.add_argument("file", type=Path, metavar="FILE")
     made.add_argument("--stage", choices=STAGES, required=True)
     made.add_argument("--gpu", metavar="NAME", help="for lines that name none")
     made.add_argument("--into", type=Path, required=True, metavar="DIR")
     made.add_argument("--most", type=int, default=1000, metavar="N", help="lines in a file")
     made.add_argument("--dry-run", action="store_true", help="write nothing")
-    made.add_argument("flags", nargs="*", help="after --: what run_profile.py is given")
     return made

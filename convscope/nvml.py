@@ -196,6 +196,21 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
     return everyone if visible is None else _named(visible, everyone)
 
 
+def card_name(nvml: Any, uuid: str) -> str:
+    """Return the driver's name of a card ("NVIDIA H200").
+
+    Raises:
+        SensorError: there is no driver, or no such card.
+    """
+    try:
+        nvml.nvmlInit()
+        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise SensorError(f"{uuid} has no name: NVML says {error}") from None
+    return name
+
+
 def _named(visible: str, everyone: list[str]) -> list[str]:
     found: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):

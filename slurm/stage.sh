@@ -42,6 +42,7 @@ usage: ./${script[$this]} MODEL ALGORITHM GPU [OPTION …] [FLAG …]
   --no-requeue     a job that nears its time limit stops, and is not put into the queue again
   --dry-run        print what would be submitted
   --local          run here, without SLURM; GPU may then be cpu or local (whatever is here)
+  --gpus 0,1,…     with --local --matrix: one process a GPU, of these (all); cpu,cpu: two without a GPU
 
 FLAGs go to run_profile.py as they are. GPUs: $(gpu_names).
 END
@@ -51,16 +52,17 @@ END
 
 parse() {
     names=() flags=() own=()
-    dry_run='' here='' chain='' matrix='' throttle=4 requeue=yes
+    dry_run='' here='' chain='' matrix='' gpus='' throttle=4 requeue=yes
     while (($#)); do
         case $1 in
-            --matrix=* | --throttle=*)
+            --matrix=* | --throttle=* | --gpus=*)
                 set -- "${1%%=*}" "${1#*=}" "${@:2}"
                 continue
                 ;;
-            --matrix | --throttle) (($# > 1)) || die "$1 needs a value" ;;&
+            --matrix | --throttle | --gpus) (($# > 1)) || die "$1 needs a value" ;;&
             --matrix) matrix=$2 && shift ;;
             --throttle) throttle=$2 && shift ;;
+            --gpus) gpus=$2 && shift ;;
             --dry-run) dry_run=yes ;;
             --local) here=yes ;;
             --chain) chain=yes ;;
@@ -87,7 +89,7 @@ check_arguments() {
         take_names "${names[@]}"
     fi
     [[ $throttle =~ ^[1-9][0-9]*$ ]] || die "--throttle ${throttle@Q}: a number of tasks, at least 1"
-    [[ -z $here || -z $matrix ]] || die "--matrix needs SLURM's job arrays: with --local start the combinations one by one"
+    [[ -z $gpus || -n $here && -n $matrix ]] || die "--gpus goes with --local --matrix FILE"
 }
 
 # Sets model, algorithm and gpu, in the spelling that folders and history have.
@@ -294,6 +296,7 @@ requeue() { # JOB; returns where the job is not to go on
     else
         note_event "$this" "$1" requeued
         printf '%s\n' "${script[$this]}: stopped near the time limit; restart $((restarts + 1)) of $most_restarts" >&2
+        trap 'exit "$stopped"' TERM # which SLURM may send before scontrol has come back
         ! scontrol requeue "$SLURM_JOB_ID" || exit "$stopped"
     fi
 }
@@ -301,6 +304,8 @@ requeue() { # JOB; returns where the job is not to go on
 run_here() {
     local each rc=0
     activate && check_packages || exit 2
+    [[ -z $matrix ]] || run_matrix_here
+    trap : INT TERM USR2 # they are Python's; what it ended with is noted below
     for each in $(wanted_stages); do
         profile_command "$each"
         if [[ -n $dry_run ]]; then
@@ -312,4 +317,13 @@ run_here() {
         [[ $gpu == local ]] || note_event "$each" "local-$$" "ended $rc"
         ((rc == 0)) || exit "$rc"
     done
+}
+
+run_matrix_here() {
+    local command=(python -m convscope local "$matrix" --stages)
+    mapfile -t -O "${#command[@]}" command < <(wanted_stages)
+    [[ ${#names[@]} == 0 ]] || command+=(--gpu "${names[0],,}")
+    [[ -z $gpus ]] || command+=(--gpus "$gpus")
+    [[ -z $dry_run ]] || command+=(--dry-run)
+    exec "${command[@]}" -- "${flags[@]}"
 }

@@ -1,0 +1,96 @@
+"""Warned, requeued, cancelled: rows are neither lost nor doubled, and what was cancelled stays so."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pandas as pd
+from cluster import Cluster
+from flows import LONG, UNDISTURBED, Flows
+
+HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
+
+
+def rows(folder: Path) -> int:
+    """Return how many sizes a folder has, 0 before the first."""
+    tables = list(folder.glob("*_overall.csv"))
+    return max(0, len(tables[0].read_text().splitlines()) - 1) if tables else 0
+
+
+def more_rows(cluster: Cluster, folder: Path) -> None:
+    """Wait until a run has written another size."""
+    before = rows(folder)
+    cluster.until(lambda: rows(folder) > before, f"another row in {folder}")
+
+
+def restarted(cluster: Cluster, job: str, count: int) -> None:
+    """Wait until a job runs for the time after so many restarts."""
+
+    def found() -> bool:
+        said = cluster.job(job)
+        return (said.get("Restarts"), said.get("JobState")) == (str(count), "RUNNING")
+
+    cluster.until(found, f"restart {count} of job {job}")
+
+
+def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what tells the rows of the two tables apart, in order."""
+    overall, layers = ["model", "algorithm", "input_size"], ["model", "algorithm", "input_size", "position", "layer"]
+    by_name = {"overall": overall, "layers": layers}
+    tables = (pd.read_csv(folder / f"squeezenet1_1_torch_{name}.csv")[columns] for name, columns in by_name.items())
+    first, second = (table.sort_values(list(table.columns), ignore_index=True) for table in tables)
+    return first, second
+
+
+def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, flows: Flows):
+    folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
+    assert cluster.wait(flows.limited) == "COMPLETED"
+    events = [line.split("\t")[2] for line in (folder / "jobs.log").read_text().splitlines()]
+    assert sorted(events) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
+    assert "sizes are in" in next(folder.glob("*.err")).read_text()  # what the second run found of the first
+    assert flows.undisturbed.wait(timeout=240) == 0
+    for disturbed, undisturbed in zip(keys(folder), keys(cluster.project / UNDISTURBED), strict=True):
+        pd.testing.assert_frame_equal(disturbed, undisturbed)
+
+
+def test_a_job_is_put_back_three_times_at_most_and_then_says_how_to_go_on(cluster: Cluster, flows: Flows):
+    (job,) = cluster.submit("./3_full_run.sh", "alexnet", "smm", "cpu", *LONG, SLURM_RESTART_COUNT="3")
+    folder = cluster.results("3_full", "alexnet_smm_cpu")
+    more_rows(cluster, folder)
+    cluster.call("scancel", "--signal=USR2", job)
+    assert cluster.wait(job) == "FAILED"
+    assert cluster.job(job)["ExitCode"] == "85:0"
+    assert "after 3 restarts: submit it again to go on" in (folder / f"3_full_alexnet_smm_cpu_{job}.err").read_text()
+    said = cluster.call("./check_status.sh", "--stage", "3_full", "--algorithm", "smm").stdout
+    assert "submitting it again goes on from there" in said
+    assert "  ./3_full_run.sh alexnet smm cpu --warmup 1" in said
+
+
+def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_arguments(cluster: Cluster, flows: Flows):
+    folder = cluster.project / HOSTILE
+    names = ("torchvision:resnet18", "torch", "cpu")
+    (job,) = cluster.submit("./3_full_run.sh", "--no-requeue", *names, "--output-dir", HOSTILE, *LONG)
+    more_rows(cluster, folder)
+    cluster.call("scancel", "--signal=USR2", job)
+    assert cluster.wait(job) == "FAILED"
+    assert cluster.job(job)["Restarts"] == "0"
+    log = cluster.results("3_full", "resnet18_torch_cpu") / f"3_full_resnet18_torch_cpu_{job}.err"
+    assert "--no-requeue: submit it again to go on" in log.read_text()
+    assert not list(cluster.folder.rglob("owned"))
+
+
+def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster: Cluster, flows: Flows):
+    (job,) = cluster.submit("./3_full_run.sh", "torchvision:shufflenet_v2_x0_5", "torch", "cpu", *LONG)
+    folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")
+    more_rows(cluster, folder)
+    cluster.call("scontrol", "requeue", job)  # as after preemption, or a node that fails
+    restarted(cluster, job, 1)
+    more_rows(cluster, folder)
+    cluster.call("scancel", job)
+    assert cluster.wait(job) == "CANCELLED"
+    time.sleep(10)  # twice what a requeued job waits before it starts again
+    assert cluster.job(job)["JobState"] == "CANCELLED"
+    assert pd.read_csv(folder / "shufflenet_v2_x0_5_torch_overall.csv")["input_size"].is_unique
+    said = cluster.call("./check_status.sh", "--model", "torchvision:shufflenet_v2_x0_5").stdout
+    assert "failed: 3_full torchvision:shufflenet_v2_x0_5, torch, cpu" in said
