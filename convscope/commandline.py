@@ -12,7 +12,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -28,3 +28,8 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "  ".join(cells).rstrip()
 
     return "\n".join(line(row) for row in [header, *rows])
+
+
+def one_line(text: object) -> str:
+    """Return a message, and what it quotes, as one line that a terminal can show."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
