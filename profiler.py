@@ -7,6 +7,7 @@ measure with is handed to it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import sys
 import time
@@ -21,16 +22,17 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from convscope import algorithms, energy, environment, graphs, models, nvml, request, swap, trace
+from convscope import algorithms, energy, environment, failures, graphs, lock, models, nvml, request, swap, trace
 from convscope.assignment import Assignment, assign
-from convscope.bench import Bench, SteadyLoad, status_of
+from convscope.bench import Bench, SteadyLoad
 from convscope.energy import EnergyWindow, LoadEnergy
-from convscope.errors import InputError
-from convscope.folder import Folder
+from convscope.errors import DeviceFaultError, InputError
+from convscope.failures import Failure
+from convscope.folder import Folder, now_utc
 from convscope.measurement import failed_row, layer_rows, overall_row
 from convscope.nvml import SensorError
 from convscope.rapl import RaplPackages
-from convscope.records import Environment, Layer, Run
+from convscope.records import Environment, Layer, LayerRow, OverallRow, Run
 from convscope.sampling import PowerWindow, Sampler, Sensor
 
 RESULTS = Path(__file__).parent / "results"
@@ -265,6 +267,7 @@ class UnifiedProfiler:
         measure_energy: open a window of a second or more on the energy counter at each size.
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
+        max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
 
@@ -294,6 +297,7 @@ class UnifiedProfiler:
         energy_precision: float = Run.energy_precision,
         energy_budget_s: float = Run.energy_budget_s,
         layer_energy: bool = False,
+        max_workspace_bytes: int | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
@@ -301,6 +305,7 @@ class UnifiedProfiler:
         self.note = note
         self.stop = stop
         self.stopped = False
+        self._fault: str | None = None
         self.request = request.make_run(
             model_name,
             algorithm,
@@ -321,6 +326,7 @@ class UnifiedProfiler:
             energy_precision=energy_precision,
             energy_budget_s=energy_budget_s,
             layer_energy=layer_energy,
+            max_workspace_bytes=max_workspace_bytes,
         )
 
     @property
@@ -331,10 +337,24 @@ class UnifiedProfiler:
     def run(self, output_dir: Path | str | None = None, overwrite: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
+        Args:
+            overwrite: measure all sizes; what the folder has is kept in another beside it.
+
         Raises:
-            InputError: layers that cannot use the algorithm, a folder that cannot be written, or one that holds
-                sizes measured under other settings.
+            InputError: layers that cannot use the algorithm, a folder that cannot be written, that another run holds,
+                or that has sizes measured under other settings.
+            DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
+            WriteError: the folder could not be written any more; the sizes before are in it.
         """
+        try:
+            return self._run(Path(output_dir or self.folder), overwrite)
+        except RuntimeError as error:  # leaving what a lost device was used by may raise once more
+            fault = self._fault or failures.device_fault(self.device)
+            if fault is None:
+                raise
+            raise DeviceFaultError(f"{self.device} is lost: {fault}; the same command goes on") from error
+
+    def _run(self, path: Path, overwrite: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
         run = self.request
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
@@ -342,14 +362,18 @@ class UnifiedProfiler:
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
-            folder = Folder(Path(output_dir or self.folder), run.stem)
+            folder = Folder(path, run.stem)
             folder.prepare()
+            held = stack.enter_context(lock.Lock(folder.path / lock.NAME))
+            if held.taken_from:
+                self.note(f"took {folder.path} over from {held.taken_from}, which is gone")
             monitor = stack.enter_context(PowerMonitor.of_device(self.device))
             here = environment.read(self.device, monitor.settings())
-            missing = list(run.input_sizes) if overwrite else folder.missing_sizes(run, here, self.note)
+            anew = overwrite and not _requeued(folder, here)
+            missing = list(run.input_sizes) if anew else folder.missing_sizes(run, here, self.note)
             if missing:
-                self._sweep(folder, here, monitor, missing, assignments, overwrite)
-        return folder.read_overall(), folder.read_layers()
+                self._sweep(folder, held, here, monitor, missing, assignments, anew)
+            return folder.read()
 
     def _sensor_report(self) -> str | None:
         """Return the name of the last sensor self-test of this GPU, None where there was none."""
@@ -366,7 +390,7 @@ class UnifiedProfiler:
 
     def _assign(self, size: int) -> Assignment:
         try:
-            return assign(self.request, self._layers(size), swap.asker(self.device))
+            return assign(self.request, self._layers(size), swap.asker(self.device, self.request.max_workspace_bytes))
         finally:
             if self.device.type == "cuda":
                 swap.engine().release()
@@ -374,6 +398,7 @@ class UnifiedProfiler:
     def _sweep(
         self,
         folder: Folder,
+        held: lock.Lock,
         here: Environment,
         monitor: PowerMonitor,
         sizes: Sequence[int],
@@ -383,48 +408,102 @@ class UnifiedProfiler:
         run = self.request
         if self.device.type == "cuda":
             trace.prepare()
-        model = models.build(run.model, run.pretrained, run.seed).to(self.device)
-        swapped = swap.Swap(model)
-        times = {
+        model = self._model()
+        if overwrite:
+            kept = folder.keep(datetime.now(timezone.utc))
+            if kept:
+                self.note(f"what was in {folder.path} is kept in {kept}")
+        folder.write_run(run, here, self._times(folder.read_run()))
+        bench = Bench(run, model, self.device, CUDALayerTimer(model, self.device.type), monitor, self.note)
+        try:
+            self._measure_each(folder, held, bench, swap.Swap(model), sizes, assignments)
+        except RuntimeError:
+            self._fault = failures.device_fault(self.device)
+            if self._fault:
+                folder.note_in_run(error=self._fault)
+            raise
+        if not self.stopped:
+            folder.note_in_run(ended_utc=now_utc())
+
+    def _model(self) -> nn.Module:
+        run = self.request
+        try:
+            return models.build(run.model, run.pretrained, run.seed).to(self.device)
+        except torch.OutOfMemoryError as error:
+            raise InputError(
+                f"the weights of {run.model} do not fit into the memory of {self.device} ({str(error).splitlines()[0]})"
+            ) from None
+
+    def _times(self, earlier: dict[str, Any] | None) -> dict[str, Any]:
+        """Return what `run.json` says of this command, and of the first one where this one goes on."""
+        here, before = now_utc(), earlier or {}
+        return {
             "command": sys.argv,
-            "started_utc": _now_utc(),
+            "started_utc": before.get("started_utc", here),
+            "resumed_utc": [*before.get("resumed_utc", []), here] if before else [],
             "ended_utc": None,
+            "error": None,
             "sensor_report": self._sensor_report(),
         }
-        if overwrite:
-            folder.clear()
-        folder.write_run(run, here, times)
-        timer = CUDALayerTimer(model, self.device.type)
-        bench = Bench(run, model, self.device, timer, monitor, self.note)
+
+    def _measure_each(
+        self,
+        folder: Folder,
+        held: lock.Lock,
+        bench: Bench,
+        swapped: swap.Swap,
+        sizes: Sequence[int],
+        assignments: dict[int, Assignment],
+    ) -> None:
+        run = self.request
         bench.calibrate(run.input_sizes[0])
+        overall = folder.read_overall()
+        full_px = min(overall[overall["status"] == "oom"]["input_size"], default=None)
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
             for size in bar:
                 self.stopped = self.stop()
                 if self.stopped:
                     break
                 bar.set_postfix_str(f"{size} px")
-                started_utc, started_s = _now_utc(), time.perf_counter()
-                try:
-                    assigned = assignments.get(size) or self._assign(size)
-                    swapped.apply(assigned.algorithms)
-                    found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
-                    wall_s = time.perf_counter() - started_s
-                    row = overall_row(run, size, found, assigned, started_utc, wall_s)
-                    folder.append(row, layer_rows(run, size, self._layers(size), found, assigned))
-                except (RuntimeError, InputError) as error:
-                    status = status_of(error)
-                    if status is None:
-                        raise
-                    reason = str(error).splitlines()[0]
-                    self.note(f"{size} px: {status}: {reason}")
-                    wall_s = time.perf_counter() - started_s
-                    folder.append(failed_row(run, size, status, reason, started_utc, wall_s), [])
-                finally:
-                    bench.release()
+                if full_px is None or size < full_px:
+                    row, layers = self._measure(bench, swapped, size, assignments)
+                    if row.status != "ok":  # what failed may still hold memory in cycles
+                        gc.collect()
+                        bench.release()
+                else:
+                    failure = Failure("oom", f"not tried: out of memory at {full_px} px already")
+                    row, layers = failed_row(run, size, failure, now_utc(), 0.0), []
+                held.confirm()
+                folder.append(row, layers)
+                if row.status == "oom" and full_px is None:
+                    full_px = size
         swapped.restore()
-        if not self.stopped:
-            folder.write_run(run, here, times | {"ended_utc": _now_utc()})
+
+    def _measure(
+        self, bench: Bench, swapped: swap.Swap, size: int, assignments: dict[int, Assignment]
+    ) -> tuple[OverallRow, list[LayerRow]]:
+        run = self.request
+        started_utc, started_s = now_utc(), time.perf_counter()
+        try:
+            assigned = assignments.get(size) or self._assign(size)
+            swapped.apply(assigned.algorithms)
+            found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
+            wall_s = time.perf_counter() - started_s
+            row = overall_row(run, size, found, assigned, started_utc, wall_s)
+            return row, layer_rows(run, size, self._layers(size), found, assigned)
+        except (RuntimeError, InputError) as error:
+            failure = failures.of_size(error)
+            if failure is None or failures.device_fault(self.device):
+                raise
+            self.note(f"{size} px: {failure.status}: {failure.reason}")
+            return failed_row(run, size, failure, started_utc, time.perf_counter() - started_s), []
+        finally:
+            bench.release()
 
 
-def _now_utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+def _requeued(folder: Folder, here: Environment) -> bool:
+    """Tell whether the folder's run is this SLURM job's own, from before it was put into the queue again."""
+    if here.slurm_job_id is None or not int(os.environ.get("SLURM_RESTART_COUNT") or 0):
+        return False
+    earlier = folder.read_run()
+    return earlier is not None and earlier["environment"].get("slurm_job_id") == here.slurm_job_id

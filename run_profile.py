@@ -7,10 +7,9 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable
 
-from convscope.commandline import OneLineParser
-from convscope.signals import STOPPED, StopSignal
+from convscope.commandline import OneLineParser, one_line
+from convscope.signals import GRACE_S, StopSignal
 
 STAGE_SIZES = {"test": 1, "quick": 10}
 
@@ -29,11 +28,12 @@ def parser() -> OneLineParser:
     made.add_argument("--warmup", type=int, default=10, metavar="N", help="passes before measuring")
     made.add_argument("--measure", type=int, default=20, metavar="N", help="measured passes")
     made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--gpu", metavar="NAME", help="the GPU's name in the folder; checked against the card")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
+    made.add_argument("--max-workspace", metavar="BYTES", help="rule out larger workspaces: 512MB, 2GiB (GPU only)")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--no-energy", action="store_true", help="leave the energy window out (a second a size)")
@@ -54,7 +54,8 @@ def parser() -> OneLineParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0, 1 where a size failed, 2 for bad input, 85 where USR2 stopped it before its last size.
+    Returns the exit code: 0, 1 where a size failed, 2 for bad input, 70 where the GPU was lost, 74 where the folder can
+    not be written any more, 75 where TERM, INT or USR1 ended it before its last size, 85 where USR2 did.
     """
     made = parser()
     options = made.parse_args(arguments)
@@ -62,17 +63,20 @@ def main(arguments: list[str] | None = None) -> int:
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
-    from convscope.errors import InputError
+    from convscope.errors import StopError
 
     try:
-        with StopSignal() as stop:  # before PyTorch loads: the signal may come at any time
+        with StopSignal(
+            0 if asks_to_list else GRACE_S
+        ) as stop:  # before PyTorch loads: the signal may come at any time
             return _list(options) if asks_to_list else _profile(options, stop)
-    except InputError as error:
-        print(f"run_profile.py: {error}", file=sys.stderr)
-        return 2
+    except StopError as error:
+        print(f"run_profile.py: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
 
 
-def _profile(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
+def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
+    from convscope import request
     from convscope.console import results_table
     from profiler import UnifiedProfiler
 
@@ -98,14 +102,20 @@ def _profile(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
         energy_precision=options.energy_precision,
         energy_budget_s=options.energy_budget,
         layer_energy=options.layer_energy,
+        max_workspace_bytes=request.parse_bytes("--max-workspace", options.max_workspace)
+        if options.max_workspace
+        else None,
         stop=stop,
     )
     overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
     print(results_table(overall, layers))
     print(f"results: {options.output_dir or profiler.folder}")
     if profiler.stopped:
-        print(f"run_profile.py: stopped by USR2 after {len(overall)} of {count} sizes", file=sys.stderr)
-        return STOPPED
+        print(
+            f"run_profile.py: stopped by {stop.said} with {len(overall)} sizes in the folder: the same command goes on",
+            file=sys.stderr,
+        )
+        return stop.exit_code
     return 0 if (overall["status"] == "ok").all() else 1
 
 
@@ -153,12 +163,17 @@ def _check_power(device_name: str) -> str:
 
 def run() -> int:
     """Run the command line as a program: a reader that has gone away (`| head`) is no error."""
+    from convscope.errors import DeviceFaultError
+
     try:
         code = main()
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    if code == DeviceFaultError.exit_code:  # taking down what lives on a lost device may hang, or abort
+        sys.stderr.flush()
+        os._exit(code)
     return code
 
 

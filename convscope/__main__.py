@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from convscope.commandline import one_line
 from convscope.errors import InputError
 
 # A command is a module with `main(arguments) -> exit code`; it is imported when it is asked for.
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(importlib.import_module(f"convscope.{name}").main(rest))
     except InputError as error:
-        print(f"convscope {name}: {error}", file=sys.stderr)
+        print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2
 
 

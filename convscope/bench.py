@@ -16,9 +16,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from convscope import cudnn, graphs, layer_energy, models, swap, trace
+from convscope import graphs, layer_energy, models, swap, trace
 from convscope.energy import LoadEnergy
-from convscope.errors import InputError
 from convscope.measurement import Measurement, Witness
 from convscope.records import Layer, Run
 from convscope.statistics import Summary, summarize
@@ -266,16 +265,6 @@ class Bench:
 
 class HookMismatchError(RuntimeError):
     """The convolutions that ran are not those that the model's description lists."""
-
-
-def status_of(error: Exception) -> str | None:
-    """Return the status of a size that failed so, None for an error that is not a size's own."""
-    # PyTorch's allocator on a CPU has no type of its own for this.
-    if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error):
-        return "oom"
-    if isinstance(error, (cudnn.NotSupportedError, InputError)):
-        return "unsupported"
-    return "failed" if isinstance(error, graphs.HostTooSlowError) else None
 
 
 def _wall_times_ms(model: nn.Module, given: torch.Tensor, count: int, enough_s: float = float("inf")) -> list[float]:

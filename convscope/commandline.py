@@ -12,7 +12,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -34,3 +34,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return what stands before the first "--", and what stands after it: flags for another program."""
     at = arguments.index("--") if "--" in arguments else len(arguments)
     return list(arguments[:at]), list(arguments[at + 1 :])
+
+
+def one_line(text: object) -> str:
+    """Return a message, and what it quotes, as one line that a terminal can show."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))

@@ -43,6 +43,14 @@ def queue(ask: Ask = ask) -> Mapping[str, Entry] | None:
     return {number: Entry(state, reason, left) for number, state, reason, left in fields}
 
 
+def states(ask: Ask = ask) -> Mapping[str, str] | None:
+    """Return the state of every job in the queue, anybody's, by the number it has itself; None where none answers."""
+    answer = ask(["squeue", "--noheader", "--array", "--format=%A|%T"])
+    if answer is None:
+        return None
+    return {number: state for number, _, state in (line.strip().partition("|") for line in answer.splitlines())}
+
+
 def accounts(numbers: Collection[str], ask: Ask = ask) -> Mapping[str, str]:
     """Return how each of these jobs ended ("TIMEOUT", "CANCELLED by 0"); empty where no accounts are kept."""
     if not numbers:

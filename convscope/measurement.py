@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from convscope import roofline
 from convscope.assignment import Assignment
 from convscope.energy import LoadEnergy
+from convscope.failures import Failure
 from convscope.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.records import Layer, LayerRow, OverallRow, Run
 from convscope.statistics import Summary
@@ -124,7 +125,7 @@ def with_energy(row: OverallRow, energy: LoadEnergy, idle_power_w: float | None)
     )
 
 
-def failed_row(run: Run, size: int, status: str, reason: str, started_utc: str, wall_s: float) -> OverallRow:
+def failed_row(run: Run, size: int, failure: Failure, started_utc: str, wall_s: float) -> OverallRow:
     """Return the row of a size that could not be measured; its figures are empty."""
     return OverallRow(
         model=run.model,
@@ -136,8 +137,9 @@ def failed_row(run: Run, size: int, status: str, reason: str, started_utc: str, 
         device=run.device,
         started_utc=started_utc,
         wall_s=wall_s,
-        status=status,
-        reason=reason,
+        oom_asked_bytes=failure.asked_bytes,
+        status=failure.status,
+        reason=failure.reason,
     )
 
 

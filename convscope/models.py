@@ -67,7 +67,7 @@ def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
             ) from None
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
 
@@ -86,7 +86,7 @@ def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer
     with torch.inference_mode(), hooked(model, after=note):
         try:
             model(torch.empty(batch_size, 3, input_size, input_size, device="meta"))
-        except (RuntimeError, AssertionError, ValueError) as error:
+        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             cause = str(error).splitlines()[0]
             raise InputError(f"{name} cannot take {input_size}×{input_size} images ({cause})") from None
     return tuple(found)

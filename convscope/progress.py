@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from convscope.records import SCHEMA_VERSION, STAGES, slug
+from convscope.records import KEPT, SCHEMA_VERSION, STAGES, slug
 
 HISTORY = "jobs.log"
 """A line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
 
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 _TAIL_BYTES = 8192
+_NUMBER = re.compile(r"(\d+(\.\d+)?(e-?\d{1,3})?)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def read_all(results: Path, stages: Sequence[str] = STAGES) -> Iterator[Progress
     """Yield the progress of every folder under `results/<stage>/`, in order; folders without any trace are left out."""
     for stage in stages:
         for path in sorted((results / stage).glob("[!.]*/")):
-            found = read(path, stage)
+            found = None if KEPT in path.name else read(path, stage)
             if found is not None:
                 yield found
 
@@ -97,7 +99,7 @@ def read(path: Path, stage: str) -> Progress | None:
     if named is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     sizes = tuple(run.get("input_sizes", ()))
-    rows = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", set(sizes))
+    rows, unread = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", set(sizes))
     bad = [row for row in rows if row["status"] != "ok"]
     return Progress(
         path,
@@ -107,12 +109,12 @@ def read(path: Path, stage: str) -> Progress | None:
         done=len({row["input_size"] for row in rows}),
         bad=Counter(row["status"] for row in bad),
         reason=bad[-1]["reason"] if bad else "",
-        fallback_layers=max((int(row["fallback_layers"] or 0) for row in rows), default=0),
+        fallback_layers=max((int(float(row["fallback_layers"] or 0)) for row in rows), default=0),
         throttled=sum(row["throttle_reasons"] not in ("", "none") for row in rows),
         slowest_s=max((float(row["wall_s"] or 0) for row in rows), default=0.0),
         job=job,
         written_s=_last_write(path),
-        broken=broken,
+        broken=broken or unread,
     )
 
 
@@ -121,12 +123,14 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
     try:
         document = json.loads(path.read_text())
         version = document["schema_version"]
-        if version != SCHEMA_VERSION:
+        if version > SCHEMA_VERSION:
             return {}, f"run.json has schema version {version}, this program reads {SCHEMA_VERSION}"
-        _ = [document["run"][name] for name in ("model", "algorithm", "gpu", "input_sizes")]
+        named = [document["run"][name] for name in ("model", "algorithm", "gpu")]
+        if not all(isinstance(name, str) for name in named) or not all(map(int, document["run"]["input_sizes"])):
+            return {}, "run.json cannot be read"
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}, "run.json cannot be read"
     return dict(document), ""
 
@@ -134,17 +138,30 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
 _COLUMNS = ("input_size", "status", "reason", "fallback_layers", "throttle_reasons", "wall_s")
 
 
-def _rows(path: Path, sizes: set[int]) -> list[dict[str, str]]:
-    """Return the columns that matter here of the rows that belong to the run; a row cut off at the end is no row."""
+def _rows(path: Path, sizes: set[int]) -> tuple[list[dict[str, str]], str]:
+    """Return the columns that matter here of the rows that belong to the run, and what is wrong with the file.
+
+    A row cut off at the end is no row.
+    """
     try:
         with path.open(newline="") as file:
             header, *lines = list(csv.reader(file)) or [[]]
     except FileNotFoundError:
-        return []
+        return [], ""
+    except (OSError, ValueError, csv.Error):
+        return [], f"{path.name} cannot be read"
     places = {name: header.index(name) for name in _COLUMNS if name in header}
     absent = dict.fromkeys(_COLUMNS, "")
     rows = (absent | {name: line[at] for name, at in places.items()} for line in lines if len(line) == len(header))
-    return [row for row in rows if row["input_size"].isdecimal() and int(row["input_size"]) in sizes]
+    mine = [row for row in rows if row["input_size"].isdecimal() and int(row["input_size"]) in sizes]
+    return mine, "" if all(map(_has_numbers, mine)) else f"{path.name} has words where numbers belong"
+
+
+def _has_numbers(row: dict[str, str]) -> bool:
+    """Tell whether the cells that are counted with are numbers; what is not is emptied."""
+    odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(row[name])]
+    row.update(dict.fromkeys(odd, ""))
+    return not odd
 
 
 def _history(path: Path) -> tuple[Job | None, Combination | None]:

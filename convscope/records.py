@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 STAGES = ("1_sanity", "2_quick", "3_full")
+KEPT = ".before-"  # in the name of a folder beside a run's, where --overwrite keeps what was there
 
 # Settings that two runs must share for their sizes to stand in one table.
 SETTINGS = (
@@ -30,6 +31,7 @@ SETTINGS = (
     "energy_precision",
     "energy_budget_s",
     "layer_energy",
+    "max_workspace_bytes",
 )
 PROCESSOR = ("cpu", "cpu_threads")  # for runs on a CPU
 SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3")
@@ -86,6 +88,7 @@ class Run:
     energy_precision: float = 0.01
     energy_budget_s: float = 5.0
     layer_energy: bool = False
+    max_workspace_bytes: int | None = None
 
     @property
     def device_type(self) -> str:
@@ -179,6 +182,7 @@ class OverallRow:
     throttle_reasons: str | None = None
     other_processes: int | None = None
     peak_memory_bytes: int | None = None
+    oom_asked_bytes: int | None = None
     batch_size: int | None = None
     math: str | None = None
     dtype: str | None = None

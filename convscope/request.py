@@ -12,7 +12,9 @@ from convscope.records import STAGES, Run
 
 UNSUPPORTED = ("error", "fallback", "skip")
 MATHS = ("tf32", "fp32")
-SEED_MOST = 2**63 - 1  # what PyTorch's generators take
+INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
+SIZES_MOST = 10_000
+ENERGY_MOST_S = 3600
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 
 
@@ -37,6 +39,7 @@ def make_run(
     energy_precision: float = Run.energy_precision,
     energy_budget_s: float = Run.energy_budget_s,
     layer_energy: bool = False,
+    max_workspace_bytes: int | None = None,
 ) -> Run:
     """Decide every setting of a run.
 
@@ -47,14 +50,20 @@ def make_run(
     at_least("--warmup", warmup_iters, 0)
     at_least("--measure", measure_iters, 1)
     at_least("--seed", seed, 0)
-    if seed > SEED_MOST:
-        raise InputError(f"--seed {seed}: it must be at most {SEED_MOST}")
+    at_most("--batch-size", batch_size, INTEGER_MOST)
+    at_most("--seed", seed, INTEGER_MOST)
     at_least("--energy-warmup", energy_warmup_s, 0)
     at_least("--energy-budget", energy_budget_s, 1)
+    at_most("--energy-warmup", energy_warmup_s, ENERGY_MOST_S)
+    at_most("--energy-budget", energy_budget_s, ENERGY_MOST_S)
     if not 0 < energy_precision < 1:
         raise InputError(f"--energy-precision {energy_precision}: a share between 0 and 1, such as 0.01")
     if layer_energy and (device.type == "cpu" or not energy):
         raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
+    if max_workspace_bytes is not None:
+        at_least("--max-workspace", max_workspace_bytes, 0)
+        if device.type == "cpu":
+            raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
     _one_of("--unsupported", unsupported, UNSUPPORTED)
     return Run(
         model=models.check_name(model),
@@ -75,6 +84,7 @@ def make_run(
         energy_precision=energy_precision,
         energy_budget_s=energy_budget_s,
         layer_energy=layer_energy,
+        max_workspace_bytes=max_workspace_bytes,
     )
 
 
@@ -121,7 +131,9 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
     """
     low, high = bounds
     at_least("--num-sizes", count, 1)
+    at_most("--num-sizes", count, SIZES_MOST)
     at_least("--input-range", low, 1)
+    at_most("--input-range", high, INTEGER_MOST)
     if high < low:
         raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
     if count > high - low + 1:
@@ -154,7 +166,7 @@ def parse_bytes(option: str, text: str) -> int:
     Raises:
         InputError: it is none of these.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE)
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise InputError(f"{option} {text}: say a number of bytes, such as 1048576, 512MB or 2GiB")
     number, prefix, binary = found.groups()
@@ -170,6 +182,16 @@ def at_least(option: str, value: float, least: int) -> None:
     """
     if not value >= least:
         raise InputError(f"{option} {value}: it must be at least {least}")
+
+
+def at_most(option: str, value: float, most: int) -> None:
+    """Refuse a number that is too large, naming its option.
+
+    Raises:
+        InputError: it is.
+    """
+    if value > most:
+        raise InputError(f"{option} {value}: it must be at most {most}")
 
 
 def _one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

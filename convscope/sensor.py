@@ -19,7 +19,7 @@ import numpy as np
 
 from convscope import energy, nvml
 from convscope.energy import Sample
-from convscope.folder import write_atomically
+from convscope.tables import write_atomically
 
 IDLE_S, LOAD_S, WAVE_S, REST_S = 3.0, 4.0, 8.0, 2.0
 WAVE_PERIODS = 1.07  # the square wave's period over the sensor's: the phase between them sweeps

@@ -123,14 +123,25 @@ class Engine:
             with contextlib.closing(cudnn.Plan(handle, _described(layer, dtype), number)) as plan:
                 return plan.workspace_bytes
 
-    def why_refused(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> str | None:
-        """Ask cuDNN whether it takes a layer with an algorithm on this card; the reason if not. Launches nothing."""
+    def why_refused(
+        self,
+        device: torch.device,
+        layer: Layer,
+        algorithm: str,
+        dtype: str = "float32",
+        max_workspace_bytes: int | None = None,
+    ) -> str | None:
+        """Ask cuDNN whether it takes a layer with an algorithm on this card; the reason if not. Launches nothing.
+
+        A workspace over the limit is a reason too: cuDNN is never asked for a smaller one in its place.
+        """
         with torch.cuda.device(device):
             try:
-                self._plan(torch.cuda.current_device(), _described(layer, dtype), algorithm).close()
+                plan = self._plan(torch.cuda.current_device(), _described(layer, dtype), algorithm)
             except cudnn.NotSupportedError:
                 return refusal(algorithm, torch.cuda.get_device_name(device))
-        return None
+            plan.close()
+        return why_too_large(algorithm, plan.workspace_bytes, max_workspace_bytes)
 
     def release(self) -> None:
         """Destroy every plan, keep the handles: the next call of a shape plans anew."""
@@ -177,6 +188,13 @@ def refusal(algorithm: str, device_name: str) -> str:
     return f"cuDNN {short} refuses {algorithm} for this shape on {device_name}"
 
 
+def why_too_large(algorithm: str, workspace_bytes: int, most_bytes: int | None) -> str | None:
+    """Return the sentence for a workspace over the limit, None for one that it allows."""
+    if most_bytes is None or workspace_bytes <= most_bytes:
+        return None
+    return f"workspace over the limit: {algorithm} takes more than {most_bytes / 1e6:g} MB (--max-workspace)"
+
+
 @functools.lru_cache(maxsize=1)
 def engine() -> Engine:
     """Return the one engine of this process; the first call makes it the CUDA kernel of `ai3::conv2d`."""
@@ -206,9 +224,11 @@ def _empty_output(
     return input.new_empty((*input.shape[:-3], weight.shape[0], height, width))
 
 
-def asker(device: torch.device) -> Callable[[Layer, str], str | None] | None:
+def asker(device: torch.device, max_workspace_bytes: int | None = None) -> Callable[[Layer, str], str | None] | None:
     """Return the function that asks cuDNN on this card about a layer and an algorithm; None on a CPU."""
-    return functools.partial(engine().why_refused, device) if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    return functools.partial(engine().why_refused, device, max_workspace_bytes=max_workspace_bytes)
 
 
 def math_in_force() -> str:

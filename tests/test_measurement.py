@@ -9,6 +9,7 @@ from fakes import layer, run
 
 from convscope.assignment import Assignment
 from convscope.energy import EnergyWindow, LoadEnergy
+from convscope.failures import Failure
 from convscope.measurement import Measurement, Witness, failed_row, layer_rows, overall_row
 from convscope.records import LayerRow, OverallRow, Run
 from convscope.statistics import summarize
@@ -69,7 +70,7 @@ def test_the_overall_row_counts_layers_that_ran_something_else(unsupported: str,
 
 
 def test_a_failed_size_has_status_and_reason_and_no_figures():
-    row = failed_row(run(), 96, "oom", "too large", "2026-01-01T00:00:00+00:00", 1.0)
+    row = failed_row(run(), 96, Failure("oom", "too large", 2048), "2026-01-01T00:00:00+00:00", 1.0)
     assert (row.input_size, row.status, row.reason) == (96, "oom", "too large")
     assert {row.mean, row.eager_mean_ms, row.layers_sum_ms, row.samples} == {None}
 

@@ -11,8 +11,7 @@ import torch
 from fakes import Branching, Card, Clock, Load
 
 import profiler
-from convscope import folder as results
-from convscope import records
+from convscope import records, tables
 from convscope.errors import InputError
 from convscope.records import LayerRow, OverallRow
 from profiler import CUDALayerTimer, PowerMonitor, UnifiedProfiler
@@ -120,8 +119,8 @@ def test_each_size_has_one_overall_row_and_one_row_for_each_convolution(two_size
 
 def test_the_tables_that_come_back_are_those_on_disk(two_sizes: tuple):
     folder, overall, layers = two_sizes
-    pd.testing.assert_frame_equal(overall, results.read_table(folder / "alexnet_direct_overall.csv", OverallRow))
-    pd.testing.assert_frame_equal(layers, results.read_table(folder / "alexnet_direct_layers.csv", LayerRow))
+    pd.testing.assert_frame_equal(overall, tables.read(folder / "alexnet_direct_overall.csv", OverallRow))
+    pd.testing.assert_frame_equal(layers, tables.read(folder / "alexnet_direct_layers.csv", LayerRow))
 
 
 def test_every_layer_says_that_ai3_ran_direct(two_sizes: tuple):
@@ -171,7 +170,7 @@ def test_layers_of_a_size_that_was_cut_off_are_measured_again(tmp_path: Path):
     make().run(tmp_path)
     (tmp_path / "alexnet_direct_overall.csv").unlink()
     overall, layers = make(note=notes.append).run(tmp_path)
-    assert notes == ["dropped sizes that were cut off: [64]"]
+    assert notes == [f"{tmp_path}: dropped the size 64 px, which was cut off"]
     assert (len(overall), len(layers)) == (1, 5)
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pandas as pd
@@ -15,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from convscope import folder as files
-from convscope import records
+from convscope import records, tables
 from convscope.errors import InputError
 from convscope.folder import Folder
 from convscope.records import LayerRow, OverallRow
@@ -119,15 +120,22 @@ def test_a_second_size_is_appended_below_the_first(folder: Folder):
 
 
 def test_a_size_without_layers_leaves_a_table_of_layers_with_a_header_only(folder: Folder):
-    folder.append(OVERALL, [])
+    folder.append(dataclasses.replace(OVERALL, status="oom"), [])
     assert list(folder.read_layers().columns) == records.columns(LayerRow)
     assert folder.read_layers().empty
 
 
+def only_layers(folder: Folder, size: int) -> None:
+    """Leave what a run leaves that is killed between its two tables."""
+    before = folder.overall.read_bytes()
+    folder.append(dataclasses.replace(OVERALL, input_size=size), [dataclasses.replace(LAYER_ROW, input_size=size)])
+    folder.overall.write_bytes(before)
+
+
 def test_layers_of_a_size_that_was_cut_off_are_dropped(folder: Folder):
     folder.append(OVERALL, [LAYER_ROW])
-    files._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
-    assert folder.drop_torn_sizes() == [96]
+    only_layers(folder, 96)
+    assert folder.mend() == ["dropped the size 96 px, which was cut off"]
     assert list(folder.read_layers()["input_size"]) == [64]
 
 
@@ -135,7 +143,7 @@ def test_a_line_that_was_cut_off_in_the_middle_is_dropped(folder: Folder):
     folder.append(OVERALL, [LAYER_ROW])
     with folder.layers.open("a") as file:
         file.write("features.3,64,192,5x5,15.9")
-    folder.drop_torn_sizes()
+    assert folder.mend() == ["cut an unfinished line off alexnet_direct_layers.csv"]
     assert list(folder.read_layers()["layer"]) == [LAYER_ROW.layer]
 
 
@@ -144,29 +152,35 @@ def test_a_size_is_appended_on_a_line_of_its_own_after_one_that_was_cut_off(fold
     folder.append(OVERALL, [LAYER_ROW])
     folder.append(*second)
     folder.overall.write_text(folder.overall.read_text()[:-40])
-    assert folder.drop_torn_sizes() == [96]
+    assert folder.mend() == [
+        "cut an unfinished line off alexnet_direct_overall.csv",
+        "dropped the size 96 px, which was cut off",
+    ]
     folder.append(*second)
     assert list(folder.read_overall()["input_size"]) == [64, 96]
 
 
 def test_whole_numbers_stay_whole_when_other_sizes_are_dropped(folder: Folder):
-    folder.append(OVERALL, [dataclasses.replace(LAYER_ROW, samples=20), dataclasses.replace(LAYER_ROW, samples=None)])
+    second = dataclasses.replace(LAYER_ROW, samples=None, position=1)
+    folder.append(OVERALL, [dataclasses.replace(LAYER_ROW, samples=20), second])
     whole = folder.layers.read_text()
-    files._append(folder.layers, LayerRow, [dataclasses.replace(LAYER_ROW, input_size=96)])
-    folder.drop_torn_sizes()
+    only_layers(folder, 96)
+    folder.mend()
     assert folder.layers.read_text() == whole
 
 
 def test_nothing_is_dropped_from_whole_tables(folder: Folder):
     folder.append(OVERALL, [LAYER_ROW])
     before = folder.layers.read_bytes()
-    assert folder.drop_torn_sizes() == []
+    assert folder.mend() == []
     assert folder.layers.read_bytes() == before
 
 
 def test_a_table_with_other_columns_is_refused_naming_them(folder: Folder):
     folder.overall.write_text("model,speed\nalexnet,1\n")
-    with pytest.raises(InputError, match=r"has other columns than this version writes \(.*speed.*\): --overwrite it"):
+    with pytest.raises(
+        InputError, match=r"_overall\.csv, line 1: it has other columns than this version writes \(.*speed.*\): "
+    ):
         folder.read_overall()
 
 
@@ -195,13 +209,17 @@ def test_without_run_json_there_is_no_earlier_run(folder: Folder):
 @pytest.mark.parametrize("content", ["{", "[]", "{}", "1"])
 def test_a_foreign_run_json_is_refused(folder: Folder, content: str):
     folder.run.write_text(content)
-    with pytest.raises(InputError, match=r"is not a run\.json of this project: move it away, or --overwrite"):
+    with pytest.raises(
+        InputError, match=r"run\.json, line 1: .*it is not a run\.json of this project: move it away, or"
+    ):
         folder.read_run()
 
 
 def test_a_run_json_of_another_schema_is_refused_with_both_versions(folder: Folder):
     folder.run.write_text('{"schema_version": 99}')
-    with pytest.raises(InputError, match=rf"has schema version 99, this program reads {records.SCHEMA_VERSION}"):
+    with pytest.raises(
+        InputError, match=rf"has schema version 99, this program reads {records.SCHEMA_VERSION} and older"
+    ):
         folder.read_run()
 
 
@@ -254,16 +272,53 @@ def test_a_folder_below_a_file_cannot_be_prepared(tmp_path: Path):
         Folder(tmp_path / "file" / "sub", "m").prepare()
 
 
-def test_clearing_removes_the_three_files_and_nothing_else(folder: Folder):
+NOW = datetime(2026, 11, 21, 9, 31, tzinfo=timezone.utc)
+
+
+def kept(tmp_path: Path) -> tuple[Folder, Path]:
+    folder = Folder(tmp_path / "run", "alexnet_direct")
+    folder.prepare()
     folder.append(OVERALL, [LAYER_ROW])
     folder.write_run(run(), ENVIRONMENT, {})
-    (folder.path / "slurm.log").write_text("kept")
-    folder.clear()
+    (folder.path / "slurm.log").write_text("stays")
+    beside = folder.keep(NOW)
+    assert beside is not None
+    return folder, beside
+
+
+def test_what_is_overwritten_is_kept_whole_beside_the_folder_under_the_time(tmp_path: Path):
+    _, beside = kept(tmp_path)
+    assert beside == tmp_path / "run.before-20261121T093100Z"
+    overall, layers = Folder(beside, "alexnet_direct").read()
+    assert (len(overall), len(layers)) == (1, 1)
+    assert (beside / "run.json").exists()
+
+
+def test_keeping_leaves_the_logs_where_they_are(tmp_path: Path):
+    folder, _ = kept(tmp_path)
     assert [path.name for path in folder.path.iterdir()] == ["slurm.log"]
 
 
+def test_a_clock_that_was_set_back_never_writes_over_what_was_kept(tmp_path: Path):
+    folder, first = kept(tmp_path)
+    folder.append(dataclasses.replace(OVERALL, input_size=96), [dataclasses.replace(LAYER_ROW, input_size=96)])
+    second = folder.keep(NOW)
+    assert second == tmp_path / "run.before-20261121T093100Z-2"
+    assert [list(Folder(path, "alexnet_direct").read_overall()["input_size"]) for path in (first, second)] == [
+        [64],
+        [96],
+    ]
+
+
+def test_where_there_is_nothing_nothing_is_kept(tmp_path: Path):
+    folder = Folder(tmp_path / "run", "alexnet_direct")
+    folder.prepare()
+    assert folder.keep(NOW) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
 def test_writing_a_whole_file_leaves_no_temporary_one(tmp_path: Path):
-    files.write_atomically(tmp_path / "run.json", "new")
+    tables.write_atomically(tmp_path / "run.json", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "new")]
 
 

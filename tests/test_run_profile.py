@@ -109,9 +109,12 @@ def test_overwrite_measures_again(call, tmp_path: Path):
     before = (tmp_path / "alexnet_direct_overall.csv").read_text()
     printed = call(*ALEXNET, "--output-dir", str(tmp_path), "--overwrite")
     after = (tmp_path / "alexnet_direct_overall.csv").read_text()
-    assert (printed.code, printed.err) == (0, "")
+    assert printed.code == 0
     assert after != before
     assert len(after.splitlines()) == 2
+    (kept,) = tmp_path.parent.glob(f"{tmp_path.name}.before-*")
+    assert printed.err == f"what was in {tmp_path} is kept in {kept}\n"
+    assert (kept / "alexnet_direct_overall.csv").read_text() == before
 
 
 def test_overwrite_takes_other_settings(call, tmp_path: Path):

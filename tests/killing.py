@@ -1,0 +1,97 @@
+"""Starts runs in processes of their own, cheaply, and looks at what is left of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from convscope.folder import Folder
+
+STEM = "squeezenet1_1_torch"
+SIZES = (32, 36, 40, 44, 48)
+SETTINGS = ["--model", "torchvision:squeezenet1_1", "--algorithm", "torch", "--device", "cpu", "--no-energy"]
+FAST = [*SETTINGS, "--warmup", "0", "--measure", "1", "--num-sizes", "5", "--input-range", "32", "48"]
+CONVOLUTIONS = 26
+
+
+class Victims:
+    """A server of processes that each run run_profile.py (victim.py).
+
+    Args:
+        mounts: shell commands that mount what the runs are to see, in a mount namespace of the server's own.
+        environment: added to the server's.
+    """
+
+    def __init__(self, mounts: str = "", **environment: str) -> None:
+        self._mounts, self._environment = mounts, environment
+
+    def __enter__(self) -> Victims:
+        command = [sys.executable, str(Path(__file__).with_name("victim.py"))]
+        if self._mounts:
+            command = ["unshare", "-rm", "sh", "-ec", f'{self._mounts}\nexec "$@"', "sh", *command]
+        environment = os.environ | self._environment
+        self._server = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self.number = self._server.pid
+        self._running: list[int] = []
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for process in self._running:  # a test that failed left it
+            os.kill(process, signal.SIGKILL)
+        assert self._server.stdin is not None
+        self._server.stdin.close()
+        self._server.wait(60)
+        assert self._server.stdout is not None
+        self._server.stdout.close()
+
+    def start(self, folder: Path, *more: str, **request: object) -> int:
+        """Start a run; return its process number."""
+        asked = {"arguments": [*FAST, *more, "--output-dir", str(folder)], "log": f"{folder}.log"} | request
+        self._running.append(self._ask(asked))
+        return self._running[-1]
+
+    def end(self) -> int:
+        """Wait for the end of the run that was started last; return its exit code, negative for a signal."""
+        code = os.waitstatus_to_exitcode(self._ask({"wait": self._running[-1]}))
+        self._running.pop()
+        return code
+
+    def _ask(self, request: dict[str, object]) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def finish(self, folder: Path, *more: str) -> int:
+        """Run to the end."""
+        self.start(folder, *more)
+        return self.end()
+
+
+def assert_whole(folder: Path, sizes: tuple[int, ...] = SIZES) -> None:
+    """Every size once, with each of its layers once; nothing else in the folder."""
+    overall, layers = Folder(folder, STEM).read()
+    assert sorted(overall["input_size"]) == list(sizes)
+    assert set(overall["status"]) == {"ok"}
+    keys = sorted(zip(layers["input_size"], layers["position"], strict=True))
+    assert keys == [(size, position) for size in sizes for position in range(CONVOLUTIONS)]
+    expected = {f"{STEM}_layers.csv", f"{STEM}_overall.csv", "run.json"}
+    assert {path.name for path in folder.iterdir()} == expected
+    document = json.loads((folder / "run.json").read_text())
+    assert document["started_utc"] <= document["ended_utc"]
+
+
+def wait_for(what, seconds: float = 60) -> None:
+    """Wait until a condition holds."""
+    until_s = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < until_s, "waited in vain"
+        time.sleep(0.002)

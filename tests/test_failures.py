@@ -1,0 +1,188 @@
+"""What an error at a size means: a row, a lost device, or neither; and what becomes of the sizes after it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import layer
+
+import profiler
+from convscope import cudnn, failures, request, swap
+from convscope.errors import DeviceFaultError, InputError
+from convscope.failures import Failure
+from profiler import UnifiedProfiler
+
+CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB."
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "asked"),
+    [
+        (torch.OutOfMemoryError(CUDA_OOM), "oom", 2_684_354_560),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0"), "oom", 20 * 2**20),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 600 bytes."),
+         "oom", 600),
+        (cudnn.CudnnError("cudnnConvolutionForward: CUDNN_STATUS_ALLOC_FAILED"), "oom", None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
+        (cudnn.NotSupportedError("cudnnConvolutionForward: CUDNN_STATUS_NOT_SUPPORTED"), "unsupported", None),
+        (InputError("alexnet cannot take 8×8 images"), "unsupported", None),
+        (cudnn.CudnnError("cudnnConvolutionForward: CUDNN_STATUS_EXECUTION_FAILED"), "failed", None),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), "failed", None),
+        (RuntimeError("CUDA error: invalid configuration argument\nCUDA kernel errors might be"), "failed", None),
+    ],
+)  # fmt: skip
+def test_an_error_that_is_a_sizes_own_is_a_row(error: Exception, status: str, asked: int | None):
+    failure = failures.of_size(error)
+    assert failure == Failure(status, str(error).splitlines()[0], asked)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), cudnn.CudnnMissingError("no cuDNN")])
+def test_an_error_that_nobody_can_name_is_no_row(error: Exception):
+    assert failures.of_size(error) is None
+
+
+def test_memory_that_ran_out_while_a_graph_was_captured_is_found_behind_the_captures_own_error():
+    capture = RuntimeError("CUDA error: operation failed due to a previous error during capture")
+    capture.__context__ = torch.OutOfMemoryError(CUDA_OOM)
+    assert failures.of_size(capture) == Failure("oom", CUDA_OOM, 2_684_354_560)
+
+
+def test_a_cpu_is_never_lost():
+    assert failures.device_fault(torch.device("cpu")) is None
+
+
+class Device:
+    """A CUDA device as far as synchronizing tells: raises as often as it is said."""
+
+    def __init__(self, errors: float) -> None:
+        self.errors = errors
+
+    def synchronize(self, device: torch.device) -> None:
+        self.errors -= 1
+        if self.errors >= 0:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nCUDA kernel errors might be")
+
+
+@pytest.mark.parametrize(("errors", "lost"), [(0, False), (1, False), (float("inf"), True)])
+def test_a_device_is_lost_when_its_error_comes_back(monkeypatch: pytest.MonkeyPatch, errors: float, lost: bool):
+    monkeypatch.setattr(torch.cuda, "synchronize", Device(errors).synchronize)
+    said = failures.device_fault(torch.device("cuda:0"))
+    assert said == ("CUDA error: an illegal memory access was encountered" if lost else None)
+
+
+FAST = {"input_size_range": (64, 96), "warmup_iters": 0, "measure_iters": 2, "device": "cpu", "measure_energy": False}
+
+
+def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    measure = profiler.Bench.measure
+
+    def fails_at_80(self: profiler.Bench, size: int, *more: object, **options: object):
+        if size == 80:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return measure(self, size, *more, **options)
+
+    monkeypatch.setattr(profiler.Bench, "measure", fails_at_80)
+    monkeypatch.setattr(failures, "device_fault", lambda device: "CUDA error: an illegal memory access was encountered")
+    with pytest.raises(
+        DeviceFaultError, match="cpu is lost: CUDA error: an illegal memory access was encountered; the"
+    ):
+        UnifiedProfiler("alexnet", "torch", num_sizes=3, **FAST).run(tmp_path)
+    assert DeviceFaultError.exit_code == 70
+    assert json.loads((tmp_path / "run.json").read_text())["error"].startswith("CUDA error: an illegal")
+    monkeypatch.undo()
+    overall, _ = UnifiedProfiler("alexnet", "torch", num_sizes=3, note=lambda line: None, **FAST).run(tmp_path)
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert list(overall["input_size"]) == [64, 80, 96]
+    assert (document["error"], len(document["resumed_utc"])) == (None, 1)
+
+
+def test_sizes_above_one_that_ran_out_of_memory_are_not_tried_and_say_so(tmp_path: Path):
+    notes: list[str] = []
+    asked = {"num_sizes": 3, "batch_size": 10**12, "note": notes.append} | FAST
+    overall, layers = UnifiedProfiler("alexnet", "torch", **asked).run(tmp_path)
+    assert list(overall["status"]) == ["oom"] * 3
+    assert overall["oom_asked_bytes"].tolist()[0] == 10**12 * 3 * 64 * 64 * 4
+    assert overall["oom_asked_bytes"].isna().tolist() == [False, True, True]
+    assert list(overall["reason"])[1:] == ["not tried: out of memory at 64 px already"] * 2
+    assert len(notes) == 1
+    assert layers.empty
+
+
+def test_a_run_that_goes_on_remembers_where_memory_ran_out(tmp_path: Path):
+    asked = {"batch_size": 10**12, "note": lambda line: None} | FAST
+    UnifiedProfiler("alexnet", "torch", num_sizes=1, **asked).run(tmp_path)
+    overall, _ = UnifiedProfiler("alexnet", "torch", num_sizes=2, **asked).run(tmp_path)
+    assert overall.iloc[1]["reason"] == "not tried: out of memory at 64 px already"
+
+
+def test_a_workspace_over_the_limit_is_a_reason_that_names_algorithm_and_limit():
+    told = "workspace over the limit: fft takes more than 512 MB (--max-workspace)"
+    assert swap.why_too_large("fft", 512_000_001, 512_000_000) == told
+
+
+@pytest.mark.parametrize(("workspace", "most"), [(512, 512), (0, 0), (10**12, None)])
+def test_a_workspace_up_to_the_limit_is_no_reason(workspace: int, most: int | None):
+    assert swap.why_too_large("fft", workspace, most) is None
+
+
+class Plan:
+    """A plan of cuDNN's with a workspace; counts how often it is given back."""
+
+    workspace_bytes = 2_200_000_000
+
+    def __init__(self) -> None:
+        self.closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_the_limit_goes_the_way_of_every_other_reason_and_the_plan_is_given_back(monkeypatch: pytest.MonkeyPatch):
+    engine, plan = swap.Engine(), Plan()
+    monkeypatch.setattr(engine, "_plan", lambda *asked: plan)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    device = torch.device("cuda:0")
+    assert engine.why_refused(device, layer(), "fft") is None
+    assert "over the limit" in (engine.why_refused(device, layer(), "fft", max_workspace_bytes=10**9) or "")
+    assert plan.closed == 2
+
+
+@pytest.mark.parametrize("text", ["", "MB", "-1", "1e9", "1 XB", "٣MB", "1.2.3GB", "nan", "9" * 400])
+def test_what_is_no_number_of_bytes_is_refused(text: str):
+    with pytest.raises(InputError, match=r"--max-workspace .*: say a number of bytes, such as 1048576, 512MB or 2GiB"):
+        request.parse_bytes("--max-workspace", text)
+
+
+GROWTH = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+from profiler import UnifiedProfiler
+seen = []
+def stop():
+    seen.append(int(open("/proc/self/statm").read().split()[1]) * 4096)
+    return False
+for folder in sys.argv[2:]:
+    UnifiedProfiler("torchvision:squeezenet1_1", "torch", num_sizes=100, input_size_range=(32, 131), warmup_iters=0,
+                    measure_iters=1, device="cpu", measure_energy=False, stop=stop).run(folder)
+print(*seen)
+"""
+
+
+def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path):
+    """Larger images take more: so in a second sweep, for which the first one's memory is there already."""
+    folders = [str(tmp_path / "first"), str(tmp_path / "second")]
+    command = [sys.executable, "-c", GROWTH, str(Path(__file__).parents[1]), *folders]
+    seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    second = [int(each) for each in seen[100:]]
+    grown = (sum(second[80:]) - sum(second[20:40])) / 20
+    assert grown < 60 * 20_000, f"{grown / 1e6:.2f} MB in 60 sizes"
