@@ -1,0 +1,298 @@
+"""What a training study writes: a matrix of cells, each a model with a batch size, and the tables that they fill.
+
+A cell counts when it stands in `training.csv`; its rows of the other tables are there by then. Each table is replaced
+whole, so a run may be killed at any moment: rows of a cell that was not finished are dropped when the next one begins.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from convscope.errors import InputError
+from convscope.folder import write_atomically
+from convscope.records import PROCESSOR, SOFTWARE, Environment
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was asked for: models and batch sizes (of one process) to train, and how."""
+
+    models: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    gpu: str
+    device: str = "cpu"
+    processes: int = 1
+    compiled: bool = False
+    dataset: str = "digits"
+    image_size_px: int = 32
+    classes: int = 10
+    stem: str = "cifar"
+    algorithm: str = "torch"
+    epochs: int = 5
+    max_steps: int | None = None
+    skipped_steps: int = 10
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    workers: int = 0
+    dtype: str = "float32"
+    math: str = "tf32"
+    seed: int = 42
+    deterministic: bool = False
+    profiler: bool = False
+    profile_memory: bool = False
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.split(":")[0]
+
+
+# What may differ between the cells of one folder: these are columns that name the cell, or say where it ran.
+_FREE = ("models", "batch_sizes", "device", "processes", "compiled")
+
+
+@dataclass(frozen=True)
+class Key:
+    """Names a cell: all rows of all tables begin with these."""
+
+    model: str
+    batch_size: int
+    processes: int
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class TrainingRow(Key):
+    """One cell: times in ms a step, over the measured steps of all epochs; `batch_size` and times of one process."""
+
+    throughput_samples_per_s: float | None = None
+    throughput_per_process_samples_per_s: float | None = None
+    scaling_efficiency_pct: float | None = None
+    step_ms: float | None = None
+    step_std_ms: float | None = None
+    step_p95_ms: float | None = None
+    data_ms: float | None = None
+    data_std_ms: float | None = None
+    data_p95_ms: float | None = None
+    forward_ms: float | None = None
+    forward_std_ms: float | None = None
+    forward_p95_ms: float | None = None
+    backward_ms: float | None = None
+    backward_std_ms: float | None = None
+    backward_p95_ms: float | None = None
+    optimizer_ms: float | None = None
+    optimizer_std_ms: float | None = None
+    optimizer_p95_ms: float | None = None
+    steps: int | None = None
+    skipped_steps: int | None = None
+    window_s: float | None = None
+    launch_ms: float | None = None
+    gpu_busy_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    mean_memory_bytes: int | None = None
+    energy_per_sample_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    power_mean_w: float | None = None
+    energy_window_s: float | None = None
+    energy_source: str | None = None
+    parameters: int | None = None
+    loss: float | None = None
+    accuracy_pct: float | None = None
+    timing_method: str | None = None
+    algorithm: str | None = None
+    dtype: str | None = None
+    math: str | None = None
+    device: str | None = None
+    started_utc: str | None = None
+    wall_s: float | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class EpochRow(Key):
+    """One epoch: the mean loss of its training steps; loss and accuracy over the held-out images after it."""
+
+    epoch: int
+    steps: int
+    train_loss: float
+    test_loss: float | None
+    accuracy_pct: float | None
+
+
+@dataclass(frozen=True)
+class OperatorRow(Key):
+    """One operator in one phase, by torch.profiler, each figure for one step."""
+
+    operator: str
+    phase: str
+    category: str
+    share_pct: float
+    calls: float
+    cpu_ms: float
+    device_ms: float
+
+
+@dataclass(frozen=True)
+class KernelRow(Key):
+    """One GPU kernel by its name, each figure for one step."""
+
+    kernel: str
+    launches: float
+    kernel_ms: float
+
+
+@dataclass(frozen=True)
+class MemoryRow(Key):
+    """The allocator after one allocation or release in the traced steps."""
+
+    time_ms: float
+    device: str
+    allocated_bytes: int
+
+
+Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
+RowType = type[TrainingRow] | type[EpochRow] | type[OperatorRow] | type[KernelRow] | type[MemoryRow]
+TABLES: Mapping[str, RowType] = {
+    "epochs": EpochRow,
+    "operators": OperatorRow,
+    "kernels": KernelRow,
+    "memory": MemoryRow,
+    "training": TrainingRow,  # the last to be written: it makes the cell count
+}
+
+
+def columns(row_type: RowType) -> list[str]:
+    """Return a table's columns in their order on disk."""
+    return [field.name for field in dataclasses.fields(row_type)]
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """The files of a training study, all in one directory."""
+
+    path: Path
+
+    @property
+    def run(self) -> Path:
+        """What the figures depend on."""
+        return self.path / "run.json"
+
+    def table(self, name: str) -> Path:
+        """Return the file of one of `TABLES`."""
+        return self.path / f"{name}.csv"
+
+    def begin(self, training: Training, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
+        """Make the directory, see that its cells may stand beside the new ones, and write `run.json`.
+
+        Raises:
+            InputError: it cannot be written, or holds cells that were measured under other settings.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            if overwrite:
+                for name in TABLES:
+                    self.table(name).unlink(missing_ok=True)
+            else:
+                self._check(training, environment)
+            document = {
+                "schema_version": SCHEMA_VERSION,
+                "training": dataclasses.asdict(training),
+                "environment": dataclasses.asdict(environment),
+                **more,
+            }
+            write_atomically(self.run, json.dumps(document, indent=2) + "\n")
+        except OSError as error:
+            raise InputError(
+                f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
+            ) from None
+
+    def _check(self, training: Training, environment: Environment) -> None:
+        if not self.done():
+            return
+        try:
+            document = json.loads(self.run.read_bytes())
+            then = document["training"] | document["environment"]
+            known = document["schema_version"] == SCHEMA_VERSION
+        except (OSError, ValueError, KeyError, TypeError):
+            known = False
+        if not known:
+            raise InputError(f"{self.run} does not say how the tables beside it were measured: --overwrite them")
+        now = dataclasses.asdict(training) | dataclasses.asdict(environment)
+        names = [field.name for field in dataclasses.fields(Training) if field.name not in _FREE]
+        names += SOFTWARE + (PROCESSOR if training.device_type == "cpu" and training.processes == 1 else ())
+        odd = [f"{name} {then.get(name)}, now {now[name]}" for name in names if then.get(name) != now[name]]
+        if odd:
+            raise InputError(
+                f"{self.path} holds cells with other settings ({'; '.join(odd)}): "
+                "choose another --output-dir, or --overwrite"
+            )
+
+    def done(self) -> set[Key]:
+        """Return the cells that are there, whatever became of them."""
+        return {_key(row) for row in self._rows("training")}
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Add one cell, its rows of all tables at once."""
+        done = self.done()
+        for name, row_type in TABLES.items():
+            new = [_cells(row) for row in rows if type(row) is row_type]
+            kept = [row for row in self._rows(name) if _key(row) in done]
+            if new or kept:
+                write_atomically(self.table(name), _text(row_type, [*kept, *new]))
+
+    def read(self, name: str) -> pd.DataFrame:
+        """Return one of the tables, empty where there is none yet; cells that were not finished are left out.
+
+        Raises:
+            InputError: the file is not such a table.
+        """
+        done = self.done()
+        text = _text(TABLES[name], [row for row in self._rows(name) if _key(row) in done])
+        return pd.read_csv(io.StringIO(text), float_precision="round_trip")
+
+    def _rows(self, name: str) -> list[dict[str, str]]:
+        path, expected = self.table(name), columns(TABLES[name])
+        if not path.exists():
+            return []
+        try:
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file, strict=True)
+                rows = list(reader)
+                whole = reader.fieldnames == expected and all(None not in row.values() for row in rows)
+                for row in rows:
+                    _key(row)
+        except (OSError, ValueError, KeyError, csv.Error):
+            whole = False
+        if not whole:
+            raise InputError(f"{path} is not a table of this version: move it away, or --overwrite")
+        return rows
+
+
+def _cells(row: Row) -> dict[str, str]:
+    return {name: "" if value is None else str(value) for name, value in dataclasses.asdict(row).items()}
+
+
+def _key(row: Mapping[str, str]) -> Key:
+    return Key(
+        row["model"], int(row["batch_size"]), int(row["processes"]), {"True": True, "False": False}[row["compiled"]]
+    )
+
+
+def _text(row_type: RowType, rows: Sequence[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=columns(row_type), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
