@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,8 +108,8 @@ def _cifar10(data_dir: Path, size_px: int) -> Images:
         parts = [torchvision.datasets.CIFAR10(str(data_dir), train=train) for train in (True, False)]
     except RuntimeError:
         raise InputError(
-            f"CIFAR-10 is not in {data_dir}: unpack cifar-10-python.tar.gz (https://www.cs.toronto.edu/~kriz/cifar.html) "
-            f"so that {data_dir / 'cifar-10-batches-py'} is there, say another --data-dir, or --dataset digits"
+            f"CIFAR-10 is not in {data_dir}: unpack cifar-10-python.tar.gz (www.cs.toronto.edu/~kriz/cifar.html) so "
+            f"that {data_dir / 'cifar-10-batches-py'} is there, say another --data-dir, or --dataset digits"
         ) from None
     images = torch.from_numpy(np.concatenate([part.data for part in parts])).permute(0, 3, 1, 2)
     labels = torch.tensor([label for part in parts for label in part.targets])
@@ -116,7 +117,7 @@ def _cifar10(data_dir: Path, size_px: int) -> Images:
     return _images(images, labels, torch.arange(count), torch.arange(count, len(labels)))
 
 
-def _as_it_is(batch: Batch) -> Batch:
+def _as_it_is(batch: Any) -> Any:
     return batch
 
 

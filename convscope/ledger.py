@@ -110,6 +110,8 @@ class TrainingRow(Key):
     loss: float | None = None
     accuracy_pct: float | None = None
     timing_method: str | None = None
+    dataset: str | None = None
+    stem: str | None = None
     algorithm: str | None = None
     dtype: str | None = None
     math: str | None = None
@@ -164,7 +166,7 @@ class MemoryRow(Key):
 
 Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
 RowType = type[TrainingRow] | type[EpochRow] | type[OperatorRow] | type[KernelRow] | type[MemoryRow]
-TABLES: Mapping[str, RowType] = {
+TABLES: dict[str, RowType] = {
     "epochs": EpochRow,
     "operators": OperatorRow,
     "kernels": KernelRow,
@@ -202,7 +204,7 @@ class Ledger:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if overwrite:
-                for name in TABLES:
+                for name in reversed(TABLES):
                     self.table(name).unlink(missing_ok=True)
             else:
                 self._check(training, environment)
@@ -252,6 +254,10 @@ class Ledger:
             if new or kept:
                 write_atomically(self.table(name), _text(row_type, [*kept, *new]))
 
+    def save_summary(self, text: str) -> None:
+        """Write the summaries of all cells, as they are printed."""
+        write_atomically(self.path / "summary.txt", text + "\n")
+
     def read(self, name: str) -> pd.DataFrame:
         """Return one of the tables, empty where there is none yet; cells that were not finished are left out.
 
@@ -285,9 +291,8 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def _key(row: Mapping[str, str]) -> Key:
-    return Key(
-        row["model"], int(row["batch_size"]), int(row["processes"]), {"True": True, "False": False}[row["compiled"]]
-    )
+    compiled = {"True": True, "False": False}[row["compiled"]]
+    return Key(row["model"], int(row["batch_size"]), int(row["processes"]), compiled)
 
 
 def _text(row_type: RowType, rows: Sequence[Mapping[str, str]]) -> str:

@@ -67,11 +67,30 @@ def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
             ) from None
 
 
-@functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
-def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
-    """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
+def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:
+    """Build a model to be trained: on the CPU, weights drawn from `seed`, so many classes.
 
-    Runs on PyTorch's meta device: shapes only, no memory and no arithmetic.
+    Args:
+        stem: "imagenet" is the model as torchvision has it; "cifar" gives a ResNet what is usual for images of
+            32 pixels: a 3×3 convolution with stride 1 to begin with, and no pooling behind it.
+
+    Raises:
+        InputError: unknown name.
+    """
+    bare = check_name(name).removeprefix(PREFIX)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = _made(bare, weights=None, num_classes=classes, **_INFERENCE_ONLY.get(bare, {}))
+        if stem == "cifar":
+            assert isinstance(model, torchvision.models.ResNet), f"{bare} has no cifar stem"
+            model.conv1 = nn.Conv2d(3, model.conv1.out_channels, 3, stride=1, padding=1, bias=False)
+            nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
+            model.maxpool = nn.Identity()
+    return model
+
+
+def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
+    """List the convolutions that one pass of this input calls, in order; model and input are on the meta device.
 
     Raises:
         InputError: the model cannot take this size.
@@ -82,14 +101,27 @@ def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer
         assert isinstance(module, nn.Conv2d)
         found.append(describe(layer, len(found), module, given.shape, output.shape))
 
-    model = _on_meta(name)
     with torch.inference_mode(), hooked(model, after=note):
         try:
-            model(torch.empty(batch_size, 3, input_size, input_size, device="meta"))
+            model(given)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             cause = str(error).splitlines()[0]
-            raise InputError(f"{name} cannot take {input_size}×{input_size} images ({cause})") from None
-    return tuple(found)
+            size = "×".join(map(str, given.shape[-2:]))
+            raise InputError(f"{name} cannot take {size} images ({cause})") from None
+    return found
+
+
+@functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
+def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+    """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
+
+    Runs on PyTorch's meta device: shapes only, no memory and no arithmetic.
+
+    Raises:
+        InputError: the model cannot take this size.
+    """
+    given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+    return tuple(called(name, _on_meta(name), given))
 
 
 @functools.lru_cache(maxsize=4)

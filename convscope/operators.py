@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from convscope import trace
@@ -134,7 +133,7 @@ def record(work: Callable[[], None], steps: int, on_gpu: bool, memory: bool, pat
 
 
 def _operators(events: Any, steps: int) -> list[Operator]:
-    on_host = [event for event in events if event.device_type == DeviceType.CPU]
+    on_host = [event for event in events if event.device_type.name == "CPU"]
     ranges = sorted(
         (event.time_range.start, event.time_range.end, event.name.removeprefix(RANGE))
         for event in on_host

@@ -124,13 +124,13 @@ class Stepper:
         self._loss = nn.CrossEntropyLoss()
 
     def step(self, batches: Iterator[Batch], mark: Callable[[], None]) -> torch.Tensor:
-        """Train on the next batch; `mark` is called at the end of each of `PHASES`. Returns the loss, not waited for."""
+        """Train on the next batch; `mark` is called as each of `PHASES` ends. Returns the loss, not waited for."""
         images, labels = next(batches)
         images = images.to(self.device, non_blocking=True)
         labels = labels.to(self.device, non_blocking=True)
         mark()
         with self._casting():
-            loss = self._loss(self.network(images), labels)
+            loss: torch.Tensor = self._loss(self.network(images), labels)
         mark()
         loss.backward()
         mark()

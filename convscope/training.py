@@ -1,0 +1,312 @@
+"""The training study: every model at every batch size, a cell at a time, from the request to the rows.
+
+One process or many (torchrun): each trains and measures its share, the first gathers and writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import torch
+import torchvision
+
+from convscope import algorithms, bench, datasets, models, request, scalars, swap
+from convscope.datasets import Images
+from convscope.errors import InputError
+from convscope.ledger import (
+    EpochRow,
+    KernelRow,
+    Key,
+    Ledger,
+    MemoryRow,
+    OperatorRow,
+    Row,
+    Training,
+    TrainingRow,
+)
+from convscope.ranks import Ranks
+from convscope.records import slug
+from convscope.statistics import summarize
+from convscope.steps import CPU_METHOD, CUDA_METHOD, PHASES
+from convscope.trainer import Meter, Trained, Trainer, phase_times
+
+DTYPES = ("float32", "bfloat16")
+STEMS = ("cifar", "imagenet")
+RESNETS = tuple(
+    name
+    for name in torchvision.models.list_models(module=torchvision.models)
+    if torchvision.models.get_model_builder(name).__module__ == torchvision.models.resnet.__name__
+)
+
+
+def check(training: Training) -> Training:
+    """Return a request with its names in one spelling, after looking at every setting.
+
+    Raises:
+        InputError: one that cannot be, or two that cannot be together.
+    """
+    for option, value, least in (
+        ("--epochs", training.epochs, 1),
+        ("--skip-steps", training.skipped_steps, 0),
+        ("--num-workers", training.workers, 0),
+        ("--num-classes", training.classes, 2),
+        ("--image-size", training.image_size_px, 1),
+        ("--seed", training.seed, 0),
+        ("--momentum", training.momentum, 0),
+        *(("--batch-size", batch_size, 1) for batch_size in training.batch_sizes),
+        *((("--max-steps", training.max_steps, 1),) if training.max_steps is not None else ()),
+    ):
+        request.at_least(option, value, least)
+    if not (0 < training.learning_rate < math.inf and training.momentum < 1):
+        raise InputError("--learning-rate must be a number above 0, --momentum one from 0 to less than 1")
+    if training.seed > request.SEED_MOST:
+        raise InputError(f"--seed {training.seed}: it must be at most {request.SEED_MOST}")
+    if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
+        raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
+    algorithm = algorithms.find(training.algorithm)
+    if (reason := algorithms.why_no_device(algorithm, training.device_type)) is not None:
+        raise InputError(f"{reason}: choose another --algorithm, or another --device")
+    if algorithm.name != "torch" and (training.compiled or training.dtype != "float32"):
+        raise InputError(f"--algorithm {algorithm.name} trains in float32 and without --compile")
+    if training.profile_memory and not training.profiler:
+        raise InputError("--profile-memory is a part of the trace: say --enable-pytorch-profiler too")
+    names = tuple(_full_name(name) for name in training.models)
+    for name in map(slug, names):
+        if training.stem == "cifar" and name not in RESNETS:
+            raise InputError(f"{name} is no ResNet and has no cifar stem: say --stem imagenet")
+    if training.max_steps is not None and training.max_steps <= training.skipped_steps:
+        raise InputError(
+            f"--max-steps {training.max_steps}: the first {training.skipped_steps} steps are not counted "
+            "(--skip-steps), so more are needed"
+        )
+    return dataclasses.replace(training, models=names, algorithm=algorithm.name)
+
+
+def _full_name(name: str) -> str:
+    """Return a model's name as `models` knows it; the ResNets go by their own names here."""
+    bare = name.strip().lower()
+    return models.check_name(models.PREFIX + bare if bare in RESNETS else name)
+
+
+@dataclasses.dataclass
+class Study:
+    """Trains the cells that a ledger does not have yet.
+
+    Attributes:
+        profile_dir: where traces and TensorBoard's scalars go, a folder a cell.
+        stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
+        note: called with one line where something is worth knowing.
+    """
+
+    training: Training
+    images: Images
+    device: torch.device
+    ranks: Ranks
+    meter: Meter
+    ledger: Ledger
+    profile_dir: Path
+    stop: Callable[[], bool]
+    note: Callable[[str], None]
+    stopped: bool = False
+
+    def run(self) -> None:
+        """Train cell after cell; what cannot be trained is a row with a reason.
+
+        Raises:
+            RuntimeError: a cell failed while several processes train: they are no longer at the same step.
+        """
+        with swap.math(self.training.math), deterministic(self.training.deterministic):
+            for model, batch_size in self._missing():
+                self.stopped = any(self.ranks.gather(self.stop()))
+                if self.stopped:
+                    return
+                self._cell(model, batch_size)
+
+    def _missing(self) -> list[tuple[str, int]]:
+        every = [(model, size) for model in self.training.models for size in dict.fromkeys(self.training.batch_sizes)]
+        done = self.ranks.gather(self.ledger.done() if self.ranks.is_first else None)[0]
+        missing = [cell for cell in every if self.key(*cell) not in done]
+        if len(missing) < len(every) and self.ranks.is_first:
+            self.note(f"{len(every) - len(missing)} of {len(every)} cells are in {self.ledger.path} (--overwrite)")
+        return missing
+
+    def key(self, model: str, batch_size: int) -> Key:
+        """Return what names a cell of this study."""
+        return Key(slug(model), batch_size, self.training.processes, self.training.compiled)
+
+    def _cell(self, model: str, batch_size: int) -> None:
+        key, started_utc, started_s = self.key(model, batch_size), _now_utc(), time.perf_counter()
+        trace_dir = self.profile_dir / cell_name(key)
+        found, error = None, None
+        try:
+            trainer = Trainer(self.training, model, batch_size, self.images, self.device, self.ranks)
+            found = trainer.train(self.meter)
+            trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
+        except (RuntimeError, ValueError) as raised:
+            error = raised
+            status, reason = status_of(raised) or "", str(raised).splitlines()[0]
+            if not status:
+                raise
+        finally:
+            self._release()
+        everyone = self.ranks.gather(found) if error is None else []
+        if self.ranks.is_first:
+            told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
+            if error is not None:
+                self.note(f"{cell_name(key)}: {status}: {reason}")
+                self.ledger.add([self._row(key, status=status, reason=reason, **told)])
+            else:
+                row = self._row(key, **_figures(everyone, batch_size, self.device.type == "cuda"), **told)
+                self.ledger.add([self._with_efficiency(row), *_detail_rows(key, everyone[0])])
+                scalars.write(trace_dir, row, everyone[0], self.note)
+        if error is not None and self.ranks.world > 1:
+            raise RuntimeError(f"{cell_name(key)}: {reason}: the processes end together; run again for the other cells")
+
+    def _row(self, key: Key, **figures: object) -> TrainingRow:
+        training = self.training
+        named = ("dataset", "stem", "algorithm", "dtype", "math", "device", "skipped_steps")
+        same = {name: getattr(training, name) for name in named}
+        method = CUDA_METHOD if self.device.type == "cuda" else CPU_METHOD
+        return TrainingRow(**dataclasses.asdict(key), **same, timing_method=method, **figures)  # type: ignore[arg-type]
+
+    def _with_efficiency(self, row: TrainingRow) -> TrainingRow:
+        """Return a row of several processes with its throughput over that many times the one of a single process."""
+        table = self.ledger.read("training")
+        same = (table["model"] == row.model) & (table["batch_size"] == row.batch_size)
+        alone = table[same & (table["processes"] == 1) & (table["compiled"] == row.compiled)]
+        throughput = row.throughput_samples_per_s
+        if row.processes == 1 or alone["throughput_samples_per_s"].isna().all() or throughput is None:
+            return row
+        ideal = row.processes * float(alone["throughput_samples_per_s"].iloc[0])
+        return dataclasses.replace(row, scaling_efficiency_pct=100 * throughput / ideal)
+
+    def _release(self) -> None:
+        """Give back what a cell held on the GPU."""
+        if self.training.compiled:
+            torch._dynamo.reset()
+        if self.device.type == "cuda":
+            swap.engine().release()
+            torch.cuda.empty_cache()
+
+
+def cell_name(key: Key) -> str:
+    """Return a cell's name, as a folder has it: resnet18_batch32, with _x2 for two processes and _compiled."""
+    several = f"_x{key.processes}" if key.processes > 1 else ""
+    return f"{key.model}_batch{key.batch_size}{several}{'_compiled' if key.compiled else ''}"
+
+
+def status_of(error: Exception) -> str | None:
+    """Return the status of a cell that failed so, None for an error that is not a cell's own."""
+    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
+        return "unsupported"
+    if isinstance(error, ValueError) and "more than 1 value per channel when training" in str(error):
+        return "unsupported"
+    if isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        return "failed"
+    return bench.status_of(error)
+
+
+@contextlib.contextmanager
+def deterministic(on: bool) -> Iterator[None]:
+    """Permit only operators that give the same result each time, for the length of the block."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
+    if on:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        torch.backends.cudnn.benchmark = before[1]
+
+
+def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict[str, object]:
+    """Return what all processes found as columns: throughput and energy of all, the rest of the first.
+
+    Processes on a CPU share its energy counter: there the first one's windows stand for all.
+    """
+    first = everyone[0]
+    samples = sum(len(found.phases_ms) for found in everyone) * batch_size
+    throughput = samples / max(found.window_s for found in everyone)
+    figures: dict[str, object] = {
+        "throughput_samples_per_s": throughput,
+        "throughput_per_process_samples_per_s": throughput / len(everyone),
+        "steps": len(first.phases_ms),
+        "window_s": first.window_s,
+        "launch_ms": first.launch_ms,
+        "peak_memory_bytes": first.peak_memory_bytes,
+        "mean_memory_bytes": first.mean_memory_bytes,
+        "parameters": first.parameters,
+        "loss": first.epochs[-1].losses and math.fsum(first.epochs[-1].losses) / len(first.epochs[-1].losses),
+        "accuracy_pct": first.epochs[-1].accuracy_pct,
+        "gpu_busy_ms": first.profile.busy_ms if first.profile and first.profile.kernels else None,
+    }
+    for name, times_ms in phase_times(first).items():
+        found = summarize(times_ms)
+        figures |= {f"{name}_ms": found.mean_ms, f"{name}_std_ms": found.std_ms, f"{name}_p95_ms": found.p95_ms}
+    return figures | _energy(everyone if on_gpu else everyone[:1], first.window_s / samples)
+
+
+def _energy(metered: Sequence[Trained], sample_s: float) -> dict[str, object]:
+    """Return the energy of a sample: mean power over the windows from tick to tick, times the time of a sample."""
+    missing = [found.energy_reason for found in metered if not found.energies]
+    if missing:
+        return {"reason": missing[0]}
+    power_w = uncertainty_w = 0.0
+    for found in metered:
+        duration_s = sum(energy.duration_s for energy in found.energies)
+        power_w += sum(energy.energy_j for energy in found.energies) / duration_s
+        uncertainty_w = math.hypot(uncertainty_w, *(energy.uncertainty_j / duration_s for energy in found.energies))
+    return {
+        "energy_per_sample_j": power_w * sample_s,
+        "energy_uncertainty_j": uncertainty_w * sample_s,
+        "power_mean_w": power_w,
+        "energy_window_s": sum(energy.duration_s for energy in metered[0].energies),
+        "energy_source": metered[0].energies[0].source,
+    }
+
+
+def _detail_rows(key: Key, found: Trained) -> list[Row]:
+    """Return the rows of the tables beside `training.csv`: epochs, and what the trace showed."""
+    name = dataclasses.asdict(key)
+    rows: list[Row] = [
+        EpochRow(
+            **name,
+            epoch=number,
+            steps=len(epoch.losses),
+            train_loss=math.fsum(epoch.losses) / len(epoch.losses),
+            test_loss=epoch.test_loss,
+            accuracy_pct=epoch.accuracy_pct,
+        )
+        for number, epoch in enumerate(found.epochs, 1)
+    ]
+    if (seen := found.profile) is None:
+        return rows
+    whole_ms = seen.total_ms(PHASES)
+    rows += [
+        OperatorRow(
+            **name,
+            operator=operator.name,
+            phase=operator.phase,
+            category=operator.category,
+            share_pct=100 * seen.own_ms(operator) / whole_ms if whole_ms else 0.0,
+            calls=operator.calls,
+            cpu_ms=operator.cpu_ms,
+            device_ms=operator.device_ms,
+        )
+        for operator in seen.operators
+    ]
+    rows += [KernelRow(**name, kernel=k.name, launches=k.launches, kernel_ms=k.kernel_ms) for k in seen.kernels]
+    return rows + [MemoryRow(**name, **dataclasses.asdict(mark)) for mark in seen.memory]
+
+
+def _now_utc() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,178 @@
+#!/usr/bin/env python3
+"""Train CNNs and say where the time of a step goes: data, forward, backward, optimizer; throughput, memory, energy."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convscope.commandline import OneLineParser
+from convscope.signals import STOPPED, StopSignal
+
+if TYPE_CHECKING:
+    import torch
+
+    from convscope.ledger import Training
+    from convscope.training import Study
+
+RESULTS = Path(__file__).parent / "results" / "training"
+SUMMARIES_PRINTED = 2  # of more cells the matrix says enough, and summary.txt the rest
+
+
+def parser() -> OneLineParser:
+    """Return the command line."""
+    made = OneLineParser(prog="run_training.py", description=__doc__)
+    made.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME",
+                      help="resnet18, resnet34, resnet50, torchvision:NAME; several make a matrix")  # fmt: skip
+    made.add_argument("--dataset", choices=("digits", "cifar10", "synthetic"), default="digits")
+    made.add_argument("--data-dir", default="data", metavar="DIR", help="where cifar-10-batches-py is")
+    sizes = made.add_mutually_exclusive_group()
+    sizes.add_argument("--batch-size", type=int, default=32, help="of each process, default 32")
+    sizes.add_argument("--batch-sizes", type=_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
+    made.add_argument("--epochs", type=int, default=5)
+    made.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps")
+    made.add_argument("--skip-steps", type=int, default=10, metavar="N", help="first steps that are not counted")
+    made.add_argument("--learning-rate", type=float, default=0.1, help="falls to 0 along a cosine")
+    made.add_argument("--momentum", type=float, default=0.0)
+    made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images")
+    made.add_argument("--num-classes", type=int, default=10)
+    made.add_argument("--image-size", type=int, default=32, metavar="PX")
+    made.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar", help="how a ResNet begins")
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; torchrun: auto or cpu")
+    made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 by autocast")
+    made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--algorithm", default="torch", help="for the convolutions' forward pass; gradients by PyTorch")
+    made.add_argument("--compile", action="store_true", help="torch.compile")
+    made.add_argument("--seed", type=int, default=42)
+    made.add_argument("--deterministic", action="store_true", help="the same losses each time")
+    made.add_argument("--enable-pytorch-profiler", action="store_true", help="trace three steps after the timing")
+    made.add_argument("--profile-memory", action="store_true", help="with it, follow the allocator")
+    made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
+    made.add_argument("--output-dir", metavar="DIR", help="default results/training/<dataset>_<algorithm>_<gpu>")
+    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    return made
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: say numbers with commas between, such as 16,32,64") from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 85 where USR2 stopped it.
+    """
+    options = parser().parse_args(arguments)
+    from convscope.errors import InputError
+
+    try:
+        with StopSignal() as stop:
+            return _train(options, stop)
+    except InputError as error:
+        print(f"run_training.py: {error}", file=sys.stderr)
+        return 2
+
+
+def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
+    import torch
+
+    from convscope import datasets, environment, ranks, records, request, training
+    from convscope.ledger import Ledger
+    from profiler import PowerMonitor
+
+    place = ranks.from_environment()
+    device = request.find_device(options.device)
+    if place.world > 1 and device.type == "cuda":
+        device = request.find_device(f"cuda:{place.local}")
+    asked = _request(options, device, place.world)
+    images = datasets.load(asked.dataset, Path(options.data_dir), asked.image_size_px)
+    name = "_".join(map(records.slug, (asked.dataset, asked.algorithm, asked.gpu)))
+    ledger = Ledger(Path(options.output_dir or RESULTS / name))
+    profiles = Path(options.profile_dir or ledger.path / "profiles")
+    with contextlib.ExitStack() as stack:
+        if device.type == "cuda":
+            stack.enter_context(torch.cuda.device(device))
+        monitor = stack.enter_context(PowerMonitor.of_device(device))
+        if place.is_first:
+            more = {"command": sys.argv, "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+            ledger.begin(asked, environment.read(device, monitor.settings()), more, options.overwrite)
+        stack.enter_context(ranks.joined(place, device))
+        note = _note if place.is_first else _say_nothing
+        study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
+        study.run()
+    code = STOPPED if study.stopped else 0
+    return _report(study) or code if place.is_first else code
+
+
+def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:
+    from convscope import request, training
+    from convscope.ledger import Training
+
+    return training.check(
+        Training(
+            models=tuple(dict.fromkeys(options.model)),
+            batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])),
+            gpu=request.folder_gpu(None, device),
+            device=str(device),
+            processes=processes,
+            compiled=options.compile,
+            dataset=options.dataset,
+            image_size_px=options.image_size,
+            classes=options.num_classes,
+            stem=options.stem,
+            algorithm=options.algorithm,
+            epochs=options.epochs,
+            max_steps=options.max_steps,
+            skipped_steps=options.skip_steps,
+            learning_rate=options.learning_rate,
+            momentum=options.momentum,
+            workers=options.num_workers,
+            dtype=options.dtype,
+            math=request.math_on(device, options.math),
+            seed=options.seed,
+            deterministic=options.deterministic,
+            profiler=options.enable_pytorch_profiler,
+            profile_memory=options.profile_memory,
+        )
+    )
+
+
+def _report(study: Study) -> int:
+    """Print what the study has now, draw it, and save the summaries; return 1 where a cell could not be trained."""
+    import torch
+
+    from convscope import advice, plots
+
+    ledger, on_gpu = study.ledger, study.device.type == "cuda"
+    tables = {name: ledger.read(name) for name in ("training", "operators", "memory")}
+    memory_bytes = torch.cuda.get_device_properties(study.device).total_memory if on_gpu else None
+    summaries = advice.summaries(tables["training"], tables["operators"], memory_bytes)
+    ledger.save_summary("\n\n".join(summaries.values()))
+    plots.draw(tables["training"], tables["memory"], ledger.path, study.note)
+    keys = [study.key(model, size) for model in study.training.models for size in study.training.batch_sizes]
+    asked = [summaries[key] for key in keys if key in summaries]
+    for text in asked if len(asked) <= SUMMARIES_PRINTED else []:
+        print(text + "\n")
+    print(advice.matrix(tables["training"]))
+    print(f"results: {ledger.path}")
+    return 0 if set(keys) <= set(summaries) else 1
+
+
+def _say_nothing(line: str) -> None:
+    """Leave it to the first process to tell."""
+
+
+def _note(line: str) -> None:
+    print(f"run_training.py: {line}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
