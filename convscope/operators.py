@@ -101,7 +101,7 @@ class StepProfile:
 
 def category(name: str) -> str:
     """Return the kind of work that an operator does, by its name."""
-    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, name)), OTHER)
+    return next((kind for kind, pattern in _PATTERNS if re.search(pattern, name, re.IGNORECASE)), OTHER)
 
 
 def record(work: Callable[[], None], steps: int, on_gpu: bool, memory: bool, path: Path) -> StepProfile:

@@ -36,6 +36,10 @@ TRACED_STEPS = 3
 class Meter(Protocol):
     """Measures energy over windows of time (`profiler.PowerMonitor`)."""
 
+    @property
+    def reason(self) -> str | None:
+        """Why there is no energy at all, None while there is."""
+
     def begin(self) -> PowerWindow:
         """Open a window now."""
 
@@ -162,7 +166,8 @@ class Trainer:
         meter.end(window)
         self.found.phases_ms += self._clock.read_ms()
         self.found.energies += [energy for energy in window.energies[:1] if energy is not None]
-        self.found.energy_reason = next(filter(None, window.reasons), self.found.energy_reason)
+        missing = [f"no energy: {meter.reason}"] if meter.reason else window.reasons
+        self.found.energy_reason = next(filter(None, missing), self.found.energy_reason)
         if self._on_gpu:
             self.found.peak_memory_bytes = max(self.found.peak_memory_bytes or 0, torch.cuda.max_memory_allocated())
         return losses

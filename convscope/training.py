@@ -252,11 +252,11 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
     for name, times_ms in phase_times(first).items():
         found = summarize(times_ms)
         figures |= {f"{name}_ms": found.mean_ms, f"{name}_std_ms": found.std_ms, f"{name}_p95_ms": found.p95_ms}
-    return figures | _energy(everyone if on_gpu else everyone[:1], first.window_s / samples)
+    return figures | _energy(everyone if on_gpu else everyone[:1], throughput)
 
 
-def _energy(metered: Sequence[Trained], sample_s: float) -> dict[str, object]:
-    """Return the energy of a sample: mean power over the windows from tick to tick, times the time of a sample."""
+def _energy(metered: Sequence[Trained], throughput_samples_per_s: float) -> dict[str, object]:
+    """Return the energy of a sample: mean power over the windows from tick to tick, over the samples in a second."""
     missing = [found.energy_reason for found in metered if not found.energies]
     if missing:
         return {"reason": missing[0]}
@@ -266,8 +266,8 @@ def _energy(metered: Sequence[Trained], sample_s: float) -> dict[str, object]:
         power_w += sum(energy.energy_j for energy in found.energies) / duration_s
         uncertainty_w = math.hypot(uncertainty_w, *(energy.uncertainty_j / duration_s for energy in found.energies))
     return {
-        "energy_per_sample_j": power_w * sample_s,
-        "energy_uncertainty_j": uncertainty_w * sample_s,
+        "energy_per_sample_j": power_w / throughput_samples_per_s,
+        "energy_uncertainty_j": uncertainty_w / throughput_samples_per_s,
         "power_mean_w": power_w,
         "energy_window_s": sum(energy.duration_s for energy in metered[0].energies),
         "energy_source": metered[0].energies[0].source,
