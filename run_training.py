@@ -108,8 +108,8 @@ def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
         note = _note if place.is_first else _say_nothing
         study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
         study.run()
-    code = STOPPED if study.stopped else 0
-    return _report(study) or code if place.is_first else code
+    code = _report(study) if place.is_first else 0
+    return STOPPED if study.stopped else code
 
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:

@@ -95,5 +95,5 @@ def test_run_json_says_what_was_asked_and_where(tmp_path: Path):
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot write results to .*: choose another folder with --output-dir"):
+    with pytest.raises(InputError, match=r"cannot write results to .*: choose another folder with --output-dir"):
         begun(tmp_path / "file" / "folder")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -117,7 +118,7 @@ def test_the_trace_has_what_perfetto_and_tensorboard_ask_for(traced: tuple[StepP
 def test_memory_is_followed_allocation_by_allocation(traced: tuple[StepProfile, Path]):
     memory = traced[0].memory
     assert memory[0].time_ms == 0
-    assert all(a.time_ms <= b.time_ms for a, b in zip(memory, memory[1:], strict=False))
+    assert all(a.time_ms <= b.time_ms for a, b in pairwise(memory))
     output_bytes = 4 * 32 * 32 * 32 * 4
     assert max(mark.allocated_bytes for mark in memory) >= 2 * output_bytes
     assert {mark.device for mark in memory} == {"cpu"}
