@@ -50,6 +50,7 @@ def parser() -> OneLineParser:
     made.add_argument("--compile", action="store_true", help="torch.compile")
     made.add_argument("--seed", type=int, default=42)
     made.add_argument("--deterministic", action="store_true", help="the same losses each time")
+    made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
     made.add_argument("--enable-pytorch-profiler", action="store_true", help="trace three steps after the timing")
     made.add_argument("--profile-memory", action="store_true", help="with it, follow the allocator")
     made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
@@ -100,7 +101,8 @@ def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        monitor = stack.enter_context(PowerMonitor.of_device(device))
+        silent = PowerMonitor(reason="it was not asked for")
+        monitor = stack.enter_context(PowerMonitor.of_device(device) if asked.energy else silent)
         if place.is_first:
             more = {"command": sys.argv, "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds")}
             ledger.begin(asked, environment.read(device, monitor.settings()), more, options.overwrite)
@@ -108,7 +110,7 @@ def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
         note = _note if place.is_first else _say_nothing
         study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
         study.run()
-    code = _report(study) if place.is_first else 0
+    code = _report(study) if place.is_first else int(study.broken)
     return STOPPED if study.stopped else code
 
 
@@ -141,6 +143,7 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
             deterministic=options.deterministic,
             profiler=options.enable_pytorch_profiler,
             profile_memory=options.profile_memory,
+            energy=not options.no_energy,
         )
     )
 

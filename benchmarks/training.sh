@@ -24,10 +24,11 @@ if (($("$python" -c 'import torch; print(torch.cuda.device_count())') < 2)); the
     done
     train bfloat16 --dataset synthetic --batch-sizes 32,256 --max-steps 110 --dtype bfloat16
     train float32 --dataset synthetic --batch-sizes 32,256 --max-steps 110
+    train no_energy --dataset synthetic --batch-sizes 32,256 --max-steps 110 --no-energy
     train imagenet --model resnet50 --stem imagenet --dataset synthetic --image-size 224 --batch-sizes 128,6144 --max-steps 60
     train digits "${baseline[@]}" --batch-size 32 --compile
 else
-    scaling=(--dataset synthetic --batch-sizes 32,256,1024 --max-steps 300)
+    scaling=(--dataset synthetic --max-steps 300 --batch-sizes "32,256,1024")
     CUDA_VISIBLE_DEVICES=0 train scaling "${scaling[@]}"
     echo "== scaling, 2 processes"
     "$python" -m torch.distributed.run --standalone --nproc-per-node 2 \

@@ -51,6 +51,7 @@ class Training:
     deterministic: bool = False
     profiler: bool = False
     profile_memory: bool = False
+    energy: bool = True
 
     @property
     def device_type(self) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import os
 import time
@@ -102,6 +103,7 @@ class Study:
     Attributes:
         profile_dir: where traces and TensorBoard's scalars go, a folder a cell.
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
+            `broken` is True where a cell failed in one of several processes.
         note: called with one line where something is worth knowing.
     """
 
@@ -115,19 +117,24 @@ class Study:
     stop: Callable[[], bool]
     note: Callable[[str], None]
     stopped: bool = False
+    broken: bool = False
 
     def run(self) -> None:
         """Train cell after cell; what cannot be trained is a row with a reason.
 
-        Raises:
-            RuntimeError: a cell failed while several processes train: they are no longer at the same step.
+        Where that happens while several processes train, all end: they may no longer be at the same step.
         """
         with swap.math(self.training.math), deterministic(self.training.deterministic):
             for model, batch_size in self._missing():
                 self.stopped = any(self.ranks.gather(self.stop()))
                 if self.stopped:
                     return
-                self._cell(model, batch_size)
+                try:
+                    self._cell(model, batch_size)
+                finally:
+                    self._release()
+                if self.broken:
+                    return
 
     def _missing(self) -> list[tuple[str, int]]:
         every = [(model, size) for model in self.training.models for size in dict.fromkeys(self.training.batch_sizes)]
@@ -144,30 +151,32 @@ class Study:
     def _cell(self, model: str, batch_size: int) -> None:
         key, started_utc, started_s = self.key(model, batch_size), _now_utc(), time.perf_counter()
         trace_dir = self.profile_dir / cell_name(key)
-        found, error = None, None
+        told: dict[str, object] = {"started_utc": started_utc}
         try:
             trainer = Trainer(self.training, model, batch_size, self.images, self.device, self.ranks)
             found = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
-        except (RuntimeError, ValueError) as raised:
-            error = raised
-            status, reason = status_of(raised) or "", str(raised).splitlines()[0]
-            if not status:
+        except (RuntimeError, ValueError) as error:
+            status = status_of(error)
+            if status is None:
                 raise
-        finally:
-            self._release()
-        everyone = self.ranks.gather(found) if error is None else []
+            told |= {"status": status, "reason": str(error).splitlines()[0], "wall_s": time.perf_counter() - started_s}
+            self._fail(self._row(key, **told))
+            return
+        everyone = self.ranks.gather(found)
         if self.ranks.is_first:
-            told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
-            if error is not None:
-                self.note(f"{cell_name(key)}: {status}: {reason}")
-                self.ledger.add([self._row(key, status=status, reason=reason, **told)])
-            else:
-                row = self._row(key, **_figures(everyone, batch_size, self.device.type == "cuda"), **told)
-                self.ledger.add([self._with_efficiency(row), *_detail_rows(key, everyone[0])])
-                scalars.write(trace_dir, row, everyone[0], self.note)
-        if error is not None and self.ranks.world > 1:
-            raise RuntimeError(f"{cell_name(key)}: {reason}: the processes end together; run again for the other cells")
+            figures = _figures(everyone, batch_size, self.device.type == "cuda")
+            row = self._with_efficiency(self._row(key, **figures, **told, wall_s=time.perf_counter() - started_s))
+            self.ledger.add([row, *_detail_rows(key, found)])
+            scalars.write(trace_dir, row, found, self.note)
+
+    def _fail(self, row: TrainingRow) -> None:
+        self.note(f"{cell_name(row)}: {row.status}: {row.reason}")
+        self.broken = self.ranks.world > 1
+        if self.broken:
+            self.note("the processes end together: the same command goes on with the other cells")
+        if self.ranks.is_first:
+            self.ledger.add([row])
 
     def _row(self, key: Key, **figures: object) -> TrainingRow:
         training = self.training
@@ -188,7 +197,8 @@ class Study:
         return dataclasses.replace(row, scaling_efficiency_pct=100 * throughput / ideal)
 
     def _release(self) -> None:
-        """Give back what a cell held on the GPU."""
+        """Give back what a cell held on the GPU; a compiled or distributed model goes with the cycles it is in."""
+        gc.collect()
         if self.training.compiled:
             torch._dynamo.reset()
         if self.device.type == "cuda":

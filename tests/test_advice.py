@@ -14,12 +14,16 @@ from convscope.ledger import OperatorRow, TrainingRow, columns
 
 NAME = {"model": "resnet18", "batch_size": 32, "processes": 1, "compiled": False}
 ROW = TrainingRow(
-    **NAME, throughput_samples_per_s=1000.0, step_ms=32.0, step_std_ms=1.0, step_p95_ms=34.0,
-    data_ms=1.0, data_std_ms=0.1, data_p95_ms=1.2, forward_ms=10.0, forward_std_ms=0.1, forward_p95_ms=10.2, backward_ms=20.0, backward_std_ms=0.1,
-    backward_p95_ms=20.2, optimizer_ms=1.0, optimizer_std_ms=0.1, optimizer_p95_ms=1.2, steps=100, skipped_steps=10,
-    launch_ms=8.0, peak_memory_bytes=282_000_000, mean_memory_bytes=200_000_000, energy_per_sample_j=0.25,
-    energy_uncertainty_j=0.001, power_mean_w=250.0, loss=0.1, accuracy_pct=97.5, timing_method="a clock",
-    dataset="digits",    algorithm="torch", dtype="float32", math="tf32", device="cuda:0",
+    **NAME, throughput_samples_per_s=1000.0, steps=100, skipped_steps=10, launch_ms=8.0,
+    step_ms=32.0, step_std_ms=1.0, step_p95_ms=34.0,
+    data_ms=1.0, data_std_ms=0.1, data_p95_ms=1.2,
+    forward_ms=10.0, forward_std_ms=0.1, forward_p95_ms=10.2,
+    backward_ms=20.0, backward_std_ms=0.1, backward_p95_ms=20.2,
+    optimizer_ms=1.0, optimizer_std_ms=0.1, optimizer_p95_ms=1.2,
+    peak_memory_bytes=282_000_000, mean_memory_bytes=200_000_000,
+    energy_per_sample_j=0.25, energy_uncertainty_j=0.001, power_mean_w=250.0,
+    loss=0.1, accuracy_pct=97.5, timing_method="a clock", dataset="digits",
+    algorithm="torch", dtype="float32", math="tf32", device="cuda:0",
 )  # fmt: skip
 
 

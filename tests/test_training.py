@@ -247,3 +247,11 @@ def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, m
     assert said == ["no curves for TensorBoard: pip install 'convscope[study]'"]
     with contextlib.suppress(FileNotFoundError):
         assert not list((tmp_path / "x").iterdir())
+
+
+def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path):
+    made = study(tmp_path)
+    made.ranks = Ranks(rank=1, world=2)
+    made._fail(made._row(Key("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
+    assert made.broken
+    assert made.ledger.done() == set()  # the first process writes
