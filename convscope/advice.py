@@ -10,14 +10,14 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.console import table
+from convscope.commandline import table
 from convscope.ledger import Key
 from convscope.operators import ACTIVATION, COPIES, NORMALISATION
 from convscope.steps import PHASES
 
 NAMES = tuple(field.name for field in dataclasses.fields(Key))
 TOP = 10
-_HOST_BOUND, _DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL = 0.9, 0.1, 0.25, 1.2, 0.8
+_HOST_BOUND, _DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL, _UNSTEADY = 0.9, 0.1, 0.25, 1.2, 0.8, 2.0
 
 Cell = dict[str, Any]
 
@@ -137,6 +137,11 @@ def opportunities(
         found.append(
             f"host-bound: launching a step takes the host {cell['launch_ms']:.2f} ms of its {step_ms:.2f}: "
             "fewer launches (--compile, a larger batch) help, a faster GPU does not"
+        )
+    if cell["step_p95_ms"] >= _UNSTEADY * step_ms:
+        found.append(
+            f"unsteady: one step in 20 takes {cell['step_p95_ms']:.2f} ms and more, the mean is {step_ms:.2f}: "
+            "look for what else the machine does"
         )
     if cell["data_ms"] >= _DATA_BOUND * step_ms:
         found.append(f"waits for data: {100 * cell['data_ms'] / step_ms:.0f} % of a step: more --num-workers")

@@ -52,6 +52,7 @@ def test_nothing_stands_out_where_the_gpu_is_busy_with_convolutions():
     ("change", "shares", "said"),
     [
         ({"launch_ms": 31.0}, {}, "host-bound: launching a step takes the host 31.00 ms of its 32.00"),
+        ({"step_p95_ms": 70.0}, {}, "unsteady: one step in 20 takes 70.00 ms and more, the mean is 32.00"),
         ({"data_ms": 16.0}, {}, "waits for data: 50 % of a step: more --num-workers"),
         ({}, {"normalisation": 20, "copies": 10}, "memory-bound: 30 % goes to normalisation, activation and copies"),
         ({"loss": math.nan}, {}, "the loss is no number any more: a smaller --learning-rate"),

@@ -8,14 +8,23 @@ from pathlib import Path
 import pytest
 
 import run_profile
+from convscope import ledger
 from convscope.records import LayerRow, OverallRow, columns
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
 
 
 @pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow)}))
 def test_every_column_is_explained(column: str):
     assert re.search(rf"\b{column}\b", README.split("## Columns")[1])
+
+
+@pytest.mark.parametrize(
+    "column", sorted({column for row_type in ledger.TABLES.values() for column in ledger.columns(row_type)})
+)
+def test_every_column_of_a_training_study_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", TRAINING.split("## Columns")[1])
 
 
 @pytest.mark.parametrize(
