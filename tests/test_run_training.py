@@ -23,7 +23,7 @@ QUICK = [*TINY, "--model", "torchvision:squeezenet1_1", "--dataset", "synthetic"
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Compute on one thread: on a busy machine, threads that wait for each other make small models many times slower."""
+    """Compute on one thread: where the machine is busy, threads that wait for each other are far slower."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patched:
