@@ -6,12 +6,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.commandline import OneLineParser
+from convscope.commandline import OneLineParser, one_line
 from convscope.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
@@ -69,23 +68,24 @@ def _numbers(text: str) -> list[int]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 85 where USR2 stopped it.
+    Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 70 where the GPU was lost, 74 where
+    the folder cannot be written any more, 75 where TERM, INT or USR1 ended it before its last cell, 85 where USR2 did.
     """
     options = parser().parse_args(arguments)
-    from convscope.errors import InputError
+    from convscope.errors import StopError
 
     try:
-        with StopSignal() as stop:
+        with StopSignal(name="run_training.py") as stop:
             return _train(options, stop)
-    except InputError as error:
-        print(f"run_training.py: {error}", file=sys.stderr)
-        return 2
+    except StopError as error:
+        print(f"run_training.py: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
 
 
-def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
+def _train(options: argparse.Namespace, stop: StopSignal) -> int:
     import torch
 
-    from convscope import datasets, environment, ranks, records, request, training
+    from convscope import datasets, environment, lock, ranks, records, request, training
     from convscope.ledger import Ledger
     from profiler import PowerMonitor
 
@@ -104,6 +104,8 @@ def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
         silent = PowerMonitor(reason="it was not asked for")
         monitor = stack.enter_context(PowerMonitor.of_device(device) if asked.energy else silent)
         if place.is_first:
+            ledger.prepare()
+            stack.enter_context(lock.Lock(ledger.path / lock.NAME))
             more = {"command": sys.argv, "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds")}
             ledger.begin(asked, environment.read(device, monitor.settings()), more, options.overwrite)
         stack.enter_context(ranks.joined(place, device))
@@ -111,7 +113,7 @@ def _train(options: argparse.Namespace, stop: Callable[[], bool]) -> int:
         study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
         study.run()
     code = _report(study) if place.is_first else int(study.broken)
-    return STOPPED if study.stopped else code
+    return (stop.exit_code if stop() else STOPPED) if study.stopped else code
 
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:

@@ -17,9 +17,9 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.errors import InputError
-from convscope.folder import write_atomically
+from convscope.errors import InputError, WriteError
 from convscope.records import PROCESSOR, SOFTWARE, Environment
+from convscope.tables import write_atomically
 
 SCHEMA_VERSION = 1
 
@@ -196,14 +196,29 @@ class Ledger:
         """Return the file of one of `TABLES`."""
         return self.path / f"{name}.csv"
 
+    def prepare(self) -> None:
+        """Make the directory.
+
+        Raises:
+            InputError: it cannot be made.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._cannot_begin(error) from None
+
+    def _cannot_begin(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
+        )
+
     def begin(self, training: Training, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
-        """Make the directory, see that its cells may stand beside the new ones, and write `run.json`.
+        """See that the cells that are there may stand beside the new ones, and write `run.json`.
 
         Raises:
             InputError: it cannot be written, or holds cells that were measured under other settings.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             if overwrite:
                 for name in reversed(TABLES):
                     self.table(name).unlink(missing_ok=True)
@@ -217,9 +232,7 @@ class Ledger:
             }
             write_atomically(self.run, json.dumps(document, indent=2) + "\n")
         except OSError as error:
-            raise InputError(
-                f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
-            ) from None
+            raise self._cannot_begin(error) from None
 
     def _check(self, training: Training, environment: Environment) -> None:
         if not self.done():
@@ -247,7 +260,20 @@ class Ledger:
         return {_key(row) for row in self._rows("training")}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add one cell, its rows of all tables at once."""
+        """Add one cell, its rows of all tables at once.
+
+        Raises:
+            WriteError: it cannot be written; the cells that are there stay.
+        """
+        try:
+            self._add(rows)
+        except OSError as error:
+            raise WriteError(
+                f"cannot write to {self.path} ({error.strerror}): the cells that are there are whole; "
+                "when that is mended, the same command goes on"
+            ) from None
+
+    def _add(self, rows: Sequence[Row]) -> None:
         done = self.done()
         for name, row_type in TABLES.items():
             new = [_cells(row) for row in rows if type(row) is row_type]
