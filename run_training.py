@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convscope.commandline import OneLineParser, one_line
-from convscope.signals import StopSignal
+from convscope.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
@@ -68,8 +68,8 @@ def _numbers(text: str) -> list[int]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 75 where TERM, INT or USR1 ended it,
-    85 where USR2 did.
+    Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 70 where the GPU was lost, 74 where
+    the folder cannot be written any more, 75 where TERM, INT or USR1 ended it before its last cell, 85 where USR2 did.
     """
     options = parser().parse_args(arguments)
     from convscope.errors import StopError
@@ -113,7 +113,7 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
         study.run()
     code = _report(study) if place.is_first else int(study.broken)
-    return stop.exit_code if study.stopped else code
+    return (stop.exit_code if stop() else STOPPED) if study.stopped else code
 
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.errors import InputError
+from convscope.errors import InputError, WriteError
 from convscope.records import PROCESSOR, SOFTWARE, Environment
 from convscope.tables import write_atomically
 
@@ -205,7 +205,12 @@ class Ledger:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise _cannot_write(self.path, error) from None
+            raise self._cannot_begin(error) from None
+
+    def _cannot_begin(self, error: OSError) -> InputError:
+        return InputError(
+            f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
+        )
 
     def begin(self, training: Training, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
         """See that the cells that are there may stand beside the new ones, and write `run.json`.
@@ -213,7 +218,6 @@ class Ledger:
         Raises:
             InputError: it cannot be written, or holds cells that were measured under other settings.
         """
-        self.prepare()
         try:
             if overwrite:
                 for name in reversed(TABLES):
@@ -228,7 +232,7 @@ class Ledger:
             }
             write_atomically(self.run, json.dumps(document, indent=2) + "\n")
         except OSError as error:
-            raise _cannot_write(self.path, error) from None
+            raise self._cannot_begin(error) from None
 
     def _check(self, training: Training, environment: Environment) -> None:
         if not self.done():
@@ -256,7 +260,20 @@ class Ledger:
         return {_key(row) for row in self._rows("training")}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Add one cell, its rows of all tables at once."""
+        """Add one cell, its rows of all tables at once.
+
+        Raises:
+            WriteError: it cannot be written; the cells that are there stay.
+        """
+        try:
+            self._add(rows)
+        except OSError as error:
+            raise WriteError(
+                f"cannot write to {self.path} ({error.strerror}): the cells that are there are whole; "
+                "when that is mended, the same command goes on"
+            ) from None
+
+    def _add(self, rows: Sequence[Row]) -> None:
         done = self.done()
         for name, row_type in TABLES.items():
             new = [_cells(row) for row in rows if type(row) is row_type]
@@ -311,7 +328,3 @@ def _text(row_type: RowType, rows: Sequence[Mapping[str, str]]) -> str:
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
-
-
-def _cannot_write(path: Path, error: OSError) -> InputError:
-    return InputError(f"cannot write results to {path} ({error.strerror}): choose another folder with --output-dir")

@@ -20,7 +20,8 @@ import torchvision
 
 from convscope import algorithms, datasets, failures, models, request, scalars, swap
 from convscope.datasets import Images
-from convscope.errors import InputError
+from convscope.errors import DeviceFaultError, InputError
+from convscope.failures import Failure
 from convscope.ledger import (
     EpochRow,
     KernelRow,
@@ -156,10 +157,14 @@ class Study:
             found = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
         except (RuntimeError, ValueError) as error:
-            status = status_of(error)
-            if status is None:
+            if (fault := failures.device_fault(self.device)) is not None:
+                raise DeviceFaultError(
+                    f"{cell_name(key)}: the GPU is lost ({fault}): the same command goes on"
+                ) from None
+            failure = failure_of(error)
+            if failure is None:
                 raise
-            told |= {"status": status, "reason": str(error).splitlines()[0], "wall_s": time.perf_counter() - started_s}
+            told |= {"status": failure.status, "reason": failure.reason, "wall_s": time.perf_counter() - started_s}
             self._fail(self._row(key, **told))
             return
         everyone = self.ranks.gather(found)
@@ -211,16 +216,17 @@ def cell_name(key: Key) -> str:
     return f"{key.model}_batch{key.batch_size}{several}{'_compiled' if key.compiled else ''}"
 
 
-def status_of(error: Exception) -> str | None:
-    """Return the status of a cell that failed so, None for an error that is not a cell's own."""
+def failure_of(error: Exception) -> Failure | None:
+    """Return the status and reason of a cell that failed so, None for an error that is not a cell's own."""
+    line = (str(error).splitlines() or [type(error).__name__])[0]
     if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
-        return "unsupported"
+        return Failure("unsupported", line)
     if isinstance(error, ValueError) and "more than 1 value per channel when training" in str(error):
-        return "unsupported"
-    if isinstance(error, torch._dynamo.exc.TorchDynamoException):
-        return "failed"
-    failure = failures.of_size(error)
-    return failure.status if failure else None
+        return Failure("unsupported", line)
+    found = failures.of_size(error)
+    if found is None and isinstance(error, torch._dynamo.exc.TorchDynamoException):
+        return Failure("failed", line)
+    return found
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ def rows(key: Key, throughput: float = 100.0) -> list[ledger.Row]:
 
 def begun(folder: Path, overwrite: bool = False, **changes) -> Ledger:
     made = Ledger(folder)
+    made.prepare()
     made.begin(dataclasses.replace(ASKED, **changes), fakes.ENVIRONMENT, {"command": ["x"]}, overwrite)
     return made
 

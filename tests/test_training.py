@@ -53,6 +53,7 @@ def study(folder: Path, meter=None, stop=lambda: False, **changes) -> training.S
     made = training.Study(
         asked(**changes), NOISE, CPU, Ranks(), meter or Meter(), Ledger(folder), folder / "profiles", stop, notes.append
     )
+    made.ledger.prepare()
     made.ledger.begin(made.training, fakes.ENVIRONMENT, {}, overwrite=False)
     return made
 
