@@ -32,6 +32,7 @@ from convscope.signals import STOPPED
 ROOT = Path(__file__).parents[1]
 SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
 CPU = "cpu"
+_ENDS = ("done", "failed", "stopped", "not started")
 _LOOK_S = 0.5
 
 
@@ -150,7 +151,7 @@ class Batch:
                         running.remove(task)
                         free.append(task.device)
         self.ended["not started"] += len(waiting)
-        print(", ".join(f"{count} {how}" for how, count in self.ended.items() if count))
+        print(", ".join(f"{self.ended[how]} {how}" for how in _ENDS if self.ended[how]))
         print(*self.failures, sep="\n", end="\n" if self.failures else "")
         if stop.level and (waiting or self.ended["stopped"]):
             return STOPPED

@@ -77,12 +77,19 @@ def text(combinations: Iterable[Combination]) -> str:
 
 
 def asked(stage: str, flags: Sequence[str]) -> Asked:
-    """Return which sizes `run_profile.py` measures in a stage, given these further flags."""
+    """Return which sizes `run_profile.py` measures in a stage, given these further flags.
+
+    Raises:
+        InputError: they send every combination to one folder.
+    """
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
     parser.add_argument("--input-range", type=int, nargs=2, default=_DEFAULT_RANGE)
     parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--output-dir")
     options, _ = parser.parse_known_args(list(flags))
+    if options.output_dir:
+        raise InputError("--output-dir does not go with --matrix: every combination needs a folder of its own")
     low, high = options.input_range
     return Asked(options.num_sizes or SIZES_BY_STAGE[stage], low, high, options.overwrite)
 

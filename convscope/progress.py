@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import csv
 import json
+import operator
 import re
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from convscope.records import KEPT, SCHEMA_VERSION, STAGES, slug
 
@@ -99,19 +100,19 @@ def read(path: Path, stage: str) -> Progress | None:
     if named is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     sizes = tuple(run.get("input_sizes", ()))
-    rows, unread = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", set(sizes))
-    bad = [row for row in rows if row["status"] != "ok"]
+    rows, unread = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", sizes)
+    bad = [row for row in rows if row.status != "ok"]
     return Progress(
         path,
         stage,
         named,
         sizes,
-        done=len({row["input_size"] for row in rows}),
-        bad=Counter(row["status"] for row in bad),
-        reason=bad[-1]["reason"] if bad else "",
-        fallback_layers=max((int(float(row["fallback_layers"] or 0)) for row in rows), default=0),
-        throttled=sum(row["throttle_reasons"] not in ("", "none") for row in rows),
-        slowest_s=max((float(row["wall_s"] or 0) for row in rows), default=0.0),
+        done=len({row.input_size for row in rows}),
+        bad=Counter(row.status for row in bad),
+        reason=bad[-1].reason if bad else "",
+        fallback_layers=max((int(float(row.fallback_layers or 0)) for row in rows), default=0),
+        throttled=sum(row.throttle_reasons not in ("", "none") for row in rows),
+        slowest_s=max((float(row.wall_s or 0) for row in rows), default=0.0),
         job=job,
         written_s=_last_write(path),
         broken=broken or unread,
@@ -135,33 +136,42 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
     return dict(document), ""
 
 
-_COLUMNS = ("input_size", "status", "reason", "fallback_layers", "throttle_reasons", "wall_s")
+class _Row(NamedTuple):
+    """The columns of the overall table that matter here, as they are written; "" where the table has none of a name."""
+
+    input_size: str
+    status: str
+    reason: str
+    fallback_layers: str
+    throttle_reasons: str
+    wall_s: str
+
+    def mended(self) -> _Row:
+        """Return the row with cells that should be numbers and are not emptied."""
+        odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(self, name))]
+        return self._replace(**dict.fromkeys(odd, "")) if odd else self
 
 
-def _rows(path: Path, sizes: set[int]) -> tuple[list[dict[str, str]], str]:
-    """Return the columns that matter here of the rows that belong to the run, and what is wrong with the file.
+def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
+    """Return the rows that belong to the run, and what is wrong with the file.
 
     A row cut off at the end is no row.
     """
+    wanted = set(map(str, sizes))
     try:
         with path.open(newline="") as file:
-            header, *lines = list(csv.reader(file)) or [[]]
+            reader = csv.reader(file)
+            header = next(reader, [])
+            width = len(header)
+            pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
+            rows = [_Row(*pick([*line, ""])) for line in reader if len(line) == width]
     except FileNotFoundError:
         return [], ""
     except (OSError, ValueError, csv.Error):
         return [], f"{path.name} cannot be read"
-    places = {name: header.index(name) for name in _COLUMNS if name in header}
-    absent = dict.fromkeys(_COLUMNS, "")
-    rows = (absent | {name: line[at] for name, at in places.items()} for line in lines if len(line) == len(header))
-    mine = [row for row in rows if row["input_size"].isdecimal() and int(row["input_size"]) in sizes]
-    return mine, "" if all(map(_has_numbers, mine)) else f"{path.name} has words where numbers belong"
-
-
-def _has_numbers(row: dict[str, str]) -> bool:
-    """Tell whether the cells that are counted with are numbers; what is not is emptied."""
-    odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(row[name])]
-    row.update(dict.fromkeys(odd, ""))
-    return not odd
+    mine = [row for row in rows if row.input_size in wanted]
+    mended = [row.mended() for row in mine]
+    return mended, "" if mended == mine else f"{path.name} has words where numbers belong"
 
 
 def _history(path: Path) -> tuple[Job | None, Combination | None]:

@@ -44,7 +44,7 @@ class Standing:
     @property
     def cell(self) -> str:
         """Return the cell of the table: "running 3/10, 0:21:04 left"."""
-        detail = f", {self.detail}" if self.state in ("queued", "running") and self.detail else ""
+        detail = f", {self.detail}" if self.state in ("queued", "running", "done") and self.detail else ""
         return f"{self.state} {self.progress.done}/{self.progress.expected}{detail}"
 
 
@@ -86,6 +86,8 @@ def standing(
     if found.complete:
         return Standing(found, "failed", _bad_sizes(found)) if found.bad else Standing(found, "done")
     if found.job and found.job.event == "ended":
+        if found.job.exit_code == 0 and "--output-dir" in found.job.flags:
+            return Standing(found, "done", "written elsewhere, by --output-dir")
         return Standing(found, "failed", _why_ended(found, found.job))
     if number in ended and not ended[number].startswith(_SETTLED):
         why = f"job {number}: {ended[number].lower()}"
@@ -160,9 +162,15 @@ def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def again(troubled: Sequence[Standing]) -> list[str]:
-    """Return the commands that submit just these again: one for each stage and set of flags."""
+    """Return the commands that submit just these again: one for each stage and set of flags.
+
+    Of one combination only the earliest stage is named: what failed there stopped the others.
+    """
     groups: dict[tuple[str, str], list[Combination]] = {}
-    for each in troubled:
+    earliest: dict[Combination, Standing] = {}
+    for each in sorted(troubled, key=lambda each: STAGES.index(each.progress.stage)):
+        earliest.setdefault(each.progress.combination, each)
+    for each in earliest.values():
         groups.setdefault((each.progress.stage, _flags(each)), []).append(each.progress.combination)
     return [_command(stage, flags, who) for (stage, flags), who in groups.items()]
 

@@ -227,8 +227,9 @@ send() { # STAGE ARGUMENT …
 
 refused() {
     ((${#submitted[@]} == 0)) || scancel "${submitted[@]}"
-    die "sbatch refused it (its line is above), nothing is queued: GPU $gpu asks for constraint $constraint, gres $gres, \
-partition $partition; set them in $config/gpus.conf, or SBATCH_CONSTRAINT, SBATCH_GRES, SBATCH_PARTITION"
+    die "sbatch refused it (its line is above), nothing is queued: GPU $gpu asks for constraint \
+${SBATCH_CONSTRAINT-$constraint}, gres ${SBATCH_GRES-$gres}, partition ${SBATCH_PARTITION-$partition}; \
+set them in $config/gpus.conf, or SBATCH_CONSTRAINT, SBATCH_GRES, SBATCH_PARTITION"
 }
 
 # ---- running

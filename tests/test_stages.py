@@ -77,17 +77,54 @@ def test_without_a_slurm_both_ways_out_are_named(tmp_path: Path):
     assert "--local" in done.stderr
 
 
-def test_a_stage_runs_here_and_the_status_shows_it(tmp_path: Path):
-    flags = ["--input-range", "64", "64", "--warmup", "1", "--measure", "2", "--no-energy"]
-    copy = tmp_path / "project"
-    wanted = shutil.ignore_patterns(".git", ".venv", "results", "*_cache", "__pycache__")
-    shutil.copytree(ROOT, copy, ignore=wanted)
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a copy of the project, without results."""
+    copy = tmp_path / "a project"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "results", "__pycache__", "*.egg-info"))
+    return copy
+
+
+def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, env=environment)
 
-    def run(*command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(command, cwd=copy, capture_output=True, text=True, check=False, env=environment)
 
-    done = run("./1_sanity_check.sh", "--local", "alexnet", "direct", "cpu", *flags)
+FLAGS = ("--input-range", "64", "64", "--warmup", "1", "--measure", "2", "--no-energy")
+
+
+def test_a_stage_runs_here_and_the_status_shows_it(project: Path):
+    done = run(project, "./1_sanity_check.sh", "--local", "alexnet", "direct", "cpu", *FLAGS)
     assert done.returncode == 0, done.stderr
-    assert (copy / "results/1_sanity/alexnet_direct_cpu/alexnet_direct_layers.csv").exists()
-    assert "done 1/1" in run("./check_status.sh").stdout
+    assert (project / "results/1_sanity/alexnet_direct_cpu/alexnet_direct_layers.csv").exists()
+    assert "done 1/1" in run(project, "./check_status.sh").stdout
+
+
+def test_a_matrix_runs_here_two_at_a_time_and_the_status_has_the_command_for_what_failed(project: Path):
+    model = "torchvision:squeezenet1_1"
+    (project / "matrix").write_text("".join(f"{model}\t{name}\n" for name in ("gemm", "torch", "smm")))
+    matrix = ("--local", "--matrix", "matrix", "cpu", "--gpus", "cpu,cpu")
+    done = run(project, "./1_sanity_check.sh", *matrix, *FLAGS)
+    assert done.returncode == 1
+    assert "2 done, 1 failed" in done.stdout
+    assert f"failed: 1_sanity {model}, gemm, cpu: run_profile.py: gemm needs a CUDA device" in done.stdout
+    said = run(project, "./check_status.sh").stdout
+    assert "2 done, 1 failed" in said
+    assert said.rstrip().endswith(f"./1_sanity_check.sh {model} gemm cpu --local {' '.join(FLAGS)}")
+    again = run(project, "./1_sanity_check.sh", *matrix, *FLAGS).stdout
+    assert "1 of 3 combinations to run" in again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--gpus", "0", "vgg16", "gemm", "l40s"), "--gpus goes with --local --matrix FILE"),
+        (("--matrix", "nowhere"), "--matrix nowhere cannot be read"),
+        (("--throttle", "0", "vgg16", "gemm", "l40s"), "--throttle 0: a number of tasks, at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_one_line(arguments: tuple[str, ...], why: str):
+    done = call(*arguments, "--dry-run")
+    assert done.returncode == 2
+    assert why in done.stderr.replace("'", "")
+    assert done.stderr.count("\n") == 1

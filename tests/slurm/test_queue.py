@@ -60,7 +60,7 @@ def test_a_constraint_that_no_node_has_is_found_before_anything_is_queued(cluste
     done = cluster.call("./1_sanity_check.sh", "--chain", "vgg16", "winograd", "l40s", SBATCH_CONSTRAINT="gpunone")
     assert done.returncode == 2
     assert "nothing is queued" in done.stderr
-    assert "SBATCH_CONSTRAINT" in done.stderr
+    assert "asks for constraint gpunone, gres gpu:1, partition gpu" in done.stderr
     assert "winograd" not in cluster.call("squeue", "--noheader", "--format=%j").stdout
 
 

@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""How long the status table takes: made-up results of many combinations in three stages, read and printed.
+
+No GPU, no SLURM: `squeue` is answered from memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from convscope import progress, status  # noqa: E402
+from convscope.progress import Combination  # noqa: E402
+from convscope.records import SCHEMA_VERSION, STAGES, OverallRow, columns  # noqa: E402
+
+SIZES = progress.SIZES_BY_STAGE
+
+
+def write(results: Path, who: Combination, stage: str) -> None:
+    """Write what a finished run leaves: run.json, a table with all sizes, the history of its job."""
+    folder = results / stage / who.folder_name
+    folder.mkdir(parents=True)
+    sizes = list(range(224, 224 + SIZES[stage]))
+    run = {**dataclasses.asdict(who), "input_sizes": sizes}
+    (folder / "run.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run": run}))
+    header = columns(OverallRow)
+    filled = {"status": "ok", "fallback_layers": "0", "wall_s": "3.1", "throttle_reasons": ""}
+    lines = [",".join(header)]
+    lines += [",".join(filled.get(name, str(size)) for name in header) for size in sizes]
+    name = f"{who.model}_{who.algorithm.replace(' ', '_')}_overall.csv"
+    (folder / name).write_text("\n".join(lines) + "\n")
+    for event in ("submitted", "started", "ended 0"):
+        progress.note_event(folder, "2026-01-01T00:00:00Z", "7_1", event, who, [])
+
+
+def main() -> int:
+    """Print the seconds of three looks at a thousand combinations."""
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
+    with tempfile.TemporaryDirectory() as folder:
+        for at in range(count):
+            for stage in STAGES:
+                write(Path(folder), Combination(f"model{at}", "implicit precomp gemm", "h200"), stage)
+        for _ in range(3):
+            start_s, cpu_s = time.perf_counter(), time.process_time()
+            found = status.survey(Path(folder), ask=lambda command: "")
+            lines = status.table(found).count("\n")
+            print(
+                f"{count} combinations, {len(found)} folders: {time.perf_counter() - start_s:.2f} s "
+                f"(CPU {time.process_time() - cpu_s:.2f} s), {lines} lines"
+            )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
