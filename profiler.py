@@ -265,6 +265,7 @@ class UnifiedProfiler:
         measure_energy: open a window of a second or more on the energy counter at each size.
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
+        provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
 
@@ -294,6 +295,7 @@ class UnifiedProfiler:
         energy_precision: float = Run.energy_precision,
         energy_budget_s: float = Run.energy_budget_s,
         layer_energy: bool = False,
+        provider: str | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
@@ -321,6 +323,7 @@ class UnifiedProfiler:
             energy_precision=energy_precision,
             energy_budget_s=energy_budget_s,
             layer_energy=layer_energy,
+            provider=provider,
         )
 
     @property
@@ -339,6 +342,7 @@ class UnifiedProfiler:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(swap.math(run.math))
+            stack.enter_context(swap.provider(run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
@@ -393,7 +397,8 @@ class UnifiedProfiler:
         }
         if overwrite:
             folder.clear()
-        folder.write_run(run, here, times)
+        earlier = (folder.read_run() or {}).get("kernels", {})
+        folder.write_run(run, here, times | {"kernels": earlier})
         timer = CUDALayerTimer(model, self.device.type)
         bench = Bench(run, model, self.device, timer, monitor, self.note)
         bench.calibrate(run.input_sizes[0])
@@ -422,8 +427,9 @@ class UnifiedProfiler:
                 finally:
                     bench.release()
         swapped.restore()
-        if not self.stopped:
-            folder.write_run(run, here, times | {"ended_utc": _now_utc()})
+        times["ended_utc"] = None if self.stopped else _now_utc()
+        chosen = swap.engine().tuned if self.device.type == "cuda" else {}
+        folder.write_run(run, here, times | {"kernels": earlier | chosen})
 
 
 def _now_utc() -> str:

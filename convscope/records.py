@@ -23,6 +23,7 @@ SETTINGS = (
     "math",
     "dtype",
     "unsupported",
+    "provider",
     "pretrained",
     "seed",
     "energy",
@@ -79,6 +80,7 @@ class Run:
     math: str = "tf32"
     dtype: str = "float32"
     unsupported: str = "error"
+    provider: str | None = None
     pretrained: bool = False
     seed: int = 0
     energy: bool = True

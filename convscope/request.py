@@ -11,6 +11,7 @@ from convscope.errors import InputError
 from convscope.records import STAGES, Run
 
 UNSUPPORTED = ("error", "fallback", "skip")
+PROVIDERS = ("cudnn", "triton")
 MATHS = ("tf32", "fp32")
 SEED_MOST = 2**63 - 1  # what PyTorch's generators take
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
@@ -37,6 +38,7 @@ def make_run(
     energy_precision: float = Run.energy_precision,
     energy_budget_s: float = Run.energy_budget_s,
     layer_energy: bool = False,
+    provider: str | None = None,
 ) -> Run:
     """Decide every setting of a run.
 
@@ -56,6 +58,8 @@ def make_run(
     if layer_energy and (device.type == "cpu" or not energy):
         raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
     _one_of("--unsupported", unsupported, UNSUPPORTED)
+    if provider is not None:
+        _check_provider(provider, algorithm, device)
     return Run(
         model=models.check_name(model),
         algorithm=algorithms.find(algorithm).name,
@@ -68,6 +72,7 @@ def make_run(
         measure_iters=measure_iters,
         math=math_on(device, math),
         unsupported=unsupported,
+        provider=provider,
         pretrained=pretrained,
         seed=seed,
         energy=energy,
@@ -76,6 +81,15 @@ def make_run(
         energy_budget_s=energy_budget_s,
         layer_energy=layer_energy,
     )
+
+
+def _check_provider(provider: str, algorithm: str, device: torch.device) -> None:
+    _one_of("--provider", provider, PROVIDERS)
+    if device.type == "cpu":
+        raise InputError(f"--provider {provider} needs a CUDA device")
+    reason = algorithms.why_not_by(provider, algorithms.find(algorithm))
+    if reason:
+        raise InputError(f"--provider {provider}: {reason}")
 
 
 def find_device(name: str) -> torch.device:

@@ -75,7 +75,7 @@ def _inside(start, count, step, limit):
 
 @triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "pixels", "kernel_h", "kernel_w",
                                "stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups", "share"])  # fmt: skip
-def _direct(
+def direct_conv2d(
     x, w, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w, pixels,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups, w_rows_pitch, w_pitch, share,
@@ -150,7 +150,7 @@ def _direct(
 
 @triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h", "stride_h", "stride_w",
                                "pad_h", "pad_w", "dil_h", "dil_w", "groups"])  # fmt: skip
-def _thin(
+def direct_conv2d_thin(
     x, w, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w,
     kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups,
@@ -220,13 +220,13 @@ def launch(
     if blocks.variant == "thin":
         grid = (triton.cdiv(out_h * out_w, blocks.points), filters, images)
         kernel_w = shape.weight[3]
-        _thin[grid](x, packed, bias, y, *sizes, shape.weight[2], *options, KERNEL_W=kernel_w, BLOCK_P=blocks.points,
+        direct_conv2d_thin[grid](x, packed, bias, y, *sizes, shape.weight[2], *options, KERNEL_W=kernel_w, BLOCK_P=blocks.points,
                     num_warps=blocks.warps, num_stages=blocks.stages)  # fmt: skip
         return
     pixels, pointwise = images * out_h * out_w, is_pointwise(shape)
     steps = triton.cdiv(channels * shape.weight[2] * shape.weight[3], blocks.channels)
     grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(pixels, blocks.points), groups, blocks.splits)
-    _direct[grid](
+    direct_conv2d[grid](
         x, packed, bias, y, *sizes, pixels, shape.weight[2], shape.weight[3], *options,
         packed.shape[1], packed.shape[2], triton.cdiv(steps, blocks.splits),
         BLOCK_K=blocks.filters, BLOCK_P=blocks.points, BLOCK_C=blocks.channels, GATHERED=blocks.variant == "gathered",

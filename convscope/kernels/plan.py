@@ -32,6 +32,8 @@ def why_not(algorithm: str, shape: Convolution) -> str | None:
 class Plan:
     """A convolution with one of `KERNELS` on a device.
 
+    `tuned` says what was chosen for it, by `key`: empty before the first call, and where `blocks` were given.
+
     Args:
         blocks: how to cut it; None has it chosen on the card at the first call (`tuning`).
 
@@ -45,7 +47,8 @@ class Plan:
             raise NotImplementedError(reason)
         self.algorithm, self.shape = algorithm, shape
         self.output_shape = output_shape(shape)
-        self.blocks, self.tuned_us = blocks, None if blocks else float("nan")
+        self.blocks = blocks
+        self.tuned: dict[str, str] = {}
         self._kernel, self._device = KERNELS[algorithm], device
         self._zeros = torch.zeros(shape.weight[0], device=device)
         self._packed: dict[int, tuple[weakref.ref[torch.Tensor], int | None, torch.Tensor]] = {}
@@ -93,7 +96,7 @@ class Plan:
         properties = torch.cuda.get_device_properties(self._device)
         candidates = self._kernel.candidates(self.shape, self.output_shape, properties.multi_processor_count)
         found = tuning.choose(self.key, candidates, launcher, tuning.cache_file(properties.name))
-        self.tuned_us = found.time_us
+        self.tuned = {self.key: f"{found.blocks}; {found.time_us:.2f} us, best of {found.tried}"}
         return found.blocks
 
     @property

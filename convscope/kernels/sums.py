@@ -16,16 +16,18 @@ _BLOCK = 512
 
 
 @triton.jit(do_not_specialize=["plane", "filters", "splits"])
-def _sums(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
+def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
     total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0)
-    for split in range(splits):
-        total += tl.load(parts + split.to(tl.int64) * elements + at, mask=wanted, other=0.0)
+    part = parts + at
+    for _ in range(splits):
+        total += tl.load(part, mask=wanted, other=0.0)
+        part += elements
     tl.store(y + at, total, mask=wanted)
 
 
 def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> None:
     """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y."""
     elements, plane = y.numel(), y.shape[2] * y.shape[3]
-    _sums[(triton.cdiv(elements, _BLOCK),)](parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK)
+    sum_splits[(triton.cdiv(elements, _BLOCK),)](parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK)

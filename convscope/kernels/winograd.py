@@ -137,7 +137,7 @@ def _fits(start, EXTENT: tl.constexpr, limit):
 
 @triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "tiles_h", "tiles_w", "tiles",
                                "pad_h", "pad_w", "groups", "c_share"])  # fmt: skip
-def _winograd(
+def winograd_conv2d(
     x, u, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
     pad_h, pad_w, groups, k_pitch, c_pitch, c_share,
@@ -254,7 +254,7 @@ def launch(
     tiles = images * tiles_h * tiles_w
     share = triton.cdiv(triton.cdiv(channels, blocks.channels), blocks.splits) * blocks.channels
     grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(tiles, blocks.points), groups, blocks.splits)
-    _winograd[grid](
+    winograd_conv2d[grid](
         x, packed, bias, y, channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
         *shape.padding, groups, packed.shape[2], packed.shape[1], share,
         TILE=tile, BLOCK_K=blocks.filters, BLOCK_T=blocks.points, BLOCK_C=blocks.channels,
