@@ -2,8 +2,8 @@
 
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
 On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
-cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied, and it can be captured
-in a CUDA graph.
+cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied, and it can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -117,9 +117,13 @@ class Engine:
         if "cudnn" in providers:
             try:
                 return cudnn.Plan(self._handle(device), convolution, known.cudnn_number)
-            except cudnn.NotSupportedError:
-                if "triton" not in providers:
-                    raise
+            except cudnn.NotSupportedError as refused:
+                try:
+                    if "triton" in providers:
+                        return _triton_plan(device, convolution, algorithm)
+                except NotImplementedError:
+                    raise refused from None
+                raise
         return _triton_plan(device, convolution, algorithm)
 
     def _handle(self, device: int) -> cudnn.Handle:
@@ -269,7 +273,7 @@ def math(mode: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def provider(name: str | None) -> Iterator[None]:
-    """Have algorithms that more than one library has run by this one, "cudnn" or "triton", for the length of the block."""
+    """Run what more than one library has by this one, "cudnn" or "triton", for the length of the block."""
     if name is None:
         yield
         return

@@ -32,8 +32,8 @@ class Blocks:
     splits: int = 1
 
     def __str__(self) -> str:
-        split = f", {self.splits} splits" if self.splits > 1 else ""
-        return f"{self.variant} {self.filters}x{self.points}x{self.channels}, {self.warps} warps, {self.stages} stages{split}"
+        block = f"{self.variant} {self.filters}x{self.points}x{self.channels}, {self.warps} warps, {self.stages} stages"
+        return block + (f", {self.splits} splits" if self.splits > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,8 @@ code). Three variants, told apart by `Blocks.variant`:
               X then has a tap of its own, and its address is worked out row by row
     thin      groups of few filters (depthwise): no product of matrices, a program does one filter × BLOCK_P pixels
 
-The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads them in whole lines. With
-few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several, each
+The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads whole lines of them.
+With few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several, each
 writes a partial sum, and `sums` adds them in a fixed order, so that results are the same every time.
 
 Cost of N × C × H × W to K channels with R × S taps and G groups, P output pixels an image:
@@ -49,18 +49,23 @@ _TAPS_MOST = 32  # in one direction: a bit each in an integer
 _LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 
 _SHAPES = (  # filters, pixels, channels, warps, stages, programs resident on a multiprocessor, efficiency
-    (128, 128, 16, 8, 3, 1, 0.80),
-    (64, 128, 16, 4, 3, 2, 0.78),
-    (64, 128, 16, 8, 3, 2, 0.74),
-    (128, 64, 16, 4, 3, 2, 0.76),
+    (128, 64, 16, 4, 3, 2, 0.80),
+    (64, 128, 16, 4, 3, 2, 0.76),
+    (64, 32, 32, 2, 3, 7, 0.74),
+    (32, 64, 32, 2, 3, 7, 0.70),
     (64, 64, 16, 4, 3, 4, 0.70),
+    (64, 64, 16, 2, 3, 5, 0.70),
     (32, 128, 16, 4, 3, 4, 0.68),
     (32, 64, 16, 4, 3, 5, 0.60),
-    (32, 64, 32, 4, 3, 5, 0.62),
-    (64, 32, 32, 4, 3, 5, 0.60),
+    (32, 64, 32, 4, 3, 5, 0.60),
     (32, 32, 32, 4, 3, 8, 0.50),
 )
 _THIN_SHAPES = ((128, 4), (256, 4), (512, 4), (1024, 8))  # pixels, warps
+
+# One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
+_THIN_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h"]
+_THIN_SIZES += ["stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups"]
+_SIZES = [*_THIN_SIZES, "kernel_w", "pixels", "share"]
 
 
 @triton.jit
@@ -73,8 +78,7 @@ def _inside(start, count, step, limit):
     return bits
 
 
-@triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "pixels", "kernel_h", "kernel_w",
-                               "stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups", "share"])  # fmt: skip
+@triton.jit(do_not_specialize=_SIZES)
 def direct_conv2d(
     x, w, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w, pixels,
@@ -112,7 +116,7 @@ def direct_conv2d(
             filters += BLOCK_C * w_pitch
             seen += BLOCK_C * plane
     elif not GATHERED:
-        # Neighbouring threads are to take neighbouring pixels: the compiler goes by where it believes elements to adjoin.
+        # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
         seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
         seen = tl.max_contiguous(seen, (1, 2))
         rows, cols = _inside(row, kernel_h, dil_h, in_h), _inside(col, kernel_w, dil_w, in_w)
@@ -148,8 +152,7 @@ def direct_conv2d(
     tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
 
 
-@triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h", "stride_h", "stride_w",
-                               "pad_h", "pad_w", "dil_h", "dil_w", "groups"])  # fmt: skip
+@triton.jit(do_not_specialize=_THIN_SIZES)
 def direct_conv2d_thin(
     x, w, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w,
@@ -220,8 +223,10 @@ def launch(
     if blocks.variant == "thin":
         grid = (triton.cdiv(out_h * out_w, blocks.points), filters, images)
         kernel_w = shape.weight[3]
-        direct_conv2d_thin[grid](x, packed, bias, y, *sizes, shape.weight[2], *options, KERNEL_W=kernel_w, BLOCK_P=blocks.points,
-                    num_warps=blocks.warps, num_stages=blocks.stages)  # fmt: skip
+        direct_conv2d_thin[grid](
+            x, packed, bias, y, *sizes, shape.weight[2], *options,
+            KERNEL_W=kernel_w, BLOCK_P=blocks.points, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
         return
     pixels, pointwise = images * out_h * out_w, is_pointwise(shape)
     steps = triton.cdiv(channels * shape.weight[2] * shape.weight[3], blocks.channels)

@@ -17,6 +17,7 @@ _BLOCK = 512
 
 @triton.jit(do_not_specialize=["plane", "filters", "splits"])
 def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
+    """Do BLOCK elements; `plane` are the pixels of an output image."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
     total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0)
@@ -30,4 +31,6 @@ def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.const
 def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> None:
     """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y."""
     elements, plane = y.numel(), y.shape[2] * y.shape[3]
-    sum_splits[(triton.cdiv(elements, _BLOCK),)](parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK)
+    sum_splits[(triton.cdiv(elements, _BLOCK),)](
+        parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK
+    )

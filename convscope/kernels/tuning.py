@@ -46,9 +46,7 @@ class NothingFitsError(RuntimeError):
     """No block shape of a kernel fits this card."""
 
 
-def choose(
-    key: str, candidates: Sequence[Blocks], launcher: Callable[[Blocks], Launch], path: Path
-) -> Choice:
+def choose(key: str, candidates: Sequence[Blocks], launcher: Callable[[Blocks], Launch], path: Path) -> Choice:
     """Return the fastest of the candidates: as the file remembers, else timed now and remembered.
 
     Args:
@@ -97,7 +95,9 @@ def cache_file(device_name: str) -> Path:
 def _read(path: Path) -> dict[str, Choice]:
     try:
         document = json.loads(path.read_text())
-        return {key: Choice(Blocks(**entry["blocks"]), entry["time_us"], entry["tried"]) for key, entry in document.items()}
+        return {
+            key: Choice(Blocks(**entry["blocks"]), entry["time_us"], entry["tried"]) for key, entry in document.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # missing or damaged: it is only a memory
 

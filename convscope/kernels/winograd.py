@@ -18,12 +18,12 @@ filters × channels times channels × tiles; one program does a block of filters
     Y = Aᵀ M A + bias, to memory
 
 With few tiles (small images, batch 1) there are too few programs to fill a card. Then the channels are split between
-several; each writes its own partial Y (the inverse transform is linear) and `sums` adds them up, always in the same order.
+several; each writes its own partial Y (the inverse transform is linear) and `sums` adds them up in a fixed order.
 
 Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m⌉:
     operations   2 (m + 2)² C K T for the products, against 2 · 9 C K N H W of the definition: 2.25 and 4 times fewer;
-                 about 32 (m = 2) or 156 (m = 4) additions for each tile, channel and block of filters: they are repeated
-                 for every block of BLOCK_K filters, because the transformed input never goes to memory
+                 about 32 (m = 2) or 156 (m = 4) additions for each tile and channel, repeated for every block of
+                 BLOCK_K filters, because the transformed input never goes to memory
     bytes        4 (C N H W + (m + 2)² C K + K N H W) at least: the filters grow 1.8 or 4 times
 Accuracy: the products are float32 (or TF32 where permitted) and summed in float32. The transforms of m = 4 have
 coefficients up to 8, so that its error is about ten times that of m = 2.
@@ -46,14 +46,16 @@ _CHANNELS = 16  # of a step: the least that a product takes
 _SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multiprocessor, efficiency
     (2, 64, 32, 16, 1, 1, 0.60),
     (2, 32, 32, 16, 1, 1, 0.50),
-    (2, 32, 32, 16, 2, 1, 0.50),
     (2, 32, 16, 8, 1, 2, 0.50),
     (4, 32, 16, 8, 1, 1, 0.50),
     (4, 16, 32, 8, 1, 1, 0.40),
     (4, 16, 16, 8, 1, 1, 0.40),
-    (4, 16, 16, 8, 2, 1, 0.40),
 )
 _TRANSFORM_COST = {2: 110, 4: 330}  # of one tile and channel, in instructions
+
+# One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
+_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "tiles_h", "tiles_w", "tiles"]
+_SIZES += ["pad_h", "pad_w", "groups", "c_share"]
 
 _G = {
     2: ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
@@ -135,8 +137,7 @@ def _fits(start, EXTENT: tl.constexpr, limit):
     return bits
 
 
-@triton.jit(do_not_specialize=["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "tiles_h", "tiles_w", "tiles",
-                               "pad_h", "pad_w", "groups", "c_share"])  # fmt: skip
+@triton.jit(do_not_specialize=_SIZES)
 def winograd_conv2d(
     x, u, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
@@ -144,7 +145,7 @@ def winograd_conv2d(
     TILE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
     LONG: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Do one block of filters × tiles; program ids are (block, group, split). Channels and filters are those of a group."""
+    """Do one block of filters × tiles of a group; program ids are (block, group, split)."""
     SIDE: tl.constexpr = TILE + 2
     k_blocks = tl.cdiv(kernels, BLOCK_K)
     group, split = tl.program_id(1), tl.program_id(2)

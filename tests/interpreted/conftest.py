@@ -1,4 +1,4 @@
-"""Tests of the Triton kernels by Triton's interpreter, on a CPU: they need TRITON_INTERPRET=1 before triton is imported.
+"""Tests of the Triton kernels by Triton's interpreter, on a CPU: TRITON_INTERPRET=1 is set before triton is imported.
 
 `tests/test_kernels.py` runs them in a process of their own; without the variable nothing here is collected.
 """

@@ -20,7 +20,9 @@ THIN = Blocks("thin", 1, 64, 1, 4, 1)
 F2, F4 = Blocks("F2", 32, 16, 16, 8, 1), Blocks("F4", 16, 16, 16, 8, 1)
 
 
-def convolution(channels: int = 16, filters: int = 20, size: tuple[int, int] = (9, 7), **options: object) -> Convolution:
+def convolution(
+    channels: int = 16, filters: int = 20, size: tuple[int, int] = (9, 7), **options: object
+) -> Convolution:
     kernel = options.pop("kernel", (3, 3))
     images, groups = options.pop("images", 2), options.get("groups", 1)
     given = {"padding": (1, 1), "stride": (1, 1), "dilation": (1, 1), "math": "fp32"} | options
