@@ -268,6 +268,7 @@ class UnifiedProfiler:
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
         max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
+        provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
 
@@ -298,6 +299,7 @@ class UnifiedProfiler:
         energy_budget_s: float = Run.energy_budget_s,
         layer_energy: bool = False,
         max_workspace_bytes: int | None = None,
+        provider: str | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
@@ -327,6 +329,7 @@ class UnifiedProfiler:
             energy_budget_s=energy_budget_s,
             layer_energy=layer_energy,
             max_workspace_bytes=max_workspace_bytes,
+            provider=provider,
         )
 
     @property
@@ -359,6 +362,7 @@ class UnifiedProfiler:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(swap.math(run.math))
+            stack.enter_context(swap.provider(run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
@@ -444,6 +448,7 @@ class UnifiedProfiler:
             "ended_utc": None,
             "error": None,
             "sensor_report": self._sensor_report(),
+            "kernels": before.get("kernels", {}),
         }
 
     def _measure_each(
@@ -456,6 +461,8 @@ class UnifiedProfiler:
         assignments: dict[int, Assignment],
     ) -> None:
         run = self.request
+        tuned = swap.engine().tuned if self.device.type == "cuda" else {}
+        tuned.clear()
         bench.calibrate(run.input_sizes[0])
         overall = folder.read_overall()
         full_px = min(overall[overall["status"] == "oom"]["input_size"], default=None)
@@ -474,6 +481,9 @@ class UnifiedProfiler:
                     failure = Failure("oom", f"not tried: out of memory at {full_px} px already")
                     row, layers = failed_row(run, size, failure, now_utc(), 0.0), []
                 held.confirm()
+                if tuned:
+                    folder.note_in_run(kernels=(folder.read_run() or {}).get("kernels", {}) | tuned)
+                    tuned.clear()
                 folder.append(row, layers)
                 if row.status == "oom" and full_px is None:
                     full_px = size

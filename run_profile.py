@@ -34,6 +34,7 @@ def parser() -> OneLineParser:
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
     made.add_argument("--max-workspace", metavar="BYTES", help="rule out larger workspaces: 512MB, 2GiB (GPU only)")
+    made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--no-energy", action="store_true", help="leave the energy window out (a second a size)")
@@ -93,6 +94,7 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
         device=options.device,
         math=options.math,
         unsupported=options.unsupported,
+        provider=options.provider,
         pretrained=options.pretrained,
         seed=options.seed,
         gpu=options.gpu,

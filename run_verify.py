@@ -35,6 +35,7 @@ def parser() -> OneLineParser:
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
+    made.add_argument("--provider", choices=request.PROVIDERS, help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice: captures of each candidate")
@@ -141,6 +142,7 @@ def _run(options: argparse.Namespace, model: str, algorithm: str) -> Run:
         stage=None,
         math=options.math,
         unsupported=options.unsupported,
+        provider=options.provider if options.algorithm else None,
         batch_size=options.batch_size,
         warmup_iters=10,
         measure_iters=20 if device.type == "cuda" else 3,

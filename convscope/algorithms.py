@@ -26,18 +26,23 @@ _TYPES = dict.fromkeys(("fft", "fft tiling", "winograd", "winograd nonfused"), (
 class Algorithm:
     """One way to compute a convolution.
 
-    `cudnn_number` is the value of cudnnConvolutionFwdAlgo_t, None where cuDNN is not told one. `cpu_provider` and
-    `cuda_provider` name the library that runs it there, None where none does. `rule` gives the reason why a layer's
-    shape rules it out, or None.
+    `cudnn_number` is the value of cudnnConvolutionFwdAlgo_t, None where cuDNN is not told one. `cpu_provider` names the
+    library that runs it on a CPU, None where none does; `cuda_providers` those on a GPU, asked in this order. `rule`
+    gives the reason why a layer's shape rules it out, or None.
     """
 
     name: str
     title: str
     cudnn_number: int | None
     cpu_provider: str | None
-    cuda_provider: str | None
+    cuda_providers: tuple[str, ...]
     rule: Callable[[Layer], str | None]
     rule_depends_on_size: bool = False
+
+    @property
+    def cuda_provider(self) -> str | None:
+        """The library that runs it on a GPU where it can, None where none does."""
+        return next(iter(self.cuda_providers), None)
 
     @property
     def slug(self) -> str:
@@ -101,17 +106,17 @@ def _undilated(name: str, layer: Layer) -> str | None:
 ALGORITHMS: Mapping[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
-        Algorithm("direct", "direct convolution", None, "ai3", None, _any_shape),
-        Algorithm("smm", "scalar matrix multiplication", None, "ai3", None, _any_shape),
-        Algorithm("gemm", "im2col and a matrix product", 2, None, "cudnn", _any_shape),
-        Algorithm("implicit gemm", "matrix product without im2col in memory", 0, None, "cudnn", _any_shape),
-        Algorithm("implicit precomp gemm", "implicit gemm, precomputed indices", 1, None, "cudnn", _any_shape),
-        Algorithm("fft", "fast Fourier transform", 4, None, "cudnn", _fft, rule_depends_on_size=True),
-        Algorithm("fft tiling", "fast Fourier transform in tiles", 5, None, "cudnn", _fft_tiling),
-        Algorithm("winograd", "Winograd, fused", 6, None, "cudnn", _winograd),
-        Algorithm("winograd nonfused", "Winograd, transforms apart", 7, None, "cudnn", _winograd_nonfused),
-        Algorithm("guess", "cuDNN's own choice by its heuristic", None, None, "cudnn", _any_shape),
-        Algorithm("torch", "PyTorch as it is, nothing swapped", None, "torch", "torch", _any_shape),
+        Algorithm("direct", "direct convolution", None, "ai3", ("triton",), _any_shape),
+        Algorithm("smm", "scalar matrix multiplication", None, "ai3", (), _any_shape),
+        Algorithm("gemm", "im2col and a matrix product", 2, None, ("cudnn",), _any_shape),
+        Algorithm("implicit gemm", "matrix product without im2col in memory", 0, None, ("cudnn",), _any_shape),
+        Algorithm("implicit precomp gemm", "implicit gemm, precomputed indices", 1, None, ("cudnn",), _any_shape),
+        Algorithm("fft", "fast Fourier transform", 4, None, ("cudnn",), _fft, rule_depends_on_size=True),
+        Algorithm("fft tiling", "fast Fourier transform in tiles", 5, None, ("cudnn",), _fft_tiling),
+        Algorithm("winograd", "Winograd, fused", 6, None, ("cudnn", "triton"), _winograd),
+        Algorithm("winograd nonfused", "Winograd, transforms apart", 7, None, ("cudnn",), _winograd_nonfused),
+        Algorithm("guess", "cuDNN's own choice by its heuristic", None, None, ("cudnn",), _any_shape),
+        Algorithm("torch", "PyTorch as it is, nothing swapped", None, "torch", ("torch",), _any_shape),
     )
 }
 
@@ -136,11 +141,16 @@ def why_no_device(algorithm: Algorithm, device_type: str) -> str | None:
     """Return why the algorithm has no provider on this kind of device ("cpu" or "cuda"), or None where it has one."""
     if device_type == "cpu":
         return None if algorithm.cpu_provider else f"{algorithm.name} needs a CUDA device"
-    if algorithm.cuda_provider:
+    return None if algorithm.cuda_providers else f"{algorithm.name} runs on a CPU only"
+
+
+def why_not_by(provider: str, algorithm: Algorithm) -> str | None:
+    """Return why an algorithm cannot be run by this provider on a GPU ("cudnn" or "triton"), or None where it can."""
+    if provider in algorithm.cuda_providers:
         return None
-    if algorithm.name == "direct":
+    if provider == "cudnn" and algorithm.name == "direct":
         return "cuDNN implements no direct convolution"
-    return f"{algorithm.name} runs on a CPU only"
+    return f"{algorithm.name} is not one of {provider}'s"
 
 
 def why_not(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:

@@ -30,7 +30,7 @@ def reasons_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str,
 
     def reason(layer: Layer) -> str | None:
         by_rule = algorithms.why_not(algorithm, layer, device_type)
-        if by_rule or ask is None or device_type == "cpu" or algorithm.cuda_provider != "cudnn":
+        if by_rule or ask is None or device_type == "cpu" or algorithm.name == "torch":
             return by_rule
         if layer.shape not in answered:
             answered[layer.shape] = ask(layer, algorithm.name)

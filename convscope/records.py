@@ -24,6 +24,7 @@ SETTINGS = (
     "math",
     "dtype",
     "unsupported",
+    "provider",
     "pretrained",
     "seed",
     "energy",
@@ -81,6 +82,7 @@ class Run:
     math: str = "tf32"
     dtype: str = "float32"
     unsupported: str = "error"
+    provider: str | None = None
     pretrained: bool = False
     seed: int = 0
     energy: bool = True

@@ -11,6 +11,7 @@ from convscope.errors import InputError
 from convscope.records import STAGES, Run
 
 UNSUPPORTED = ("error", "fallback", "skip")
+PROVIDERS = ("cudnn", "triton")
 MATHS = ("tf32", "fp32")
 INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
 SIZES_MOST = 10_000
@@ -40,6 +41,7 @@ def make_run(
     energy_budget_s: float = Run.energy_budget_s,
     layer_energy: bool = False,
     max_workspace_bytes: int | None = None,
+    provider: str | None = None,
 ) -> Run:
     """Decide every setting of a run.
 
@@ -65,6 +67,8 @@ def make_run(
         if device.type == "cpu":
             raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
     _one_of("--unsupported", unsupported, UNSUPPORTED)
+    if provider is not None:
+        _check_provider(provider, algorithm, device)
     return Run(
         model=models.check_name(model),
         algorithm=algorithms.find(algorithm).name,
@@ -77,6 +81,7 @@ def make_run(
         measure_iters=measure_iters,
         math=math_on(device, math),
         unsupported=unsupported,
+        provider=provider,
         pretrained=pretrained,
         seed=seed,
         energy=energy,
@@ -86,6 +91,15 @@ def make_run(
         layer_energy=layer_energy,
         max_workspace_bytes=max_workspace_bytes,
     )
+
+
+def _check_provider(provider: str, algorithm: str, device: torch.device) -> None:
+    _one_of("--provider", provider, PROVIDERS)
+    if device.type == "cpu":
+        raise InputError(f"--provider {provider} needs a CUDA device")
+    reason = algorithms.why_not_by(provider, algorithms.find(algorithm))
+    if reason:
+        raise InputError(f"--provider {provider}: {reason}")
 
 
 def find_device(name: str) -> torch.device:

@@ -2,7 +2,8 @@
 
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
 On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
-cuDNN with exactly the algorithm asked for. Nothing is copied, and it can be captured in a CUDA graph.
+cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied, and it can be
+captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import ai3
 import torch
@@ -20,6 +22,9 @@ from torch.fx.proxy import TraceError
 
 from convscope import algorithms, cudnn, models
 from convscope.records import Layer
+
+if TYPE_CHECKING:
+    from convscope.kernels.plan import Plan as TritonPlan
 
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN makes of no name at all
@@ -36,12 +41,18 @@ class Execution:
 
 
 class Engine:
-    """The CUDA kernel of `ai3::conv2d`: one cuDNN handle a device, one plan a shape."""
+    """The CUDA kernel of `ai3::conv2d`: one cuDNN handle a device, one plan a shape.
+
+    `provider` is the library to run algorithms with that more than one has; None takes the first that can. `tuned` says
+    what was chosen for the Triton kernels of released plans.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[int, cudnn.Handle] = {}
-        self._plans: dict[tuple[object, ...], cudnn.Plan] = {}
-        self.last: cudnn.Plan | None = None
+        self._plans: dict[tuple[object, ...], cudnn.Plan | TritonPlan] = {}
+        self.last: cudnn.Plan | TritonPlan | None = None
+        self.provider: str | None = None
+        self.tuned: dict[str, str] = {}
 
     def forward(
         self,
@@ -62,7 +73,7 @@ class Engine:
 
         Raises:
             cudnn.NotSupportedError: cuDNN refuses the algorithm for this shape.
-            NotImplementedError: a padding mode other than zeros, or a data type that cuDNN does not convolve.
+            NotImplementedError: a padding mode other than zeros, or a data type that the provider does not convolve.
         """
         if padding_mode != _ZEROS:
             raise NotImplementedError("cuDNN pads with zeros only: pad the input first, or leave this layer to PyTorch")
@@ -72,11 +83,15 @@ class Engine:
         x, w = input.contiguous(), weight.contiguous()
         options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
         device = x.device.index
-        key = (device, algorithm, x.shape, w.shape, x.dtype, torch.backends.cudnn.allow_tf32, options)
+        math = torch.backends.cudnn.allow_tf32
+        key = (device, algorithm, self.provider, x.shape, w.shape, x.dtype, math, options)
         with torch.cuda.device(device) if device != torch.cuda.current_device() else contextlib.nullcontext():
             if key not in self._plans:
                 self._plans[key] = self._plan(device, _convolution(x, w, *options), algorithm)
-            y = self._run(self._plans[key], x, w)
+            self.last = plan = self._plans[key]
+            if not isinstance(plan, cudnn.Plan):
+                return plan.run(x, w, bias)
+            y = self._run(plan, x, w)
         if bias is not None:
             y.add_(bias.view(1, -1, 1, 1))
         return y
@@ -88,16 +103,28 @@ class Engine:
         y = torch.empty(plan.output_shape, dtype=x.dtype, device=device)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
         plan.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), workspace.data_ptr())
-        self.last = plan
         return y
 
-    def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan:
+    def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan | TritonPlan:
         if convolution.dtype not in cudnn.DATA_TYPES:
             raise NotImplementedError(f"cuDNN has no convolution of {convolution.dtype}")
         known = algorithms.ALGORITHMS.get(_DEFAULT.get(algorithm, algorithm))
-        if known is None or known.cuda_provider != "cudnn":
-            raise NotImplementedError(f"{algorithm} is not an algorithm of cuDNN")
-        return cudnn.Plan(self._handle(device), convolution, known.cudnn_number)
+        providers = () if known is None else known.cuda_providers
+        if self.provider in providers:
+            providers = (self.provider,)
+        if known is None or not set(providers) & {"cudnn", "triton"}:
+            raise NotImplementedError(f"{algorithm} is neither an algorithm of cuDNN nor one of the Triton kernels")
+        if "cudnn" in providers:
+            try:
+                return cudnn.Plan(self._handle(device), convolution, known.cudnn_number)
+            except cudnn.NotSupportedError as refused:
+                try:
+                    if "triton" in providers:
+                        return _triton_plan(device, convolution, algorithm)
+                except NotImplementedError:
+                    raise refused from None
+                raise
+        return _triton_plan(device, convolution, algorithm)
 
     def _handle(self, device: int) -> cudnn.Handle:
         if device not in self._handles:
@@ -140,19 +167,32 @@ class Engine:
                 plan = self._plan(torch.cuda.current_device(), _described(layer, dtype), algorithm)
             except cudnn.NotSupportedError:
                 return refusal(algorithm, torch.cuda.get_device_name(device))
+            except NotImplementedError as error:
+                return str(error)
             plan.close()
         return why_too_large(algorithm, plan.workspace_bytes, max_workspace_bytes)
 
     def release(self) -> None:
         """Destroy every plan, keep the handles: the next call of a shape plans anew."""
         while self._plans:
-            self._plans.popitem()[1].close()
+            plan = self._plans.popitem()[1]
+            if not isinstance(plan, cudnn.Plan):
+                self.tuned |= plan.tuned
+            plan.close()
 
     def close(self) -> None:
         """Destroy every plan and handle."""
         self.release()
         while self._handles:
             self._handles.popitem()[1].close()
+
+
+def _triton_plan(device: int, convolution: cudnn.Convolution, algorithm: str) -> TritonPlan:
+    try:
+        from convscope.kernels import plan  # triton takes a while to load: only where it is needed
+    except ModuleNotFoundError as error:
+        raise NotImplementedError(f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels") from None
+    return plan.Plan(algorithm, convolution, torch.device("cuda", device))
 
 
 def _convolution(
@@ -251,6 +291,19 @@ def math(mode: str) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, product
 
 
+@contextlib.contextmanager
+def provider(name: str | None) -> Iterator[None]:
+    """Run what more than one library has by this one, "cudnn" or "triton", for the length of the block."""
+    if name is None:
+        yield
+        return
+    engine().provider = name
+    try:
+        yield
+    finally:
+        engine().provider = None
+
+
 class Swap:
     """A model whose convolutions can be given algorithms by name, and given back.
 
@@ -324,7 +377,9 @@ def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
         return Execution(module.algorithm, "ai3")
     last = engine().last
     assert last is not None, "a swapped convolution ran on CUDA without this project's kernel"
-    return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
+    if isinstance(last, cudnn.Plan):
+        return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
+    return Execution(last.algorithm, "triton", last.workspace_bytes)
 
 
 def carried(module: nn.Module) -> str:

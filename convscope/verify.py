@@ -45,6 +45,7 @@ def subject(run: Run) -> Iterator[Subject]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(swap.math(run.math))
+        stack.enter_context(swap.provider(run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(swap.engine().release)

@@ -59,13 +59,23 @@ def test_the_others_say_on_a_cpu_that_they_need_a_cuda_device(name: str):
     assert why_not(find(name), layer(), "cpu") == f"{name} needs a CUDA device"
 
 
-@pytest.mark.parametrize("name", sorted(NAMES - {"direct", "smm"}))
+@pytest.mark.parametrize("name", sorted(NAMES - {"smm"}))
 def test_a_plain_three_by_three_layer_can_use_every_algorithm_of_the_gpu(name: str):
     assert why_not(find(name), layer(), "cuda") is None
 
 
-def test_direct_says_on_a_gpu_that_cudnn_has_none():
-    assert why_not(find("direct"), layer(), "cuda") == "cuDNN implements no direct convolution"
+@pytest.mark.parametrize(
+    ("provider", "name", "reason"),
+    [
+        ("cudnn", "direct", "cuDNN implements no direct convolution"),
+        ("triton", "direct", None),
+        ("cudnn", "winograd", None),
+        ("triton", "winograd", None),
+        ("triton", "gemm", "gemm is not one of triton's"),
+    ],
+)
+def test_a_provider_by_hand_must_have_the_algorithm(provider: str, name: str, reason: str | None):
+    assert algorithms.why_not_by(provider, find(name)) == reason
 
 
 def test_smm_says_on_a_gpu_that_it_is_for_a_cpu():

@@ -1,0 +1,181 @@
+#!/usr/bin/env python3
+"""How the Triton kernels stand beside cuDNN's algorithms, layer by layer. Prints a table, asserts nothing.
+
+Every distinct convolution of some models, float32 with FMA: time of a call in a replayed CUDA graph, several calls in a
+row on the same tensors (what fits into the L2 cache stays there, for all algorithms alike), without the bias.
+
+    python benchmarks/kernels.py                                    # VGG16, ResNet-50, DenseNet-121; batch 1 and 32
+    python benchmarks/kernels.py --models alexnet --batch-sizes 8 --csv table.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from convscope import algorithms, cudnn, gpus, graphs, models, request, roofline, swap
+from convscope.commandline import table
+from convscope.records import Layer
+
+OURS = ("direct", "winograd")
+CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")
+REPLAYS, LEAST_MS, CALLS_MOST = 10, 0.3, 50
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One layer: its floors, the time of each algorithm that takes it, what was chosen, and the error of ours."""
+
+    layer: Layer
+    arithmetic_us: float
+    memory_us: float
+    times_us: dict[str, float]
+    errors: dict[str, float]
+    chosen: dict[str, str]
+
+    @property
+    def floor_us(self) -> float:
+        """No implementation of the definition is faster on this card, by its datasheet."""
+        return max(self.arithmetic_us, self.memory_us)
+
+
+def distinct(model_names: Sequence[str], size: int, batch_size: int) -> list[Layer]:
+    """Return the layers of some models, one of each shape, in the order in which they are met."""
+    found: dict[tuple[object, ...], Layer] = {}
+    for name in model_names:
+        for layer in models.convolutions(name, size, batch_size):
+            found.setdefault(layer.shape[:-3], layer)  # without bias and padding mode
+    return list(found.values())
+
+
+def call_us(call: Callable[[], object]) -> float:
+    """Return the time of one call inside a replayed graph, median."""
+    call()
+    with graphs.capture(call) as captured:
+        once_ms = min(graphs.replay_times_ms(captured, 3))
+    count = max(1, min(CALLS_MOST, round(LEAST_MS / max(once_ms, 1e-3))))
+    with graphs.capture(lambda: [call() for _ in range(count)]) as captured:
+        return statistics.median(graphs.replay_times_ms(captured, REPLAYS)) / count * 1e3
+
+
+def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
+    """Time one layer with every algorithm that takes it."""
+    engine = swap.engine()
+    x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, device=device)
+    weight = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, device=device)
+    options = layer.stride, layer.padding, layer.dilation, layer.groups
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), None, *options)
+    times_us: dict[str, float] = {}
+    errors: dict[str, float] = {}
+    for name in (*OURS, *CUDNN):
+        if algorithms.why_not(algorithms.find(name), layer, "cuda"):
+            continue
+        engine.provider = "triton" if name in OURS else "cudnn"
+        try:
+            output = engine.convolve(x, weight, layer, name)
+        except cudnn.NotSupportedError:
+            continue
+        errors[name] = swap.relative_distance(output, expected) or 0.0
+        times_us[name] = call_us(functools.partial(engine.convolve, x, weight, layer, name))
+    engine.tuned.clear()
+    engine.release()  # which says what was chosen
+    chosen = {key.split()[0]: text for key, text in engine.tuned.items()}
+    arithmetic_us = roofline.flops(layer) / gpu.fp32_tflops / 1e6
+    return Timed(
+        layer, arithmetic_us, roofline.minimum_bytes(layer) / gpu.bandwidth_gbps / 1e3, times_us, errors, chosen
+    )
+
+
+def title(layer: Layer) -> str:
+    """Return a layer in short: "64-128 3x3/2 56"."""
+    kernel, stride = "x".join(map(str, layer.kernel)), layer.stride[0]
+    options = (f"/{stride}" if stride > 1 else "", f" g{layer.groups}" if layer.groups > 1 else "")
+    return f"{layer.in_channels}-{layer.out_channels} {kernel}{options[0]} {layer.in_height}{options[1]}"
+
+
+def line(found: Timed) -> tuple[str, ...]:
+    """Return one row of the table; times in µs, then how often ours take the floor's time."""
+    floor = f"{found.floor_us:.1f}{'a' if found.arithmetic_us >= found.memory_us else 'm'}"
+    times = [f"{found.times_us[name]:.1f}" if name in found.times_us else "-" for name in (*OURS, *CUDNN)]
+    ratios = [f"{found.times_us[name] / found.floor_us:.1f}" if name in found.times_us else "-" for name in OURS]
+    return (title(found.layer), floor, *times, *ratios, "; ".join(text.split(";")[0] for text in found.chosen.values()))
+
+
+def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
+    """Return the sentences on the goals: geometric means of ratios of times, and the layers that miss."""
+    lines = []
+    for ours, theirs in (("direct", "implicit gemm"), ("direct", "gemm"), ("winograd", "winograd nonfused")):
+        pairs = [(found, found.times_us[ours] / found.times_us[theirs]) for found in every
+                 if {ours, theirs} <= found.times_us.keys()]  # fmt: skip
+        if not pairs:
+            continue
+        mean = math.exp(statistics.fmean(math.log(ratio) for _, ratio in pairs))
+        slower = sorted(((ratio, title(found.layer)) for found, ratio in pairs if ratio > 1), reverse=True)
+        worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in slower[:8])
+        head = f"batch {batch_size}: {ours} takes {mean:.3f} of the time of {theirs} (geometric mean of {len(pairs)})"
+        lines.append(f"{head}; slower in {len(slower)}{': ' + worst if worst else ''}")
+    for ours in OURS:
+        ratios = [found.times_us[ours] / found.floor_us for found in every if ours in found.times_us]
+        worst_error = max((found.errors[ours] for found in every if ours in found.errors), default=0.0)
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            lines.append(
+                f"batch {batch_size}: {ours} takes {mean:.2f} times the floor; largest error {worst_error:.1e}"
+            )
+    return lines
+
+
+def record(found: Timed) -> dict[str, object]:
+    """Return one row of the CSV."""
+    floors = {"arithmetic_us": found.arithmetic_us, "memory_us": found.memory_us}
+    times = {f"{name.replace(' ', '_')}_us": found.times_us.get(name) for name in (*OURS, *CUDNN)}
+    errors = {f"{name}_error": found.errors.get(name) for name in OURS}
+    chosen = {f"{name}_blocks": found.chosen.get(name) for name in OURS}
+    return {"layer": title(found.layer), "batch_size": found.layer.batch, **floors, **times, **errors, **chosen}
+
+
+def main() -> int:
+    """Print the tables."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--models", nargs="+", default=("vgg16", "resnet50", "densenet121"))
+    options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32))
+    options.add_argument("--size", type=int, default=224)
+    options.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th layer")
+    options.add_argument("--csv", type=Path)
+    chosen = options.parse_args()
+    device = request.find_device("cuda")
+    name = torch.cuda.get_device_name(device)
+    gpu = gpus.identify(name)
+    if gpu is None:
+        print(f"{name} has no peaks in convscope/gpus.py: no floors to compare with", file=sys.stderr)
+        return 2
+    print(f"{name}, torch {torch.__version__}, cuDNN {cudnn.version()}, fp32 (FMA), {chosen.size} px, us; floor: "
+          f"{gpu.fp32_tflops:g} TFLOP/s (a), {gpu.bandwidth_gbps:g} GB/s (m)")  # fmt: skip
+    records: list[dict[str, object]] = []
+    for batch_size in chosen.batch_sizes:
+        with torch.inference_mode(), swap.math("fp32"):
+            layers = distinct(chosen.models, chosen.size, batch_size)[:: chosen.every]
+            every = [measure(layer, device, gpu) for layer in layers]
+        header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",
+                  "winograd/floor", "blocks")  # fmt: skip
+        print(table(header, [line(found) for found in every]))
+        print("\n".join(summary(every, batch_size)), flush=True)
+        records += [record(found) for found in every]
+    if chosen.csv:
+        pd.DataFrame(records).to_csv(chosen.csv, index=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

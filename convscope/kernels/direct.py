@@ -1,0 +1,260 @@
+"""Direct 2-D convolution: multiply and add as the definition says, on the FMA units, no im2col in memory.
+
+Each output is a sum over input channels and the taps (r, s) of the kernel,
+
+    y[n, k, i, j] = bias[k] + Σ_c Σ_r Σ_s w[k, c, r, s] · x[n, c, i·stride + r·dilation - padding, …]
+
+One program computes a block of BLOCK_K filters × BLOCK_P output pixels (of all images, numbered one after another) and
+keeps it in registers; it walks through taps and channels, BLOCK_C channels a step:
+
+    acc[BLOCK_K, BLOCK_P] = 0
+    for each tap (r, s):
+        for a block of channels:
+            X = x[channels, the pixel that tap (r, s) sees from each output pixel]     from memory, 0 outside the image
+            W = w[filters, channels, r, s]
+            acc += W · X                                       BLOCK_K · BLOCK_P · BLOCK_C fused multiply-adds
+    y[filters, pixels] = acc + bias
+
+The input is read where it lies, nine times for a 3×3 kernel, of which the caches serve eight. `tl.dot` with
+`input_precision="ieee"` on float32 is a loop of FMA instructions: no matrix unit, no TF32 (a test reads the machine
+code). Three variants, told apart by `Blocks.variant`:
+
+    taps      as above; channels a multiple of 16
+    gathered  a step takes 16 of all channels × taps, whatever their number (first layers have 3 channels): each row of
+              X then has a tap of its own, and its address is worked out row by row
+    thin      groups of few filters (depthwise): no product of matrices, a program does one filter × BLOCK_P pixels
+
+The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads whole lines of them.
+With few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several,
+each writes a partial sum, and `sums` adds them in a fixed order, so that results are the same every time.
+
+Cost of N × C × H × W to K channels with R × S taps and G groups, P output pixels an image:
+    operations   2 N K P (C / G) R S
+    bytes        4 (N C H W + K (C / G) R S + N K P) at least; each program reads its X and W anew, from the L2 cache:
+                 4 (C / G) R S N P K (1 / BLOCK_K + 1 / BLOCK_P); each split writes and reads 4 N K P more
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from convscope.cudnn import Convolution
+from convscope.kernels.blocks import Blocks, Cut, ranked, splits_for
+
+TRIED = 10  # block shapes that are timed for a shape
+PITCH = 128  # the packed filters' rows are padded to a multiple of this, so that no load of them needs a mask
+_TAPS_MOST = 32  # in one direction: a bit each in an integer
+_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
+
+_SHAPES = (  # filters, pixels, channels, warps, stages, programs resident on a multiprocessor, efficiency
+    (128, 64, 16, 4, 3, 2, 0.80),
+    (64, 128, 16, 4, 3, 2, 0.76),
+    (64, 32, 32, 2, 3, 7, 0.74),
+    (32, 64, 32, 2, 3, 7, 0.70),
+    (64, 64, 16, 4, 3, 4, 0.70),
+    (64, 64, 16, 2, 3, 5, 0.70),
+    (32, 128, 16, 4, 3, 4, 0.68),
+    (32, 64, 16, 4, 3, 5, 0.60),
+    (32, 64, 32, 4, 3, 5, 0.60),
+    (32, 32, 32, 4, 3, 8, 0.50),
+)
+_THIN_SHAPES = ((128, 4), (256, 4), (512, 4), (1024, 8))  # pixels, warps
+
+# One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
+_THIN_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h"]
+_THIN_SIZES += ["stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups"]
+_SIZES = [*_THIN_SIZES, "kernel_w", "pixels", "share"]
+
+
+@triton.jit
+def _inside(start, count, step, limit):
+    """Return a bit for each of `count` positions start, start + step, … that is one of 0 … limit - 1."""
+    bits = start * 0
+    for i in range(count):
+        at = start + i * step
+        bits |= ((at >= 0) & (at < limit)).to(tl.int32) << i
+    return bits
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def direct_conv2d(
+    x, w, bias, y,
+    channels, kernels, in_h, in_w, out_h, out_w, pixels,
+    kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups, w_rows_pitch, w_pitch, share,
+    BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, GATHERED: tl.constexpr,
+    POINTWISE: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do one block of filters × pixels; program ids are (block, group, split).
+
+    `channels` and `kernels` are those of a group; a split does `share` steps of BLOCK_C. VECTOR divides the pixels of
+    an image. POINTWISE: 1×1, stride 1, no padding, so that input and output pixels are the same.
+    """
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k = (tl.program_id(0) % k_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
+    p = (tl.program_id(0) // k_blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
+    c = tl.arange(0, BLOCK_C)
+    wanted = (p // VECTOR) < (pixels // VECTOR)
+    p = p % pixels  # the last block goes on at the first pixel, and does not store it
+    image, at = p // (out_h * out_w), p % (out_h * out_w)
+    if LONG:
+        image = image.to(tl.int64)
+    plane = in_h * in_w
+    image_start = (image * groups + group) * channels * plane
+    row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
+    taps = kernel_h * kernel_w
+    first, last = split * share, min((split + 1) * share, tl.cdiv(taps * channels, BLOCK_C))
+    filters = w + (group * w_rows_pitch + first * BLOCK_C + c)[:, None] * w_pitch + k[None, :]
+    acc = tl.zeros((BLOCK_K, BLOCK_P), tl.float32)
+    if POINTWISE:
+        seen = (first * BLOCK_C + c)[:, None] * plane + (image_start + at)[None, :]
+        seen = x + tl.max_contiguous(tl.multiple_of(seen, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+        for _ in range(first, last):
+            acc = tl.dot(tl.trans(tl.load(filters)), tl.load(seen), acc, input_precision="ieee")
+            filters += BLOCK_C * w_pitch
+            seen += BLOCK_C * plane
+    elif not GATHERED:
+        # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
+        seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
+        seen = tl.max_contiguous(seen, (1, 2))
+        rows, cols = _inside(row, kernel_h, dil_h, in_h), _inside(col, kernel_w, dil_w, in_w)
+        done = first * BLOCK_C
+        r, s, start = done // channels // kernel_w, done // channels % kernel_w, done % channels
+        for _ in range(first, last):
+            there = ((rows >> r) & (cols >> s) & 1) != 0
+            tap = x + (start * plane + r * dil_h * in_w + s * dil_w)
+            pixel_values = tl.load(tap + seen, mask=there[None, :], other=0.0)
+            acc = tl.dot(tl.trans(tl.load(filters)), pixel_values, acc, input_precision="ieee")
+            filters += BLOCK_C * w_pitch
+            start += BLOCK_C
+            s = tl.where(start == channels, s + 1, s)
+            start = tl.where(start == channels, 0, start)
+            r = tl.where(s == kernel_w, r + 1, r)
+            s = tl.where(s == kernel_w, 0, s)
+    else:
+        seen = image_start + row * in_w + col
+        for step in range(first, last):
+            q = step * BLOCK_C + c
+            r, s = q % taps // kernel_w * dil_h, q % taps % kernel_w * dil_w
+            h, v = row[None, :] + r[:, None], col[None, :] + s[:, None]
+            there = (q < taps * channels)[:, None] & (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
+            offsets = (q // taps * plane + r * in_w + s)[:, None] + seen[None, :]
+            pixel_values = tl.load(x + tl.max_contiguous(offsets, (1, 2)), mask=there, other=0.0)
+            acc = tl.dot(tl.trans(tl.load(filters)), pixel_values, acc, input_precision="ieee")
+            filters += BLOCK_C * w_pitch
+    acc += tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0)[:, None]
+    y += split.to(tl.int64) * pixels * kernels * groups
+    place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+    place = place * (out_h * out_w) + at[None, :]
+    place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+    tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
+
+
+@triton.jit(do_not_specialize=_THIN_SIZES)
+def direct_conv2d_thin(
+    x, w, bias, y,
+    channels, kernels, in_h, in_w, out_h, out_w,
+    kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups,
+    KERNEL_W: tl.constexpr, BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """Do one filter × BLOCK_P pixels of one image; program ids are (block of pixels, filter, image)."""
+    at = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    filter_at, image = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
+    x += (image * groups + filter_at // kernels) * channels * in_h * in_w
+    w += filter_at * channels * kernel_h * KERNEL_W
+    acc = tl.zeros((BLOCK_P,), tl.float32) + tl.load(bias + filter_at)
+    for step in range(channels * kernel_h):
+        h = row + step % kernel_h * dil_h
+        line = x + (step // kernel_h * in_h + h) * in_w + col
+        for s in tl.static_range(KERNEL_W):
+            v = col + s * dil_w
+            there = (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
+            acc += tl.load(w + step * KERNEL_W + s) * tl.load(line + s * dil_w, mask=there, other=0.0)
+    tl.store(y + (image * groups * kernels + filter_at) * out_h * out_w + at, acc, mask=at < out_h * out_w)
+
+
+def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks]:
+    """Return the block shapes worth timing, the likeliest first."""
+    filters, channels = shape.weight[0] // shape.groups, shape.weight[1]
+    taps, pixels = shape.weight[2] * shape.weight[3], output[0] * output[2] * output[3]
+    if filters < 16 and shape.groups > 1:
+        return [Blocks("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
+    cuts = []
+    for block_k, block_p, block_c, warps, stages, resident, efficiency in _SHAPES:
+        gathered = channels % block_c != 0 or max(shape.weight[2:]) > _TAPS_MOST
+        if gathered and channels % 16 == 0 and max(shape.weight[2:]) <= _TAPS_MOST:
+            continue  # smaller steps of this shape need no gathering
+        programs = -(-filters // block_k) * -(-pixels // block_p) * shape.groups
+        steps = -(-channels * taps // block_c)
+        for splits in splits_for(programs, steps, multiprocessors, 4):
+            blocks = Blocks("gathered" if gathered else "taps", block_k, block_p, block_c, warps, stages, splits)
+            cuts.append(Cut(blocks, programs, steps, block_k * block_p * block_c, resident, efficiency))
+    return ranked(cuts, multiprocessors, 4 * filters * shape.groups * pixels, TRIED)
+
+
+def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
+    """Lay the filters K × C/G × R × S out as the variant reads them: [G, rows, filters], rows and filters padded."""
+    if blocks.variant == "thin":
+        return weight.contiguous()
+    grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, R, S
+    order = (0, 3, 4, 2, 1) if blocks.variant == "taps" else (0, 2, 3, 4, 1)
+    rows = grouped.permute(order).flatten(1, 3)
+    missing = -rows.shape[1] % blocks.channels, -rows.shape[2] % PITCH
+    return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
+
+
+def launch(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks
+) -> None:
+    """Convolve x (N × C × H × W) with packed filters on the current stream.
+
+    Args:
+        bias: of each filter; where the reduction is split it is added in each split.
+        y: splits × N × K × P × Q, each split's partial sum.
+    """
+    *_, filters, out_h, out_w = y.shape
+    images, in_channels, in_h, in_w = x.shape
+    groups, kernels, channels = shape.groups, filters // shape.groups, in_channels // shape.groups
+    sizes = channels, kernels, in_h, in_w, out_h, out_w
+    options = *shape.stride, *shape.padding, *shape.dilation, groups
+    if blocks.variant == "thin":
+        grid = (triton.cdiv(out_h * out_w, blocks.points), filters, images)
+        kernel_w = shape.weight[3]
+        direct_conv2d_thin[grid](
+            x, packed, bias, y, *sizes, shape.weight[2], *options,
+            KERNEL_W=kernel_w, BLOCK_P=blocks.points, num_warps=blocks.warps, num_stages=blocks.stages,
+        )  # fmt: skip
+        return
+    pixels, pointwise = images * out_h * out_w, is_pointwise(shape)
+    steps = triton.cdiv(channels * shape.weight[2] * shape.weight[3], blocks.channels)
+    grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(pixels, blocks.points), groups, blocks.splits)
+    direct_conv2d[grid](
+        x, packed, bias, y, *sizes, pixels, shape.weight[2], shape.weight[3], *options,
+        packed.shape[1], packed.shape[2], triton.cdiv(steps, blocks.splits),
+        BLOCK_K=blocks.filters, BLOCK_P=blocks.points, BLOCK_C=blocks.channels, GATHERED=blocks.variant == "gathered",
+        POINTWISE=pointwise and blocks.variant == "taps", VECTOR=1 if out_h * out_w % 4 else 4,
+        LONG=max(x.numel(), y[0].numel()) >= _LONG_ELEMENTS, num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+def is_pointwise(shape: Convolution) -> bool:
+    """Tell whether input and output pixels are the same: 1×1, stride 1, no padding."""
+    return shape.weight[2:] == (1, 1) and shape.stride == (1, 1) and shape.padding == (0, 0)
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: Convolution) -> torch.Tensor:
+    """Return the convolution by its definition, tap by tap, in the tensors' own type: slow, and plain to see."""
+    (pad_h, pad_w), (stride_h, stride_w), (dil_h, dil_w) = shape.padding, shape.stride, shape.dilation
+    padded = torch.nn.functional.pad(x, (pad_w, pad_w, pad_h, pad_h)).unflatten(1, (shape.groups, -1))
+    filters = weight.unflatten(0, (shape.groups, -1))
+    out_h = (padded.shape[3] - dil_h * (weight.shape[2] - 1) - 1) // stride_h + 1
+    out_w = (padded.shape[4] - dil_w * (weight.shape[3] - 1) - 1) // stride_w + 1
+    y = x.new_zeros(x.shape[0], weight.shape[0], out_h, out_w)
+    for r in range(weight.shape[2]):
+        for s in range(weight.shape[3]):
+            seen = padded[..., r * dil_h :: stride_h, s * dil_w :: stride_w][..., :out_h, :out_w]
+            y += torch.einsum("gkc,ngcij->ngkij", filters[..., r, s], seen).flatten(1, 2)
+    return y if bias is None else y + bias.view(1, -1, 1, 1)

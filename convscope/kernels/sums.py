@@ -1,0 +1,36 @@
+"""Adds up the partial results of a split reduction, always in the same order, and the bias.
+
+    y[i] = bias[filter of i] + part[0, i] + part[1, i] + …
+
+A program does BLOCK elements. It moves (splits + 1) · 4 bytes an element, mostly to and from the L2 cache, for
+`splits` additions: what it costs is its launch and those bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_BLOCK = 512
+
+
+@triton.jit(do_not_specialize=["plane", "filters", "splits"])
+def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
+    """Do BLOCK elements; `plane` are the pixels of an output image."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    wanted = at < elements
+    total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0)
+    part = parts + at
+    for _ in range(splits):
+        total += tl.load(part, mask=wanted, other=0.0)
+        part += elements
+    tl.store(y + at, total, mask=wanted)
+
+
+def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> None:
+    """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y."""
+    elements, plane = y.numel(), y.shape[2] * y.shape[3]
+    sum_splits[(triton.cdiv(elements, _BLOCK),)](
+        parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK
+    )

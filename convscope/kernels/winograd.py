@@ -1,0 +1,284 @@
+"""Fused Winograd convolution, F(2×2, 3×3) and F(4×4, 3×3): transforms, products and inverse transform in one kernel.
+
+A 3×3 convolution with stride 1 gives m × m neighbouring outputs from (m + 2) × (m + 2) inputs. Winograd's minimal
+filtering computes them with (m + 2)² multiplications for a channel instead of 9 m²: 16 for 36 with m = 2, 36 for 144
+with m = 4 (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015):
+
+    Y = Aᵀ [ Σ_c (G w Gᵀ) ⊙ (Bᵀ d B) ] A        d: input tile, w: filter, Y: output tile
+
+The filters' transform U = G w Gᵀ depends on no input: it is computed once and kept (`pack`). Everything else happens
+here, on the chip. For each of the (m + 2)² points of the transformed domain the sum over channels is a matrix product,
+filters × channels times channels × tiles; one program does a block of filters and a block of tiles, all points:
+
+    M[points, BLOCK_K, BLOCK_T] = 0
+    for a block of channels:
+        d = the (m + 2)² inputs of each of BLOCK_T tiles, from memory (0 outside the image)
+        V = Bᵀ d B                                         additions in registers
+        M += U[points, BLOCK_K, channels] · V[points, channels, BLOCK_T]       one product for each point
+    Y = Aᵀ M A + bias, to memory
+
+With few tiles (small images, batch 1) there are too few programs to fill a card. Then the channels are split between
+several; each writes its own partial Y (the inverse transform is linear) and `sums` adds them up in a fixed order.
+
+Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m⌉:
+    operations   2 (m + 2)² C K T for the products, against 2 · 9 C K N H W of the definition: 2.25 and 4 times fewer;
+                 about 32 (m = 2) or 156 (m = 4) additions for each tile and channel, repeated for every block of
+                 BLOCK_K filters, because the transformed input never goes to memory
+    bytes        4 (C N H W + (m + 2)² C K + K N H W) at least: the filters grow 1.8 or 4 times
+Accuracy: the products are float32 (or TF32 where permitted) and summed in float32. The transforms of m = 4 have
+coefficients up to 8, so that its error is about ten times that of m = 2.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from convscope.cudnn import Convolution
+from convscope.kernels.blocks import Blocks, Cut, ranked, splits_for
+
+TRIED = 10  # block shapes that are timed for a shape
+K_PITCH, C_PITCH = 64, 16  # what `pack` rounds filters and channels up to, so that no load of U needs a mask
+_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
+_CHANNELS = 16  # of a step: the least that a product takes
+
+_SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multiprocessor, efficiency
+    (2, 64, 32, 16, 1, 1, 0.60),
+    (2, 32, 32, 16, 1, 1, 0.50),
+    (2, 32, 16, 8, 1, 2, 0.50),
+    (4, 32, 16, 8, 1, 1, 0.50),
+    (4, 16, 32, 8, 1, 1, 0.40),
+    (4, 16, 16, 8, 1, 1, 0.40),
+)
+_TRANSFORM_COST = {2: 110, 4: 330}  # of one tile and channel, in instructions
+
+# One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
+_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "tiles_h", "tiles_w", "tiles"]
+_SIZES += ["pad_h", "pad_w", "groups", "c_share"]
+
+_G = {
+    2: ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
+    4: (
+        (1 / 4, 0, 0),
+        (-1 / 6, -1 / 6, -1 / 6),
+        (-1 / 6, 1 / 6, -1 / 6),
+        (1 / 24, 1 / 12, 1 / 6),
+        (1 / 24, -1 / 12, 1 / 6),
+        (0, 0, 1),
+    ),
+}
+
+
+@triton.jit
+def _bt(d, at: tl.constexpr, step: tl.constexpr, TILE: tl.constexpr):
+    """Multiply a row or column of an input tile (elements `at`, `at + step`, …) by Bᵀ."""
+    a, b, c, e = d[at], d[at + step], d[at + 2 * step], d[at + 3 * step]
+    if TILE == 2:
+        return a - c, b + c, c - b, b - e
+    else:
+        f, g = d[at + 4 * step], d[at + 5 * step]
+        p, q = f - 4 * c, e - 4 * b
+        r, s = f - c, 2 * (e - b)
+        return 4 * a - 5 * c + f, p + q, p - q, r + s, r - s, 4 * b - 5 * e + g
+
+
+@triton.jit
+def _at(m, at: tl.constexpr, step: tl.constexpr, TILE: tl.constexpr):
+    """Multiply a row or column of transformed outputs by Aᵀ."""
+    a, b, c, e = m[at], m[at + step], m[at + 2 * step], m[at + 3 * step]
+    if TILE == 2:
+        return a + b + c, b - c - e
+    else:
+        f, g = m[at + 4 * step], m[at + 5 * step]
+        p, q, r, s = b + c, b - c, e + f, e - f
+        return a + p + r, q + 2 * s, p + 4 * r, q + 8 * s + g
+
+
+@triton.jit
+def _stack(v, at: tl.constexpr, step: tl.constexpr, count: tl.constexpr):
+    """Join `count` (a power of two) blocks of a tuple along a new last axis of axes of two, least significant last."""
+    if count == 2:
+        return tl.join(v[at], v[at + step])
+    else:
+        return tl.join(_stack(v, at, 2 * step, count // 2), _stack(v, at + step, 2 * step, count // 2))
+
+
+@triton.jit
+def _unstack(m, count: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr):
+    """Split BLOCK_K × BLOCK_T × count into a tuple of `count` blocks, the inverse of `_stack`."""
+    if count == 1:
+        return (tl.reshape(m, (BLOCK_K, BLOCK_T)),)
+    else:
+        even, odd = tl.split(tl.reshape(m, (BLOCK_K, BLOCK_T, count // 2, 2)))
+        evens = _unstack(even, count // 2, BLOCK_K, BLOCK_T)
+        odds = _unstack(odd, count // 2, BLOCK_K, BLOCK_T)
+        found = ()
+        for i in tl.static_range(count // 2):
+            found = found + (evens[i], odds[i])
+        return found
+
+
+@triton.jit
+def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION: tl.constexpr):
+    """Add U · V of `count` points from `at` on to sums[points, BLOCK_K, BLOCK_T]; `filters` are their addresses."""
+    BLOCK_C: tl.constexpr = v[0].shape[0]
+    BLOCK_T: tl.constexpr = v[0].shape[1]
+    stacked = tl.permute(tl.reshape(_stack(v, at, 1, count), (BLOCK_C, BLOCK_T, count)), (2, 0, 1))
+    return tl.dot(tl.permute(tl.load(filters), (0, 2, 1)), stacked, sums, input_precision=PRECISION)
+
+
+@triton.jit
+def _fits(start, EXTENT: tl.constexpr, limit):
+    """Return a bit for each of EXTENT positions from `start` that lies inside 0 … limit."""
+    bits = start * 0
+    for i in tl.static_range(EXTENT):
+        bits |= ((start + i >= 0) & (start + i < limit)).to(tl.int32) << i
+    return bits
+
+
+def _name(specialization):
+    # In the kernel's name, because that is all that a profiler sees of the products' precision.
+    return "winograd_conv2d_tf32" if specialization.constants.get("PRECISION") == "tf32" else "winograd_conv2d"
+
+
+@triton.jit(do_not_specialize=_SIZES, repr=_name)
+def winograd_conv2d(
+    x, u, bias, y,
+    channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
+    pad_h, pad_w, groups, k_pitch, c_pitch, c_share,
+    TILE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    LONG: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Do one block of filters × tiles of a group; program ids are (block, group, split)."""
+    SIDE: tl.constexpr = TILE + 2
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k = (tl.program_id(0) % k_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
+    t = (tl.program_id(0) // k_blocks) * BLOCK_T + tl.arange(0, BLOCK_T)
+    c = tl.arange(0, BLOCK_C)
+    inside = t < tiles
+    t = t % tiles
+    image = t // (tiles_h * tiles_w)
+    if LONG:
+        image = image.to(tl.int64)
+    top, left = (t // tiles_w) % tiles_h * TILE, t % tiles_w * TILE
+    rows = _fits(top - pad_h, SIDE, in_h)[None, :]
+    cols = _fits(left - pad_w, SIDE, in_w)[None, :]
+    plane = in_h * in_w
+    corner = (image * groups + group) * channels * plane + (top - pad_h) * in_w + left - pad_w
+    first, last = split * c_share, min((split + 1) * c_share, channels)
+    # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it believes elements to adjoin.
+    offsets = tl.max_contiguous((first + c)[:, None] * plane + corner[None, :], (1, 2))
+    # Blocks are powers of two: the 36 points of m = 4 are 16 + 16 + 4.
+    of_block = (group * (SIDE * SIDE) * c_pitch + first + c)[None, :, None] * k_pitch + k[None, None, :]
+    filters = u + of_block + tl.arange(0, 16)[:, None, None] * (c_pitch * k_pitch)
+    last_filters = u + of_block + (32 + tl.arange(0, 4))[:, None, None] * (c_pitch * k_pitch)
+    sums = tl.zeros((16, BLOCK_K, BLOCK_T), tl.float32)
+    if TILE == 4:
+        more_sums = tl.zeros((16, BLOCK_K, BLOCK_T), tl.float32)
+        last_sums = tl.zeros((4, BLOCK_K, BLOCK_T), tl.float32)
+    for start in range(first, last, BLOCK_C):
+        d = ()
+        for i in tl.static_range(SIDE):
+            for j in tl.static_range(SIDE):
+                there = (((rows >> i) & (cols >> j) & 1) != 0) & (start + c < channels)[:, None]
+                d = d + (tl.load(x + (i * in_w + j) + offsets, mask=there, other=0.0),)
+        half = ()
+        for j in tl.static_range(SIDE):
+            half = half + _bt(d, j, SIDE, TILE)
+        v = ()
+        for i in tl.static_range(SIDE):
+            v = v + _bt(half, i, SIDE, TILE)
+        sums = _product(filters, v, 0, 16, sums, PRECISION)
+        if TILE == 4:
+            more_sums = _product(filters + 16 * c_pitch * k_pitch, v, 16, 16, more_sums, PRECISION)
+            last_sums = _product(last_filters, v, 32, 4, last_sums, PRECISION)
+            last_filters += BLOCK_C * k_pitch
+        filters += BLOCK_C * k_pitch
+        offsets += BLOCK_C * plane
+    m = _unstack(tl.permute(sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
+    if TILE == 4:
+        m = m + _unstack(tl.permute(more_sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
+        m = m + _unstack(tl.permute(last_sums, (1, 2, 0)), 4, BLOCK_K, BLOCK_T)
+    half = ()
+    for j in tl.static_range(SIDE):
+        half = half + _at(m, j, SIDE, TILE)
+    added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0)[:, None]
+    y += split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
+    place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+    place = place * (out_h * out_w) + (top * out_w + left)[None, :]
+    wanted = (k < kernels)[:, None] & inside[None, :]
+    for i in tl.static_range(TILE):
+        row = _at(half, i, TILE, TILE)
+        for j in tl.static_range(TILE):
+            there = wanted & ((top + i < out_h) & (left + j < out_w))[None, :]
+            tl.store(y + place + (i * out_w + j), row[j] + added, mask=there)
+
+
+def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks]:
+    """Return the block shapes worth timing, the likeliest first. TF32 leaves no digits for m = 4."""
+    filters, steps = shape.weight[0] // shape.groups, -(-shape.weight[1] // _CHANNELS)
+    cuts = []
+    for tile, block_k, block_t, warps, stages, resident, efficiency in _SHAPES:
+        if tile == 4 and shape.math == "tf32":
+            continue
+        tiles = output[0] * -(-output[2] // tile) * -(-output[3] // tile)
+        programs = -(-filters // block_k) * -(-tiles // block_t) * shape.groups
+        work = _CHANNELS * block_t * ((tile + 2) ** 2 * block_k + _TRANSFORM_COST[tile])
+        for splits in splits_for(programs, steps, multiprocessors, 1):
+            blocks = Blocks(f"F{tile}", block_k, block_t, _CHANNELS, warps, stages, splits)
+            cuts.append(Cut(blocks, programs, steps, work, resident, efficiency))
+    elements = output[0] * output[1] * output[2] * output[3]
+    return ranked(cuts, multiprocessors, 4 * elements, TRIED)
+
+
+def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
+    """Transform the filters K × C/G × 3 × 3 to U = G w Gᵀ, laid out as [G · points, C/G, K/G], the last two padded.
+
+    In float64: it is done once, and every product has its rounding in it.
+    """
+    g = torch.tensor(_G[_tile(blocks)], dtype=torch.float64, device=weight.device)
+    grouped = weight.double().unflatten(0, (shape.groups, -1))
+    transformed = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).float().flatten(0, 2)
+    missing = -transformed.shape[1] % C_PITCH, -transformed.shape[2] % K_PITCH
+    return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
+
+
+def _tile(blocks: Blocks) -> int:
+    return int(blocks.variant.removeprefix("F"))
+
+
+def launch(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks
+) -> None:
+    """Convolve x (N × C × H × W) with packed filters on the current stream; arguments as those of `direct.launch`."""
+    *_, filters, out_h, out_w = y.shape
+    images, in_channels, in_h, in_w = x.shape
+    tile, groups, kernels, channels = _tile(blocks), shape.groups, filters // shape.groups, shape.weight[1]
+    tiles_h, tiles_w = triton.cdiv(out_h, tile), triton.cdiv(out_w, tile)
+    tiles = images * tiles_h * tiles_w
+    share = triton.cdiv(triton.cdiv(channels, blocks.channels), blocks.splits) * blocks.channels
+    grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(tiles, blocks.points), groups, blocks.splits)
+    winograd_conv2d[grid](
+        x, packed, bias, y, channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
+        *shape.padding, groups, packed.shape[2], packed.shape[1], share,
+        TILE=tile, BLOCK_K=blocks.filters, BLOCK_T=blocks.points, BLOCK_C=blocks.channels,
+        LONG=max(in_channels * in_h * in_w * images, y[0].numel()) >= _LONG_ELEMENTS,
+        PRECISION="tf32" if shape.math == "tf32" else "ieee", num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: Convolution) -> torch.Tensor:
+    """Return F(2×2, 3×3) step by step, for one group, in the tensors' own type: slow, and plain to see."""
+    g = torch.tensor(_G[2], dtype=x.dtype)
+    b = torch.tensor(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), dtype=x.dtype)
+    a = torch.tensor(((1, 1, 1, 0), (0, 1, -1, -1)), dtype=x.dtype)
+    pad_h, pad_w = shape.padding
+    out_h, out_w = x.shape[2] + 2 * pad_h - 2, x.shape[3] + 2 * pad_w - 2
+    padded = torch.nn.functional.pad(x, (pad_w, pad_w + out_w % 2, pad_h, pad_h + out_h % 2))
+    d = padded.unfold(2, 4, 2).unfold(3, 4, 2)  # N, C, tiles down, tiles across, 4, 4
+    v, u = b @ d @ b.T, g @ weight @ g.T
+    y = a @ torch.einsum("kcij,nctuij->nktuij", u, v) @ a.T
+    y = y.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)[..., :out_h, :out_w]
+    return y if bias is None else y + bias.view(1, -1, 1, 1)

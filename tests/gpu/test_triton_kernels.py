@@ -1,0 +1,233 @@
+"""The Triton kernels on a GPU: right on random shapes, on FMA units, in graphs, on the current stream, remembered."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from unittest import mock
+
+import pytest
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convscope import graphs, swap
+from convscope.cudnn import Convolution
+from convscope.kernels import direct, tuning, winograd
+from convscope.kernels.blocks import Blocks
+from convscope.kernels.plan import KERNELS, Plan, output_shape
+
+DEVICE = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _inference():
+    with torch.inference_mode(), swap.math("fp32"):
+        yield
+    swap.engine().release()
+
+
+@st.composite
+def shapes(draw: st.DrawFn, winograd_only: bool = False, math: str = "fp32") -> Convolution:
+    """Draw convolutions of all kinds: a kernel fits into its padded input, each direction has options of its own."""
+
+    def pair(low: int, high: int) -> tuple[int, int]:
+        return draw(st.integers(low, high)), draw(st.integers(low, high))
+
+    kernel = (3, 3) if winograd_only else pair(1, draw(st.sampled_from((1, 3, 7, 11))))
+    stride, dilation = ((1, 1), (1, 1)) if winograd_only else (pair(1, 3), pair(1, 3))
+    groups = draw(st.sampled_from((1, 1, 1, 2, 3, 8)))
+    channels = draw(st.sampled_from((1, 2, 3, 5, 16, 20, 32, 48, 64, 80)))
+    filters = draw(st.sampled_from((1, 2, 7, 16, 17, 32, 40, 64, 130)))
+    padding = pair(0, 5)
+    least = [d * (k - 1) + 1 - 2 * p for k, d, p in zip(kernel, dilation, padding, strict=True)]
+    size = tuple(max(1, low) + draw(st.integers(0, 30)) for low in least)
+    images = draw(st.sampled_from((1, 1, 2, 3, 5)))
+    return Convolution((images, channels * groups, *size), (filters * groups, channels, *kernel), padding, stride,
+                       dilation, groups, "float32", math)  # fmt: skip
+
+
+def tensors(shape: Convolution, scale: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    sizes = shape.input, shape.weight, shape.weight[:1]
+    x, weight, bias = (torch.randn(size, generator=generator, device=DEVICE) for size in sizes)
+    return x * scale, weight, bias * scale
+
+
+def exact(shape: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    options = shape.stride, shape.padding, shape.dilation, shape.groups
+    return torch.nn.functional.conv2d(x.double(), weight.double(), bias.double(), *options)
+
+
+def error(algorithm: str, shape: Convolution, blocks: Blocks, scale: float = 1.0) -> float:
+    """Return the relative error of a kernel whose output and partial sums hold NaN before it runs."""
+    x, weight, bias = tensors(shape, scale)
+    plan = Plan(algorithm, shape, DEVICE, blocks)
+    empty = torch.empty
+    with mock.patch.object(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan"))):
+        y = plan.run(x, weight, bias)
+    expected = exact(shape, x, weight, bias)
+    return float((y - expected).norm() / expected.norm())
+
+
+def candidates(algorithm: str, shape: Convolution) -> list[Blocks]:
+    return KERNELS[algorithm].candidates(shape, output_shape(shape), 132)
+
+
+@settings(max_examples=400)
+@given(shape=shapes(), choice=st.randoms(use_true_random=False))
+def test_direct_agrees_with_float64_on_random_shapes(shape: Convolution, choice):
+    assert error("direct", shape, choice.choice(candidates("direct", shape))) < 2e-6
+
+
+@settings(max_examples=300)
+@given(shape=shapes(winograd_only=True), choice=st.randoms(use_true_random=False))
+def test_winograd_agrees_with_float64_on_random_shapes(shape: Convolution, choice):
+    blocks = choice.choice(candidates("winograd", shape))
+    assert error("winograd", shape, blocks) < (2e-6 if blocks.variant == "F2" else 1e-5)
+
+
+@settings(max_examples=40)
+@given(shape=shapes(winograd_only=True, math="tf32"), choice=st.randoms(use_true_random=False))
+def test_winograd_on_the_matrix_unit_keeps_the_digits_of_tf32(shape: Convolution, choice):
+    assert error("winograd", shape, choice.choice(candidates("winograd", shape))) < 4e-3
+
+
+@settings(max_examples=30)
+@given(shape=shapes(winograd_only=True), scale=st.sampled_from((1e-18, 1e-6, 1e6, 1e18)))
+def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(shape: Convolution, scale: float):
+    blocks = candidates("winograd", shape)[0]
+    assert error("winograd", shape, blocks, scale) < (2e-6 if blocks.variant == "F2" else 1e-5)
+
+
+def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
+    shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
+    x, weight, bias = tensors(shape)
+    x += 100.0
+    expected = exact(shape, x, weight, bias)
+    found = {}
+    for variant in ("F2", "F4"):
+        blocks = next(blocks for blocks in candidates("winograd", shape) if blocks.variant == variant)
+        y = Plan("winograd", shape, DEVICE, blocks).run(x, weight, bias)
+        found[variant] = float((y - expected).abs().max() / expected.abs().max())
+    assert found["F2"] < 1e-6
+    assert found["F4"] < 1e-5
+
+
+@pytest.mark.parametrize("splits", [1, 4])
+@pytest.mark.parametrize(("algorithm", "variant"), [("direct", "taps"), ("winograd", "F2"), ("winograd", "F4")])
+def test_every_run_gives_the_same_bits(algorithm: str, variant: str, splits: int):
+    shape = Convolution((1, 256, 14, 14), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
+    blocks = next(found for found in candidates(algorithm, shape) if found.variant == variant)
+    plan = Plan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
+    x, weight, bias = tensors(shape)
+    first = plan.run(x, weight, bias)
+    assert all(torch.equal(plan.run(x, weight, bias), first) for _ in range(20))
+
+
+def machine_code(kernel: triton.JITFunction) -> str:
+    """Return the assembly of every binary of a kernel that this process has loaded."""
+    (binaries, *_) = kernel.device_caches[DEVICE.index]
+    assert binaries
+    return "".join(found.asm["ptx"] for found in binaries.values())
+
+
+def test_direct_multiplies_on_fma_units_alone_whatever_is_permitted():
+    shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "tf32")
+    with swap.math("tf32"):
+        for blocks in candidates("direct", shape):
+            assert error("direct", shape, blocks) < 2e-6
+    code = machine_code(direct.direct_conv2d)
+    assert "fma.rn.f32" in code
+    assert "mma" not in code
+
+
+def test_winograd_in_fp32_multiplies_on_fma_units():
+    shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
+    winograd.winograd_conv2d.device_caches.clear()
+    for blocks in candidates("winograd", shape):
+        error("winograd", shape, blocks)
+    code = machine_code(winograd.winograd_conv2d)
+    assert "fma.rn.f32" in code
+    assert "mma.sync" not in code
+
+
+def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.nn.Sequential]:
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(16, 32, 3, padding=1, **options).cuda()
+    model = torch.nn.Sequential(conv)
+    swap.Swap(model).apply({"0": algorithm})
+    return conv, model
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_a_swapped_layer_says_that_triton_ran_it(algorithm: str):
+    conv, model = swapped(algorithm)
+    given = torch.randn(2, 16, 20, 24, device=DEVICE)
+    with swap.provider("triton"):
+        output = model(given)
+        ran = swap.what_ran(model[0], output)
+    assert (ran.algorithm, ran.provider) == (algorithm, "triton")
+    assert swap.relative_error(conv, given, output) < 1e-5
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_a_captured_pass_computes_on_what_its_input_holds_at_replay(algorithm: str):
+    conv, model = swapped(algorithm)
+    given = torch.zeros(1, 16, 14, 14, device=DEVICE)
+    outputs: list[torch.Tensor] = []
+    with swap.provider("triton"), graphs.capture(lambda: outputs.append(model(given))) as captured:
+        given.normal_()
+        captured.replay()
+        torch.cuda.synchronize()
+        assert swap.relative_error(conv, given, outputs[-1]) < 1e-5
+
+
+def test_the_first_call_must_not_be_captured():
+    _, model = swapped("direct")
+    given = torch.zeros(1, 16, 15, 13, device=DEVICE)
+    with (
+        pytest.raises(RuntimeError, match="run the layer once before capturing it"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        model(given)
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_the_work_goes_to_the_current_stream(algorithm: str):
+    conv, model = swapped(algorithm)
+    given = torch.zeros(1, 16, 64, 64, device=DEVICE)
+    with swap.provider("triton"):
+        model(given)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50_000_000)
+            given.fill_(1.0)
+            output = model(given)
+        stream.synchronize()
+    assert swap.relative_error(conv, given, output) < 1e-5
+
+
+def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "choices.json"
+    monkeypatch.setattr(tuning, "cache_file", lambda name: path)
+    shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
+    x, weight, bias = tensors(shape)
+    first = Plan("direct", shape, DEVICE)
+    first.run(x, weight, bias)
+    assert first.key in json.loads(path.read_text())
+    monkeypatch.setattr(tuning, "_time_us", None)
+    second = Plan("direct", shape, DEVICE)
+    second.run(x, weight, bias)
+    assert second.blocks == first.blocks
+    assert second.tuned == first.tuned
+
+
+def test_an_image_of_more_than_two_to_the_31_elements_is_addressed_in_64_bits():
+    shape = Convolution((5, 16, 5200, 5200), (16, 16, 1, 1), (0, 0), (1, 1), (1, 1), 1, "float32", "fp32")
+    x, weight, bias = tensors(shape)
+    y = Plan("direct", shape, DEVICE, candidates("direct", shape)[0]).run(x, weight, bias)
+    expected = exact(shape, x[-1:, :, -8:], weight, bias)
+    assert float((y[-1:, :, -8:] - expected).norm() / expected.norm()) < 1e-6
