@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 
-from convscope.commandline import OneLineParser, one_line
+from convscope.commandline import OneLineParser, as_program, report
 from convscope.signals import GRACE_S, StopSignal
 
 STAGE_SIZES = {"test": 1, "quick": 10}
@@ -72,8 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
         ) as stop:  # before PyTorch loads: the signal may come at any time
             return _list(options) if asks_to_list else _profile(options, stop)
     except StopError as error:
-        print(f"run_profile.py: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return report("run_profile.py", error)
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -163,21 +161,5 @@ def _check_power(device_name: str) -> str:
     return f"{console.sensor_report(found)}\nsaved: {path}"
 
 
-def run() -> int:
-    """Run the command line as a program: a reader that has gone away (`| head`) is no error."""
-    from convscope.errors import DeviceFaultError
-
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    if code == DeviceFaultError.exit_code:  # taking down what lives on a lost device may hang, or abort
-        sys.stderr.flush()
-        os._exit(code)
-    return code
-
-
 if __name__ == "__main__":
-    sys.exit(run())
+    sys.exit(as_program(main))

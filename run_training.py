@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.commandline import OneLineParser, one_line
+from convscope.commandline import OneLineParser, as_program, report
 from convscope.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignal(name="run_training.py") as stop:
             return _train(options, stop)
     except StopError as error:
-        print(f"run_training.py: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return report("run_training.py", error)
 
 
 def _train(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -180,4 +179,4 @@ def _note(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_program(main))

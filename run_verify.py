@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from convscope import bench, choice, console, environment, models, request, support, verdict, verify
-from convscope.commandline import OneLineParser, one_line, table
+from convscope.commandline import OneLineParser, as_program, report, table
 from convscope.errors import InputError
 from convscope.records import Run, slug
 from profiler import CUDALayerTimer, PowerMonitor
@@ -57,8 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
         study = _support if options.support else _choice if options.choice else _verify
         return max(study(options, name) for name in names)
     except InputError as error:
-        print(f"run_verify.py: {one_line(error)}", file=sys.stderr)
-        return 2
+        return report("run_verify.py", error)
     except torch.OutOfMemoryError as error:
         cause = str(error).splitlines()[0]
         print(f"run_verify.py: {cause} Choose a smaller --batch-size or --input-size.", file=sys.stderr)
@@ -153,4 +152,4 @@ def _run(options: argparse.Namespace, model: str, algorithm: str) -> Run:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_program(main))

@@ -17,7 +17,7 @@ train() { # folder, then flags
 if (($("$python" -c 'import torch; print(torch.cuda.device_count())') < 2)); then
     baseline=(--model resnet18 resnet34 --epochs 5 --enable-pytorch-profiler --profile-memory)
     train digits "${baseline[@]}" --batch-size 32
-    train digits "${baseline[@]}" --batch-sizes 16,64,128,256
+    train digits "${baseline[@]}" --batch-size 32 --compile
     train bound --dataset synthetic --batch-size 1024 --max-steps 60 --math fp32 --enable-pytorch-profiler
     for algorithm in 'implicit precomp gemm' gemm; do
         train "${algorithm// /_}" --dataset synthetic --batch-size 32 --max-steps 110 --algorithm "$algorithm"
@@ -26,7 +26,7 @@ if (($("$python" -c 'import torch; print(torch.cuda.device_count())') < 2)); the
     train float32 --dataset synthetic --batch-sizes 32,256 --max-steps 110
     train no_energy --dataset synthetic --batch-sizes 32,256 --max-steps 110 --no-energy
     train imagenet --model resnet50 --stem imagenet --dataset synthetic --image-size 224 --batch-sizes 128,6144 --max-steps 60
-    train digits "${baseline[@]}" --batch-size 32 --compile
+    train digits "${baseline[@]}" --batch-sizes 16,64,128,256
 else
     scaling=(--dataset synthetic --max-steps 300 --batch-sizes "32,256,1024")
     CUDA_VISIBLE_DEVICES=0 train scaling "${scaling[@]}"

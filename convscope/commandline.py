@@ -1,10 +1,16 @@
-"""What the command lines share: bad arguments are one line and exit code 2, and tables are text in columns."""
+"""What the command lines share: errors are one line and an exit code, and tables are text in columns."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import os
+import sys
+from collections.abc import Callable, Sequence
 from typing import NoReturn
+
+from convscope.errors import DeviceFaultError, StopError
+
+_kept: list[DeviceFaultError] = []
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -13,6 +19,34 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""
         self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
+
+
+def report(program: str, error: StopError) -> int:
+    """Print an error on one line; return the exit code.
+
+    With the error of a lost GPU everything is kept that its traceback holds: taking down what lives there may abort.
+    """
+    print(f"{program}: {one_line(error)}", file=sys.stderr)
+    if isinstance(error, DeviceFaultError):
+        _kept.append(error)
+    return error.exit_code
+
+
+def as_program(main: Callable[[], int]) -> int:
+    """Run a command line as a program: a reader that has gone away (`| head`) is no error.
+
+    Returns the exit code; where a GPU was lost the process ends here, and nothing of it is taken down.
+    """
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if code == DeviceFaultError.exit_code:
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

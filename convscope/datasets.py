@@ -37,9 +37,14 @@ class Pictures(Dataset[Batch]):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: Sequence[int]) -> Batch:
-        """Return the batch of these indices: float32, mean 0 and standard deviation 1 over the training images."""
-        images = self.images[list(indices)].float().div_(255)
-        return images.sub_(self._mean).div_(self._std), self.labels[list(indices)]
+        """Return the batch of these indices: float32, mean 0 and standard deviation 1 over the training images.
+
+        By NumPy on one thread: on a machine of many cores, waking PyTorch's threads for so little takes far longer.
+        """
+        images = self.images.numpy()[list(indices)].astype(np.float32)
+        images -= 255 * self._mean
+        images /= 255 * self._std
+        return torch.from_numpy(images), torch.from_numpy(self.labels.numpy()[list(indices)])
 
 
 @dataclass(frozen=True)

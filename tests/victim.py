@@ -24,7 +24,7 @@ def main() -> None:
     torch.set_num_threads(1)  # a pool of threads would not outlive the fork
     import profiler  # noqa: F401
     import run_profile
-    from convscope import console, models
+    from convscope import commandline, console, models
 
     assert console
     for size in (32, 40):
@@ -44,7 +44,7 @@ def main() -> None:
             if request.get("die_at"):
                 _die(request["die_at"], request["below"])
             try:
-                code = run_profile.run()
+                code = commandline.as_program(run_profile.main)
                 sys.stdout.flush()
             except SystemExit as ended:
                 code = ended.code

@@ -120,12 +120,25 @@ def _unstack(m, count: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexp
 
 
 @triton.jit
+def _rounded(v, PRECISION: tl.constexpr):
+    """Round to the nearest TF32 number where that is what is multiplied; the matrix unit would cut digits off.
+
+    Cutting makes every product a little too small, which adds up from layer to layer; rounding errors do not.
+    """
+    if PRECISION == "tf32":
+        return ((v.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    else:
+        return v
+
+
+@triton.jit
 def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION: tl.constexpr):
     """Add U · V of `count` points from `at` on to sums[points, BLOCK_K, BLOCK_T]; `filters` are their addresses."""
     BLOCK_C: tl.constexpr = v[0].shape[0]
     BLOCK_T: tl.constexpr = v[0].shape[1]
     stacked = tl.permute(tl.reshape(_stack(v, at, 1, count), (BLOCK_C, BLOCK_T, count)), (2, 0, 1))
-    return tl.dot(tl.permute(tl.load(filters), (0, 2, 1)), stacked, sums, input_precision=PRECISION)
+    factors = tl.permute(tl.load(filters), (0, 2, 1))
+    return tl.dot(factors, _rounded(stacked, PRECISION), sums, input_precision=PRECISION)
 
 
 @triton.jit
@@ -236,11 +249,13 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
     """Transform the filters K × C/G × 3 × 3 to U = G w Gᵀ, laid out as [G · points, C/G, K/G], the last two padded.
 
-    In float64: it is done once, and every product has its rounding in it.
+    In float64: it is done once, and every product has its rounding in it. With TF32 it ends at the nearest such number.
     """
     g = torch.tensor(_G[_tile(blocks)], dtype=torch.float64, device=weight.device)
     grouped = weight.double().unflatten(0, (shape.groups, -1))
     transformed = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).float().flatten(0, 2)
+    if shape.math == "tf32":
+        transformed = ((transformed.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
     missing = -transformed.shape[1] % C_PITCH, -transformed.shape[2] % K_PITCH
     return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
 

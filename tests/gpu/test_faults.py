@@ -113,7 +113,7 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import torch
 import run_profile
-from convscope import models
+from convscope import commandline, models
 
 build = models.build
 
@@ -126,7 +126,7 @@ def breaks_at_96(*given, **options):
     return model
 
 models.build = breaks_at_96
-sys.exit(run_profile.run())
+sys.exit(commandline.as_program(run_profile.main))
 """
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -35,7 +36,9 @@ def test_no_step_waits_for_the_gpu():
     stepper, clock = Stepper(model, device, 0.1, 0.0, 4), StepClock(on_gpu=True)
     batch = torch.randn(8, 3, 32, 32).pin_memory(), torch.zeros(8, dtype=torch.long).pin_memory()
     stepper.step(iter([batch]), lambda: None)
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         clock.start()
         for _ in range(3):
