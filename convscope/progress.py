@@ -110,9 +110,9 @@ def read(path: Path, stage: str) -> Progress | None:
         done=len({row.input_size for row in rows}),
         bad=Counter(row.status for row in bad),
         reason=bad[-1].reason if bad else "",
-        fallback_layers=max((int(float(row.fallback_layers or 0)) for row in rows), default=0),
+        fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
         throttled=sum(row.throttle_reasons not in ("", "none") for row in rows),
-        slowest_s=max((float(row.wall_s or 0) for row in rows), default=0.0),
+        slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
         job=job,
         written_s=_last_write(path),
         broken=broken or unread,
@@ -170,8 +170,9 @@ def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
     except (OSError, ValueError, csv.Error):
         return [], f"{path.name} cannot be read"
     mine = [row for row in rows if row.input_size in wanted]
-    mended = [row.mended() for row in mine]
-    return mended, "" if mended == mine else f"{path.name} has words where numbers belong"
+    if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in mine} | {row.wall_s for row in mine})):
+        return mine, ""
+    return [row.mended() for row in mine], f"{path.name} has words where numbers belong"
 
 
 def _history(path: Path) -> tuple[Job | None, Combination | None]:
