@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +14,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 import run_conv3d
-from convscope import accuracy, conv3d, conv3d_plots, implementations, statistics
+from convscope import accuracy, conv3d, conv3d_plots, conv3d_report, implementations, statistics
 from convscope.ceilings import Ceilings
 from convscope.conv3d import Conv3dRow
 from convscope.errors import InputError
@@ -178,6 +183,13 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(told.splitlines()) == 1
 
 
+@pytest.mark.parametrize("row_type", conv3d_report.TABLES.values(), ids=conv3d_report.TABLES)
+def test_every_column_is_explained(row_type: type):
+    explained = (ROOT / "docs" / "conv3d.md").read_text().split("## Columns")[1]
+    names = [field.name for field in dataclasses.fields(row_type)]
+    assert [name for name in names if not re.search(rf"\b{name}\b", explained)] == []
+
+
 def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]):
     assert run_conv3d.main(["--list"]) == 0
     assert "gemm split-k" in capsys.readouterr().out
@@ -225,3 +237,20 @@ def test_choices_are_remembered_and_a_damaged_file_is_no_memory(tmp_path: Path):
     path.write_text('{"gemm a": {"blocks": 3}}')
     with pytest.raises(InputError, match="it holds no choices"):
         Memory.of_file(path)
+
+
+def test_on_hopper_the_tuned_kernel_is_wgmma_in_tf32_fed_by_the_copy_engine():
+    sizes = {"BOX_D": 1, "BOX_H": 2, "BOX_W": 32, "BLOCK_K": 64, "BLOCK_C": 32}
+    constants = {**sizes, "PRECISION": "tf32", "VECTOR": 4, "LONG": False}
+    pointers = {"x": "tensordesc<fp32[1,1,2,32,32]>", "w": "tensordesc<fp32[64,32]>", "y": "*fp32"}
+    names = conv3d_gemm.gemm_boxes.arg_names
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    at = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(conv3d_gemm.gemm_boxes, signature, at, {(names.index("y"),): [["tt.divisibility", 16]]})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+    for instruction in (
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
+        "cp.async.bulk.tensor.5d",
+        "st.global.v4",
+    ):
+        assert instruction in made.asm["ptx"]

@@ -151,7 +151,8 @@ def gemm_boxes(
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
     d, h, v = d0 + i // (BOX_H * BOX_W), h0 + i // BOX_W % BOX_H, w0 + i % BOX_W
-    wanted = (d < out_d) & (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR))
+    # The compiler does not see that neighbouring pixels are wanted together, and would store them one by one.
+    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
     out_plane = out_d * out_h * out_w
     if LONG:
         image = image.to(tl.int64)
@@ -207,7 +208,7 @@ def gemm_slices(
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
     h, v = h0 + i // BOX_W, w0 + i % BOX_W
-    inside = (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR))
+    inside = tl.max_constancy((h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
     out_plane = out_d * out_h * out_w
     if LONG:
         image = image.to(tl.int64)
