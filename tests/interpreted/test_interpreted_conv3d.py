@@ -40,9 +40,9 @@ def error(name: str, shape: Convolution, blocks: Blocks | None = None) -> float:
 
 
 SHAPES = {
-    "plain": convolution(),
+    "plain": convolution(channels=3, size=(2, 2, 5), kernel=(3, 2, 3)),
     "strided": convolution(
-        stride=(1, 2, 2), dilation=(2, 1, 1), padding=(2, 0, 1), kernel=(2, 3, 2), channels=3, size=(4, 5, 5)
+        stride=(1, 2, 2), dilation=(2, 1, 1), padding=(2, 0, 1), kernel=(2, 3, 2), channels=3, size=(3, 4, 5)
     ),
     "grouped": convolution(
         channels=4, filters=6, groups=2, images=2, size=(2, 3, 4), kernel=(1, 2, 2), padding=(0, 1, 0)
