@@ -41,3 +41,30 @@ def tolerance(layer: Layer, algorithm: str, math: str) -> float:
 def whole_model_tolerance(tolerances: Iterable[float]) -> float:
     """Return the largest error to be expected of a model's output: its layers' errors, taken as independent."""
     return mathematics.sqrt(sum(tolerance**2 for tolerance in tolerances))
+
+
+_TERMS_A_STEP = 8  # that a matrix instruction adds at once, at least
+_FFT_GROWTH = 16.0  # of what is fixed: both transforms and their inverse
+
+
+def elementwise_tolerance(terms: int, arithmetic: str, dtype: str = "float32", transformed: bool = False) -> float:
+    """Return the largest elementwise error to be expected of a sum of products, relative to `spread` + |result|.
+
+    `spread` is the root of the sum of the products' squares: what independent errors of the products add up to, and
+    what one product left out stands against as 1 / √terms. Everything is eight standard deviations or the worst case:
+
+    - adding in float32: 8 √terms unit roundoffs, and a fixed few;
+    - the matrix unit drops digits where it adds, always towards zero: a rounding of 2^-23 for every 8 terms;
+    - TF32 as Hopper's matrix unit takes it from memory: both factors cut off after 10 digits, 2^-10 each. That is 2^-10
+      of the result on average, and a deviation of 0.4 · 2^-10 a product;
+    - a result that is stored in half precision: its rounding.
+
+    Args:
+        arithmetic: "fp32", "tf32" or "fp16" (products are exact, sums in float32).
+        transformed: computed by Fourier transforms.
+    """
+    growth = _FFT_GROWTH if transformed else 1.0
+    sums = UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(terms))
+    dropped = 0.0 if arithmetic == "fp32" else terms / _TERMS_A_STEP * 2.0**-23
+    factors = 4 * 2.0**-10 if arithmetic == "tf32" else 0.0
+    return sums + dropped + factors + STORAGE_ROUNDOFF.get(dtype, 0.0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import stdtrit
+from scipy.stats import binom
 
 CONFIDENCE = 0.95
 
@@ -60,6 +61,16 @@ def half_width_ms(std_ms: float, count: int) -> float:
     """Half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
     quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
     return quantile * std_ms / math.sqrt(count)
+
+
+def median_interval_ms(times_ms: Sequence[float]) -> tuple[float, float] | None:
+    """Return the 95 % confidence interval of the median, whatever the distribution; None for less than six times.
+
+    Its ends are the times of two ranks, as far from the middle as a binomial of one half goes.
+    """
+    ordered, count = sorted(times_ms), len(times_ms)
+    rank = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))  # so many may lie below the median, and no fewer
+    return (ordered[rank - 1], ordered[count - rank]) if rank >= 1 else None
 
 
 @dataclass(frozen=True)

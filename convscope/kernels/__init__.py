@@ -1,5 +1,9 @@
-"""Convolutions of our own, in Triton, for what cuDNN does not have: the only place that imports triton.
+"""Convolutions of our own, in Triton: the only place that imports triton.
 
-`direct` and `winograd` are the kernels, each file to be read from top to bottom; `tuning` chooses their block shapes on
-the card at hand and remembers the choice; `plan` is what `swap.Engine` holds for a shape, beside cuDNN's own plans.
+Each file is to be read from top to bottom: the idea, the loop in a few lines, the kernel, how it is launched.
+
+2-D, for what cuDNN does not have: `direct` and `winograd` are the kernels, `tuning` chooses their block shapes on the
+card at hand and remembers the choice, `plan` is what `swap.Engine` holds for a shape, beside cuDNN's own plans.
+
+3-D: `conv3d` names the nine files in their order, `conv3d_layout` has what they share, `conv3d_tuning` chooses blocks.
 """

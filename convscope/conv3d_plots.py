@@ -1,0 +1,143 @@
+"""Pictures of the 3-D study's tables: violins of all samples, bars beside cuDNN's best, roofline, breakdown by kind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from convscope.ceilings import Ceilings
+
+_DPI = 120
+_MARKERS = "osD^v<>pPX*hd"
+_COLOURS = "tab20"
+
+
+def draw(
+    rows: pd.DataFrame,
+    samples: pd.DataFrame,
+    kinds: pd.DataFrame,
+    limits: Ceilings | None,
+    folder: Path,
+    note: Callable[[str], None],
+) -> list[Path]:
+    """Draw what the tables have into a folder, and return the files; without matplotlib none, which is noted."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        note("no plots: pip install 'convscope[study]'")
+        return []
+    made: list[Path] = []
+
+    def figure(name: str, width: float, height: float) -> Any:
+        made.append(folder / f"{name}.png")
+        return Figure((width, height), layout="constrained")
+
+    measured = rows[rows["median_ms"].notna()] if len(rows) else rows
+    if len(samples):
+        _violins(figure("violins", 11, 2.6 * samples["position"].nunique() + 0.6), samples, made[-1])
+    if len(measured):
+        beside = "ratio_to_cudnn_best" if measured["ratio_to_cudnn_best"].notna().any() else "tflops"
+        _bars(figure("relative", max(8, 2.4 * measured["position"].nunique()), 4.5), measured, beside, made[-1])
+    if len(measured) and limits is not None:
+        _roofline(figure("roofline", 9, 6), measured, limits, made[-1])
+    if len(kinds):
+        _breakdown(figure("breakdown", 9, 0.35 * kinds["implementation"].nunique() + 1.6), kinds, made[-1])
+    return made
+
+
+def _colour(names: Sequence[str]) -> dict[str, Any]:
+    from matplotlib import colormaps
+
+    return {name: colormaps[_COLOURS](index % 20) for index, name in enumerate(names)}
+
+
+def _layers(rows: pd.DataFrame) -> list[tuple[int, str]]:
+    """Return position and name of the layers that rows are of, in their order."""
+    named = rows.drop_duplicates("position").sort_values("position")
+    return [(int(position), str(layer)) for position, layer in zip(named["position"], named["layer"], strict=True)]
+
+
+def _violins(figure: Any, samples: pd.DataFrame, path: Path) -> None:
+    layers = _layers(samples)
+    colours = _colour(list(dict.fromkeys(samples["implementation"])))
+    panels = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
+    for axes, (position, layer) in zip(panels, layers, strict=True):
+        of_layer = samples[samples["position"] == position]
+        names = list(dict.fromkeys(of_layer["implementation"]))
+        times = [of_layer.loc[of_layer["implementation"] == name, "sample_ms"].to_numpy() for name in names]
+        drawn = axes.violinplot([times_ms.astype(float) for times_ms in times], showmedians=True, widths=0.85)
+        for body, name in zip(drawn["bodies"], names, strict=True):
+            body.set(facecolor=colours[name], alpha=0.8)
+        axes.set_yscale("log")
+        axes.set_xticks(range(1, len(names) + 1), names, rotation=25, ha="right", fontsize=8)
+        axes.set(ylabel="time, ms", title=layer)
+        axes.grid(alpha=0.3, axis="y")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _bars(figure: Any, rows: pd.DataFrame, column: str, path: Path) -> None:
+    axes = figure.subplots()
+    layers = _layers(rows)
+    names = list(dict.fromkeys(rows["implementation"]))
+    colours, width = _colour(names), 0.85 / len(names)
+    for index, name in enumerate(names):
+        of_name = rows[rows["implementation"] == name].set_index("position")[column]
+        places = [at + (index - (len(names) - 1) / 2) * width for at in range(len(layers))]
+        heights = [of_name.get(position, math.nan) for position, _ in layers]
+        axes.bar(places, heights, width, label=name, color=colours[name])
+    relative = column != "tflops"
+    if relative:
+        axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(layers)), [layer for _, layer in layers])
+    axes.set(ylabel="speed, cuDNN's best = 1" if relative else "rate, TFLOP/s", xlabel="layer")
+    axes.grid(alpha=0.3, axis="y")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> None:
+    axes = figure.subplots()
+    intensity = rows["flops"] / rows["bytes"]
+    low, high = float(intensity.min()) / 4, float(intensity.max()) * 4
+    grid = [low * (high / low) ** (step / 100) for step in range(101)]
+    used = set(rows["arithmetic"])
+    for name, peak in limits.tflops.items():
+        if name in used:
+            roof = [min(peak, x * limits.copy_gbps / 1e3) for x in grid]
+            axes.plot(grid, roof, color="black", linewidth=1)
+            axes.annotate(f"{name}: {peak:.4g} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize=8)
+    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", (low, low * limits.copy_gbps / 1e3), rotation=0, fontsize=8,
+                  xytext=(12, -2), textcoords="offset points")  # fmt: skip
+    colours = _colour(list(dict.fromkeys(rows["implementation"])))
+    marks = {layer: _MARKERS[index % len(_MARKERS)] for index, layer in enumerate(dict.fromkeys(rows["layer"]))}
+    points = zip(rows["layer"], rows["implementation"], intensity, rows["tflops"], strict=True)
+    for layer, name, at, rate in points:
+        axes.plot(at, rate, marks[layer], color=colours[name], markersize=6, markeredgewidth=0)
+    for name, colour in colours.items():
+        axes.plot([], [], "s", color=colour, label=name)
+    for layer, mark in marks.items():
+        axes.plot([], [], mark, color="grey", label=layer)
+    axes.set(xscale="log", yscale="log", xlabel="operations a byte, counted", ylabel="rate, TFLOP/s")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _breakdown(figure: Any, kinds: pd.DataFrame, path: Path) -> None:
+    axes = figure.subplots()
+    names = list(dict.fromkeys(kinds["implementation"]))
+    left = dict.fromkeys(names, 0.0)
+    for kind, of_kind in kinds.groupby("kind", sort=False):
+        times = of_kind.set_index("implementation")["median_ms"].to_dict()
+        lengths = [float(times.get(name, 0.0)) for name in names]
+        axes.barh(names, lengths, left=[left[name] for name in names], label=kind)
+        left = {name: left[name] + length for name, length in zip(names, lengths, strict=True)}
+    axes.invert_yaxis()
+    axes.set(xlabel="time of an inference pass, ms")
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)

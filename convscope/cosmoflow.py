@@ -1,0 +1,283 @@
+"""CosmoFlow end to end: the network with any implementation put in for its convolutions, timed whole and by kind.
+
+The network: five 3-D convolutions of 32 to 512 filters, each followed by a leaky ReLU and a pooling by 2, then layers
+of 128, 64 and 4 (A. Mathuriya et al., "CosmoFlow", SC18; reference of MLPerf HPC). Input batch × 4 × 128³.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from convscope import ceilings, conv3d, graphs, layersets, statistics, swap
+from convscope.conv3d import Conv3d
+from convscope.implementations import Prepared, Workshop
+
+CHANNELS, SIDE, WIDTH, DEPTH = 4, 128, 32, 5
+_TARGETS = 4
+_SLOPE = 0.3  # of the leaky ReLU, Keras's default
+_LEARNING_RATE = 0.001
+KINDS = {"Conv3d": "convolution", "Swapped": "convolution", "LeakyReLU": "activation", "MaxPool3d": "pooling",
+         "Linear": "dense"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EndToEndRow:
+    """The network with one implementation: an inference pass and a training step. Times in ms."""
+
+    implementation: str
+    inference_ms: float | None = None
+    inference_low_ms: float | None = None
+    inference_high_ms: float | None = None
+    training_step_ms: float | None = None
+    training_low_ms: float | None = None
+    training_high_ms: float | None = None
+    relative_error: float | None = None
+    batch: int | None = None
+    math: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """What one kind of layer takes of an inference pass."""
+
+    implementation: str
+    kind: str
+    layers: int
+    median_ms: float
+    share_pct: float
+
+
+class Swapped(nn.Module):
+    """A 3-D convolution computed by an implementation; its weights are the original's. Gradients are PyTorch's."""
+
+    def __init__(self, original: nn.Conv3d, ready: Prepared) -> None:
+        super().__init__()
+        self.original, self._ready = original, ready
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve N × C × D × H × W and add the bias."""
+        assert self.original.bias is not None
+        bias = self.original.bias.view(1, -1, 1, 1, 1)
+        if not torch.is_grad_enabled():
+            return self._ready.call(x).add_(bias)
+        self._ready.renew()
+        y: torch.Tensor = _Forward.apply(x, self.original.weight, self._ready.call, self.original)
+        return y + bias
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, call: Callable[..., Any], original: nn.Conv3d) -> Any:
+        ctx.save_for_backward(x, weight)
+        ctx.original = original
+        return call(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        of = ctx.original
+        options = of.stride, of.padding, of.dilation, False, [0, 0, 0], of.groups
+        wanted = [ctx.needs_input_grad[0], True, False]
+        of_x, of_weight, _ = torch.ops.aten.convolution_backward(gradients[0], x, weight, None, *options, wanted)
+        return of_x, of_weight, None, None
+
+
+def network(seed: int, side: int = SIDE, width: int = WIDTH) -> nn.Sequential:
+    """Return the network on the CPU, weights drawn from the seed, for inputs of `side`³."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers: list[nn.Module] = []
+        channels = CHANNELS
+        for step in range(DEPTH):
+            layers += [nn.Conv3d(channels, width << step, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.MaxPool3d(2)]
+            channels = width << step
+        features = channels * (side >> DEPTH) ** 3
+        layers += [nn.Flatten(), nn.Linear(features, 128), nn.LeakyReLU(_SLOPE), nn.Linear(128, 64)]
+        return nn.Sequential(*layers, nn.LeakyReLU(_SLOPE), nn.Linear(64, _TARGETS), nn.Tanh(), Scaled(1.2))
+
+
+class Scaled(nn.Module):
+    """Multiplies by a number, in its own type."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self._factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input times the factor."""
+        return x * self._factor
+
+
+def put_in(model: nn.Sequential, name: str, given: torch.Tensor, workshop: Workshop, asked: Conv3d) -> nn.Sequential:
+    """Return the network with its convolutions computed by an implementation; the weights are shared.
+
+    Raises:
+        cudnn.NotSupportedError, NotImplementedError: it cannot do one of them.
+    """
+    put: list[nn.Module] = []
+    shape = tuple(given.shape)
+    for module in model:
+        if isinstance(module, nn.Conv3d):
+            layer = layersets.describe("", 0, module, shape)
+            reason = workshop.why_not(name, layer.shape(asked.dtype, asked.math))
+            if reason:
+                raise NotImplementedError(reason)
+            put.append(Swapped(module, workshop.prepare(name, layer.shape(asked.dtype, asked.math), module.weight)))
+            shape = (shape[0], layer.filters, *layer.output)
+        else:
+            shape = (*shape[:2], *(extent // 2 for extent in shape[2:])) if isinstance(module, nn.MaxPool3d) else shape
+            put.append(module)
+    return nn.Sequential(*put)
+
+
+class EndToEnd:
+    """Times the network with one implementation after another; `rows` and `kinds` grow on the way.
+
+    Args:
+        side: of the input's cube, `width` filters of the first convolution: the network's own, smaller in tests.
+    """
+
+    def __init__(self, asked: Conv3d, workshop: Workshop, batch: int, side: int = SIDE, width: int = WIDTH) -> None:
+        self.rows: list[EndToEndRow] = []
+        self.kinds: list[KindRow] = []
+        self._asked, self._workshop, self._side, self._width = asked, workshop, side, width
+        dtype, device = getattr(torch, asked.dtype), workshop.device
+        drawn = torch.Generator(device=device).manual_seed(asked.seed)
+        self._given = torch.randn(batch, CHANNELS, side, side, side, generator=drawn, device=device).to(dtype)
+        self._wanted = torch.zeros(batch, _TARGETS, dtype=dtype, device=device)
+        with swap.math("fp32"), torch.inference_mode():
+            self._expected = self._model()(self._given).double()
+
+    def _model(self) -> nn.Sequential:
+        made = network(self._asked.seed, self._side, self._width)
+        return made.to(self._workshop.device, getattr(torch, self._asked.dtype))
+
+    def run(self, note: Callable[[str], None]) -> None:
+        """Time every implementation that was asked for.
+
+        Raises:
+            DeviceFaultError: the GPU is lost.
+        """
+        with swap.math(self._asked.math):
+            for name in self._asked.implementations:
+                note(f"end to end: {name}")
+                row = EndToEndRow(name, batch=len(self._given), math=self._asked.math, dtype=self._asked.dtype,
+                                  device=str(self._workshop.device))  # fmt: skip
+                try:
+                    self.rows.append(self._workshop.run(name, lambda row=row: self._one(row)))  # type: ignore[misc]
+                except Exception as error:
+                    failure = conv3d.failure_of(error, self._workshop.device)
+                    self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
+
+    def _one(self, row: EndToEndRow) -> EndToEndRow:
+        asked, device, model = self._asked, self._workshop.device, self._model()
+        swapped = put_in(model, row.implementation, self._given, self._workshop, asked)
+        with torch.inference_mode():
+            output = swapped(self._given).double()
+            error = float((output - self._expected).norm() / self._expected.norm())
+            work = lambda: swapped(self._given)  # noqa: E731
+            passes = ceilings.times_ms(work, device, asked.warmup, asked.measure, asked.budget_s)
+            self.kinds += self._by_kind(row.implementation, swapped)
+        steps = self._training_ms(model, swapped)
+        low, high = statistics.median_interval_ms(passes) or (None, None)
+        first, last = statistics.median_interval_ms(steps) or (None, None)
+        return dataclasses.replace(
+            row, inference_ms=median(passes), inference_low_ms=low, inference_high_ms=high,
+            training_step_ms=median(steps), training_low_ms=first, training_high_ms=last, relative_error=error,
+        )  # fmt: skip
+
+    def _training_ms(self, model: nn.Sequential, swapped: nn.Sequential) -> list[float]:
+        """Return the times of training steps: forward, backward, SGD; launched from Python behind a spin kernel."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=_LEARNING_RATE)
+
+        def step() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            nn.functional.mse_loss(swapped(self._given), self._wanted).backward()
+            optimizer.step()
+
+        with torch.enable_grad():
+            count, sample = max(6, self._asked.measure // 5), _sampler(self._workshop.device)
+            for _ in range(min(3, max(1, self._asked.warmup))):
+                step()
+            return [sample(step) for _ in range(count)]
+
+    def _by_kind(self, name: str, model: nn.Sequential) -> list[KindRow]:
+        """Return what each kind of layer takes of a pass: marks between the layers, inside one captured graph."""
+        on_gpu = self._workshop.device.type == "cuda"
+        spans = _spans_on_gpu(model, self._given) if on_gpu else _spans_on_cpu(model, self._given)
+        kinds = [KINDS.get(type(module).__name__, "other") for module in model]
+        totals: Mapping[str, float] = {
+            kind: sum(span for span, each in zip(spans, kinds, strict=True) if each == kind)
+            for kind in dict.fromkeys(kinds)
+        }
+        whole = sum(totals.values())
+        return [KindRow(name, kind, kinds.count(kind), ms, 100 * ms / whole) for kind, ms in totals.items()]
+
+
+_SPAN_SAMPLES = 20
+
+
+def _spans_on_gpu(model: nn.Sequential, given: torch.Tensor) -> list[float]:
+    marks = [graphs.timing_event() for _ in range(len(model) + 1)]
+
+    def marked() -> torch.Tensor:
+        x = given
+        capturing = torch.cuda.is_current_stream_capturing()
+        for mark, module in zip(marks[:-1], model, strict=True):
+            if capturing:
+                mark.record()
+            x = module(x)
+        if capturing:
+            marks[-1].record()
+        return x
+
+    hider = graphs.LaunchHider()
+    with graphs.capture(marked) as captured:
+        samples = [
+            hider.sample(
+                captured.replay,
+                lambda: [float(a.elapsed_time(b)) for a, b in itertools.pairwise(marks)],
+            )
+            for _ in range(_SPAN_SAMPLES)
+        ]
+    return [median(spans) for spans in zip(*samples, strict=True)]
+
+
+def _spans_on_cpu(model: nn.Sequential, given: torch.Tensor) -> list[float]:
+    spans, x = [], given
+    for module in model:
+        started_s = time.perf_counter()
+        x = module(x)
+        spans.append((time.perf_counter() - started_s) * 1e3)
+    return spans
+
+
+def _sampler(device: torch.device) -> Callable[[Callable[[], None]], float]:
+    """Return what times one piece of work, in ms."""
+    if device.type == "cpu":
+        return lambda work: ceilings.times_ms(work, device, 0, 1, 60.0)[0]
+    hider = graphs.LaunchHider()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def sample(work: Callable[[], None]) -> float:
+        def launch() -> None:
+            start.record()
+            work()
+            end.record()
+
+        return hider.sample(launch, lambda: float(start.elapsed_time(end)))
+
+    return sample

@@ -1,0 +1,119 @@
+"""The nine 3-D convolutions of this folder by name, in tutorial order, and one of them made ready for a shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import ModuleType
+
+import torch
+
+from convscope.cudnn import Convolution
+from convscope.kernels import (
+    conv3d_direct,
+    conv3d_direct_buffered,
+    conv3d_direct_merged,
+    conv3d_direct_tiled,
+    conv3d_gemm,
+    conv3d_gemm_ncdhw,
+    conv3d_gemm_pipelined,
+    conv3d_gemm_split,
+    conv3d_gemm_tiled,
+)
+from convscope.kernels.conv3d_layout import Blocks, output_shape
+from convscope.kernels.conv3d_tuning import Memory
+
+_FILES: tuple[ModuleType, ...] = (
+    conv3d_direct,
+    conv3d_direct_merged,
+    conv3d_direct_buffered,
+    conv3d_direct_tiled,
+    conv3d_gemm_ncdhw,
+    conv3d_gemm_tiled,
+    conv3d_gemm_pipelined,
+    conv3d_gemm_split,
+    conv3d_gemm,
+)
+KERNELS: dict[str, ModuleType] = {file.NAME: file for file in _FILES}
+FMA_ONLY = (conv3d_direct.NAME, conv3d_direct_merged.NAME)  # these never use the matrix unit
+DTYPES = ("float32", "float16")
+_TAPS_MOST = 31  # in one direction: a bit each in an integer
+_IMAGE_MOST = 2**31  # elements
+
+
+def why_not(shape: Convolution) -> str | None:
+    """Return why the kernels here cannot do a convolution, or None where they can."""
+    if shape.dtype not in DTYPES:
+        return f"the Triton kernels take {' and '.join(DTYPES)}, not {shape.dtype}"
+    if max(shape.weight[2:]) > _TAPS_MOST:
+        return f"the Triton kernels take at most {_TAPS_MOST} taps in one direction"
+    if max(math.prod(shape.input[1:]), math.prod(output_shape(shape)[1:])) >= _IMAGE_MOST:
+        return "the Triton kernels take images of less than 2^31 elements"
+    return None
+
+
+class Plan:
+    """A convolution with one of `KERNELS`: blocks chosen and filters laid out at the first call, then only launches.
+
+    The first call must not be captured in a graph. One plan is for one tensor of filters.
+
+    Args:
+        memory: the choices to take from and add to, for the kernel that is tuned.
+        blocks: how to cut it; None leaves that to the kernel's default, or to tuning.
+
+    Raises:
+        NotImplementedError: the kernels cannot do it.
+    """
+
+    def __init__(
+        self, name: str, shape: Convolution, memory: Memory | None = None, blocks: Blocks | None = None
+    ) -> None:
+        reason = why_not(shape)
+        if reason:
+            raise NotImplementedError(reason)
+        self.name, self.shape, self.blocks = name, shape, blocks
+        self._kernel, self._memory = KERNELS[name], memory
+        self._packed: torch.Tensor | None = None
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Convolve N × C × D × H × W on the current stream.
+
+        Raises:
+            conv3d_tuning.NothingFitsError: at the first call, no blocks fit the card.
+        """
+        if self.blocks is None:
+            self.blocks = self._choose(x, weight)
+        if self._packed is None:
+            self._packed = self._kernel.pack(weight, self.shape, self.blocks)
+        y: torch.Tensor = self._kernel.convolve(x, self._packed, self.shape, self.blocks)
+        return y
+
+    def renew(self) -> None:
+        """Lay the filters out again at the next call: they were written to."""
+        self._packed = None
+
+    def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks:
+        if self._memory is None or not hasattr(self._kernel, "candidates"):
+            blocks: Blocks = self._kernel.default(self.shape)
+            return blocks
+        candidates = self._kernel.candidates(self.shape)
+        packed = self._kernel.pack(weight, self.shape, candidates[0])
+
+        def launcher(blocks: Blocks) -> Callable[[], object]:
+            return lambda: self._kernel.convolve(x, packed, self.shape, blocks)
+
+        return self._memory.choose(key(self.name, self.shape), candidates, launcher, timed=x.is_cuda).blocks
+
+
+def sample(name: str, shape: Convolution, turn: int) -> Blocks | None:
+    """Return one of the few cuts that a tuned kernel is tested with, another each turn; None for its default."""
+    if name != conv3d_gemm.NAME:
+        return None
+    every = conv3d_gemm.samples(shape)
+    return every[turn % len(every)]
+
+
+def key(name: str, shape: Convolution) -> str:
+    """Return the kernel and shape as text: what blocks are chosen for."""
+    sizes = (shape.input, shape.weight, shape.stride, shape.padding, shape.dilation)
+    return f"{name} {' '.join('x'.join(map(str, size)) for size in sizes)} g{shape.groups} {shape.dtype} {shape.math}"

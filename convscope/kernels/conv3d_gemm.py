@@ -1,0 +1,346 @@
+"""9 of 9. Implicit GEMM, auto-tuned: what the files before it learnt, by the copy engine, cut as the card likes it.
+
+Variant "boxes": the output pixels of a program are a box of depth × height × width. The input that one tap sees is then
+a box as well, the same box moved by the tap; a tensor descriptor describes it, and one instruction of one thread has
+Hopper's copy engine (TMA) fetch BLOCK_P × BLOCK_C numbers. What lies outside the input arrives as zeros: no mask, no
+address, no bit for each row in the loop:
+
+    for each step (tap, block of channels):
+        X[box, BLOCK_C] = x[image, box + tap · dilation - padding, channels]
+        acc += X · W[filters, tap, channels]ᵀ                              wgmma, both factors from shared memory
+
+Each step reads its blocks anew from the L2 cache: BLOCK_P · BLOCK_C + BLOCK_K · BLOCK_C numbers for
+2 · BLOCK_P · BLOCK_K · BLOCK_C operations. A layer of 64 filters has less than 32 operations a byte in float32, however
+large the block, and waits for that cache. Variant "slices" reads less: a program computes several neighbouring slices
+of depth, and a slice of the input, once in shared memory, serves all taps in depth that see it from one of them:
+
+    for each step (tap in height and width, block of channels):
+        W[r] = weight[filters, r, s, t, channels] for the taps in depth r = 0, 1, 2
+        for each slice z of the input, SLICES + 2 of them:
+            X = x[image, z, box + (s, t) - padding, channels]
+            acc[z - r] += X · W[r]ᵀ for each r with a slice z - r
+
+Two slices of 128 pixels × 64 filters read 704 rows of BLOCK_C numbers for what "boxes" of 128 reads 1152 for. Without
+stride, and without dilation in depth.
+
+First layers come as a view with the taps of a row as channels (`conv3d_layout`): the same kernels, and 9 steps of 16
+for 3 × 3 × 3 taps of 4 channels. Variant "pipelined" is the seventh file's kernel, for strides and wherever it is
+faster. All may have their sum split as in the eighth. Which variant, block, box, stages, warps and splits: `candidates`
+has a few for each shape, likeliest first, and `conv3d_tuning` times them on the card once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from convscope.cudnn import Convolution
+from convscope.kernels import conv3d_gemm_pipelined as pipelined
+from convscope.kernels import conv3d_gemm_split
+from convscope.kernels import conv3d_layout as layout
+from convscope.kernels.conv3d_gemm_tiled import pack as pack
+from convscope.kernels.conv3d_layout import Blocks, Problem, Triple, place_of
+
+NAME = "gemm"
+TRIED = {"boxes": 3, "slices": 3, "pipelined": 1}  # cuts that are timed for a shape
+
+_BOX_SIZES = [
+    "kernels",
+    "blocks",
+    "out_d",
+    "out_h",
+    "out_w",
+    "kernel_h",
+    "kernel_w",
+    "pad_d",
+    "pad_h",
+    "pad_w",
+    "dil_d",
+    "dil_h",
+    "dil_w",
+    "tiles_d",
+    "tiles_h",
+    "tiles_w",
+    "groups",
+    "w_rows",
+    "steps",
+    "share",
+    "outputs",
+]
+
+
+class _Cut(NamedTuple):
+    """A cut to be considered; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper."""
+
+    variant: str
+    slices: int
+    pixels: int
+    filters: int
+    halves: int  # of a step of 128 bytes
+    warps: int
+    stages: int
+    resident: int
+
+
+_MATRIX = (
+    _Cut("boxes", 1, 256, 128, 1, 8, 3, 1),
+    _Cut("boxes", 1, 128, 256, 1, 8, 3, 1),
+    _Cut("boxes", 1, 128, 128, 1, 8, 3, 2),
+    _Cut("boxes", 1, 256, 64, 1, 8, 3, 2),
+    _Cut("boxes", 1, 128, 64, 1, 4, 4, 2),
+    _Cut("boxes", 1, 256, 32, 1, 4, 4, 1),
+    _Cut("boxes", 1, 128, 32, 1, 4, 4, 2),
+    _Cut("slices", 2, 128, 128, 2, 8, 3, 1),
+    _Cut("slices", 2, 128, 64, 2, 4, 3, 2),
+    _Cut("slices", 2, 128, 64, 2, 8, 4, 1),
+    _Cut("slices", 2, 128, 64, 1, 8, 3, 1),
+    _Cut("slices", 4, 128, 32, 2, 8, 3, 1),
+    _Cut("slices", 4, 64, 32, 2, 4, 3, 2),
+    _Cut("slices", 2, 128, 32, 2, 4, 3, 2),
+    _Cut("pipelined", 1, 128, 128, 1, 8, 3, 2),
+    _Cut("pipelined", 1, 128, 64, 1, 4, 4, 2),
+    _Cut("pipelined", 1, 64, 64, 1, 4, 4, 4),
+    _Cut("pipelined", 1, 128, 32, 1, 4, 4, 2),
+)
+_FMA = (
+    _Cut("pipelined", 1, 128, 64, 2, 4, 3, 2),
+    _Cut("pipelined", 1, 64, 64, 2, 4, 3, 4),
+    _Cut("pipelined", 1, 64, 128, 2, 4, 3, 2),
+    _Cut("pipelined", 1, 128, 32, 2, 4, 3, 4),
+    _Cut("pipelined", 1, 64, 32, 2, 4, 3, 4),
+)
+_SPLITS = (1, 2, 3, 4, 6, 8)
+_LEAST_STEPS = 8  # of a split
+# What an estimate goes by, of one multiprocessor, roughly an H200's: they only rank, and the card decides.
+_CACHE_BYTES_PER_NS, _MATRIX_FLOPS_PER_NS, _FMA_FLOPS_PER_NS = 42.0, 2600.0, 300.0
+_PROGRAM_NS, _LAUNCH_NS, _SPLIT_BYTES_PER_NS = 1500.0, 2500.0, 2000.0
+
+
+@triton.jit(do_not_specialize=_BOX_SIZES)
+def gemm_boxes(
+    x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
+
+    `x` and `w` are tensor descriptors, `blocks` the blocks of channels of a group, `outputs` the elements of a split.
+    """
+    BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0, tile = tl.program_id(0) % k_blocks * BLOCK_K, tl.program_id(0) // k_blocks
+    w0, h0 = tile % tiles_w * BOX_W, tile // tiles_w % tiles_h * BOX_H
+    d0, image = tile // (tiles_w * tiles_h) % tiles_d * BOX_D, tile // (tiles_w * tiles_h * tiles_d)
+    first = split * share
+    last = min(first + share, steps)
+    acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+    for step in range(first, last):
+        tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
+        d = d0 - pad_d + tap // (kernel_h * kernel_w) * dil_d
+        h = h0 - pad_h + tap // kernel_w % kernel_h * dil_h
+        values = x.load([image, d, h, w0 - pad_w + tap % kernel_w * dil_w, c]).reshape(BLOCK_P, BLOCK_C)
+        filters = w.load([group * w_rows + k0, step * BLOCK_C])
+        acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
+    i = tl.arange(0, BLOCK_P)
+    k = k0 + tl.arange(0, BLOCK_K)
+    d, h, v = d0 + i // (BOX_H * BOX_W), h0 + i // BOX_W % BOX_H, w0 + i % BOX_W
+    # The compiler does not see that neighbouring pixels are wanted together, and would store them one by one.
+    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    out_plane = out_d * out_h * out_w
+    if LONG:
+        image = image.to(tl.int64)
+    image_at = (image * groups + group) * kernels * out_plane
+    place = place_of(image_at, (d * out_h + h) * out_w + v, k, out_plane, VECTOR)
+    tl.store(
+        y + tl.multiple_of(split.to(tl.int64) * outputs, VECTOR) + place,
+        acc,
+        mask=wanted[:, None] & (k < kernels)[None, :],
+    )
+
+
+@triton.jit
+def _replaced(values, at: tl.constexpr, value):
+    """Return a tuple with another value in one place."""
+    return values[:at] + (value,) + values[at + 1 :]
+
+
+@triton.jit(do_not_specialize=[name for name in _BOX_SIZES if name != "dil_d"])
+def gemm_slices(
+    x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
+
+    `steps` are those of one tap in depth, of which there are TAPS.
+    """
+    BLOCK_P: tl.constexpr = BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0, tile = tl.program_id(0) % k_blocks * BLOCK_K, tl.program_id(0) // k_blocks
+    w0, h0 = tile % tiles_w * BOX_W, tile // tiles_w % tiles_h * BOX_H
+    d0, image = tile // (tiles_w * tiles_h) % tiles_d * SLICES, tile // (tiles_w * tiles_h * tiles_d)
+    first = split * share
+    last = min(first + share, steps)
+    sums = ()
+    for _ in tl.static_range(SLICES):
+        sums = sums + (tl.zeros((BLOCK_P, BLOCK_K), tl.float32),)
+    for step in range(first, last):
+        tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
+        h, v = h0 - pad_h + tap // kernel_w * dil_h, w0 - pad_w + tap % kernel_w * dil_w
+        filters = ()
+        for r in tl.static_range(TAPS):
+            filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]).T,)
+        for z in tl.static_range(SLICES + TAPS - 1):
+            values = x.load([image, d0 - pad_d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+            for r in tl.static_range(TAPS):
+                if z >= r and z - r < SLICES:
+                    added = tl.dot(values, filters[r], sums[z - r], input_precision=PRECISION)
+                    sums = _replaced(sums, z - r, added)
+    i = tl.arange(0, BLOCK_P)
+    k = k0 + tl.arange(0, BLOCK_K)
+    h, v = h0 + i // BOX_W, w0 + i % BOX_W
+    inside = tl.max_constancy((h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    out_plane = out_d * out_h * out_w
+    if LONG:
+        image = image.to(tl.int64)
+    y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+    for z in tl.static_range(SLICES):
+        at = ((d0 + z) * out_h + h) * out_w + v
+        place = place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
+        tl.store(y + place, sums[z], mask=(inside & (d0 + z < out_d))[:, None] & (k < kernels)[None, :])
+
+
+def default(shape: Convolution) -> Blocks:
+    """Return the likeliest of the candidates, for who will not wait for tuning."""
+    return candidates(shape)[0]
+
+
+def candidates(shape: Convolution) -> list[Blocks]:
+    """Return the block shapes worth timing, the likeliest first."""
+    ranked = [blocks for _, blocks in sorted(_estimated(shape), key=lambda pair: pair[0])]
+    if layout.precision(shape) == "ieee":
+        return ranked[: sum(TRIED.values())]
+    few = [[blocks for blocks in ranked if blocks.variant == variant][:most] for variant, most in TRIED.items()]
+    return sorted((blocks for some in few for blocks in some), key=ranked.index)
+
+
+def samples(shape: Convolution) -> list[Blocks]:
+    """Return a few cuts that a shape can have, the same few for all shapes: what a test of many shapes goes through."""
+    depth = layout.LEAST_CHANNELS
+    every = (
+        Blocks("pipelined", 64, 64, depth, 4, 3),
+        Blocks("pipelined", 64, 64, depth, 4, 3, splits=2),
+        Blocks("boxes", 64, 64, depth, 4, 3, splits=2, box=(1, 4, 16)),
+        Blocks("boxes", 64, 64, depth, 4, 3, box=(2, 4, 8)),
+        Blocks("slices", 128, 32, depth, 4, 3, box=(2, 4, 16)),
+        Blocks("slices", 128, 32, depth, 4, 3, splits=2, box=(2, 8, 8)),
+    )
+    usable = variants(shape)
+    return [blocks for blocks in every if blocks.variant in usable]
+
+
+def variants(shape: Convolution) -> tuple[str, ...]:
+    """Return the variants that can do a shape."""
+    seen = layout.problem(shape)
+    if layout.precision(shape) == "ieee" or seen.stride != (1, 1, 1):
+        return ("pipelined",)
+    return ("boxes", "pipelined", "slices") if seen.kernel[0] in (2, 3) and seen.dilation[0] == 1 else (
+        "boxes", "pipelined")  # fmt: skip
+
+
+def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks]]:
+    """Yield each cut with a crude estimate of its time in ns."""
+    seen, full, usable = layout.problem(shape), layout.depth_of(shape), variants(shape)
+    fma, processors = layout.precision(shape) == "ieee", conv3d_gemm_split.multiprocessors()
+    for cut in _FMA if fma else _MATRIX:
+        if cut.variant not in usable or (cut.filters > 32 and cut.filters >= 2 * seen.filters):
+            continue
+        depth = max(layout.LEAST_CHANNELS, full // cut.halves)
+        plane = best_box((1, *seen.output[1:]), cut.pixels)
+        box = (cut.slices, *plane[1:]) if cut.variant == "slices" else best_box(seen.output, cut.pixels)
+        box = (1, 1, 1) if cut.variant == "pipelined" else box
+        if cut.variant == "slices" and plane[0] != 1:
+            continue
+        for splits in _SPLITS:
+            blocks = Blocks(
+                cut.variant, cut.slices * cut.pixels, cut.filters, depth, cut.warps, cut.stages, splits, box
+            )
+            programs = _programs(seen, blocks)
+            steps = seen.taps * seen.channels // depth // (seen.kernel[0] if cut.variant == "slices" else 1)
+            if splits > 1 and (steps // splits < _LEAST_STEPS or programs * (splits - 1) >= processors * cut.resident):
+                break
+            yield _time_ns(shape, seen, cut, blocks, programs, processors), blocks
+
+
+def _programs(seen: Problem, blocks: Blocks) -> int:
+    """Return how many blocks there are, before splitting."""
+    pointers = blocks.variant == "pipelined"
+    tiles = -(-seen.pixels // blocks.pixels) if pointers else seen.images * count(seen.output, blocks.box)
+    return tiles * -(-seen.filters // blocks.filters) * seen.groups
+
+
+def _time_ns(shape: Convolution, seen: Problem, cut: _Cut, blocks: Blocks, programs: int, processors: int) -> float:
+    terms = seen.taps * seen.channels
+    reads = cut.slices + seen.kernel[0] - 1 if cut.variant == "slices" else seen.kernel[0]
+    rows = (reads * cut.pixels + seen.kernel[0] * cut.filters) / seen.kernel[0]
+    bytes_read = rows * terms * 16 / layout.lanes(shape)
+    flops = 2 * blocks.pixels * cut.filters * terms
+    rate = _FMA_FLOPS_PER_NS if layout.precision(shape) == "ieee" else _MATRIX_FLOPS_PER_NS
+    each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / cut.resident
+    time = -(-programs * blocks.splits // (processors * cut.resident)) * cut.resident * each
+    if blocks.splits == 1:
+        return time
+    output_bytes = 4 * seen.pixels * seen.filters * seen.groups
+    return time + _LAUNCH_NS + 2 * blocks.splits * output_bytes / _SPLIT_BYTES_PER_NS
+
+
+def count(output: Triple, box: Triple) -> int:
+    """Return how many boxes cover the output of an image."""
+    return -(-output[0] // box[0]) * -(-output[1] // box[1]) * -(-output[2] // box[2])
+
+
+def best_box(output: Triple, pixels: int) -> Triple:
+    """Return depth × height × width of this many pixels (a power of two) that covers an output with the fewest boxes.
+
+    Of equals the widest: its rows are the longest pieces of memory that are written.
+    """
+    powers = [2**i for i in range(pixels.bit_length())]
+    boxes = [(pixels // h // w, h, w) for h in powers for w in powers if h * w <= pixels and w <= 256 and h <= 256]
+    return min((box for box in boxes if box[0] <= 256), key=lambda box: (count(output, box), -box[2], -box[1]))
+
+
+def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
+    """Convolve N × C × D × H × W with packed filters on the current stream; adds up the splits where there are some."""
+    if blocks.variant != "boxes":
+        return pipelined.convolve(x, packed, shape, blocks)
+    copied, y = layout.channels_last(x, shape), layout.split_output(x, shape, blocks.splits)
+    seen, (box_d, box_h, box_w) = layout.problem(shape), blocks.box
+    slices = blocks.variant == "slices"
+    tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
+    steps = packed.shape[2] // blocks.depth // (seen.kernel[0] if slices else 1)
+    view = TensorDescriptor(
+        copied,
+        [seen.images, *seen.size, seen.channels * seen.groups],
+        [*seen.pitch, 1],
+        [1, 1 if slices else box_d, box_h, box_w, blocks.depth],
+    )
+    filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
+    kernel, variant = (gemm_slices, {"TAPS": seen.kernel[0], "SLICES": box_d}) if slices else (
+        gemm_boxes, {"BOX_D": box_d})  # fmt: skip
+    kernel[_programs(seen, blocks) // seen.groups, seen.groups, blocks.splits](
+        view, filters, y, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:], *seen.padding,
+        *seen.dilation[1 if slices else 0 :], *tiles, seen.groups, packed.shape[1], steps,
+        triton.cdiv(steps, blocks.splits), y[0].numel(), BOX_H=box_h, BOX_W=box_w, BLOCK_K=blocks.filters,
+        BLOCK_C=blocks.depth, PRECISION=layout.precision(shape), VECTOR=1 if seen.output[2] % 4 or box_w % 4 else 4,
+        LONG=layout.is_long(y[0]), num_warps=blocks.warps, num_stages=blocks.stages, **variant,
+    )  # fmt: skip
+    return layout.add_splits(y, x.dtype)

@@ -1,0 +1,154 @@
+"""The stress test of 3-D convolutions: shapes by chance, each verified; a failure is shrunk to the smallest shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from convscope import conv3d, swap
+from convscope.conv3d import Conv3d
+from convscope.failures import Failure
+from convscope.implementations import Workshop
+from convscope.kernels import conv3d as kernels
+from convscope.layersets import Layer3d, Triple, why_impossible
+
+_SHRINKS_MOST = 300  # tries
+_NOTED_EVERY = 50  # rounds
+_SIDES = ("size", "kernel", "stride", "padding", "dilation")
+_LEAST = {"padding": 0}  # of a number, where it is not 1
+
+
+@dataclass(frozen=True)
+class StressRow:
+    """One round by one implementation; `smallest` is the smallest shape found that fails as well."""
+
+    round: int
+    implementation: str
+    shape: str
+    elementwise_error: float | None = None
+    tolerance: float | None = None
+    blocks: str | None = None
+    smallest: str | None = None
+    math: str | None = None
+    dtype: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+def run(asked: Conv3d, rounds: int, workshop: Workshop, note: Callable[[str], None]) -> list[StressRow]:
+    """Verify every implementation on `rounds` shapes drawn from the seed; what one cannot do is not its failure.
+
+    Raises:
+        DeviceFaultError: the GPU is lost.
+    """
+    drawn, rows = random.Random(asked.seed), list[StressRow]()
+    with torch.inference_mode(), swap.math(asked.math):
+        for turn in range(rounds):
+            layer = draw(drawn)
+            for name in asked.implementations:
+                row = _tried(asked, layer, name, turn, workshop)
+                if row.status == "failed":
+                    smallest = shrink(layer, _failing(asked, name, turn, workshop))
+                    row = dataclasses.replace(row, smallest=str(smallest))
+                    note(f"round {turn}: {name} fails: {row.reason}; smallest shape: {smallest}")
+                rows.append(row)
+            if (turn + 1) % _NOTED_EVERY == 0:
+                note(f"{turn + 1} of {rounds} shapes")
+    return rows
+
+
+def _failing(asked: Conv3d, name: str, turn: int, workshop: Workshop) -> Callable[[Layer3d], bool]:
+    return lambda layer: _tried(asked, layer, name, turn, workshop).status == "failed"
+
+
+def _tried(asked: Conv3d, layer: Layer3d, name: str, turn: int, workshop: Workshop) -> StressRow:
+    shape = layer.shape(asked.dtype, asked.math)
+    row = StressRow(turn, name, str(layer), math=asked.math, dtype=asked.dtype)
+    reason = workshop.why_not(name, shape)
+    if reason:
+        return _failed(row, Failure("unsupported", reason))
+    x, weight = conv3d.tensors(shape, workshop.device, asked.seed + turn)
+    try:
+        ready = workshop.prepare(name, shape, weight, kernels.sample(name, shape, turn))
+        output = workshop.run(name, lambda: ready.call(x))
+    except Exception as error:
+        return _failed(row, conv3d.failure_of(error, workshop.device))
+    off, most = conv3d.reference(x, weight, shape).error(output), conv3d.tolerance(name, layer, shape)
+    row = dataclasses.replace(row, elementwise_error=off, tolerance=most, blocks=ready.said())
+    return row if off <= most else _failed(row, Failure("failed", f"elementwise error {off:.1e} over {most:.1e}"))
+
+
+def _failed(row: StressRow, failure: Failure) -> StressRow:
+    return dataclasses.replace(row, status=failure.status, reason=failure.reason)
+
+
+def draw(drawn: random.Random) -> Layer3d:
+    """Return a convolution by chance, one that can be: odd sizes, groups, strides, dilations, few and many channels."""
+    while True:
+        groups = drawn.choice((1, 1, 1, 1, 2, 3))
+        plain = drawn.random() < 0.5  # the copy engine's kernels take stride 1 only
+        made = Layer3d(
+            name="",
+            position=0,
+            batch=drawn.randint(1, 3),
+            channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48)),
+            filters=groups * drawn.choice((1, 2, 3, 5, 16, 31, 32, 64, 65)),
+            size=_triple(drawn, 1, 20),
+            kernel=_triple(drawn, 1, 4),
+            stride=(1, 1, 1) if plain else _triple(drawn, 1, 3),
+            padding=_triple(drawn, 0, 2),
+            dilation=(1, 1, 1) if plain else _triple(drawn, 1, 2),
+            groups=groups,
+        )
+        if why_impossible(made) is None:
+            return made
+
+
+def _triple(drawn: random.Random, low: int, high: int) -> Triple:
+    return drawn.randint(low, high), drawn.randint(low, high), drawn.randint(low, high)
+
+
+def shrink(layer: Layer3d, fails: Callable[[Layer3d], bool]) -> Layer3d:
+    """Return the smallest shape that fails as well: each number in turn made smaller, as long as something still is."""
+    tries, shrunk = 0, True
+    while shrunk:
+        shrunk = False
+        for smaller in _smaller(layer):
+            tries += 1
+            if tries > _SHRINKS_MOST:
+                return layer
+            if fails(smaller):
+                layer, shrunk = smaller, True
+                break
+    return layer
+
+
+def _smaller(layer: Layer3d) -> Iterator[Layer3d]:
+    """Yield the legal shapes with one number smaller: the least it can be, half, one less."""
+    for less in _less(layer.batch, 1):
+        yield from _legal(dataclasses.replace(layer, batch=less))
+    for less in _less(layer.groups, 1):
+        yield from _legal(dataclasses.replace(layer, groups=less))
+    for less in _less(layer.channels // layer.groups, 1):
+        yield from _legal(dataclasses.replace(layer, channels=less * layer.groups))
+    for less in _less(layer.filters // layer.groups, 1):
+        yield from _legal(dataclasses.replace(layer, filters=less * layer.groups))
+    for name in _SIDES:
+        triple: Sequence[int] = getattr(layer, name)
+        for axis, value in enumerate(triple):
+            for less in _less(value, _LEAST.get(name, 1)):
+                side: Any = {name: (*triple[:axis], less, *triple[axis + 1 :])}
+                yield from _legal(dataclasses.replace(layer, **side))
+
+
+def _less(value: int, least: int) -> list[int]:
+    return [less for less in dict.fromkeys((least, value // 2, value - 1)) if least <= less < value]
+
+
+def _legal(layer: Layer3d) -> list[Layer3d]:
+    return [] if why_impossible(layer) else [layer]

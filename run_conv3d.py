@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""Study 3-D convolutions layer by layer: verify, compare, roofline, stress test, CosmoFlow end to end."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convscope.commandline import OneLineParser, one_line
+
+if TYPE_CHECKING:
+    import torch
+
+    from convscope.conv3d import Conv3d
+    from convscope.layersets import Layer3d
+
+RESULTS = Path(__file__).parent / "results" / "conv3d"
+
+
+def parser() -> OneLineParser:
+    """Return the command line; the flags of the study that this one follows are understood as well."""
+    made = OneLineParser(prog="run_conv3d.py", description=__doc__)
+    made.add_argument("--params", "--paramscsv", default="cosmoflow", metavar="SET",
+                      help="cosmoflow, unet3d, c3d, r3d_18, a CSV file, or model:torchvision:NAME")  # fmt: skip
+    made.add_argument("--first-layer", "--currlayer", type=int, default=0, metavar="N", help="counted from 0")
+    made.add_argument("--last-layer", "--lastlayer", type=int, metavar="N", help="end before this layer")
+    made.add_argument("--implementation", default="all", metavar="NAME,…", help="all, or some; --list prints them")
+    made.add_argument("--list", action="store_true", help="print implementations and layer sets")
+    made.add_argument("--verify", action="store_true", help="against float64, element by element")
+    made.add_argument("--compare", "--compareprof", action="store_true", help="time them; what is done by default")
+    made.add_argument("--plots", "--enableplots", action="store_true", help="violins, bars, roofline, breakdown")
+    made.add_argument("--roofline", action="store_true", help="measure the card's ceilings and draw the roofline")
+    made.add_argument("--stress", type=int, metavar="N", help="verify N random shapes")
+    made.add_argument("--end-to-end", action="store_true", help="the CosmoFlow network with each implementation")
+    made.add_argument("--warmup", type=int, default=10)
+    made.add_argument("--measure", type=int, default=100)
+    made.add_argument("--budget", type=float, default=1.0, metavar="S",
+                      help="take fewer samples (at least 6) where they would take longer, default 1 s")  # fmt: skip
+    made.add_argument("--batch-size", type=int, help="in place of the layer set's")
+    made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    made.add_argument("--load-tuned", "--loadprecompiled", nargs="?", const="", metavar="FILE",
+                      help="take the blocks chosen earlier (a tuned.json; alone: this card's), time none")  # fmt: skip
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--output-dir", metavar="DIR", help="default results/conv3d/<set>_<batch>_<math>_<gpu>")
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns the exit code: 0, 1 where a result is wrong or an implementation failed, 2 for bad input, 70 where the GPU
+    was lost, 74 where results cannot be written.
+    """
+    options = parser().parse_args(arguments)
+    from convscope.errors import StopError
+
+    try:
+        return _list() if options.list else _study(options)
+    except StopError as error:
+        print(f"run_conv3d.py: {one_line(error)}", file=sys.stderr)
+        return error.exit_code
+
+
+def _list() -> int:
+    from convscope import implementations, layersets
+
+    print("implementations: " + ", ".join(implementations.NAMES))
+    print("layer sets: " + ", ".join(layersets.names()))
+    return 0
+
+
+def _study(options: argparse.Namespace) -> int:
+    from convscope import conv3d_report
+
+    device, layers, asked = _asked(options)
+    folder = Path(options.output_dir or RESULTS / conv3d_report.folder_name(asked, layers))
+    wanted = conv3d_report.Wanted(
+        layers=asked.verify or asked.compare,
+        roofline=options.roofline,
+        plots=options.plots or options.roofline,
+        stress=options.stress or 0,
+        end_to_end=options.end_to_end,
+    )
+    return conv3d_report.study(asked, layers, device, folder, wanted, options.load_tuned, sys.argv, _note)
+
+
+def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:
+    from convscope import implementations, layersets, request
+    from convscope.conv3d import Conv3d
+    from convscope.errors import InputError
+
+    device = request.find_device(options.device)
+    if options.dtype == "float16" and (device.type == "cpu" or options.math == "fp32"):
+        raise InputError("--dtype float16 is for the matrix unit of a GPU: it needs a CUDA device, and no --math fp32")
+    for name, value, least in (
+        ("--warmup", options.warmup, 0),
+        ("--measure", options.measure, 1),
+        ("--batch-size", options.batch_size, 1),
+        ("--stress", options.stress, 1),
+        ("--seed", options.seed, 0),
+    ):
+        if value is not None:
+            request.at_least(name, value, least)
+            request.at_most(name, value, 2**31 - 1)
+    if not 0 < options.budget <= request.ENERGY_MOST_S:
+        raise InputError(f"--budget {options.budget}: seconds for the samples of a layer, above 0, at most an hour")
+    every = layersets.load(options.params, options.batch_size)
+    first, last = options.first_layer, len(every) if options.last_layer is None else options.last_layer
+    if not 0 <= first < last <= len(every):
+        raise InputError(
+            f"--first-layer {first} --last-layer {last}: {options.params} has the layers 0 to {len(every) - 1}, "
+            f"and the last is the one before which to end, at most {len(every)}"
+        )
+    nothing_else = not (options.verify or options.stress or options.end_to_end)
+    return device, every[first:last], Conv3d(
+        params=options.params, implementations=implementations.find(options.implementation),
+        gpu=request.folder_gpu(None, device), device=str(device), first_layer=first, last_layer=last,
+        batch_size=options.batch_size, math=request.math_on(device, options.math), dtype=options.dtype,
+        verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,
+        measure=options.measure, budget_s=options.budget, seed=options.seed,
+    )  # fmt: skip
+
+
+def _note(line: str) -> None:
+    print(f"run_conv3d.py: {line}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""3-D convolutions on a GPU: every kernel and cut against float64, tuning, and a whole call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import run_conv3d
+from convscope import conv3d, stress, swap
+from convscope.conv3d import Conv3d
+from convscope.implementations import Workshop
+from convscope.kernels import conv3d as kernels
+from convscope.kernels import conv3d_gemm
+from convscope.kernels.conv3d_tuning import Memory
+from convscope.layersets import Layer3d
+
+DEVICE = torch.device("cuda")
+LAYERS = {
+    "first": Layer3d("first", 0, 2, 4, 32, (16, 16, 32), (3, 3, 3), padding=(1, 1, 1)),
+    "deep": Layer3d("deep", 1, 1, 128, 96, (8, 8, 8), (3, 3, 3), padding=(1, 1, 1)),
+    "odd": Layer3d("odd", 2, 3, 20, 33, (5, 7, 9), (2, 3, 1), padding=(1, 0, 2), groups=1),
+}
+
+
+def error_share(name: str, layer: Layer3d, math: str, dtype: str, blocks: object = None) -> float:
+    shape = layer.shape(dtype, math)
+    x, weight = conv3d.tensors(shape, DEVICE, 0)
+    with swap.math(math), torch.inference_mode():
+        output = kernels.Plan(name, shape, blocks=blocks).run(x, weight)
+        return conv3d.reference(x, weight, shape).error(output) / conv3d.tolerance(name, layer, shape)
+
+
+@pytest.mark.parametrize(("math", "dtype"), [("fp32", "float32"), ("tf32", "float32"), ("tf32", "float16")])
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("name", kernels.KERNELS)
+def test_every_kernel_is_right(name: str, layer: str, math: str, dtype: str):
+    assert error_share(name, LAYERS[layer], math, dtype) < 1
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_every_candidate_that_fits_is_right(layer: str):
+    for blocks in conv3d_gemm.candidates(LAYERS[layer].shape("float32", "tf32")):
+        assert error_share("gemm", LAYERS[layer], "tf32", "float32", blocks) < 1, str(blocks)
+
+
+def test_random_shapes_are_right(tmp_path: Path):
+    asked = Conv3d("cosmoflow", tuple(kernels.KERNELS), "gpu", "cuda", seed=7)
+    with Workshop(DEVICE, Memory(tmp_path / "tuned.json")) as workshop:
+        rows = stress.run(asked, 20, workshop, lambda line: None)
+    assert {row.status for row in rows} == {"ok"}
+
+
+def test_a_call_measures_and_keeps_what_it_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = ["--first-layer", "4", "--implementation", "gemm,cudnn implicit precomp gemm,torch benchmark"]
+    asked += ["--verify", "--compare", "--roofline", "--measure", "20", "--output-dir", str(tmp_path / "out")]
+    assert run_conv3d.main(asked) == 0
+    rows = pd.read_csv(tmp_path / "out" / "conv3d.csv").set_index("implementation")
+    assert (rows["status"] == "ok").all()
+    assert 0 < rows.loc["gemm", "ratio_to_roofline"] < 1.2
+    assert rows.loc["gemm", "ratio_to_torch_benchmark"] > 0.5
+    assert run_conv3d.main([*asked, "--load-tuned", str(tmp_path / "out" / "tuned.json")]) == 0

@@ -1,0 +1,79 @@
+"""What the 3-D kernels compute, by Triton's interpreter, against PyTorch in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from convscope.cudnn import Convolution
+from convscope.kernels import conv3d, conv3d_gemm
+from convscope.kernels.conv3d_layout import Blocks
+
+
+def convolution(
+    channels: int = 4, filters: int = 5, size: tuple[int, ...] = (2, 3, 5), **options: object
+) -> Convolution:
+    kernel = options.pop("kernel", (3, 3, 3))
+    images, groups = options.pop("images", 1), options.get("groups", 1)
+    given = {"padding": (1, 1, 1), "stride": (1, 1, 1), "dilation": (1, 1, 1), "math": "fp32"} | options
+    return Convolution((images, channels, *size), (filters, channels // groups, *kernel), **given)
+
+
+def error(name: str, shape: Convolution, blocks: Blocks | None = None) -> float:
+    """Return the relative error against float64; the memory of the output holds NaN before."""
+    torch.manual_seed(0)
+    dtype = getattr(torch, shape.dtype)
+    x, weight = torch.randn(shape.input).to(dtype), torch.randn(shape.weight).to(dtype)
+    empty = torch.empty
+    try:
+        torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
+        y = conv3d.Plan(name, shape, blocks=blocks).run(x, weight)
+    finally:
+        torch.empty = empty
+    options = shape.stride, shape.padding, shape.dilation, shape.groups
+    expected = torch.nn.functional.conv3d(x.double(), weight.double(), None, *options)
+    assert y.shape == expected.shape
+    assert y.dtype == dtype
+    return float((y - expected).norm() / expected.norm())
+
+
+SHAPES = {
+    "plain": convolution(channels=3, size=(2, 2, 5), kernel=(3, 2, 3)),
+    "strided": convolution(
+        stride=(1, 2, 2), dilation=(2, 1, 1), padding=(2, 0, 1), kernel=(2, 3, 2), channels=3, size=(3, 4, 5)
+    ),
+    "grouped": convolution(
+        channels=4, filters=6, groups=2, images=2, size=(2, 3, 4), kernel=(1, 2, 2), padding=(0, 1, 0)
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("name", conv3d.KERNELS)
+def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
+    made = conv3d.KERNELS[name].default(shape)
+    small = dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))
+    if small.variant == "boxes":
+        small = dataclasses.replace(small, box=(1, 4, 4))
+    assert error(name, shape, small) < 1e-6
+
+
+@pytest.mark.parametrize("variant", ["boxes", "slices", "pipelined"])
+@pytest.mark.parametrize("channels", [4, 20])
+def test_the_tuned_kernel_splits_the_sum(variant: str, channels: int):
+    shape = convolution(channels=channels, size=(2, 2, 5), kernel=(3, 2, 2))
+    assert error("gemm", shape, Blocks(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
+
+
+def test_slices_that_hang_over_the_end_are_not_stored():
+    shape = convolution(channels=20, size=(4, 2, 5), kernel=(2, 1, 2), padding=(1, 0, 0))
+    assert error("gemm", shape, Blocks("slices", 64, 16, 16, 4, 1, box=(4, 2, 8))) < 1e-6
+
+
+def test_the_cuts_of_the_stress_test_are_right():
+    shape = convolution(channels=3, size=(2, 2, 3), kernel=(2, 1, 2), math="tf32")
+    every = conv3d_gemm.samples(shape)
+    assert {blocks.variant for blocks in every} == {"pipelined", "boxes", "slices"}
+    assert all(error("gemm", shape, blocks) < 1e-6 for blocks in every)

@@ -1,0 +1,244 @@
+"""The 3-D study on a CPU: what is verified, what fails, what is written and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+import run_conv3d
+from convscope import accuracy, conv3d, conv3d_plots, conv3d_report, implementations, statistics
+from convscope.ceilings import Ceilings
+from convscope.conv3d import Conv3dRow
+from convscope.errors import InputError
+from convscope.kernels import conv3d as kernels
+from convscope.kernels import conv3d_gemm, conv3d_layout, conv3d_tuning
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.kernels.conv3d_tuning import Choice, Memory
+from convscope.layersets import COLUMNS, Layer3d, load
+
+ROOT = Path(__file__).parents[1]
+LAYER = Layer3d("one", 0, 2, 6, 5, (4, 5, 6), (3, 3, 2), padding=(1, 1, 0), groups=1)
+TINY = ",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
+
+
+def small() -> tuple[torch.Tensor, torch.Tensor, conv3d.Reference]:
+    shape = LAYER.shape("float32", "fp32")
+    x, weight = conv3d.tensors(shape, torch.device("cpu"), 0)
+    return x, weight, conv3d.reference(x, weight, shape)
+
+
+def test_one_product_left_out_of_one_output_is_found():
+    x, weight, expected = small()
+    output = expected.exact.float()
+    assert expected.error(output) < 1e-6
+    output[1, 2, 1, 1, 1] -= x[1, 3, 1, 1, 1] * weight[2, 3, 1, 1, 0]
+    for arithmetic in ("fp32", "tf32", "fp16"):
+        assert expected.error(output) > accuracy.elementwise_tolerance(LAYER.terms, arithmetic)
+
+
+def test_what_is_not_finite_is_an_infinite_error():
+    _, _, expected = small()
+    output = expected.exact.float()
+    output[0, 0, 0, 0, 0] = float("nan")
+    assert expected.error(output) == float("inf")
+
+
+@pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
+def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer3d):
+    assert accuracy.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
+
+
+def test_factors_cut_off_to_tf32_are_within_the_tolerance():
+    layer = Layer3d("", 0, 1, 64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
+    shape = layer.shape("float32", "tf32")
+    x, weight = conv3d.tensors(shape, torch.device("cpu"), 1)
+    cut = [torch.from_numpy((each.numpy().view(np.int32) & ~0x1FFF).view(np.float32)) for each in (x, weight)]
+    output = torch.nn.functional.conv3d(cut[0], cut[1], padding=1)
+    error = conv3d.reference(x, weight, shape).error(output)
+    assert accuracy.elementwise_tolerance(layer.terms, "fp32") < error
+    assert error < accuracy.elementwise_tolerance(layer.terms, "tf32")
+
+
+def test_ratios_are_beside_the_fastest_of_cudnn_and_pytorchs_benchmark():
+    times = {"gemm": 2.0, "cudnn gemm": 4.0, "cudnn implicit gemm": 3.0, "torch benchmark": 1.0, "direct": None}
+    rows = [Conv3dRow("a", 0, name, "", median_ms=time) for name, time in times.items()]
+    found = {row.implementation: row for row in conv3d.with_ratios(rows)}
+    assert found["gemm"].ratio_to_cudnn_best == 1.5
+    assert found["gemm"].cudnn_best == "cudnn implicit gemm"
+    assert found["gemm"].ratio_to_torch_benchmark == 0.5
+    assert found["direct"].ratio_to_cudnn_best is None
+
+
+def test_the_interval_of_a_median_is_of_ranks():
+    assert statistics.median_interval_ms(list(range(5))) is None
+    assert statistics.median_interval_ms([float(time) for time in range(6)]) == (0.0, 5.0)
+    assert statistics.median_interval_ms([float(time) for time in range(100)]) == (39.0, 60.0)
+
+
+def test_the_older_names_are_understood():
+    assert implementations.find("directConvNCDHWtileIC,torch_benchmark") == ("direct tiled", "torch benchmark")
+    assert implementations.find("all") == implementations.NAMES
+    with pytest.raises(InputError, match="choose all, or some of direct, direct merged"):
+        implementations.find("gemm,nothing")
+
+
+def test_every_triton_kernel_comes_in_tutorial_order():
+    firsts = [(module.__doc__ or "").split(".")[0] for module in kernels.KERNELS.values()]
+    assert firsts == [f"{number} of 9" for number in range(1, 10)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("conv3d")
+    (made / "tiny.csv").write_text(TINY)
+    asked = ["--paramscsv", str(made / "tiny.csv"), "--implementation", "torch,gemm", "--verify", "--compareprof"]
+    asked += ["--enableplots", "--stress", "2", "--device", "cpu", "--measure", "12", "--warmup", "1"]
+    assert run_conv3d.main([*asked, "--output-dir", str(made / "out")]) == 0
+    return made / "out"
+
+
+def test_a_call_leaves_tables_and_what_they_depend_on(folder: Path):
+    rows = pd.read_csv(folder / "conv3d.csv").set_index(["layer", "implementation"])
+    assert len(rows) == 4
+    row = rows.loc[("second", "torch")]
+    assert row["status"] == "ok"
+    assert row["median_low_ms"] <= row["median_ms"] <= row["median_high_ms"]
+    assert row["elementwise_error"] < row["tolerance"]
+    assert row["flops"] == 2 * 2 * 16 * 5 * 3 * 3 * 4 * 9
+    assert rows.loc[("second", "gemm"), "status"] == "unsupported"
+    assert len(pd.read_csv(folder / "samples.csv")) == 24
+    assert len(pd.read_csv(folder / "stress.csv")) == 4
+    document = json.loads((folder / "run.json").read_text())
+    assert document["conv3d"]["implementations"] == ["gemm", "torch"]
+    assert document["ceilings"]["copy_gbps"] > 0
+
+
+def test_pictures_are_written(folder: Path):
+    assert {path.name for path in folder.glob("*.png")} == {"violins.png", "relative.png", "roofline.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+
+
+def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path):
+    rows = [
+        Conv3dRow(layer, at, name, "", median_ms=1.0, ratio_to_cudnn_best=ratio, tflops=50 * ratio, flops=10**9,
+                  bytes=10**7, arithmetic="tf32")
+        for at, layer in enumerate(("conv1", "conv2"))
+        for name, ratio in (("gemm", 1.4 - at), ("cudnn gemm", 1.0), ("torch", 0.9))
+    ]  # fmt: skip
+    kinds = [
+        {"implementation": name, "kind": kind, "median_ms": time}
+        for name in ("gemm", "torch")
+        for kind, time in (("convolution", 3.0), ("pooling", 1.0))
+    ]
+    table = pd.DataFrame([vars(row) for row in rows])
+    limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0})
+    made = conv3d_plots.draw(table, pd.DataFrame(), pd.DataFrame(kinds), limits, tmp_path, lambda line: None)
+    assert [path.name for path in made] == ["relative.png", "roofline.png", "breakdown.png"]
+    assert all(path.stat().st_size > 5000 for path in made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--first-layer", "3", "--last-layer", "3"], "cosmoflow has the layers 0 to 4"),
+        (["--last-layer", "9"], "at most 5"),
+        (["--params", "nothing"], "choose one of c3d"),
+        (["--implementation", "fast"], "choose all, or some of"),
+        (["--dtype", "float16"], "needs a CUDA device"),
+        (["--math", "tf32"], "needs a CUDA device"),
+        (["--stress", "0"], "--stress 0: it must be at least 1"),
+        (["--budget", "nan"], "--budget nan"),
+        (["--load-tuned", "/dev/null"], "it holds no choices"),
+        (["--batch-size", "0"], "--batch-size 0: it must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run_conv3d.main(["--device", "cpu", "--output-dir", str(tmp_path / "out"), *asked]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("row_type", conv3d_report.TABLES.values(), ids=conv3d_report.TABLES)
+def test_every_column_is_explained(row_type: type):
+    explained = (ROOT / "docs" / "conv3d.md").read_text().split("## Columns")[1]
+    names = [field.name for field in dataclasses.fields(row_type)]
+    assert [name for name in names if not re.search(rf"\b{name}\b", explained)] == []
+
+
+def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]):
+    assert run_conv3d.main(["--list"]) == 0
+    assert "gemm split-k" in capsys.readouterr().out
+
+
+def tf32(batch: int, channels: int, filters: int, side: int, **more: object) -> object:
+    layer = Layer3d("", 0, batch, channels, filters, (side,) * 3, (3, 3, 3), padding=(1, 1, 1), **more)
+    return layer.shape("float32", "tf32")
+
+
+@pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
+def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer3d):
+    found = conv3d_gemm.candidates(layer.shape("float32", "tf32"))
+    assert 5 <= len(found) == len(set(found)) <= sum(conv3d_gemm.TRIED.values())
+    assert {blocks.variant for blocks in found} == {"boxes", "slices", "pipelined"}
+
+
+def test_a_small_deep_layer_has_its_sum_split_and_a_large_one_not():
+    assert conv3d_gemm.candidates(tf32(4, 256, 512, 8))[0].splits > 1
+    assert conv3d_gemm.candidates(tf32(4, 32, 64, 64))[0].splits == 1
+
+
+def test_strides_and_fma_leave_only_pointers():
+    strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
+    assert {blocks.variant for blocks in conv3d_gemm.candidates(strided)} == {"pipelined"}
+    layer = load("cosmoflow")[1]
+    assert {blocks.variant for blocks in conv3d_gemm.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
+
+
+def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():
+    seen = conv3d_layout.problem(tf32(4, 4, 32, 128))
+    assert (seen.folded, seen.kernel, seen.channels, seen.taps) == (True, (3, 3, 1), 16, 9)
+    assert seen.pitch == (128 * 128 * 131 * 4, 128 * 131 * 4, 131 * 4, 4)
+
+
+def test_choices_are_remembered_and_a_damaged_file_is_no_memory(tmp_path: Path):
+    path = tmp_path / "tuned.json"
+    choice = Choice(Blocks("boxes", 128, 64, 32, 4, 4, box=(1, 2, 64)), 12.5, 7)
+    path.write_text(conv3d_tuning.as_text({"gemm a": choice}))
+    memory = Memory.of_file(path)
+    never = [Blocks("pipelined", 64, 64, 16, 4, 3)]
+    assert memory.choose("gemm a", never, lambda blocks: pytest.fail("timed"), timed=True) == choice
+    assert memory.choose("gemm b", never, lambda blocks: pytest.fail("timed"), timed=True).blocks == never[0]
+    assert set(memory.used) == {"gemm a", "gemm b"}
+    path.write_text('{"gemm a": {"blocks": 3}}')
+    with pytest.raises(InputError, match="it holds no choices"):
+        Memory.of_file(path)
+
+
+def test_on_hopper_the_tuned_kernel_is_wgmma_in_tf32_fed_by_the_copy_engine():
+    sizes = {"BOX_D": 1, "BOX_H": 2, "BOX_W": 32, "BLOCK_K": 64, "BLOCK_C": 32}
+    constants = {**sizes, "PRECISION": "tf32", "VECTOR": 4, "LONG": False}
+    pointers = {"x": "tensordesc<fp32[1,1,2,32,32]>", "w": "tensordesc<fp32[64,32]>", "y": "*fp32"}
+    names = conv3d_gemm.gemm_boxes.arg_names
+    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
+    at = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(conv3d_gemm.gemm_boxes, signature, at, {(names.index("y"),): [["tt.divisibility", 16]]})
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
+    for instruction in (
+        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
+        "cp.async.bulk.tensor.5d",
+        "st.global.v4",
+    ):
+        assert instruction in made.asm["ptx"]
