@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 
 from convscope import algorithms, choice, failures, floor, fusion, swap
 from convscope.bench import Bench
@@ -290,6 +289,8 @@ def failure_of(error: Exception) -> Failure | None:
     found = failures.of_size(error)
     if found is not None:
         return found
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler  # seconds of imports, for a failure only
+
     known = (
         torch._dynamo.exc.TorchDynamoException,
         torch.onnx.errors.OnnxExporterError,

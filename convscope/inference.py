@@ -12,6 +12,7 @@ import gc
 import math
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -477,7 +478,8 @@ class Study:
 
     def _release(self) -> None:
         """Give back what a cell held; compiled models go with the cycles they are in."""
-        torch._dynamo.reset()
+        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and to import it takes seconds
+            torch._dynamo.reset()
         gc.collect()
         if self.device.type == "cuda":
             swap.engine().release()
