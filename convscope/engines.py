@@ -25,7 +25,7 @@ from convscope.bench import Bench
 from convscope.errors import InputError
 from convscope.failures import Failure
 from convscope.records import Run
-from convscope.runner import Local, Remote, Runner, WorkerError, WorkerMissingError
+from convscope.runner import Local, Remote, Runner, WorkerError
 from convscope.verify import Subject
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -36,6 +36,10 @@ CHOICE_ROUNDS = 2
 _FROZEN: dict[str, Any] = {"freezing": True}
 # 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
 _MOST: dict[str, Any] = {"conv_1x1_as_mm": True}
+_PROVIDERS = {
+    "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu in onnxruntime's place"),
+    "cpu": ("CPUExecutionProvider", "onnxruntime"),
+}
 _MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
@@ -167,13 +171,13 @@ def onnxruntime(task: Task) -> Made:
     """ONNX Runtime, fed with NumPy alone, in a process that never imports PyTorch."""
     if task.dtype == "bfloat16":
         raise MissingError("onnxruntime is fed with NumPy, which has no bfloat16: choose --dtype float16 or float32")
+    import onnxruntime as installed
+
+    provider, package = _PROVIDERS[task.device.type]
+    if provider not in installed.get_available_providers():
+        raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
     path, setup = _exported(task)
-    provider, package = ("CUDAExecutionProvider", "onnxruntime-gpu") if task.on_gpu else ("CPUExecutionProvider", "")
-    given = task.given.to(DTYPES[task.dtype]).numpy()
-    try:
-        runner = Remote(path, given, provider)
-    except WorkerMissingError as error:
-        raise MissingError(f"{error}: pip install {package or 'onnxruntime'}") from None
+    runner = Remote(path, task.given.to(DTYPES[task.dtype]).numpy(), provider)
     return runner, Setup(
         setup.export_s, runner.load_s, setup.disk_bytes, f"{setup.remark}, version {runner.version}", "nchw"
     )

@@ -34,10 +34,6 @@ class WorkerError(RuntimeError):
     """The process that runs an engine ended; the message is the last that it said."""
 
 
-class WorkerMissingError(RuntimeError):
-    """The process says that it lacks something."""
-
-
 class Runner(Protocol):
     """An engine with its input."""
 
@@ -159,7 +155,6 @@ class Remote:
         """Start the process and load the model.
 
         Raises:
-            WorkerMissingError: ONNX Runtime is built without the provider.
             WorkerError: the model could not be loaded or run.
         """
         self._output, self._errors = model.with_name("output.npy"), model.with_name("errors.txt")
@@ -180,9 +175,6 @@ class Remote:
         except WorkerError:
             self.close()
             raise
-        if "missing" in ready:
-            self.close()
-            raise WorkerMissingError(ready["missing"])
         self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
         self.has_torch = bool(ready["has_torch"])
 

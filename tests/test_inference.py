@@ -207,6 +207,37 @@ def test_the_rates_lie_around_what_the_simulation_holds():
     assert inference.between({100.0: False}) == []
 
 
+class Twins(Ranks):
+    """Two processes that find the same."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
+    begun = study(tmp_path, processes=2, batch_sizes=(3, 4))
+    begun.ranks = Twins(rank=0, world=2)
+    begun.run()
+    rows = begun.ledger.read(deployment.TABLE)
+    assert rows["status"].tolist() == ["unsupported", "ok"]
+    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
+    one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
+    assert one == two
+    assert one + two == pytest.approx(rows["images_per_s"][1], rel=0.01)
+
+
+def test_what_fails_in_another_process_fails_here_too(tmp_path: Path):
+    class OtherFails(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, engines.Failure("oom", "too much")] if value is None else [value, value]
+
+    begun = study(tmp_path, processes=2, batch_sizes=(4,))
+    begun.ranks = OtherFails(rank=0, world=2)
+    begun.run()
+    rows = begun.ledger.read(deployment.TABLE)
+    assert rows[["status", "reason"]].to_numpy().tolist() == [["oom", "too much"]]
+
+
 def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
     begun = study(tmp_path)
     begun.run()

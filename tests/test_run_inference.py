@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from torch._inductor import config
 
 import run_inference
 
-ROOT = Path(run_inference.__file__).parent
 TINY = ["--device", "cpu", "--model", "torchvision:resnet18", "--image-size", "32", "--measure", "5", "--warmup", "1",
         "--min-seconds", "0.1"]  # fmt: skip
 ENGINES = ["eager", "compile", "aot", "onnxruntime"]
@@ -95,20 +93,6 @@ def test_the_same_command_measures_only_what_is_missing(folder: Path, capsys: py
 def test_other_settings_have_a_folder_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]):
     assert run_inference.main([*TINY, "--engines", "eager", "--seed", "7", "--output-dir", str(folder)]) == 2
     assert "other settings (seed 0, now 7)" in capsys.readouterr().err
-
-
-def test_two_processes_share_a_batch(tmp_path: Path):
-    asked = ["--engines", "eager", "--batch-sizes", "3,4", "--gpus", "2", "--output-dir", str(tmp_path)]
-    command = [sys.executable, str(ROOT / "run_inference.py"), *TINY, *asked]
-    done = subprocess.run(command, capture_output=True, timeout=300, text=True)
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(tmp_path / "inference.csv")
-    assert table["status"].tolist() == ["unsupported", "ok"]
-    assert table["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
-    each = [float(rate) for rate in table["images_per_s_per_process"][1].split("|")]
-    assert len(each) == 2
-    assert sum(each) == pytest.approx(table["images_per_s"][1], rel=0.01)
-    assert done.stdout.count("results: ") == 1
 
 
 @pytest.mark.parametrize(
