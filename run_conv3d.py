@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.commandline import OneLineParser, one_line
+from convscope.commandline import OneLineParser, as_program, report
 
 if TYPE_CHECKING:
     import torch
@@ -61,8 +61,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return _list() if options.list else _study(options)
     except StopError as error:
-        print(f"run_conv3d.py: {one_line(error)}", file=sys.stderr)
-        return error.exit_code
+        return report("run_conv3d.py", error)
 
 
 def _list() -> int:
@@ -130,4 +129,4 @@ def _note(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_program(main))

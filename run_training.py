@@ -159,7 +159,7 @@ def _report(study: Study) -> int:
     tables = {name: ledger.read(name) for name in ("training", "operators", "memory")}
     memory_bytes = torch.cuda.get_device_properties(study.device).total_memory if on_gpu else None
     summaries = advice.summaries(tables["training"], tables["operators"], memory_bytes)
-    ledger.save_summary("\n\n".join(summaries.values()))
+    ledger.save_text("summary.txt", "\n\n".join(summaries.values()))
     plots.draw(tables["training"], tables["memory"], ledger.path, study.note)
     keys = [study.key(model, size) for model in study.training.models for size in study.training.batch_sizes]
     asked = [summaries[key] for key in keys if key in summaries]

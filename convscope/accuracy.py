@@ -38,6 +38,16 @@ def tolerance(layer: Layer, algorithm: str, math: str) -> float:
     return exact if math == "fp32" else exact + 2 * UNIT_ROUNDOFF["tf32"]
 
 
+def stored_tolerance(layer: Layer, dtype: str, math: str) -> float:
+    """Return the largest error of a layer whose input, weights and output are kept in `dtype`.
+
+    Fewer bits round both factors of each product and the result; the sums are of float32 all the same.
+    """
+    if dtype in STORAGE_ROUNDOFF:
+        return fp32_tolerance(layer, "") + 3 * STORAGE_ROUNDOFF[dtype]
+    return tolerance(layer, "", math)
+
+
 def whole_model_tolerance(tolerances: Iterable[float]) -> float:
     """Return the largest error to be expected of a model's output: its layers' errors, taken as independent."""
     return mathematics.sqrt(sum(tolerance**2 for tolerance in tolerances))

@@ -144,7 +144,7 @@ def study(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: i
         note: told, in one line, which candidate had to be left out and why.
     """
     with contextlib.closing(_Cast(subject)) as cast:
-        found = _rounds(subject, bench, cast, note, rounds)
+        found = _rounds(subject, bench, cast, note, rounds, list(cast.assignments))
         candidates = [_candidate(subject, cast, name, times) for name, times in found.items()]
         cast.assignments[TOGETHER] = fastest_of_each(subject.layers, candidates)
         passes: dict[str, list[float]] = {
@@ -158,10 +158,22 @@ def study(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: i
         return Study(candidates, {name: statistics.summarize(times) for name, times in passes.items()})
 
 
+def pick(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: int) -> dict[str, str]:
+    """Return the algorithm with the smallest mean for each layer by name, as `study` takes the times; traces nothing.
+
+    After a trace CUPTI may stay with the process and slow down what is timed later.
+    """
+    with contextlib.closing(_Cast(subject)) as cast:
+        names = [name for name in cast.assignments if name not in PICKS]
+        found = _rounds(subject, bench, cast, note, rounds, names)
+        timed = [Candidate(name, _where(cast.usable[name], _summaries(times)), [], []) for name, times in found.items()]
+        return fastest_of_each(subject.layers, timed)
+
+
 def _rounds(
-    subject: Subject, bench: Bench, cast: _Cast, note: Callable[[str], None], rounds: int
+    subject: Subject, bench: Bench, cast: _Cast, note: Callable[[str], None], rounds: int, names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
-    times: dict[str, list[list[float]]] = {name: [] for name in cast.assignments}
+    times: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in tqdm(range(rounds), desc=f"{subject.run.model}, choice", unit="round", disable=None):
         for name in list(times):
             try:
@@ -176,16 +188,16 @@ def _rounds(
 def _candidate(subject: Subject, cast: _Cast, name: str, times: list[list[float]]) -> Candidate:
     ran, kernels = cast.run(name, lambda: verify.look(subject.model, subject.given))
     usable = cast.usable[name]
+    return Candidate(name, _where(usable, _summaries(times)), _where(usable, ran), _where(usable, kernels))
 
-    def where_usable(values: Sequence[T]) -> list[T | None]:
-        return [value if can else None for value, can in zip(values, usable, strict=True)]
 
-    return Candidate(
-        name,
-        where_usable([statistics.summarize(layer) for layer in zip(*times, strict=True)]),
-        where_usable(ran),
-        where_usable(kernels),
-    )
+def _summaries(times: list[list[float]]) -> list[Summary]:
+    """Summarize each layer's times over the rounds."""
+    return [statistics.summarize(layer) for layer in zip(*times, strict=True)]
+
+
+def _where(usable: Sequence[bool], values: Sequence[T]) -> list[T | None]:
+    return [value if can else None for value, can in zip(values, usable, strict=True)]
 
 
 def fastest_of_each(layers: Sequence[Layer], candidates: Sequence[Candidate]) -> dict[str, str]:

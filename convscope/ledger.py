@@ -1,7 +1,8 @@
-"""What a training study writes: a matrix of cells, each a model with a batch size, and the tables that they fill.
+"""What a study of many cells writes, and the tables that they fill; first of all a training study's.
 
-A cell counts when it stands in `training.csv`; its rows of the other tables are there by then. Each table is replaced
-whole, so a run may be killed at any moment: rows of a cell that was not finished are dropped when the next one begins.
+A cell counts when it stands in the last table of its schema (`training.csv`); its rows of the other tables are there by
+then. Each table is replaced whole, so a run may be killed at any moment: rows of a cell that was not finished are
+dropped when the next one begins.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 
@@ -57,10 +58,6 @@ class Training:
     def device_type(self) -> str:
         """The kind of device, "cpu" or "cuda"."""
         return self.device.split(":")[0]
-
-
-# What may differ between the cells of one folder: these are columns that name the cell, or say where it ran.
-_FREE = ("models", "batch_sizes", "device", "processes", "compiled")
 
 
 @dataclass(frozen=True)
@@ -176,16 +173,73 @@ TABLES: dict[str, RowType] = {
 }
 
 
-def columns(row_type: RowType) -> list[str]:
+class Request(Protocol):
+    """What a study was asked for, a frozen dataclass: `Training`, or another study's own."""
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+
+    @property
+    def processes(self) -> int:
+        """How many processes measure together."""
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The form of one kind of study.
+
+    Attributes:
+        request: its name in `run.json`; `version` is that of the file.
+        key: the dataclass of what names a cell; all rows of all tables begin with its fields.
+        tables: the rows of each table by its file's name; the last one makes a cell count.
+        free: settings of the request that may differ between the cells of one folder: columns that name the cell,
+            or say where and how long it ran.
+    """
+
+    request: str
+    version: int
+    key: type[Any]
+    tables: Mapping[str, type[Any]]
+    free: Collection[str]
+
+    @property
+    def main(self) -> str:
+        """The table that makes a cell count."""
+        return list(self.tables)[-1]
+
+    def key_of(self, cells: Mapping[str, str]) -> Any:
+        """Return the key of a row as it stands on disk.
+
+        Raises:
+            ValueError, KeyError: it has none.
+        """
+        fields = dataclasses.fields(self.key)
+        return self.key(*(_READERS[str(field.type)](cells[field.name]) for field in fields))
+
+
+_READERS: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "bool": {"True": True, "False": False}.__getitem__,
+    "float | None": lambda cell: float(cell) if cell else None,
+}
+TRAINING = Schema(
+    "training", SCHEMA_VERSION, Key, TABLES, free=("models", "batch_sizes", "device", "processes", "compiled")
+)
+
+
+def columns(row_type: type[Any]) -> list[str]:
     """Return a table's columns in their order on disk."""
     return [field.name for field in dataclasses.fields(row_type)]
 
 
 @dataclass(frozen=True)
 class Ledger:
-    """The files of a training study, all in one directory."""
+    """The files of a study, all in one directory."""
 
     path: Path
+    schema: Schema = TRAINING
 
     @property
     def run(self) -> Path:
@@ -193,7 +247,7 @@ class Ledger:
         return self.path / "run.json"
 
     def table(self, name: str) -> Path:
-        """Return the file of one of `TABLES`."""
+        """Return the file of one of the schema's tables."""
         return self.path / f"{name}.csv"
 
     def prepare(self) -> None:
@@ -212,7 +266,7 @@ class Ledger:
             f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
         )
 
-    def begin(self, training: Training, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
+    def begin(self, request: Request, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
         """See that the cells that are there may stand beside the new ones, and write `run.json`.
 
         Raises:
@@ -220,13 +274,13 @@ class Ledger:
         """
         try:
             if overwrite:
-                for name in reversed(TABLES):
+                for name in reversed(list(self.schema.tables)):
                     self.table(name).unlink(missing_ok=True)
             else:
-                self._check(training, environment)
+                self._check(request, environment)
             document = {
-                "schema_version": SCHEMA_VERSION,
-                "training": dataclasses.asdict(training),
+                "schema_version": self.schema.version,
+                self.schema.request: _asdict(request),
                 "environment": dataclasses.asdict(environment),
                 **more,
             }
@@ -234,20 +288,21 @@ class Ledger:
         except OSError as error:
             raise self._cannot_begin(error) from None
 
-    def _check(self, training: Training, environment: Environment) -> None:
+    def _check(self, request: Request, environment: Environment) -> None:
         if not self.done():
             return
         try:
             document = json.loads(self.run.read_bytes())
-            then = document["training"] | document["environment"]
-            known = document["schema_version"] == SCHEMA_VERSION
+            then = document[self.schema.request] | document["environment"]
+            known = document["schema_version"] == self.schema.version
         except (OSError, ValueError, KeyError, TypeError):
             known = False
         if not known:
             raise InputError(f"{self.run} does not say how the tables beside it were measured: --overwrite them")
-        now = dataclasses.asdict(training) | dataclasses.asdict(environment)
-        names = [field.name for field in dataclasses.fields(Training) if field.name not in _FREE]
-        names += SOFTWARE + (PROCESSOR if training.device_type == "cpu" and training.processes == 1 else ())
+        asked = _asdict(request)
+        now = asked | dataclasses.asdict(environment)
+        names = [name for name in asked if name not in self.schema.free]
+        names += SOFTWARE + (PROCESSOR if request.device_type == "cpu" and request.processes == 1 else ())
         odd = [f"{name} {then.get(name)}, now {now[name]}" for name in names if then.get(name) != now[name]]
         if odd:
             raise InputError(
@@ -255,12 +310,12 @@ class Ledger:
                 "choose another --output-dir, or --overwrite"
             )
 
-    def done(self) -> set[Key]:
-        """Return the cells that are there, whatever became of them."""
-        return {_key(row) for row in self._rows("training")}
+    def done(self) -> set[Any]:
+        """Return the keys of the cells that are there, whatever became of them."""
+        return {self.schema.key_of(row) for row in self._rows(self.schema.main)}
 
-    def add(self, rows: Sequence[Row]) -> None:
-        """Add one cell, its rows of all tables at once.
+    def add(self, rows: Sequence[Any]) -> None:
+        """Add one cell, its rows of all tables at once; rows that an earlier attempt at it left are replaced.
 
         Raises:
             WriteError: it cannot be written; the cells that are there stay.
@@ -273,17 +328,18 @@ class Ledger:
                 "when that is mended, the same command goes on"
             ) from None
 
-    def _add(self, rows: Sequence[Row]) -> None:
-        done = self.done()
-        for name, row_type in TABLES.items():
+    def _add(self, rows: Sequence[Any]) -> None:
+        key_of = self.schema.key_of
+        stay = self.done() - {key_of(_cells(row)) for row in rows}
+        for name, row_type in self.schema.tables.items():
             new = [_cells(row) for row in rows if type(row) is row_type]
-            kept = [row for row in self._rows(name) if _key(row) in done]
+            kept = [row for row in self._rows(name) if key_of(row) in stay]
             if new or kept:
                 write_atomically(self.table(name), _text(row_type, [*kept, *new]))
 
-    def save_summary(self, text: str) -> None:
-        """Write the summaries of all cells, as they are printed."""
-        write_atomically(self.path / "summary.txt", text + "\n")
+    def save_text(self, name: str, text: str) -> None:
+        """Write a file of text beside the tables."""
+        write_atomically(self.path / name, text + "\n")
 
     def read(self, name: str) -> pd.DataFrame:
         """Return one of the tables, empty where there is none yet; cells that were not finished are left out.
@@ -292,11 +348,12 @@ class Ledger:
             InputError: the file is not such a table.
         """
         done = self.done()
-        text = _text(TABLES[name], [row for row in self._rows(name) if _key(row) in done])
+        kept = [row for row in self._rows(name) if self.schema.key_of(row) in done]
+        text = _text(self.schema.tables[name], kept)
         return pd.read_csv(io.StringIO(text), float_precision="round_trip")
 
     def _rows(self, name: str) -> list[dict[str, str]]:
-        path, expected = self.table(name), columns(TABLES[name])
+        path, expected = self.table(name), columns(self.schema.tables[name])
         if not path.exists():
             return []
         try:
@@ -305,24 +362,25 @@ class Ledger:
                 rows = list(reader)
                 whole = reader.fieldnames == expected and all(None not in row.values() for row in rows)
                 for row in rows:
-                    _key(row)
-        except (OSError, ValueError, KeyError, csv.Error):
+                    self.schema.key_of(row)
+        except (OSError, ValueError, KeyError, TypeError, csv.Error):
             whole = False
         if not whole:
             raise InputError(f"{path} is not a table of this version: move it away, or --overwrite")
         return rows
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _asdict(request: Request) -> dict[str, Any]:
+    """Return a request as JSON would give it back: tuples are lists there."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(request)))  # type: ignore[call-overload]
+    return found
+
+
+def _cells(row: Any) -> dict[str, str]:
     return {name: "" if value is None else str(value) for name, value in dataclasses.asdict(row).items()}
 
 
-def _key(row: Mapping[str, str]) -> Key:
-    compiled = {"True": True, "False": False}[row["compiled"]]
-    return Key(row["model"], int(row["batch_size"]), int(row["processes"]), compiled)
-
-
-def _text(row_type: RowType, rows: Sequence[Mapping[str, str]]) -> str:
+def _text(row_type: type[Any], rows: Sequence[Mapping[str, str]]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(row_type), lineterminator="\n")
     writer.writeheader()

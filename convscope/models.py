@@ -17,6 +17,7 @@ from convscope.records import Layer
 
 MODELS = ("vgg16", "densenet121", "resnet152", "googlenet", "alexnet", "resnet50")
 PREFIX = "torchvision:"
+TIMM_PREFIX = "timm:"
 
 # Heads that only training uses; their weights would have to be built and never run.
 _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
@@ -65,6 +66,61 @@ def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
                 f"the trained weights of {bare} cannot be downloaded ({error}): "
                 f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
             ) from None
+
+
+def check_any_name(name: str) -> str:
+    """Return the name of a model that `build_any` builds: one of `check_name`'s, or `timm:` and one of timm's.
+
+    Raises:
+        InputError: there is none of this name, or timm is not installed.
+    """
+    plain = name.strip()
+    if not plain.startswith(TIMM_PREFIX):
+        return check_name(name)
+    bare = plain.removeprefix(TIMM_PREFIX)
+    if not _timm().is_model(bare):
+        raise InputError(f"timm has no model {bare!r}: python -c 'import timm; print(timm.list_models())'")
+    return plain
+
+
+def build_any(name: str, pretrained: bool, seed: int) -> nn.Module:
+    """Build a model of torchvision's or timm's as `build` does; raises what it raises."""
+    if not name.startswith(TIMM_PREFIX):
+        return build(name, pretrained, seed)
+    bare = name.removeprefix(TIMM_PREFIX)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
+        except OSError as error:
+            raise InputError(f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained") from None
+    return model.eval()
+
+
+def _timm() -> Any:
+    try:
+        import timm
+    except ImportError:
+        raise InputError("models by timm:NAME need timm: pip install timm") from None
+    return timm
+
+
+def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
+    """Give untrained batch normalisation the statistics of one batch of noise, in place.
+
+    Without them it scales nothing, and the numbers of a deep model grow out of half precision's range.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = None  # the mean of all batches seen, which is this one
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        model(torch.randn(batch_size, 3, input_size, input_size, generator=generator))
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.eval()
+        norm.momentum = momentum
 
 
 def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:

@@ -1,10 +1,13 @@
-"""The processes that train together: one a GPU under torchrun (gloo on CPUs), or this one alone."""
+"""The processes that measure together: one a GPU, under torchrun or by `launch` (gloo on CPUs), or this one alone."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,11 +17,13 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 TIMEOUT = timedelta(minutes=5)
+_LOOK_S = 0.05
+_ENDED_WELL = (0, 1)  # of a command of this project: everything measured, or some rows with a reason
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together; `local` numbers those of one host."""
+    """This process among those that work together; `local` numbers those of one host."""
 
     rank: int = 0
     world: int = 1
@@ -42,6 +47,32 @@ class Ranks:
         if self.world == 1:
             return model
         return DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+
+
+def launch(command: Sequence[str], count: int, stop: Callable[[], bool]) -> int:
+    """Run a command in so many processes of this machine that find each other; return the largest exit code.
+
+    Where one ends badly the others, which would wait for it, are ended too; so are all where `stop` says True.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    running = [
+        subprocess.Popen(command, env=os.environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(count)
+    ]
+    try:
+        while any(process.poll() is None for process in running):
+            if stop() or any(process.returncode not in (None, *_ENDED_WELL) for process in running):
+                break
+            time.sleep(_LOOK_S)
+        codes = [abs(process.returncode) for process in running if process.returncode is not None]
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+    return max(codes, default=0)
 
 
 def from_environment() -> Ranks:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convscope.__main__
+import run_inference
 import run_profile
 import run_verify
 
@@ -97,6 +98,12 @@ def test_run_profile_with_one_thing_wrong(nowhere: list[str], more: list[tuple[s
 @given(more=lines(VERIFY))
 def test_run_verify(more: list[str]):
     answers(run_verify.main, ["--device", "cpu", *more, "--algorithm", "gemm"])
+
+
+@settings(max_examples=EXAMPLES // 3)
+@given(more=lines(run_inference.parser()))
+def test_run_inference(nowhere: list[str], more: list[str]):
+    answers(run_inference.main, ["--device", "cpu", *more, "--gpus", "1", *nowhere])
 
 
 OPTIONS = "--stage 3_full --model --algorithm --gpu --state --json --into --most --dry-run -- --help --version"

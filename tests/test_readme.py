@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import run_profile
-from convscope import ledger
+from convscope import deployment, engines, ledger
 from convscope.records import LayerRow, OverallRow, columns
 
 ROOT = Path(__file__).parents[1]
 README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
+INFERENCE = (ROOT / "docs" / "inference.md").read_text()
 
 
 @pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow)}))
@@ -25,6 +26,16 @@ def test_every_column_is_explained(column: str):
 )
 def test_every_column_of_a_training_study_is_explained(column: str):
     assert re.search(rf"\b{column}\b", TRAINING.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("column", ledger.columns(deployment.InferenceRow))
+def test_every_column_of_an_inference_study_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", INFERENCE.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("engine", engines.ENGINES)
+def test_every_engine_is_explained(engine: str):
+    assert f"| `{engine}` |" in INFERENCE
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The figures of docs/inference.md, on one GPU; with two GPUs the scaling rows.
+#   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: sweep most
+# sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
+# most: compile-max at batch 1 and 256; compiled: compile and aot at batch 1, 32 and 256; choice: cudnn-best at 1 and 8
+# server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: batches shared by 1 and by 2
+# All parts but the last two go into one folder: a cell that is there is not measured again.
+set -uo pipefail
+out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
+shift
+mkdir -p "$out"
+cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
+python=${PYTHON:-python}
+flags=(--model resnet50 --dtype float16 --layout nhwc --warmup 20 --measure 200 --min-seconds 0.6)
+
+infer() { # folder, name of the log, then flags
+    local folder=$1 log=$2
+    shift 2
+    echo "== $log: $*"
+    "$python" run_inference.py --output-dir "$out/$folder" "$@" 2>&1 | tee "$out/$log.log"
+}
+
+(($#)) || set -- sweep most
+for part in "$@"; do
+    case $part in
+        sweep)
+            infer batch sweep "${flags[@]}" --batch-sizes 1,2,4,8,16,32,64,128,256 \
+                --engines eager,graph,fused,onnxruntime,tensorrt
+            ;;
+        most) infer batch most "${flags[@]}" --batch-sizes 1,256 --engines compile-max ;;
+        compiled) infer batch compiled "${flags[@]}" --batch-sizes 1,32,256 --engines compile,aot ;;
+        choice) infer batch choice "${flags[@]}" --batch-sizes 1,8 --engines cudnn-best ;;
+        server)
+            infer server server "${flags[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
+                --batch-sizes 1,4,16,64 --min-seconds "${SECONDS_A_RATE:-60}" ${RATES:+--qps "$RATES"}
+            ;;
+        gpus)
+            for count in 1 2; do
+                infer gpus "gpus_$count" "${flags[@]}" --batch-sizes 2,64,256,512 --engines eager,graph,fused --gpus $count
+            done
+            ;;
+        *)
+            echo "unknown part $part: sweep most compiled choice server gpus" >&2
+            exit 2
+            ;;
+    esac
+done

@@ -1,0 +1,491 @@
+"""The inference study: every engine at every batch size, or under the load of a server, from the request to the rows.
+
+Each cell runs in a thread of its own, because PyTorch keeps the cuDNN plans that a thread has once chosen, whoever
+chose them. With several processes each takes its share of the batch on its own GPU; they begin each step together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from convscope import accuracy, engines, failures, floor, gpus, models, request, swap
+from convscope.bench import Bench
+from convscope.deployment import (
+    BATCH,
+    MULTI_STREAM,
+    MULTI_STREAM_SAMPLES,
+    OFFLINE,
+    SCENARIOS,
+    SERVER,
+    SINGLE_STREAM,
+    TABLE,
+    Inference,
+    InferenceKey,
+    InferenceRow,
+    energy_figures,
+    latency_figures,
+    load_figures,
+)
+from convscope.energy import EnergyWindow
+from convscope.engines import Setup, Task
+from convscope.errors import DeviceFaultError, InputError
+from convscope.failures import Failure
+from convscope.ledger import Ledger
+from convscope.load import Load, between, rates_around
+from convscope.ranks import Ranks
+from convscope.records import Layer, Run, slug
+from convscope.runner import Runner
+from convscope.trainer import Meter
+
+T = TypeVar("T")
+SERVER_METHOD = "time.perf_counter, from arrival to answer"
+SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
+REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
+LONGEST_S = 86_400
+
+
+def check(inference: Inference) -> Inference:
+    """Return a request with its names in one spelling, after looking at every setting.
+
+    Raises:
+        InputError: one that cannot be, or two that cannot be together.
+    """
+    unknown = [name for name in inference.engines if name not in engines.ENGINES]
+    if unknown or not inference.engines:
+        raise InputError(f"--engines {','.join(unknown)}: choose from {','.join(engines.ENGINES)}")
+    if inference.scenario not in SCENARIOS:
+        raise InputError(f"--scenario {inference.scenario}: choose one of {', '.join(SCENARIOS)}")
+    for option, value, least in (
+        *(("--batch-sizes", size, 1) for size in inference.batch_sizes),
+        ("--image-size", inference.image_size_px, 1),
+        ("--gpus", inference.processes, 1),
+        ("--warmup", inference.warmup_iters, 0),
+        ("--measure", inference.measure_iters, 1),
+        ("--seed", inference.seed, 0),
+        ("--max-delay-ms", inference.max_delay_ms, 0),
+    ):
+        request.at_least(option, value, least)
+        request.at_most(option, value, request.INTEGER_MOST)
+    for option, number in (
+        ("--min-seconds", inference.min_seconds),
+        ("--slo-ms", inference.slo_ms),
+        *(("--qps", rate) for rate in inference.qps),
+    ):
+        if not 0 < number < math.inf:
+            raise InputError(f"{option} {number}: a number above 0")
+    request.at_most("--min-seconds", inference.min_seconds, LONGEST_S)
+    if inference.qps and inference.scenario != SERVER:
+        raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
+    if inference.scenario == SERVER and inference.processes > 1:
+        raise InputError(f"--scenario {SERVER} is measured on one GPU: leave out --gpus")
+    sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
+    return dataclasses.replace(inference, model=models.check_any_name(inference.model), batch_sizes=sizes)
+
+
+def subject(inference: Inference) -> nn.Module:
+    """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
+    model = models.build_any(inference.model, inference.pretrained, inference.seed)
+    if not inference.pretrained:
+        try:
+            models.settle_statistics(model, inference.image_size_px, inference.seed)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            size, cause = inference.image_size_px, str(error).splitlines()[0]
+            raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
+    return model
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one process measured of a cell; None where the scenario has no use for it."""
+
+    setup: Setup
+    method: str
+    relative_error: float | None
+    tolerance: float
+    setup_s: float
+    latencies_ms: list[float] | None = None
+    calls: int | None = None
+    window_s: float | None = None
+    energy: EnergyWindow | None = None
+    energy_reason: str | None = None
+    peak_memory_bytes: int | None = None
+
+
+class _BrokenError(Exception):
+    """A cell cannot be measured, in one process at least."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+class _Aside:
+    """A thread in which one cell runs from beginning to end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._thread = device, ThreadPoolExecutor(max_workers=1)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run work there and return, or raise, what it does."""
+        return self._thread.submit(self._with_device, work).result()
+
+    def _with_device(self, work: Callable[[], T]) -> T:
+        on_gpu = self._device.type == "cuda"
+        with torch.no_grad(), torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+            return work()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+@dataclass
+class Study:
+    """Measures the cells that a ledger does not have yet; what could not be measured is tried again.
+
+    Attributes:
+        open_meter: opens the power sensors for the length of a window: their thread disturbs what is timed outside.
+        make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
+        stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
+        note: called with one line where something is worth knowing.
+    """
+
+    inference: Inference
+    model: nn.Module
+    device: torch.device
+    ranks: Ranks
+    open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
+    make_bench: Callable[[Run, nn.Module], Bench]
+    ledger: Ledger
+    stop: Callable[[], bool]
+    note: Callable[[str], None]
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._references: dict[int, torch.Tensor] = {}
+        self._layers: dict[int, list[Layer]] = {}
+
+    def run(self) -> None:
+        """Measure engine after engine at batch size after batch size."""
+        asked = self.inference
+        with swap.math(asked.math):
+            for size in asked.batch_sizes if asked.scenario != SERVER else asked.batch_sizes[-1:]:
+                for engine in asked.engines:
+                    if self._is_there(self.key(engine, size)):
+                        continue
+                    self.stopped = any(self.ranks.gather(self.stop()))
+                    if self.stopped:
+                        return
+                    self._guarded(engine, size)
+
+    def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
+        """Return what names a cell of this study."""
+        asked = self.inference
+        return InferenceKey(slug(asked.model), engine, batch_size, asked.processes, asked.scenario, qps)
+
+    def _is_there(self, key: InferenceKey) -> bool:
+        """Tell whether a cell was measured: one that could not be is tried again."""
+        rows = self.ledger.read(TABLE) if self.ranks.is_first else None
+        found = False
+        if rows is not None and key in self.ledger.done():
+            same = [(rows[name] == value) for name, value in dataclasses.asdict(key).items() if value is not None]
+            found = bool((rows[np.logical_and.reduce(same)]["status"] == "ok").all())
+        return bool(self.ranks.gather(found)[0])
+
+    def _guarded(self, engine: str, batch_size: int) -> None:
+        """Measure a cell; one that cannot be is a row with a reason."""
+        started_utc, started_s = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
+        try:
+            with self._plans(search=engine != engines.BASELINE):
+                if self.inference.scenario == SERVER:
+                    self._serve(engine, batch_size)
+                    return
+                everyone = self.ranks.gather(self._measure(engine, batch_size))
+            figures = self._figures(everyone, batch_size)
+        except _BrokenError as error:
+            failure = error.failure
+            self.note(f"{engine}, batch {batch_size}: {failure.status}: {failure.reason}")
+            figures = {"status": failure.status, "reason": failure.reason}
+        finally:
+            self._release()
+        told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
+        self._add(self._row(self.key(engine, batch_size), **figures, **told))
+
+    def _add(self, row: InferenceRow) -> None:
+        if self.ranks.is_first:
+            self.ledger.add([self._with_efficiency(row)])
+
+    @contextlib.contextmanager
+    def _plans(self, search: bool) -> Iterator[None]:
+        """Let cuDNN search for the fastest plans, or leave it as PyTorch has it."""
+        before = torch.backends.cudnn.benchmark
+        torch.backends.cudnn.benchmark = search
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+    def _together(self, work: Callable[[], T]) -> T:
+        """Do a step in every process; where one fails, all give the cell up. They leave it together.
+
+        Raises:
+            _BrokenError: it failed somewhere.
+        """
+        value, failure = self._tried(work)
+        failed = [found for found in self.ranks.gather(failure) if found is not None]
+        if failed or value is None:
+            raise _BrokenError(failed[0])
+        return value
+
+    def _tried(self, work: Callable[[], T]) -> tuple[T | None, Failure | None]:
+        try:
+            return work(), None
+        except _BrokenError as error:
+            return None, error.failure
+        except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
+            if (fault := failures.device_fault(self.device)) is not None:
+                raise DeviceFaultError(f"the GPU is lost ({fault}): the same command goes on") from None
+            failure = engines.failure_of(error)
+            if failure is None:
+                raise
+            return None, failure
+
+    def _measure(self, engine: str, batch_size: int) -> Measured:
+        """Set an engine up in every process, see that it computes the same as eager, and time it."""
+        asked = self.inference
+        with contextlib.ExitStack() as stack:
+            aside = stack.enter_context(contextlib.closing(_Aside(self.device)))
+            runner, found = self._together(lambda: self._set_up(engine, self._share(batch_size), aside, stack))
+            self._together(lambda: aside.run(lambda: self._warm(runner)))
+            if asked.scenario != OFFLINE:
+                times_ms = self._together(lambda: aside.run(lambda: runner.latencies_ms(asked.measure_iters)))
+                found = dataclasses.replace(found, latencies_ms=times_ms)
+            if asked.scenario in (BATCH, OFFLINE):
+                found = self._together(lambda: self._window(runner, aside, found))
+            return dataclasses.replace(found, peak_memory_bytes=aside.run(runner.peak_memory_bytes))
+
+    def _share(self, batch_size: int) -> int:
+        """Return how much of a batch is this process's.
+
+        Raises:
+            _BrokenError: it cannot be shared evenly.
+        """
+        share, rest = divmod(batch_size, self.inference.processes)
+        if rest:
+            reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} GPUs"
+            raise _BrokenError(Failure("unsupported", reason))
+        return share
+
+    def _set_up(self, engine: str, share: int, aside: _Aside, stack: contextlib.ExitStack) -> tuple[Runner, Measured]:
+        task, reference = self._task(share, Path(stack.enter_context(_folder()))), self._reference(share)
+        started_s = time.perf_counter()
+        runner, setup = aside.run(lambda: engines.make(engine, task))
+        setup_s = time.perf_counter() - started_s
+        stack.callback(lambda: aside.run(runner.close))
+        error = swap.relative_distance(aside.run(runner.output), reference)
+        found = Measured(setup, runner.timing_method, error, self._tolerance(share), setup_s)
+        if error is None or not error <= found.tolerance:
+            far = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
+            raise _BrokenError(Failure("failed", f"{far}, {found.tolerance:.2g} is allowed"))
+        return runner, found
+
+    def _task(self, share: int, folder: Path) -> Task:
+        asked = self.inference
+        return Task(
+            name=asked.model,
+            model=self.model,
+            given=self._given(share),
+            device=self.device,
+            dtype=asked.dtype,
+            layout=asked.layout,
+            math=asked.math,
+            folder=folder,
+            make_bench=self.make_bench,
+            note=self.note,
+        )
+
+    def _given(self, share: int) -> torch.Tensor:
+        asked = self.inference
+        generator = torch.Generator().manual_seed(asked.seed + self.ranks.rank)
+        return torch.randn(share, 3, asked.image_size_px, asked.image_size_px, generator=generator)
+
+    def _reference(self, share: int) -> torch.Tensor:
+        """Return what eager PyTorch computes in float32 without TF32, as float64 on the CPU."""
+        if share not in self._references:
+            with torch.inference_mode(), swap.math("fp32"):
+                self.model.to(self.device)
+                try:
+                    self._references[share] = self.model(self._given(share).to(self.device)).double().cpu()
+                finally:
+                    self.model.to("cpu")
+        return self._references[share]
+
+    def _tolerance(self, share: int) -> float:
+        asked = self.inference
+        every = [accuracy.stored_tolerance(layer, asked.dtype, asked.math) for layer in self._work(share)]
+        return accuracy.whole_model_tolerance(every)
+
+    def _work(self, share: int) -> list[Layer]:
+        if share not in self._layers:
+            side_px = self.inference.image_size_px
+            self._layers[share] = floor.layers_of(self.inference.model, self.model, (share, 3, side_px, side_px))
+        return self._layers[share]
+
+    def _warm(self, runner: Runner) -> bool:
+        runner.latencies_ms(self.inference.warmup_iters)
+        if self.device.type == "cuda":
+            runner.window(SETTLING_S)
+        return True
+
+    def _window(self, runner: Runner, aside: _Aside, found: Measured) -> Measured:
+        """Keep the engine busy for a while, and read the energy of that."""
+        with self.open_meter() as meter:
+            opened = meter.begin()
+            calls, seconds = aside.run(lambda: runner.window(self.inference.min_seconds))
+            meter.end(opened)
+            missing = f"no energy: {meter.reason}" if meter.reason else next(iter(opened.reasons), None)
+        energy = next(iter(opened.energies), None)
+        return dataclasses.replace(found, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
+
+    def _figures(self, everyone: Sequence[Measured], batch_size: int) -> dict[str, object]:
+        """Return what all processes found as columns."""
+        first, share = everyone[0], batch_size // len(everyone)
+        figures: dict[str, object] = {
+            "relative_error": max(found.relative_error or 0.0 for found in everyone),
+            "tolerance": first.tolerance,
+            "setup_s": max(found.setup_s for found in everyone),
+            "timing_method": first.method,
+            "peak_memory_bytes": first.peak_memory_bytes,
+            **{name: value for name, value in dataclasses.asdict(first.setup).items() if name != "layout"},
+            "layout": first.setup.layout or self.inference.layout,
+        }
+        samples = [found.latencies_ms for found in everyone if found.latencies_ms is not None]
+        if samples:
+            figures |= latency_figures(max(samples, key=statistics.fmean))
+        rates = [found.calls * share / found.window_s for found in everyone if found.calls and found.window_s]
+        if rates:
+            figures |= {
+                "images_per_s": sum(rates),
+                "images_per_s_per_process": "|".join(f"{rate:.1f}" for rate in rates),
+                "window_s": first.window_s,
+            }
+            metered = everyone if self.device.type == "cuda" else everyone[:1]  # processes on a CPU share its counter
+            energies = [found.energy for found in metered]
+            figures |= energy_figures(energies, [found.energy_reason for found in metered], sum(rates))
+        return figures | self._floor(share, batch_size, sum(rates))
+
+    def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
+        """Return the least time of one process's share on its card, and how many times that a batch took."""
+        gpu = gpus.identify(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
+        if gpu is None:
+            return {}
+        least = floor.of(self._work(share), gpu, self.inference.dtype, self.inference.math)
+        return {
+            "floor_ms": least.time_ms,
+            "floor_memory_ms": least.memory_ms,
+            "floor_compute_ms": least.compute_ms,
+            "times_floor": batch_size / images_per_s * 1e3 / least.time_ms if images_per_s else None,
+            "flops": least.flops,
+            "minimum_bytes": least.minimum_bytes,
+        }
+
+    def _with_efficiency(self, row: InferenceRow) -> InferenceRow:
+        """Return a row of several processes with its images/s over that many times those of one with this batch."""
+        table = self.ledger.read(TABLE)
+        same = [table[name] == getattr(row, name) for name in ("model", "engine", "batch_size", "scenario")]
+        alone = table[np.logical_and.reduce(same) & (table["processes"] == 1)]["images_per_s"].dropna()
+        if row.processes == 1 or alone.empty or row.images_per_s is None:
+            return row
+        ideal = row.processes * float(alone.iloc[0])
+        return dataclasses.replace(row, scaling_efficiency_pct=100 * row.images_per_s / ideal)
+
+    def _row(self, key: InferenceKey, **figures: object) -> InferenceRow:
+        asked = self.inference
+        named = ("dtype", "layout", "math", "image_size_px", "warmup_iters", "device")
+        same = {name: getattr(asked, name) for name in named} | figures
+        return InferenceRow(**dataclasses.asdict(key), **same)
+
+    def _serve(self, engine: str, max_batch: int) -> None:
+        """Put an engine under load: requests by a Poisson process, batches up to the limit, rate after rate.
+
+        The engine is set up at each of the batch sizes; a batch runs in the smallest that holds it.
+        """
+        sizes = sorted(self.inference.batch_sizes)
+        with contextlib.ExitStack() as stack:
+            aside = stack.enter_context(contextlib.closing(_Aside(self.device)))
+            made = {
+                size: self._together(lambda size=size: self._set_up(engine, size, aside, stack))  # type: ignore[misc]
+                for size in sizes
+            }
+            runners = {size: runner for size, (runner, _) in made.items()}
+            for runner in runners.values():
+                aside.run(lambda runner=runner: self._warm(runner))  # type: ignore[misc]
+            load = Load(self.inference, runners, aside.run)
+            self._rates(load, engine, max_batch, made[sizes[-1]][1])
+
+    def _rates(self, load: Load, engine: str, max_batch: int, found: Measured) -> None:
+        asked = self.inference
+        batch_s = load.batch_seconds()
+        rates = list(asked.qps) or rates_around(batch_s, load.batcher, asked.slo_ms, asked.seed)
+        within: dict[float, bool] = {}
+        refinements = 0 if asked.qps else REFINEMENTS
+        while rates or refinements:
+            if not rates:
+                refinements -= 1
+                rates = between(within)
+                continue
+            rate, key = rates[0], self.key(engine, max_batch, rates[0])
+            rates = rates[1:]
+            self.stopped = self.stop()
+            if self.stopped:
+                return
+            if self._is_there(key):
+                continue
+            started_s = time.perf_counter()
+            figures = load_figures(load.served(rate), asked.slo_ms)
+            within[rate] = bool(figures["within_slo"])
+            figures |= {
+                "relative_error": found.relative_error,
+                "tolerance": found.tolerance,
+                "remark": found.setup.remark,
+                "setup_s": found.setup_s,
+                "timing_method": SERVER_METHOD,
+                "wall_s": time.perf_counter() - started_s,
+            }
+            self._add(self._row(key, **figures))
+            self.note(
+                f"{engine}: {rate:g} requests/s: p99 {figures['latency_p99_ms']:.2f} ms, "
+                f"batches of {figures['mean_batch']:.1f}"
+            )
+
+    def _release(self) -> None:
+        """Give back what a cell held; compiled models go with the cycles they are in."""
+        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and to import it takes seconds
+            torch._dynamo.reset()
+        gc.collect()
+        if self.device.type == "cuda":
+            swap.engine().release()
+            torch.cuda.empty_cache()
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a directory for an engine's files that is gone when it is left."""
+    return tempfile.TemporaryDirectory(prefix="convscope-")

@@ -1,0 +1,89 @@
+"""An engine under the load of a server: how long its batches take, which rates to try, and what becomes of them."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+from convscope import serving
+from convscope.deployment import Inference
+from convscope.runner import Runner, undisturbed
+
+SERVICE_SAMPLES = 20
+SIMULATED_REQUESTS = 20_000
+RATE_SHARES = (0.5, 0.75, 0.9, 1.0, 1.1)  # of the rate that the simulation predicts to be the highest
+GIVE_UP_SLOS = 20.0  # a request that has waited so many times the limit ends a run
+
+
+class Load:
+    """An engine at several batch sizes behind a dynamic batcher.
+
+    Args:
+        runners: by batch size.
+        run: runs work in the thread that the engine was set up in.
+    """
+
+    def __init__(
+        self, inference: Inference, runners: Mapping[int, Runner], run: Callable[[Callable[[], object]], object]
+    ) -> None:
+        self._asked, self._runners, self._run = inference, runners, run
+        self._sizes = sorted(runners)
+        self.batcher = serving.Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
+
+    def batch_seconds(self) -> dict[int, float]:
+        """Return how long a batch of each size takes, in seconds: the median of some calls."""
+        times: dict[int, float] = {}
+
+        def measure() -> None:
+            for size, runner in self._runners.items():
+                times[size] = statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
+
+        self._run(measure)
+        return times
+
+    def served(self, rate_qps: float) -> serving.Served:
+        """Serve requests of this rate for as long as was asked for."""
+        arrivals_s = serving.poisson(rate_qps, self._asked.min_seconds, self._asked.seed)
+        give_up_s = max(1.0, GIVE_UP_SLOS * self._asked.slo_ms / 1e3)
+        found: list[serving.Served] = []
+
+        def work() -> None:
+            with undisturbed():
+                found.append(
+                    serving.serve(arrivals_s, self.batcher, self._execute, time.perf_counter, serving.pause, give_up_s)
+                )
+
+        self._run(work)
+        return found[0]
+
+    def _execute(self, count: int) -> None:
+        self._runners[serving.fitting(self._sizes, count)].call()
+
+
+def _call_s(runner: Runner) -> float:
+    started_s = time.perf_counter()
+    runner.call()
+    return time.perf_counter() - started_s
+
+
+def rates_around(batch_s: Mapping[int, float], batcher: serving.Batcher, slo_ms: float, seed: int) -> list[float]:
+    """Return the rates to measure, in requests a second: shares of the highest that a simulation holds to the limit.
+
+    Where even one request a second would not keep the limit, shares of the capacity.
+    """
+    most = serving.capacity_qps(batch_s)
+    duration_s = SIMULATED_REQUESTS / most
+
+    def meets(rate: float) -> bool:
+        return serving.simulated_p99_ms(batch_s, batcher, rate, duration_s, seed) <= slo_ms
+
+    best = serving.highest(meets, 0.0, most, steps=8) or most
+    return [serving.rounded(share * best) for share in RATE_SHARES]
+
+
+def between(within: Mapping[float, bool]) -> list[float]:
+    """Return the rate between the highest that kept the limit and the lowest above it that did not; none without."""
+    good = max((rate for rate, kept in within.items() if kept), default=None)
+    bad = min((rate for rate, kept in within.items() if not kept and (good is None or rate > good)), default=None)
+    return [] if good is None or bad is None else [serving.rounded((good + bad) / 2)]

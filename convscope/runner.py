@@ -1,0 +1,234 @@
+"""What an engine is once it is set up: something that can be called, timed and kept busy, here or in another process.
+
+A latency is one call of a batch while nothing else is under way: until the result is there. On a GPU it is the time
+between two CUDA events, the first recorded on the idle stream before the call, so that the host's launch is in it and
+the host's waiting is not. Input and output stay on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from convscope import graphs
+
+CUDA_METHOD = "cuda events around a call, launch included"
+CPU_METHOD = "time.perf_counter around a call"
+REMOTE_METHOD = "time.perf_counter around a call in a process of its own, copies to and from the device included"
+_QUEUED_S = 0.02  # of calls that the host may be ahead by
+_ROOT = Path(__file__).parents[1]
+
+
+class WorkerError(RuntimeError):
+    """The process that runs an engine ended; the message is the last that it said."""
+
+
+class Runner(Protocol):
+    """An engine with its input."""
+
+    timing_method: str
+
+    def output(self) -> torch.Tensor:
+        """Return what comes out for the input, as float32 on the CPU."""
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls, each alone."""
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again for about so long, without waiting in between; return the calls and the seconds."""
+
+    def call(self) -> None:
+        """Run once and wait for the result."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the most that the engine held on the GPU since it was set up, None where nobody counts."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class Local:
+    """An engine in this process.
+
+    Args:
+        step: enqueues one inference and returns its output.
+        captured: make a CUDA graph of the step; a call is then a replay of it.
+        counted: PyTorch's allocator sees all that the engine holds.
+    """
+
+    def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
+        self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
+        self.timing_method = CUDA_METHOD if self._on_gpu else CPU_METHOD
+        self._output = step()
+        self._wait()
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._graph: graphs.Captured | None = None
+
+        def run() -> None:
+            self._output = step()
+
+        self._run: Callable[[], None] = run
+        if captured:
+            self.timing_method += ", replay of a cuda graph"
+            self._graph = graphs.capture(run)
+            self._run = self._graph.replay
+
+    def output(self) -> torch.Tensor:
+        """Run once and copy the output."""
+        self.call()
+        return self._output.float().cpu()
+
+    def call(self) -> None:
+        """Run once and wait for the result."""
+        self._run()
+        self._wait()
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls, each alone."""
+        with undisturbed():
+            return [self._latency_ms() for _ in range(count)]
+
+    def _latency_ms(self) -> float:
+        if not self._on_gpu:
+            started_s = time.perf_counter()
+            self._run()
+            return (time.perf_counter() - started_s) * 1e3
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        self._run()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end))
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again for about so long; the host runs ahead of the GPU by a few calls at most."""
+        each_s = max(1e-6, min(self.latencies_ms(3)) / 1e3)
+        chunk = max(1, round(_QUEUED_S / 2 / each_s))
+        ahead: list[torch.cuda.Event] = []
+        with undisturbed():
+            calls, started_s = 0, time.perf_counter()
+            while time.perf_counter() - started_s < seconds:
+                for _ in range(chunk):
+                    self._run()
+                calls += chunk
+                if self._on_gpu:
+                    ahead.append(torch.cuda.Event())
+                    ahead[-1].record()
+                    if len(ahead) > 2:
+                        ahead.pop(0).synchronize()
+            self._wait()
+            return calls, time.perf_counter() - started_s
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak of PyTorch's allocator since the engine was set up."""
+        return torch.cuda.max_memory_allocated() if self._counted else None
+
+    def close(self) -> None:
+        """Free the graph."""
+        if self._graph is not None:
+            self._graph.close()
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+class Remote:
+    """An ONNX model in a process without PyTorch (`onnx_worker`)."""
+
+    timing_method = REMOTE_METHOD
+
+    def __init__(self, model: Path, given: np.ndarray[Any, Any], provider: str) -> None:
+        """Start the process and load the model.
+
+        Raises:
+            WorkerError: the model could not be loaded or run.
+        """
+        self._output, self._errors = model.with_name("output.npy"), model.with_name("errors.txt")
+        np.save(model.with_name("input.npy"), given)
+        files = [str(path) for path in (model, model.with_name("input.npy"), self._output)]
+        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "convscope.onnx_worker", *files, provider, str(torch.get_num_threads())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            )
+        try:
+            ready = self._answer()
+        except WorkerError:
+            self.close()
+            raise
+        self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
+        self.has_torch = bool(ready["has_torch"])
+
+    def _ask(self, **what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            said = self._errors.read_text(errors="replace").strip().splitlines()
+            raise WorkerError(f"onnxruntime: {said[-1] if said else 'the process ended without a word'}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def output(self) -> torch.Tensor:
+        """Return what the process computed when it began."""
+        return torch.from_numpy(np.load(self._output).astype(np.float32))
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls there."""
+        return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again there."""
+        answer = self._ask(window_s=seconds)
+        return int(answer["calls"]), float(answer["seconds"])
+
+    def call(self) -> None:
+        """Run once there, and wait for the word that it is done."""
+        self._ask()
+
+    def peak_memory_bytes(self) -> None:
+        """Nobody counts."""
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep Python's garbage collector from stepping in for the length of the block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

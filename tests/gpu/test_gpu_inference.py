@@ -1,0 +1,87 @@
+"""The inference benchmark on a GPU: engines that agree, launches by a graph, the floor, energy, a server, two GPUs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import run_inference
+
+QUICK = ["--measure", "50", "--min-seconds", "0.5"]
+
+
+def measured(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
+    assert run_inference.main([*QUICK, *arguments, "--output-dir", str(folder)]) == code
+    return pd.read_csv(folder / "inference.csv")
+
+
+def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path: Path):
+    table = measured(tmp_path, "--engines", "eager,graph,fused", "--batch-sizes", "1,8")
+    assert (table["status"] == "ok").all()
+    assert (table["relative_error"] <= table["tolerance"]).all()
+    assert (table["relative_error"] > 0).all()
+    latency_ms = table.pivot(index="batch_size", columns="engine", values="latency_mean_ms")
+    assert (latency_ms["graph"] < latency_ms["eager"]).all()
+    assert (latency_ms["fused"] < latency_ms["graph"]).all()
+
+
+def test_nothing_is_faster_than_the_floor_at_a_large_batch(tmp_path: Path):
+    row = measured(tmp_path, "--engines", "fused", "--batch-sizes", "256").iloc[0]
+    assert row["floor_ms"] > max(row["floor_memory_ms"], row["floor_compute_ms"]) * 0.999
+    assert row["times_floor"] > 1
+    assert row["latency_p50_ms"] == pytest.approx(256e3 / row["images_per_s"], rel=0.1)
+    assert row["energy_source"] == "nvml energy counter"
+    assert row["peak_memory_bytes"] > 51e6
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_other_types_agree_too(tmp_path: Path, dtype: str):
+    table = measured(tmp_path, "--engines", "graph,fused", "--batch-sizes", "2", "--dtype", dtype)
+    assert (table["status"] == "ok").all()
+
+
+def test_the_fastest_algorithms_of_cudnn_are_put_together(tmp_path: Path):
+    row = measured(tmp_path, "--engines", "cudnn-best", "--batch-sizes", "1").iloc[0]
+    assert row["status"] == "ok"
+    assert row["layout"] == "nchw"
+    assert "gemm" in row["remark"]
+
+
+def test_compiled_engines_agree(tmp_path: Path):
+    asked = ["--model", "torchvision:resnet18", "--engines", "eager,compile,compile-max,aot", "--batch-sizes", "4"]
+    table = measured(tmp_path, *asked)
+    assert (table["status"] == "ok").all()
+    assert (table["compile_s"].dropna() > 0).all()
+
+
+def test_out_of_memory_is_a_row(tmp_path: Path):
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(0.01)
+    try:
+        row = measured(tmp_path, "--engines", "eager", "--batch-sizes", "256", code=1).iloc[0]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert row["status"] == "oom"
+
+
+def test_a_server_keeps_its_limit_at_a_low_rate(tmp_path: Path):
+    asked = ["--scenario", "server", "--engines", "graph", "--batch-sizes", "1,8", "--qps", "200", "--min-seconds", "3"]
+    row = measured(tmp_path, *asked).iloc[0]
+    assert row["within_slo"]
+    assert row["images_per_s"] == pytest.approx(200, rel=0.3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_share_a_batch(tmp_path: Path):
+    asked = [*QUICK, "--engines", "fused", "--batch-sizes", "512", "--output-dir", str(tmp_path)]
+    for count in ("1", "2"):
+        subprocess.run([sys.executable, run_inference.__file__, *asked, "--gpus", count], check=True, timeout=300)
+    one, two = pd.read_csv(tmp_path / "inference.csv").to_dict("records")
+    assert two["processes"] == 2
+    assert two["images_per_s"] > 1.5 * one["images_per_s"]
+    assert 75 < two["scaling_efficiency_pct"] < 110

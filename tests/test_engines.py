@@ -1,0 +1,165 @@
+"""The catalogue of engines: what is missing is said with how to get it, and what runs elsewhere says so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from convscope import engines, models
+from convscope.engines import MissingError, Task
+from convscope.errors import InputError
+from convscope.runner import Remote, WorkerError
+
+
+def task(folder: Path, **changes: Any) -> Task:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
+    given = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        model(given)
+    options: dict[str, Any] = {
+        "name": "it",
+        "model": model.eval(),
+        "given": given,
+        "device": torch.device("cpu"),
+        "dtype": "float32",
+        "layout": "nchw",
+        "math": "fp32",
+        "folder": folder,
+        "make_bench": None,
+        "note": print,
+    }
+    return Task(**options | changes)
+
+
+def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Path):
+    asked = task(tmp_path)
+    runner, setup = engines.make("onnxruntime", asked)
+    try:
+        assert isinstance(runner, Remote)
+        assert not runner.has_torch
+        expected = asked.model(asked.given).detach()
+        assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
+        assert len(runner.latencies_ms(3)) == 3
+        calls, seconds = runner.window(0.05)
+        assert calls > 0
+        assert seconds >= 0.05
+        runner.call()
+    finally:
+        runner.close()
+    assert setup.disk_bytes > 4 * (4 * 27 + 4 * 36 * 5)
+    assert setup.export_s > 0
+    assert setup.compile_s > 0
+    assert setup.remark.startswith("1 of 1 batch normalisations folded, version ")
+
+
+def test_half_precision_goes_through_onnxruntime(tmp_path: Path):
+    asked = task(tmp_path, dtype="float16")
+    runner, _ = engines.make("onnxruntime", asked)
+    expected = asked.model(asked.given).detach()
+    assert 1e-5 < (runner.output() - expected).norm() / expected.norm() < 1e-2
+    runner.close()
+
+
+def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    import onnxruntime
+
+    monkeypatch.setattr(onnxruntime, "get_available_providers", list)
+    with pytest.raises(MissingError, match="has no CPUExecutionProvider: pip install onnxruntime"):
+        engines.make("onnxruntime", task(tmp_path))
+
+
+def test_a_process_that_ends_says_why(tmp_path: Path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"this is no model")
+    with pytest.raises(WorkerError, match=r"^onnxruntime: .*(INVALID|Protobuf|failed)"):
+        Remote(path, task(tmp_path).given.numpy(), "CPUExecutionProvider")
+
+
+@pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])
+def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
+    with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
+        engines.make(name, task(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "tensorrt"])
+def test_a_package_that_is_not_installed_is_said_with_how_to_install_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda package: None if package == name else "there")
+    with pytest.raises(MissingError, match=f"{name} needs {name}, not installed: pip install"):
+        engines.make(name, task(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["compile", "compile-max", "aot"])
+def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(MissingError, match="no-such-compiler is not here: install g"):
+        engines.make(name, task(tmp_path))
+
+
+def test_numpy_has_no_bfloat16(tmp_path: Path):
+    with pytest.raises(MissingError, match="NumPy, which has no bfloat16"):
+        engines.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
+
+
+def test_what_an_error_makes_of_a_cell():
+    for error in (torch._dynamo.exc.TorchDynamoException("no\nmore"), WorkerError("no")):
+        assert engines.failure_of(error) == engines.Failure("failed", "no")
+    assert engines.failure_of(MissingError("none")).status == "unsupported"
+    assert engines.failure_of(torch.OutOfMemoryError("CUDA out of memory.")).status == "oom"
+    assert engines.failure_of(RuntimeError("a mistake")) is None
+
+
+def test_the_input_has_the_layout_and_type_asked_for(tmp_path: Path):
+    asked = task(tmp_path, layout="nhwc", dtype="bfloat16")
+    given = asked.input()
+    assert given.dtype == torch.bfloat16
+    assert given.is_contiguous(memory_format=torch.channels_last)
+    assert asked.input("nchw").is_contiguous()
+    placed = asked.placed(asked.model)
+    assert placed[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch):
+    def create(name: str, pretrained: bool) -> nn.Module:
+        if pretrained:
+            raise OSError("no network")
+        return nn.Linear(1, 1)
+
+    fake = SimpleNamespace(is_model=lambda name: name == "resnet50", create_model=create)
+    monkeypatch.setitem(sys.modules, "timm", fake)
+    assert models.check_any_name(" timm:resnet50") == "timm:resnet50"
+    one, two = (models.build_any("timm:resnet50", False, 3) for _ in range(2))
+    assert torch.equal(one.weight, two.weight)
+    assert not one.training
+    with pytest.raises(InputError, match="timm has no model 'resnet51'"):
+        models.check_any_name("timm:resnet51")
+    with pytest.raises(InputError, match="trained weights of resnet50 cannot be had"):
+        models.build_any("timm:resnet50", True, 0)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(InputError, match="pip install timm"):
+        models.check_any_name("timm:resnet50")
+    assert models.check_any_name("resnet50") == "resnet50"
+
+
+def test_settled_statistics_keep_the_numbers_of_a_deep_model_small():
+    model = models.build("resnet50")
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(5))
+    largest: list[float] = []
+    for module in model.modules():
+        if isinstance(module, nn.ReLU):
+            module.register_forward_hook(lambda module, given, output: largest.append(float(output.max())))
+    with torch.inference_mode():
+        model(given)
+        wild = max(largest)
+        models.settle_statistics(model, 64, 0)
+        largest.clear()
+        model(given)
+    assert max(largest) < 100 < wild
+    assert not any(module.training for module in model.modules())

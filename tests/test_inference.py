@@ -1,0 +1,282 @@
+"""The inference study with engines that are handed in: agreement, rows, load, what is tried again."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from fakes import ENVIRONMENT
+from torch import nn
+
+from convscope import deployment, engines, inference
+from convscope.deployment import Inference
+from convscope.energy import EnergyWindow
+from convscope.engines import Engine, MissingError, Setup, Task
+from convscope.errors import InputError
+from convscope.ledger import Ledger
+from convscope.ranks import Ranks
+from convscope.sampling import PowerWindow
+from convscope.serving import Batcher
+
+ASKED = Inference(
+    model="torchvision:resnet18", engines=("eager",), batch_sizes=(1, 2), gpu="cpu", image_size_px=32,
+    warmup_iters=1, measure_iters=5, min_seconds=0.05,
+)  # fmt: skip
+
+
+class Small(nn.Module):
+    """One convolution, and the mean over each channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x).mean((2, 3))
+
+
+class Meter:
+    """A power meter of a card that takes 100 W."""
+
+    reason = None
+
+    def begin(self) -> PowerWindow:
+        return PowerWindow(0.0)
+
+    def end(self, window: PowerWindow) -> PowerWindow:
+        window.energies.append(EnergyWindow(0.0, 2.0, 200.0, 4.0, "a counter"))
+        window.reasons.append(None)
+        return window
+
+
+def study(folder: Path, **changes: Any) -> inference.Study:
+    asked = dataclasses.replace(ASKED, **changes)
+    ledger = Ledger(folder, deployment.SCHEMA)
+    ledger.prepare()
+    ledger.begin(asked, ENVIRONMENT, {}, overwrite=False)
+    return inference.Study(
+        inference=asked,
+        model=Small().eval(),
+        device=torch.device("cpu"),
+        ranks=Ranks(),
+        open_meter=lambda: contextlib.nullcontext(Meter()),
+        make_bench=lambda run, model: pytest.fail("nobody needs a bench here"),
+        ledger=ledger,
+        stop=lambda: False,
+        note=lambda line: None,
+    )
+
+
+def run(folder: Path, **changes: Any) -> pd.DataFrame:
+    study(folder, **changes).run()
+    return Ledger(folder, deployment.SCHEMA).read(deployment.TABLE)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what puts an engine into the catalogue; `batch_s` is what one of its calls takes."""
+
+    def put(name: str, wrong_by: float = 0.0, batch_s: float = 0.0, error: Exception | None = None) -> None:
+        def make(task: Task) -> engines.Made:
+            if error is not None:
+                raise error
+
+            def step() -> torch.Tensor:
+                time.sleep(batch_s)
+                with torch.no_grad():
+                    output: torch.Tensor = task.model(task.given) * (1 + wrong_by)
+                return output
+
+            return engines._local(task, step), Setup(remark="put in")
+
+        monkeypatch.setitem(engines.ENGINES, name, Engine(make))
+
+    return put
+
+
+def test_a_cell_has_its_figures(tmp_path: Path):
+    rows = run(tmp_path)
+    assert rows["batch_size"].tolist() == [1, 2]
+    row = rows.iloc[1]
+    assert row["status"] == "ok"
+    assert row["samples"] == 5
+    assert row["latency_p50_ms"] <= row["latency_p90_ms"] <= row["latency_p99_ms"]
+    assert row["images_per_s"] * row["window_s"] >= 2
+    assert row["energy_per_image_j"] == pytest.approx(100 / row["images_per_s"])
+    assert row["energy_uncertainty_j"] == pytest.approx(2 / row["images_per_s"])
+    assert row["relative_error"] == 0
+    assert row["model"] == "resnet18"
+
+
+def test_an_engine_that_disagrees_has_no_latency(tmp_path: Path, engine: Any):
+    engine("wrong", wrong_by=0.01)
+    row = run(tmp_path, engines=("wrong",), batch_sizes=(1,)).iloc[0]
+    assert row["status"] == "failed"
+    assert row["reason"].startswith("its output differs from eager float32 by 0.01, ")
+    assert pd.isna(row["latency_mean_ms"])
+    assert pd.isna(row["images_per_s"])
+
+
+def test_an_engine_that_computes_no_number_disagrees(tmp_path: Path, engine: Any):
+    engine("nan", wrong_by=float("nan"))
+    row = run(tmp_path, engines=("nan",), batch_sizes=(1,)).iloc[0]
+    assert (row["status"], row["reason"].split(",")[0]) == ("failed", "its output differs from eager float32 by nan")
+
+
+def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, engine: Any):
+    engine("late", error=MissingError("not yet"))
+    before = run(tmp_path, engines=("eager", "late"), batch_sizes=(1,))
+    assert before["status"].tolist() == ["ok", "unsupported"]
+    engine("late")
+    after = run(tmp_path, engines=("eager", "late"), batch_sizes=(1,))
+    assert after["status"].tolist() == ["ok", "ok"]
+    assert after["started_utc"][0] == before["started_utc"][0]
+    assert after["latency_mean_ms"][0] == before["latency_mean_ms"][0]
+
+
+def test_an_error_that_is_nobodys_own_is_not_hidden(tmp_path: Path, engine: Any):
+    engine("broken", error=RuntimeError("a mistake in the program"))
+    with pytest.raises(RuntimeError, match="a mistake in the program"):
+        run(tmp_path, engines=("broken",), batch_sizes=(1,))
+
+
+def test_a_stop_ends_before_the_next_cell(tmp_path: Path):
+    begun = study(tmp_path)
+    begun.stop = iter([False, True]).__next__
+    begun.run()
+    assert begun.stopped
+    assert len(begun.ledger.read(deployment.TABLE)) == 1
+
+
+@pytest.mark.parametrize(
+    ("scenario", "has", "lacks", "sizes"),
+    [
+        ("single-stream", "latency_p90_ms", "images_per_s", [1]),
+        ("multi-stream", "latency_p99_ms", "images_per_s", [8]),
+        ("offline", "images_per_s", "latency_mean_ms", [1, 2]),
+    ],
+)
+def test_a_scenario_measures_what_its_name_means(tmp_path: Path, scenario: str, has: str, lacks: str, sizes: list[int]):
+    asked = inference.check(dataclasses.replace(ASKED, scenario=scenario))
+    rows = run(tmp_path, scenario=scenario, batch_sizes=asked.batch_sizes)
+    assert rows["batch_size"].tolist() == sizes
+    assert rows[has].notna().all()
+    assert rows[lacks].isna().all()
+    assert deployment.METRICS[scenario] == has
+
+
+def test_a_servers_p99_is_measured_at_each_rate(tmp_path: Path, engine: Any):
+    engine("slow", batch_s=0.01)
+    options = {"scenario": "server", "qps": (20.0, 2000.0), "slo_ms": 100.0, "min_seconds": 0.6, "batch_sizes": (1, 2)}
+    rows = run(tmp_path, engines=("slow",), **options)
+    assert rows["target_qps"].tolist() == [20, 2000]
+    assert rows["within_slo"].tolist() == [True, False]
+    assert 10 < rows["latency_p50_ms"][0] < 100 < rows["latency_p99_ms"][1]
+    assert rows["mean_batch"][0] < rows["mean_batch"][1] <= 2
+    assert rows["batch_size"].tolist() == [2, 2]
+    assert 20 < rows["images_per_s"][1] < 201
+
+
+def test_without_rates_the_knee_is_looked_for(tmp_path: Path, engine: Any):
+    engine("slow", batch_s=0.01)
+    rows = run(tmp_path, engines=("slow",), scenario="server", slo_ms=100.0, min_seconds=0.3, batch_sizes=(1,))
+    kept = rows[rows["within_slo"]]["target_qps"]
+    assert len(rows) >= 5
+    assert 10 < kept.max() < 115
+
+
+def test_an_engine_that_cannot_serve_is_a_row(tmp_path: Path, engine: Any):
+    engine("missing", error=MissingError("none: get one"))
+    rows = run(tmp_path, engines=("missing",), scenario="server", qps=(1.0,))
+    assert rows[["status", "reason"]].to_numpy().tolist() == [["unsupported", "none: get one"]]
+
+
+def test_the_rates_lie_around_what_the_simulation_holds():
+    rates = inference.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
+    assert rates == sorted(rates)
+    assert rates[0] < 4000 < rates[-1] * 1.2
+    assert inference.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
+    assert inference.between({100.0: True}) == []
+    assert inference.between({100.0: False}) == []
+
+
+class Twins(Ranks):
+    """Two processes that find the same."""
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, value]
+
+
+def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
+    begun = study(tmp_path, processes=2, batch_sizes=(3, 4))
+    begun.ranks = Twins(rank=0, world=2)
+    begun.run()
+    rows = begun.ledger.read(deployment.TABLE)
+    assert rows["status"].tolist() == ["unsupported", "ok"]
+    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
+    one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
+    assert one == two
+    assert one + two == pytest.approx(rows["images_per_s"][1], rel=0.01)
+
+
+def test_what_fails_in_another_process_fails_here_too(tmp_path: Path):
+    class OtherFails(Ranks):
+        def gather(self, value: Any) -> list[Any]:
+            return [value, engines.Failure("oom", "too much")] if value is None else [value, value]
+
+    begun = study(tmp_path, processes=2, batch_sizes=(4,))
+    begun.ranks = OtherFails(rank=0, world=2)
+    begun.run()
+    rows = begun.ledger.read(deployment.TABLE)
+    assert rows[["status", "reason"]].to_numpy().tolist() == [["oom", "too much"]]
+
+
+def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
+    begun = study(tmp_path)
+    begun.run()
+    one = begun.ledger.read(deployment.TABLE).iloc[1]
+    row = deployment.InferenceRow("resnet18", "eager", 2, 2, "batch", images_per_s=1.5 * one["images_per_s"])
+    assert begun._with_efficiency(row).scaling_efficiency_pct == pytest.approx(75)
+    other = dataclasses.replace(row, batch_size=4)
+    assert begun._with_efficiency(other).scaling_efficiency_pct is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engines": ("eager", "none")}, "--engines none: choose from eager,graph"),
+        ({"scenario": "stream"}, "--scenario stream: choose one of batch"),
+        ({"batch_sizes": (0,)}, "--batch-sizes 0: it must be at least 1"),
+        ({"processes": 0}, "--gpus 0: it must be at least 1"),
+        ({"min_seconds": 0.0}, "--min-seconds 0.0: a number above 0"),
+        ({"slo_ms": float("nan")}, "--slo-ms nan: a number above 0"),
+        ({"qps": (10.0,)}, "--qps is the rate of a server's requests: say --scenario server"),
+        ({"qps": (-1.0,), "scenario": "server"}, "--qps -1.0: a number above 0"),
+        ({"scenario": "server", "processes": 2}, "--scenario server is measured on one GPU"),
+        ({"model": "resnet51"}, "unknown model 'resnet51'"),
+        ({"max_delay_ms": -1.0}, "--max-delay-ms -1.0: it must be at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str):
+    with pytest.raises(InputError, match=said):
+        inference.check(dataclasses.replace(ASKED, **changes))
+
+
+def test_an_image_that_is_too_small_is_bad_input():
+    with pytest.raises(InputError, match="alexnet cannot take 8×8 images"):
+        inference.subject(dataclasses.replace(ASKED, model="alexnet", image_size_px=8))
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

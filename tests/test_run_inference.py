@@ -1,0 +1,131 @@
+"""The command line that compares engines, on a CPU: ResNet-18 through all that run there, two processes, bad input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch._inductor import config
+
+import run_inference
+
+TINY = ["--device", "cpu", "--model", "torchvision:resnet18", "--image-size", "32", "--measure", "5", "--warmup", "1",
+        "--min-seconds", "0.1"]  # fmt: skip
+ENGINES = ["eager", "compile", "aot", "onnxruntime"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def two_threads() -> Iterator[None]:
+    """Compute on two threads: on one PyTorch leaves small convolutions to no library, and there is more to compile."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ResNet-18 at two batch sizes through every engine that a CPU has, and one that it has not."""
+    made = tmp_path_factory.mktemp("inference")
+    asked = ["--engines", ",".join([*ENGINES, "graph"]), "--batch-sizes", "1,4", "--output-dir", str(made)]
+    with config.patch({"compile_threads": 1, "aot_inductor.compile_wrapper_opt_level": "O0"}):
+        assert run_inference.main([*TINY, *asked]) == 0
+    return made
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("size", [1, 4])
+def test_an_engine_agrees_with_eager(folder: Path, engine: str, size: int):
+    table = pd.read_csv(folder / "inference.csv")
+    row = table[(table["engine"] == engine) & (table["batch_size"] == size)].iloc[0]
+    if row["status"] == "unsupported":
+        assert "is not here: install" in row["reason"]  # no C++ compiler on this machine
+        pytest.skip(row["reason"])
+    assert row["status"] == "ok"
+    assert 0 <= row["relative_error"] <= row["tolerance"] < 1e-3
+    assert row["latency_mean_ms"] > 0
+    assert row["images_per_s"] > 0
+    assert row["samples"] == 5
+
+
+def test_what_is_missing_is_a_row_with_a_reason_and_no_figures(folder: Path):
+    table = pd.read_csv(folder / "inference.csv")
+    rows = table[table["engine"] == "graph"]
+    assert rows["status"].tolist() == ["unsupported"] * 2
+    assert rows["reason"].str.startswith("graph needs an NVIDIA GPU").all()
+    assert rows["latency_mean_ms"].isna().all()
+
+
+def test_set_up_and_files_have_their_cost(folder: Path):
+    table = pd.read_csv(folder / "inference.csv").set_index(["engine", "batch_size"])
+    assert table.loc[("onnxruntime", 1), "disk_bytes"] > 4 * 11.6e6
+    assert table.loc[("onnxruntime", 1), "remark"].startswith("20 of 20 batch normalisations folded")
+    compiled = table.dropna(subset=["compile_s"])
+    assert (compiled["setup_s"] >= compiled["compile_s"]).all()
+    assert table["peak_memory_bytes"].isna().all()
+    assert table["floor_ms"].isna().all()
+
+
+def test_the_folder_has_run_json_plots_and_the_engines_beside_each_other(folder: Path):
+    assert json.loads((folder / "run.json").read_text())["inference"]["batch_sizes"] == [1, 4]
+    assert {path.name for path in folder.glob("*.png")} == {"latency.png", "pareto.png"}
+    lines = (folder / "table.md").read_text().splitlines()
+    assert lines[0] == "1 GPU"
+    assert lines[2].startswith("| batch size | floor, ms | eager, ms | eager, images/s |")
+    assert [line.split(" | ")[0] for line in lines[4:]] == ["| 1", "| 4"]
+
+
+def test_the_same_command_measures_only_what_is_missing(folder: Path, capsys: pytest.CaptureFixture[str]):
+    before = pd.read_csv(folder / "inference.csv")
+    asked = ["--engines", "eager", "--batch-sizes", "1,2", "--output-dir", str(folder)]
+    assert run_inference.main([*TINY, *asked]) == 0
+    after = pd.read_csv(folder / "inference.csv")
+    pd.testing.assert_frame_equal(after[: len(before)], before)
+    assert after["batch_size"].tolist()[len(before) :] == [2]
+    assert "results: " in capsys.readouterr().out
+
+
+def test_other_settings_have_a_folder_of_their_own(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_inference.main([*TINY, "--engines", "eager", "--seed", "7", "--output-dir", str(folder)]) == 2
+    assert "other settings (seed 0, now 7)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--engines", "eager,none"], "--engines none: choose from eager"),
+        (["--batch-sizes", "1,x"], "'1,x': say numbers with commas between"),
+        (["--batch-sizes", "0"], "--batch-sizes 0: it must be at least 1"),
+        (["--model", "resnet18"], "unknown model 'resnet18'"),
+        (["--math", "tf32"], "--math tf32 needs a CUDA device"),
+        (["--device", "cuda:7"], "--device cuda:7"),
+        (["--qps", "10", "--scenario", "offline"], "--qps is the rate of a server's requests"),
+        (["--output-dir", "/proc/none"], "cannot write results to /proc/none"),
+        (["--model", "timm:resnet50"], "pip install timm"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    try:
+        code = run_inference.main([*TINY, *arguments])
+    except SystemExit as ended:
+        code = ended.code
+    printed = capsys.readouterr()
+    assert (code, printed.out) == (2, "")
+    assert printed.err.startswith("run_inference.py: ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_more_processes_than_gpus_is_bad_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert run_inference.main(["--gpus", "2"]) == 2
+    assert "--gpus 2: it must be at most 1" in capsys.readouterr().err
