@@ -3,14 +3,27 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# The files whose tests take about as long as all the others together: CI runs the two parts side by side.
+LONG := $(addprefix tests/test_,kill.py run_training.py storage.py)
+# Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
+export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test slurm lint gpu-test clean
+.PHONY: profile test test-slurm test-long test-rest slurm lint gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
 
 test: $(READY)  ## all tests that need no GPU
 	$(BIN)/python -m pytest
+
+test-slurm: $(READY)  ## a part of them: those that mostly wait for a queue
+	$(BIN)/python -m pytest --durations=5 tests/slurm
+
+test-long: $(READY)  ## another part
+	$(BIN)/python -m pytest --durations=10 $(LONG)
+
+test-rest: $(READY)  ## the others
+	$(BIN)/python -m pytest --durations=10 $(addprefix --ignore=,tests/slurm $(LONG))
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -30,16 +31,19 @@ class Power:
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         self._points = [(-1e6, points[0][1]), *points, (1e6, points[-1][1])]
+        self._times_s = [time_s for time_s, _ in self._points]
+        self._energies_j = [0.0]  # up to each point
+        for (left_s, left_w), (right_s, right_w) in pairwise(self._points):
+            self._energies_j.append(self._energies_j[-1] + (right_s - left_s) * (left_w + right_w) / 2)
 
     def energy_j(self, until_s: float) -> float:
-        total_j = 0.0
-        for (left_s, left_w), (right_s, right_w) in pairwise(self._points):
-            end_s = min(until_s, right_s)
-            if end_s <= left_s:
-                break
-            end_w = left_w + (right_w - left_w) * (end_s - left_s) / (right_s - left_s) if right_s > left_s else left_w
-            total_j += (end_s - left_s) * (left_w + end_w) / 2
-        return total_j
+        at = min(bisect.bisect_left(self._times_s, until_s), len(self._points) - 1) - 1
+        if at < 0:
+            return 0.0
+        (left_s, left_w), (right_s, right_w) = self._points[at], self._points[at + 1]
+        end_s = min(until_s, right_s)
+        end_w = left_w + (right_w - left_w) * (end_s - left_s) / (right_s - left_s) if right_s > left_s else left_w
+        return self._energies_j[at] + (end_s - left_s) * (left_w + end_w) / 2
 
     def mean_w(self, start_s: float, end_s: float) -> float:
         return (self.energy_j(end_s) - self.energy_j(start_s)) / (end_s - start_s)
