@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The files whose tests take about as long as all the others together: CI runs the two parts side by side.
+# The tests run in three parts at a time, of which one mostly waits; each on one thread, for threads of two processes on
+# the same cores wait for each other. A part's output comes when it has ended; all are run, whichever fails.
+# These are the files whose tests take about as long as all the others together.
 LONG := $(addprefix tests/test_,kill.py run_training.py storage.py)
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
@@ -13,8 +15,8 @@ export PYTHONDONTWRITEBYTECODE :=
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
 
-test: $(READY)  ## all tests that need no GPU
-	$(BIN)/python -m pytest
+test: $(READY)  ## all tests that need no GPU, in three parts side by side
+	OMP_NUM_THREADS=1 $(MAKE) --jobs=3 --keep-going --output-sync=target test-slurm test-long test-rest
 
 test-slurm: $(READY)  ## a part of them: those that mostly wait for a queue
 	$(BIN)/python -m pytest --durations=5 tests/slurm
