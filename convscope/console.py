@@ -59,7 +59,9 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     if model is None:
         header = ("algorithm", "CPU", "GPU", "what it is")
         every = algorithms.ALGORITHMS.values()
-        return table(header, [(a.name, a.cpu_provider or "-", a.cuda_provider or "-", a.title) for a in every])
+        return table(
+            header, [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in every]
+        )
     request.at_least("--batch-size", batch_size, 1)
     device = request.find_device(device_name)
     name = models.check_name(model)

@@ -84,8 +84,8 @@ def test_an_algorithm_that_nothing_runs_on_a_cpu_is_refused_whatever_was_said(un
         assign(run(algorithm="gemm", unsupported=unsupported), [PLAIN], None)
 
 
-def test_direct_on_a_gpu_can_fall_back_as_a_whole():
-    found = assign(run(algorithm="direct", unsupported="fallback", device="cuda:0"), [PLAIN], Library())
+def test_an_algorithm_of_the_cpu_can_fall_back_as_a_whole_on_a_gpu():
+    found = assign(run(algorithm="smm", unsupported="fallback", device="cuda:0"), [PLAIN], Library())
     assert found.algorithms == {"plain": "implicit precomp gemm"}
 
 

@@ -81,7 +81,8 @@ def test_every_listed_model_is_accepted():
 def test_the_list_of_algorithms_names_who_runs_each():
     lines = console.algorithm_list(None, 1, 224, "cpu").splitlines()
     assert len(lines) == 1 + len(algorithms.ALGORITHMS)
-    assert lines[1].split()[:3] == ["direct", "ai3", "-"]
+    assert lines[1].split()[:3] == ["direct", "ai3", "triton"]
+    assert "cudnn, triton  Winograd, fused" in lines[8]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +98,7 @@ def test_the_list_for_a_model_says_that_rules_decided(resnet50_on_cpu: list[str]
     "line",
     [
         "direct CPU 53 of 53",
-        "direct GPU 0 of 53 cuDNN implements no direct convolution",
+        "direct GPU 53 of 53",
         "gemm GPU 53 of 53",
         "winograd GPU 13 of 53 winograd needs 3×3 kernels with stride 1: 40 of 53 convolutions of resnet50 are not",
     ],
