@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
 import json
 import os
 import tempfile
@@ -104,6 +105,18 @@ class Folder:
                 f"cannot move the earlier run out of {self.path} ({error.strerror}): choose another --output-dir"
             ) from None
         return kept
+
+    def _finish_keeping(self, note: Callable[[str], None]) -> None:
+        """Remove what `keep` did not come to, where it was killed: tables without `run.json` that are kept already."""
+        left = [path for path in (self.overall, self.layers) if path.exists()]
+        whole = self.path.resolve()
+        for kept in whole.parent.glob(f"{glob.escape(whole.name)}{KEPT}*") if left else ():
+            twins = [kept / path.name for path in left]
+            if all(twin.exists() and twin.samefile(path) for path, twin in zip(left, twins, strict=True)):
+                for path in left:
+                    path.unlink()
+                note(f"{self.path}: removed the tables that an interrupted --overwrite left; they are in {kept}")
+                return
 
     def append(self, overall: OverallRow, layers: Sequence[LayerRow]) -> None:
         """Add one size to both tables, safely on the disk when this returns.
@@ -227,6 +240,8 @@ class Folder:
             InputError: the folder holds sizes that were measured under other settings, or nobody knows under which.
         """
         earlier = self.read_run()
+        if earlier is None:
+            self._finish_keeping(note)
         if earlier is None and (self.overall.exists() or self.layers.exists()):
             raise InputError(
                 f"{self.path} has tables and no run.json, so nobody knows how they were measured: "

@@ -71,7 +71,7 @@ def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(vic
 def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_the_new(
     victims: Victims, tmp_path: Path
 ):
-    one = ("--num-sizes", "1")
+    one, without_run = ("--num-sizes", "1"), 0
     for step in range(1, 1000):
         folder = tmp_path / str(step) / "run"
         folder.parent.mkdir()
@@ -84,6 +84,10 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
         assert old in [means(path) for path in every]
         if ended == 0:
             break
+        if not (folder / "run.json").exists():  # the same command, without --overwrite, goes on here too
+            without_run += 1
+            assert victims.finish(folder, *one) == 0
+    assert without_run > 2
     assert step > 20
 
 
