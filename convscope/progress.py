@@ -6,6 +6,7 @@ Light on purpose: no pandas, no table of layers, so that a thousand folders are 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import operator
 import re
@@ -159,12 +160,13 @@ def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
     """
     wanted = set(map(str, sizes))
     try:
-        with path.open(newline="") as file:
-            reader = csv.reader(file)
-            header = next(reader, [])
-            width = len(header)
-            pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
-            rows = [_Row(*pick([*line, ""])) for line in reader if len(line) == width]
+        text = path.read_text()
+        # Where nothing is quoted, cutting at the commas is the same, and several times as fast.
+        lines = csv.reader(io.StringIO(text)) if '"' in text else (line.split(",") for line in text.split("\n"))
+        header = next(lines, [])
+        width = len(header)
+        pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
+        rows = [_Row(*pick([*line, ""])) for line in lines if len(line) == width]
     except FileNotFoundError:
         return [], ""
     except (OSError, ValueError, csv.Error):
