@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import convscope.__main__
+import run_conv3d
 import run_inference
 import run_profile
+import run_training
 import run_verify
 
 EXAMPLES = 600
@@ -104,6 +106,18 @@ def test_run_verify(more: list[str]):
 @given(more=lines(run_inference.parser()))
 def test_run_inference(nowhere: list[str], more: list[str]):
     answers(run_inference.main, ["--device", "cpu", *more, "--gpus", "1", *nowhere])
+
+
+@settings(max_examples=EXAMPLES // 3)
+@given(more=lines(run_training.parser()))
+def test_run_training(nowhere: list[str], more: list[str]):
+    answers(run_training.main, ["--device", "cpu", *more, *nowhere])
+
+
+@settings(max_examples=EXAMPLES // 3)
+@given(more=lines(run_conv3d.parser()))
+def test_run_conv3d(nowhere: list[str], more: list[str]):
+    answers(run_conv3d.main, ["--device", "cpu", *more, *nowhere])
 
 
 OPTIONS = "--stage 3_full --model --algorithm --gpu --state --json --into --most --dry-run -- --help --version"
