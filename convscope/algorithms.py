@@ -40,11 +40,6 @@ class Algorithm:
     rule_depends_on_size: bool = False
 
     @property
-    def cuda_provider(self) -> str | None:
-        """The library that runs it on a GPU where it can, None where none does."""
-        return next(iter(self.cuda_providers), None)
-
-    @property
     def slug(self) -> str:
         """The name in paths, spaces as underscores."""
         return self.name.replace(" ", "_")

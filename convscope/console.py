@@ -68,9 +68,9 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     layers = models.convolutions(name, input_size, batch_size)
     ask = swap.asker(device)
     rows = []
-    for kind, provided in (("cpu", "cpu_provider"), ("cuda", "cuda_provider")):
+    for kind in ("cpu", "cuda"):
         for algorithm in algorithms.ALGORITHMS.values():
-            if getattr(algorithm, provided) is None and kind == "cpu":
+            if kind == "cpu" and algorithm.cpu_provider is None:
                 continue
             every_reason = assignment.reasons_not(algorithm, layers, kind, ask)
             usable = sum(reason is None for reason in every_reason)

@@ -10,6 +10,7 @@ import weakref
 from types import ModuleType
 
 import torch
+import triton
 
 from convscope.cudnn import Convolution
 from convscope.kernels import direct, sums, tuning, winograd
@@ -96,7 +97,8 @@ class Plan:
         properties = torch.cuda.get_device_properties(self._device)
         candidates = self._kernel.candidates(self.shape, self.output_shape, properties.multi_processor_count)
         found = tuning.choose(self.key, candidates, launcher, tuning.cache_file(properties.name))
-        self.tuned = {self.key: f"{found.blocks}; {found.time_us:.2f} us, best of {found.tried}"}
+        chosen = f"{found.blocks}; {found.time_us:.2f} us, best of {found.tried}; Triton {triton.__version__}"
+        self.tuned = {self.key: chosen}
         return found.blocks
 
     @property

@@ -26,7 +26,7 @@ from torch import nn
 from convscope import algorithms, cudnn, swap
 
 THEIRS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
-OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if found.cuda_provider == "cudnn"]
+OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if "cudnn" in found.cuda_providers]
 MODES = ("fp32", "tf32")
 
 # The first backward pass of a process may find its thread without a CUDA context; PyTorch makes one and warns.
