@@ -264,7 +264,8 @@ run_job() {
         printf '%s\n' "$job: $log.out"
         exec >>"$log.out" 2>>"$log.err"
     fi
-    trap 'note_event "$this" "$job" "ended 143"; exit 143' TERM
+    # Noted at once: SLURM kills what has not ended KillWait after TERM, and the step may take longer over a size.
+    trap 'note_event "$this" "$job" "ended 143"; wait; exit 143' TERM
     measure || rc=$?
     if ((rc == stopped)); then requeue "$job"; fi
     note_event "$this" "$job" "ended $rc"
@@ -282,10 +283,12 @@ take_task() {
 }
 
 # Only steps get SLURM's warning signal (no "B:"), so Python must be one. srun forgets the job's CPUs since 22.05.
+# In the background, for a trap waits until a command in the foreground has ended, but interrupts `wait`.
 measure() {
     profile_command "$this"
     activate && check_packages || return 2
-    srun --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --export=ALL "${profile[@]}"
+    srun --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --export=ALL "${profile[@]}" &
+    wait "$!"
 }
 
 requeue() { # JOB; returns where the job is not to go on
