@@ -14,7 +14,7 @@ from convscope.cudnn import Convolution
 from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
 from convscope.implementations import BENCHMARK, CUDNN, Prepared, Workshop, computes_in, provider
-from convscope.kernels import conv3d_tuning
+from convscope.kernels import tuning
 from convscope.layersets import Layer3d, Triple
 
 SCHEMA_VERSION = 1
@@ -153,7 +153,7 @@ def failure_of(error: Exception, device: torch.device) -> Failure:
         raise DeviceFaultError(f"the GPU can be used no more: {fault}") from error
     if isinstance(error, NotImplementedError):
         return Failure("unsupported", str(error))
-    if conv3d_tuning.is_refusal(error):
+    if tuning.is_refusal(error):
         return Failure("failed", (str(error).splitlines() or [type(error).__name__])[0])
     found = failures.of_size(error)
     if found is None:

@@ -24,8 +24,9 @@ from convscope.conv3d import Conv3d, Conv3dRow, SampleRow
 from convscope.cosmoflow import EndToEnd, EndToEndRow, KindRow
 from convscope.errors import InputError, WriteError
 from convscope.implementations import Workshop
-from convscope.kernels import conv3d_tuning
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels import tuning
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.kernels.tuning import Memory
 from convscope.layersets import Layer3d
 from convscope.stress import StressRow
 from convscope.tables import write_atomically
@@ -111,7 +112,7 @@ class _Found:
                     write_atomically(self.folder / f"{name}.csv", as_csv(TABLES[name], rows))
             choices = self.workshop.memory.used
             if choices:
-                write_atomically(self.folder / "tuned.json", conv3d_tuning.as_text(choices))
+                write_atomically(self.folder / "tuned.json", tuning.as_text(choices))
             write_atomically(self.folder / "run.json", json.dumps(self.document, indent=2) + "\n")
         except OSError as error:
             raise WriteError(f"cannot write to {self.folder} ({error.strerror}): choose another --output-dir") from None
@@ -153,11 +154,11 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"cannot write results to {folder} ({why}): choose another folder with --output-dir") from None
 
 
-def _memory(load_tuned: str | None, device: torch.device) -> Memory:
+def _memory(load_tuned: str | None, device: torch.device) -> Memory[Blocks]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if load_tuned:
-        return Memory.of_file(Path(load_tuned))
-    return Memory(conv3d_tuning.cache_file(name), fixed=load_tuned is not None)
+        return Memory.of_file(Path(load_tuned), Blocks)
+    return Memory(tuning.cache_file(name, "conv3d"), Blocks, fixed=load_tuned is not None)
 
 
 def _document(asked: Conv3d, device: torch.device, command: Sequence[str]) -> dict[str, Any]:

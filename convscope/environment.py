@@ -44,9 +44,17 @@ def read(device: torch.device, gpu_state: dict[str, object] | None = None) -> En
         gpu_uuid=f"GPU-{properties.uuid}",
         cuda=torch.version.cuda,
         cudnn=cudnn.version(),
+        triton=_triton_version(),
         compute_capability=f"{properties.major}.{properties.minor}",
         **(gpu_state or {}),  # type: ignore[arg-type]
     )
+
+
+def _triton_version() -> str | None:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def processor_name() -> str:

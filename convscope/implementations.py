@@ -19,7 +19,7 @@ from convscope import algorithms, cudnn
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels
 from convscope.kernels.conv3d_layout import Blocks
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels.tuning import Memory
 
 T = TypeVar("T")
 TORCH, BENCHMARK = "torch", "torch benchmark"
@@ -93,7 +93,7 @@ class Workshop:
         memory: the choices of blocks for the kernel that is tuned.
     """
 
-    def __init__(self, device: torch.device, memory: Memory) -> None:
+    def __init__(self, device: torch.device, memory: Memory[Blocks]) -> None:
         self.device, self.memory = device, memory
         self._left = contextlib.ExitStack()
         # PyTorch keeps the plans that it chose for as long as a thread lives, whoever chose them: the choice by

@@ -123,6 +123,7 @@ class Environment:
     driver: str | None = None
     cuda: str | None = None
     cudnn: str | None = None
+    triton: str | None = None
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None

@@ -21,9 +21,7 @@ from convscope.ceilings import Ceilings
 from convscope.conv3d import Conv3dRow
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels
-from convscope.kernels import conv3d_gemm, conv3d_layout, conv3d_tuning
-from convscope.kernels.conv3d_layout import Blocks
-from convscope.kernels.conv3d_tuning import Choice, Memory
+from convscope.kernels import conv3d_gemm, conv3d_layout
 from convscope.layersets import COLUMNS, Layer3d, load
 
 ROOT = Path(__file__).parents[1]
@@ -211,20 +209,6 @@ def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():
     seen = conv3d_layout.problem(tf32(4, 4, 32, 128))
     assert (seen.folded, seen.kernel, seen.channels, seen.taps) == (True, (3, 3, 1), 16, 9)
     assert seen.pitch == (128 * 128 * 131 * 4, 128 * 131 * 4, 131 * 4, 4)
-
-
-def test_choices_are_remembered_and_a_damaged_file_is_no_memory(tmp_path: Path):
-    path = tmp_path / "tuned.json"
-    choice = Choice(Blocks("boxes", 128, 64, 32, 4, 4, box=(1, 2, 64)), 12.5, 7)
-    path.write_text(conv3d_tuning.as_text({"gemm a": choice}))
-    memory = Memory.of_file(path)
-    never = [Blocks("pipelined", 64, 64, 16, 4, 3)]
-    assert memory.choose("gemm a", never, lambda blocks: pytest.fail("timed"), timed=True) == choice
-    assert memory.choose("gemm b", never, lambda blocks: pytest.fail("timed"), timed=True).blocks == never[0]
-    assert set(memory.used) == {"gemm a", "gemm b"}
-    path.write_text('{"gemm a": {"blocks": 3}}')
-    with pytest.raises(InputError, match="it holds no choices"):
-        Memory.of_file(path)
 
 
 def test_on_hopper_the_tuned_kernel_is_wgmma_in_tf32_fed_by_the_copy_engine():

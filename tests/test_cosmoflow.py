@@ -11,7 +11,8 @@ from torch import nn
 from convscope import cosmoflow
 from convscope.conv3d import Conv3d
 from convscope.implementations import Workshop
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.kernels.tuning import Memory
 
 CPU = torch.device("cpu")
 ASKED = Conv3d("cosmoflow", ("torch", "direct"), "cpu", "cpu", math="fp32", warmup=0, measure=6, budget_s=0.05)
@@ -19,7 +20,7 @@ ASKED = Conv3d("cosmoflow", ("torch", "direct"), "cpu", "cpu", math="fp32", warm
 
 @pytest.fixture
 def workshop(tmp_path: Path):
-    with Workshop(CPU, Memory(tmp_path / "tuned.json")) as made:
+    with Workshop(CPU, Memory(tmp_path / "tuned.json", Blocks)) as made:
         yield made
 
 

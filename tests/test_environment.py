@@ -21,7 +21,7 @@ def test_software_versions_are_those_installed():
 
 def test_on_a_cpu_nothing_is_said_of_a_gpu():
     found = environment.read(CPU, {"driver": "580.159"})
-    assert {found.gpu_name, found.gpu_uuid, found.driver, found.cuda, found.cudnn} == {None}
+    assert {found.gpu_name, found.gpu_uuid, found.driver, found.cuda, found.cudnn, found.triton} == {None}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ import torch
 from convscope import stress
 from convscope.conv3d import Conv3d
 from convscope.implementations import Prepared, Workshop
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.kernels.tuning import Memory
 from convscope.layersets import Layer3d, why_impossible
 
 ASKED = Conv3d("cosmoflow", ("torch",), "cpu", "cpu", math="fp32", seed=3)
@@ -26,8 +27,8 @@ class Wrong(Workshop):
         return Prepared(lambda x: ready.call(x) + 0.1, ready.renew, ready.said)
 
 
-def memory(folder: Path) -> Memory:
-    return Memory(folder / "tuned.json")
+def memory(folder: Path) -> Memory[Blocks]:
+    return Memory(folder / "tuned.json", Blocks)
 
 
 def test_shapes_are_legal_and_of_all_kinds():

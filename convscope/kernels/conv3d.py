@@ -21,7 +21,7 @@ from convscope.kernels import (
     conv3d_gemm_tiled,
 )
 from convscope.kernels.conv3d_layout import Blocks, output_shape
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels.tuning import Memory
 
 _FILES: tuple[ModuleType, ...] = (
     conv3d_direct,
@@ -66,7 +66,7 @@ class Plan:
     """
 
     def __init__(
-        self, name: str, shape: Convolution, memory: Memory | None = None, blocks: Blocks | None = None
+        self, name: str, shape: Convolution, memory: Memory[Blocks] | None = None, blocks: Blocks | None = None
     ) -> None:
         reason = why_not(shape)
         if reason:
@@ -79,7 +79,7 @@ class Plan:
         """Convolve N × C × D × H × W on the current stream.
 
         Raises:
-            conv3d_tuning.NothingFitsError: at the first call, no blocks fit the card.
+            tuning.NothingFitsError: at the first call, no blocks fit the card.
         """
         if self.blocks is None:
             self.blocks = self._choose(x, weight)

@@ -26,7 +26,7 @@ stride, and without dilation in depth.
 First layers come as a view with the taps of a row as channels (`conv3d_layout`): the same kernels, and 9 steps of 16
 for 3 × 3 × 3 taps of 4 channels. Variant "pipelined" is the seventh file's kernel, for strides and wherever it is
 faster. All may have their sum split as in the eighth. Which variant, block, box, stages, warps and splits: `candidates`
-has a few for each shape, likeliest first, and `conv3d_tuning` times them on the card once.
+has a few for each shape, likeliest first, and `tuning` times them on the card once.
 """
 
 from __future__ import annotations

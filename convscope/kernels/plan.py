@@ -10,7 +10,6 @@ import weakref
 from types import ModuleType
 
 import torch
-import triton
 
 from convscope.cudnn import Convolution
 from convscope.kernels import direct, sums, tuning, winograd
@@ -96,9 +95,9 @@ class Plan:
 
         properties = torch.cuda.get_device_properties(self._device)
         candidates = self._kernel.candidates(self.shape, self.output_shape, properties.multi_processor_count)
-        found = tuning.choose(self.key, candidates, launcher, tuning.cache_file(properties.name))
-        chosen = f"{found.blocks}; {found.time_us:.2f} us, best of {found.tried}; Triton {triton.__version__}"
-        self.tuned = {self.key: chosen}
+        memory = tuning.Memory(tuning.cache_file(properties.name, "conv2d"), Blocks)
+        found = memory.choose(self.key, candidates, launcher)
+        self.tuned = {self.key: str(found)}
         return found.blocks
 
     @property

@@ -1,7 +1,7 @@
-"""Chooses the block shapes of a kernel for a convolution, on the card at hand, and remembers the choice on disk.
+"""Chooses how a kernel is cut for a convolution, on the card at hand, and remembers the choice on disk.
 
-The file lies in `$XDG_CACHE_HOME/convscope` (`~/.cache/convscope`), one for each model of card, version of Triton and
-state of these kernels' source: what was chosen for another is never read. It may be deleted at any time.
+Choices lie in `$XDG_CACHE_HOME/convscope` (`~/.cache/convscope`), a file for each model of card, version of Triton and
+state of these kernels' source: what was chosen for another is never taken unasked. The file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -13,61 +13,155 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
-import torch
 import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from convscope import graphs
-from convscope.kernels.blocks import Blocks
+from convscope.errors import InputError
 from convscope.tables import write_atomically
 
+B = TypeVar("B")
+"""A cut: a frozen data class of words, numbers and tuples of these."""
 Launch = Callable[[], object]
 
 _REPLAYS = 5
 _BATCH_MS, _LAUNCHES_MOST = 0.2, 20  # short kernels are timed several in a row
 _TOO_MUCH = (OutOfResources, PTXASError, CompilationError)  # of this card's shared memory or registers
+_REFUSED = "Triton Error"  # by the driver: a launch, or a tensor map
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The block shapes chosen for a convolution and the time that they took when they were; how many were tried."""
+class Choice(Generic[B]):
+    """The cut chosen for a convolution, the time that it took when it was, and how many were tried.
 
-    blocks: Blocks
-    time_us: float
-    tried: int
+    No time, and none tried: it was the likeliest, and taken as that.
+    """
+
+    blocks: B
+    time_us: float | None = None
+    tried: int = 0
+
+    def __str__(self) -> str:
+        timed = "" if self.time_us is None else f"; {self.time_us:.2f} us, best of {self.tried}"
+        return f"{self.blocks}{timed}"
 
 
 class NothingFitsError(RuntimeError):
-    """No block shape of a kernel fits this card."""
+    """No cut of a kernel fits this card."""
 
 
-def choose(key: str, candidates: Sequence[Blocks], launcher: Callable[[Blocks], Launch], path: Path) -> Choice:
-    """Return the fastest of the candidates: as the file remembers, else timed now and remembered.
+def is_refusal(error: BaseException) -> bool:
+    """Tell whether this card, or its driver, cannot run a kernel as it is cut."""
+    return isinstance(error, (*_TOO_MUCH, NothingFitsError)) or str(error).startswith(_REFUSED)
+
+
+class Memory(Generic[B]):
+    """Choices by convolution: those of a file, and those that are made.
 
     Args:
-        launcher: gives the function that launches the kernel with some blocks on the current device.
-
-    Raises:
-        NothingFitsError: none of them runs on this card.
+        path: the file to read, and to write unless `fixed`.
+        kind: the data class of the cuts.
+        fixed: take what the file has, and time nothing.
     """
-    known = _read(path).get(key)
-    if known is not None:
-        return known
-    times_us: dict[Blocks, float] = {}
-    for blocks in candidates:
-        with contextlib.suppress(*_TOO_MUCH):
-            times_us[blocks] = _time_us(launcher(blocks))
-    if not times_us:
-        raise NothingFitsError(f"no block shape of {key} fits on {torch.cuda.get_device_name()}")
-    best = min(times_us, key=lambda blocks: times_us[blocks])
-    found = Choice(best, times_us[best], len(times_us))
-    _remember(path, key, found)
-    return found
+
+    def __init__(self, path: Path, kind: type[B], fixed: bool = False) -> None:
+        self.path, self.fixed = path, fixed
+        self._kind = kind
+        self.used: dict[str, Choice[B]] = {}
+
+    @classmethod
+    def of_file(cls, path: Path, kind: type[B]) -> Memory[B]:
+        """Take the choices of a file as they are.
+
+        Raises:
+            InputError: it is no such file.
+        """
+        found = cls(path, kind, fixed=True)
+        if not found._read():
+            raise InputError(f"--load-tuned {path}: it holds no choices; leave it out, and they are made and kept")
+        return found
+
+    def choose(
+        self, key: str, candidates: Sequence[B], launcher: Callable[[B], Launch], timed: bool = True
+    ) -> Choice[B]:
+        """Return the fastest of the candidates: as remembered, else timed now and remembered.
+
+        Args:
+            launcher: gives the function that convolves with one cut on the current device.
+            timed: there is a card to time them on; without, or with `fixed`, the first is taken.
+
+        Raises:
+            NothingFitsError: none of them runs on this card.
+        """
+        found = self.used.get(key) or self._read().get(key)
+        if found is None:
+            found = _fastest(key, candidates, launcher) if timed and not self.fixed else Choice(candidates[0])
+            if found.tried:
+                self._remember(key, found)
+        self.used[key] = found
+        return found
+
+    def _remember(self, key: str, choice: Choice[B]) -> None:
+        # Another process may remember something at the same time: one of the two is then forgotten, and timed again.
+        with contextlib.suppress(OSError):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, as_text(self._read() | {key: choice}))
+
+    def _read(self) -> dict[str, Choice[B]]:
+        try:
+            document = json.loads(self.path.read_text())
+            return {
+                key: Choice(self._cut(entry["blocks"]), entry["time_us"], entry["tried"])
+                for key, entry in document.items()
+            }
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return {}  # missing or damaged: it is only a memory
+
+    def _cut(self, fields: Mapping[str, Any]) -> B:
+        plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+        return self._kind(**plain)
+
+
+def as_text(choices: Mapping[str, Choice[B]]) -> str:
+    """Return choices as the text of their file."""
+    document = {key: dataclasses.asdict(choice) for key, choice in sorted(choices.items())}
+    return json.dumps(document, indent=1) + "\n"
+
+
+def cache_file(device_name: str, kernels: str) -> Path:
+    """Return the file of choices for this model of card with this Triton and these kernels ("conv2d", "conv3d")."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convscope"
+    card = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+    return folder / f"{kernels}_{card}_triton-{triton.__version__}_{_source_digest()}.json"
+
+
+@functools.cache
+def _source_digest() -> str:
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
+
+
+def _fastest(key: str, candidates: Sequence[B], launcher: Callable[[B], Launch]) -> Choice[B]:
+    timed = [(time_us, blocks) for blocks in candidates if (time_us := _time_or_refusal(launcher, blocks)) is not None]
+    if not timed:
+        raise NothingFitsError(f"no cut of {key} fits this card")
+    time_us, blocks = min(timed, key=lambda each: each[0])
+    return Choice(blocks, time_us, len(timed))
+
+
+def _time_or_refusal(launcher: Callable[[B], Launch], blocks: B) -> float | None:
+    try:
+        return _time_us(launcher(blocks))
+    except Exception as error:
+        if is_refusal(error):
+            return None
+        raise
 
 
 def _time_us(launch: Launch) -> float:
@@ -80,32 +174,3 @@ def _time_us(launch: Launch) -> float:
         return once_ms * 1e3
     with graphs.capture(lambda: [launch() for _ in range(count)]) as captured:
         return min(graphs.replay_times_ms(captured, _REPLAYS)) / count * 1e3
-
-
-@functools.cache
-def cache_file(device_name: str) -> Path:
-    """Return the file of choices for this model of card with this Triton and these kernels."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convscope"
-    sources = sorted(Path(__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
-    card = re.sub(r"[^a-z0-9]+", "-", device_name.lower())
-    return folder / f"{card}_triton-{triton.__version__}_{digest}.json"
-
-
-def _read(path: Path) -> dict[str, Choice]:
-    try:
-        document = json.loads(path.read_text())
-        return {
-            key: Choice(Blocks(**entry["blocks"]), entry["time_us"], entry["tried"]) for key, entry in document.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}  # missing or damaged: it is only a memory
-
-
-def _remember(path: Path, key: str, choice: Choice) -> None:
-    # Another process may remember something at the same time: one of the two is then forgotten, and timed again.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        every = _read(path) | {key: choice}
-        document = {key: dataclasses.asdict(found) for key, found in sorted(every.items())}
-        write_atomically(path, json.dumps(document, indent=1) + "\n")

@@ -14,7 +14,8 @@ from convscope.conv3d import Conv3d
 from convscope.implementations import Workshop
 from convscope.kernels import conv3d as kernels
 from convscope.kernels import conv3d_gemm
-from convscope.kernels.conv3d_tuning import Memory
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.kernels.tuning import Memory
 from convscope.layersets import Layer3d
 
 DEVICE = torch.device("cuda")
@@ -48,7 +49,7 @@ def test_every_candidate_that_fits_is_right(layer: str):
 
 def test_random_shapes_are_right(tmp_path: Path):
     asked = Conv3d("cosmoflow", tuple(kernels.KERNELS), "gpu", "cuda", seed=7)
-    with Workshop(DEVICE, Memory(tmp_path / "tuned.json")) as workshop:
+    with Workshop(DEVICE, Memory(tmp_path / "tuned.json", Blocks)) as workshop:
         rows = stress.run(asked, 20, workshop, lambda line: None)
     assert {row.status for row in rows} == {"ok"}
 

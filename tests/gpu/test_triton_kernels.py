@@ -212,7 +212,7 @@ def test_the_work_goes_to_the_current_stream(algorithm: str):
 
 def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "choices.json"
-    monkeypatch.setattr(tuning, "cache_file", lambda name: path)
+    monkeypatch.setattr(tuning, "cache_file", lambda *names: path)
     shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
     x, weight, bias = tensors(shape)
     first = Plan("direct", shape, DEVICE)
