@@ -1,7 +1,6 @@
 """The inference study: every engine at every batch size, or under the load of a server, from the request to the rows.
 
-Each cell runs in a thread of its own, because PyTorch keeps the cuDNN plans that a thread has once chosen, whoever
-chose them. With several processes each takes its share of the batch on its own GPU; they begin each step together.
+With several processes each takes its share of the batch on its own GPU (`stand`); they begin each step together.
 """
 
 from __future__ import annotations
@@ -13,20 +12,17 @@ import math
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from convscope import accuracy, engines, failures, floor, gpus, models, request, swap
+from convscope import engines, failures, floor, gpus, models, request, swap
 from convscope.bench import Bench
 from convscope.deployment import (
     BATCH,
@@ -44,20 +40,17 @@ from convscope.deployment import (
     latency_figures,
     load_figures,
 )
-from convscope.energy import EnergyWindow
-from convscope.engines import Setup, Task
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.ledger import Ledger
 from convscope.load import Load, between, rates_around
 from convscope.ranks import Ranks
-from convscope.records import Layer, Run, slug
-from convscope.runner import Runner
+from convscope.records import Run, slug
+from convscope.stand import Aside, BrokenError, Measured, Stand
 from convscope.trainer import Meter
 
 T = TypeVar("T")
 SERVER_METHOD = "time.perf_counter, from arrival to answer"
-SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
 LONGEST_S = 86_400
 
@@ -112,60 +105,14 @@ def subject(inference: Inference) -> nn.Module:
     return model
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What one process measured of a cell; None where the scenario has no use for it."""
-
-    setup: Setup
-    method: str
-    relative_error: float | None
-    tolerance: float
-    setup_s: float
-    latencies_ms: list[float] | None = None
-    calls: int | None = None
-    window_s: float | None = None
-    energy: EnergyWindow | None = None
-    energy_reason: str | None = None
-    peak_memory_bytes: int | None = None
-
-
-class _BrokenError(Exception):
-    """A cell cannot be measured, in one process at least."""
-
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.reason)
-        self.failure = failure
-
-
-class _Aside:
-    """A thread in which one cell runs from beginning to end."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._thread = device, ThreadPoolExecutor(max_workers=1)
-
-    def run(self, work: Callable[[], T]) -> T:
-        """Run work there and return, or raise, what it does."""
-        return self._thread.submit(self._with_device, work).result()
-
-    def _with_device(self, work: Callable[[], T]) -> T:
-        on_gpu = self._device.type == "cuda"
-        with torch.no_grad(), torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
-            return work()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
-
-
 @dataclass
 class Study:
     """Measures the cells that a ledger does not have yet; what could not be measured is tried again.
 
+    `open_meter`, `make_bench` and `note` are a `Stand`'s.
+
     Attributes:
-        open_meter: opens the power sensors for the length of a window: their thread disturbs what is timed outside.
-        make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
-        note: called with one line where something is worth knowing.
     """
 
     inference: Inference
@@ -180,8 +127,9 @@ class Study:
     stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._references: dict[int, torch.Tensor] = {}
-        self._layers: dict[int, list[Layer]] = {}
+        self._stand = Stand(
+            self.inference, self.model, self.device, self.ranks.rank, self.open_meter, self.make_bench, self.note
+        )
 
     def run(self) -> None:
         """Measure engine after engine at batch size after batch size."""
@@ -220,7 +168,7 @@ class Study:
                     return
                 everyone = self.ranks.gather(self._measure(engine, batch_size))
             figures = self._figures(everyone, batch_size)
-        except _BrokenError as error:
+        except BrokenError as error:
             failure = error.failure
             self.note(f"{engine}, batch {batch_size}: {failure.status}: {failure.reason}")
             figures = {"status": failure.status, "reason": failure.reason}
@@ -247,18 +195,18 @@ class Study:
         """Do a step in every process; where one fails, all give the cell up. They leave it together.
 
         Raises:
-            _BrokenError: it failed somewhere.
+            BrokenError: it failed somewhere.
         """
         value, failure = self._tried(work)
         failed = [found for found in self.ranks.gather(failure) if found is not None]
         if failed or value is None:
-            raise _BrokenError(failed[0])
+            raise BrokenError(failed[0])
         return value
 
     def _tried(self, work: Callable[[], T]) -> tuple[T | None, Failure | None]:
         try:
             return work(), None
-        except _BrokenError as error:
+        except BrokenError as error:
             return None, error.failure
         except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
             if (fault := failures.device_fault(self.device)) is not None:
@@ -272,98 +220,27 @@ class Study:
         """Set an engine up in every process, see that it computes the same as eager, and time it."""
         asked = self.inference
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(contextlib.closing(_Aside(self.device)))
-            runner, found = self._together(lambda: self._set_up(engine, self._share(batch_size), aside, stack))
-            self._together(lambda: aside.run(lambda: self._warm(runner)))
+            aside = stack.enter_context(contextlib.closing(Aside(self.device)))
+            runner, found = self._together(lambda: self._stand.set_up(engine, self._share(batch_size), aside, stack))
+            self._together(lambda: aside.run(lambda: self._stand.warm(runner)))
             if asked.scenario != OFFLINE:
                 times_ms = self._together(lambda: aside.run(lambda: runner.latencies_ms(asked.measure_iters)))
                 found = dataclasses.replace(found, latencies_ms=times_ms)
             if asked.scenario in (BATCH, OFFLINE):
-                found = self._together(lambda: self._window(runner, aside, found))
+                found = self._together(lambda: self._stand.window(runner, aside, found))
             return dataclasses.replace(found, peak_memory_bytes=aside.run(runner.peak_memory_bytes))
 
     def _share(self, batch_size: int) -> int:
         """Return how much of a batch is this process's.
 
         Raises:
-            _BrokenError: it cannot be shared evenly.
+            BrokenError: it cannot be shared evenly.
         """
         share, rest = divmod(batch_size, self.inference.processes)
         if rest:
             reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} GPUs"
-            raise _BrokenError(Failure("unsupported", reason))
+            raise BrokenError(Failure("unsupported", reason))
         return share
-
-    def _set_up(self, engine: str, share: int, aside: _Aside, stack: contextlib.ExitStack) -> tuple[Runner, Measured]:
-        task, reference = self._task(share, Path(stack.enter_context(_folder()))), self._reference(share)
-        started_s = time.perf_counter()
-        runner, setup = aside.run(lambda: engines.make(engine, task))
-        setup_s = time.perf_counter() - started_s
-        stack.callback(lambda: aside.run(runner.close))
-        error = swap.relative_distance(aside.run(runner.output), reference)
-        found = Measured(setup, runner.timing_method, error, self._tolerance(share), setup_s)
-        if error is None or not error <= found.tolerance:
-            far = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
-            raise _BrokenError(Failure("failed", f"{far}, {found.tolerance:.2g} is allowed"))
-        return runner, found
-
-    def _task(self, share: int, folder: Path) -> Task:
-        asked = self.inference
-        return Task(
-            name=asked.model,
-            model=self.model,
-            given=self._given(share),
-            device=self.device,
-            dtype=asked.dtype,
-            layout=asked.layout,
-            math=asked.math,
-            folder=folder,
-            make_bench=self.make_bench,
-            note=self.note,
-        )
-
-    def _given(self, share: int) -> torch.Tensor:
-        asked = self.inference
-        generator = torch.Generator().manual_seed(asked.seed + self.ranks.rank)
-        return torch.randn(share, 3, asked.image_size_px, asked.image_size_px, generator=generator)
-
-    def _reference(self, share: int) -> torch.Tensor:
-        """Return what eager PyTorch computes in float32 without TF32, as float64 on the CPU."""
-        if share not in self._references:
-            with torch.inference_mode(), swap.math("fp32"):
-                self.model.to(self.device)
-                try:
-                    self._references[share] = self.model(self._given(share).to(self.device)).double().cpu()
-                finally:
-                    self.model.to("cpu")
-        return self._references[share]
-
-    def _tolerance(self, share: int) -> float:
-        asked = self.inference
-        every = [accuracy.stored_tolerance(layer, asked.dtype, asked.math) for layer in self._work(share)]
-        return accuracy.whole_model_tolerance(every)
-
-    def _work(self, share: int) -> list[Layer]:
-        if share not in self._layers:
-            side_px = self.inference.image_size_px
-            self._layers[share] = floor.layers_of(self.inference.model, self.model, (share, 3, side_px, side_px))
-        return self._layers[share]
-
-    def _warm(self, runner: Runner) -> bool:
-        runner.latencies_ms(self.inference.warmup_iters)
-        if self.device.type == "cuda":
-            runner.window(SETTLING_S)
-        return True
-
-    def _window(self, runner: Runner, aside: _Aside, found: Measured) -> Measured:
-        """Keep the engine busy for a while, and read the energy of that."""
-        with self.open_meter() as meter:
-            opened = meter.begin()
-            calls, seconds = aside.run(lambda: runner.window(self.inference.min_seconds))
-            meter.end(opened)
-            missing = f"no energy: {meter.reason}" if meter.reason else next(iter(opened.reasons), None)
-        energy = next(iter(opened.energies), None)
-        return dataclasses.replace(found, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
 
     def _figures(self, everyone: Sequence[Measured], batch_size: int) -> dict[str, object]:
         """Return what all processes found as columns."""
@@ -397,7 +274,7 @@ class Study:
         gpu = gpus.identify(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         if gpu is None:
             return {}
-        least = floor.of(self._work(share), gpu, self.inference.dtype, self.inference.math)
+        least = floor.of(self._stand.layers(share), gpu, self.inference.dtype, self.inference.math)
         return {
             "floor_ms": least.time_ms,
             "floor_memory_ms": least.memory_ms,
@@ -430,14 +307,14 @@ class Study:
         """
         sizes = sorted(self.inference.batch_sizes)
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(contextlib.closing(_Aside(self.device)))
+            aside = stack.enter_context(contextlib.closing(Aside(self.device)))
             made = {
-                size: self._together(lambda size=size: self._set_up(engine, size, aside, stack))  # type: ignore[misc]
+                size: self._together(lambda size=size: self._stand.set_up(engine, size, aside, stack))  # type: ignore[misc]
                 for size in sizes
             }
             runners = {size: runner for size, (runner, _) in made.items()}
             for runner in runners.values():
-                aside.run(lambda runner=runner: self._warm(runner))  # type: ignore[misc]
+                aside.run(lambda runner=runner: self._stand.warm(runner))  # type: ignore[misc]
             load = Load(self.inference, runners, aside.run)
             self._rates(load, engine, max_batch, made[sizes[-1]][1])
 
@@ -484,8 +361,3 @@ class Study:
         if self.device.type == "cuda":
             swap.engine().release()
             torch.cuda.empty_cache()
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a directory for an engine's files that is gone when it is left."""
-    return tempfile.TemporaryDirectory(prefix="convscope-")

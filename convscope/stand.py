@@ -1,0 +1,186 @@
+"""Where one engine is set up in this process, seen to compute the same as eager PyTorch, and timed.
+
+Each cell has a thread of its own (`Aside`), because PyTorch keeps the cuDNN plans that a thread has once chosen,
+whoever chose them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from convscope import accuracy, engines, floor, swap
+from convscope.bench import Bench
+from convscope.deployment import Inference
+from convscope.energy import EnergyWindow
+from convscope.engines import Setup, Task
+from convscope.failures import Failure
+from convscope.records import Layer, Run
+from convscope.runner import Runner
+from convscope.trainer import Meter
+
+T = TypeVar("T")
+SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one process measured of a cell; None where the scenario has no use for it."""
+
+    setup: Setup
+    method: str
+    relative_error: float | None
+    tolerance: float
+    setup_s: float
+    latencies_ms: list[float] | None = None
+    calls: int | None = None
+    window_s: float | None = None
+    energy: EnergyWindow | None = None
+    energy_reason: str | None = None
+    peak_memory_bytes: int | None = None
+
+
+class BrokenError(Exception):
+    """A cell cannot be measured, in one process at least."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.reason)
+        self.failure = failure
+
+
+class Aside:
+    """A thread in which one cell runs from beginning to end."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._thread = device, ThreadPoolExecutor(max_workers=1)
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Run work there and return, or raise, what it does."""
+        return self._thread.submit(self._with_device, work).result()
+
+    def _with_device(self, work: Callable[[], T]) -> T:
+        on_gpu = self._device.type == "cuda"
+        with torch.no_grad(), torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+            return work()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+@dataclass
+class Stand:
+    """Tries engines on one model and one device; one process of a study.
+
+    Attributes:
+        rank: this process's number: its images are its own.
+        open_meter: opens the power sensors for the length of a window: their thread disturbs what is timed outside.
+        make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
+        note: called with one line where something is worth knowing.
+    """
+
+    inference: Inference
+    model: nn.Module
+    device: torch.device
+    rank: int
+    open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
+    make_bench: Callable[[Run, nn.Module], Bench]
+    note: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self._references: dict[int, torch.Tensor] = {}
+        self._layers: dict[int, list[Layer]] = {}
+
+    def set_up(self, engine: str, share: int, aside: Aside, stack: contextlib.ExitStack) -> tuple[Runner, Measured]:
+        """Make an engine for a batch, and see that it computes the same as eager; `stack` closes it.
+
+        Raises:
+            BrokenError: it does not.
+        """
+        task, reference = self._task(share, Path(stack.enter_context(_folder()))), self._reference(share)
+        started_s = time.perf_counter()
+        runner, setup = aside.run(lambda: engines.make(engine, task))
+        setup_s = time.perf_counter() - started_s
+        stack.callback(lambda: aside.run(runner.close))
+        error = swap.relative_distance(aside.run(runner.output), reference)
+        found = Measured(setup, runner.timing_method, error, self._tolerance(share), setup_s)
+        if error is None or not error <= found.tolerance:
+            far = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
+            raise BrokenError(Failure("failed", f"{far}, {found.tolerance:.2g} is allowed"))
+        return runner, found
+
+    def _task(self, share: int, folder: Path) -> Task:
+        asked = self.inference
+        return Task(
+            name=asked.model,
+            model=self.model,
+            given=self._given(share),
+            device=self.device,
+            dtype=asked.dtype,
+            layout=asked.layout,
+            math=asked.math,
+            folder=folder,
+            make_bench=self.make_bench,
+            note=self.note,
+        )
+
+    def _given(self, share: int) -> torch.Tensor:
+        asked = self.inference
+        generator = torch.Generator().manual_seed(asked.seed + self.rank)
+        return torch.randn(share, 3, asked.image_size_px, asked.image_size_px, generator=generator)
+
+    def _reference(self, share: int) -> torch.Tensor:
+        """Return what eager PyTorch computes in float32 without TF32, as float64 on the CPU."""
+        if share not in self._references:
+            with torch.inference_mode(), swap.math("fp32"):
+                self.model.to(self.device)
+                try:
+                    self._references[share] = self.model(self._given(share).to(self.device)).double().cpu()
+                finally:
+                    self.model.to("cpu")
+        return self._references[share]
+
+    def _tolerance(self, share: int) -> float:
+        asked = self.inference
+        every = [accuracy.stored_tolerance(layer, asked.dtype, asked.math) for layer in self.layers(share)]
+        return accuracy.whole_model_tolerance(every)
+
+    def layers(self, share: int) -> list[Layer]:
+        """Return the convolutions and fully connected layers of a pass over a batch."""
+        if share not in self._layers:
+            side_px = self.inference.image_size_px
+            self._layers[share] = floor.layers_of(self.inference.model, self.model, (share, 3, side_px, side_px))
+        return self._layers[share]
+
+    def warm(self, runner: Runner) -> bool:
+        """Call a few times, and on a GPU for so long that the clocks are up."""
+        runner.latencies_ms(self.inference.warmup_iters)
+        if self.device.type == "cuda":
+            runner.window(SETTLING_S)
+        return True
+
+    def window(self, runner: Runner, aside: Aside, found: Measured) -> Measured:
+        """Keep the engine busy for a while, and read the energy of that."""
+        with self.open_meter() as meter:
+            opened = meter.begin()
+            calls, seconds = aside.run(lambda: runner.window(self.inference.min_seconds))
+            meter.end(opened)
+            missing = f"no energy: {meter.reason}" if meter.reason else next(iter(opened.reasons), None)
+        energy = next(iter(opened.energies), None)
+        return dataclasses.replace(found, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Return a directory for an engine's files that is gone when it is left."""
+    return tempfile.TemporaryDirectory(prefix="convscope-")
