@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from convscope import algorithms, energy, environment, failures, graphs, lock, models, nvml, request, swap, trace
+from convscope import algorithms, energy, environment, failures, graphs, lock, models, modes, nvml, request, swap, trace
 from convscope.assignment import Assignment, assign
 from convscope.bench import Bench, SteadyLoad
 from convscope.energy import EnergyWindow, LoadEnergy
@@ -361,7 +361,7 @@ class UnifiedProfiler:
         run = self.request
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(swap.math(run.math))
+            stack.enter_context(modes.math(run.math))
             stack.enter_context(swap.provider(run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))

@@ -19,7 +19,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope import bench, commandline, graphs, models, records, request, swap, trace
+from convscope import bench, commandline, graphs, models, modes, records, request, swap, trace
 from convscope.measurement import Measurement
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -52,7 +52,7 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
     model = models.build(run.model).to(device)
     timer = CUDALayerTimer(model, device.type)
     instruments = bench.Bench(run, model, device, timer, PowerMonitor(), print)
-    with torch.inference_mode(), swap.math(math):
+    with torch.inference_mode(), modes.math(math):
         instruments.calibrate(size)
         swap.Swap(model).apply({layer.name: algorithm for layer in layers})
         found = instruments.measure(size, layers, check_errors=False)
@@ -70,7 +70,7 @@ def passes_ms(model_name: str, math: str, size: int, device: torch.device) -> di
     given = torch.randn(1, 3, size, size, device=device)
     swapped = swap.Swap(model)
     found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
-    with torch.inference_mode(), swap.math(math):
+    with torch.inference_mode(), modes.math(math):
         for place in range(CAPTURES):
             shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=device)
             for name in ALGORITHMS:

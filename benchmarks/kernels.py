@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope import algorithms, cudnn, gpus, graphs, models, request, roofline, swap
+from convscope import algorithms, cudnn, gpus, graphs, models, modes, request, roofline, swap
 from convscope.commandline import table
 from convscope.records import Layer
 
@@ -164,7 +164,7 @@ def main() -> int:
           f"{gpu.fp32_tflops:g} TFLOP/s (a), {gpu.bandwidth_gbps:g} GB/s (m)")  # fmt: skip
     records: list[dict[str, object]] = []
     for batch_size in chosen.batch_sizes:
-        with torch.inference_mode(), swap.math("fp32"):
+        with torch.inference_mode(), modes.math("fp32"):
             layers = distinct(chosen.models, chosen.size, batch_size)[:: chosen.every]
             every = [measure(layer, device, gpu) for layer in layers]
         header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",

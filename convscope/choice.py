@@ -18,7 +18,7 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from convscope import algorithms, assignment, families, statistics, swap, verify
+from convscope import algorithms, assignment, families, modes, statistics, swap, verify
 from convscope.bench import Bench
 from convscope.graphs import HostTooSlowError
 from convscope.records import Environment, Layer, Run
@@ -101,13 +101,15 @@ class _Cast:
         for algorithm in algorithms.ALGORITHMS.values():
             if algorithms.why_no_device(algorithm, run.device_type):
                 continue
-            reasons = assignment.reasons_not(algorithm, subject.layers, run.device_type, swap.asker(device))
+            reasons = assignment.reasons_not(
+                algorithm, subject.layers, run.device_type, swap.asker(device, dtype=run.dtype)
+            )
             if all(reasons):
                 continue
             self.usable[algorithm.name] = [reason is None for reason in reasons]
             chosen = dataclasses.replace(run, algorithm=algorithm.name, unsupported="fallback")
             self.assignments[algorithm.name] = dict(
-                assignment.assign(chosen, subject.layers, swap.asker(device)).algorithms
+                assignment.assign(chosen, subject.layers, swap.asker(device, dtype=run.dtype)).algorithms
             )
         if device.type == "cuda":
             self.usable[BENCHMARK] = self.usable[HEURISTIC]
@@ -122,13 +124,8 @@ class _Cast:
         return self._aside.submit(self._benchmarking, work).result() if name == BENCHMARK else work()
 
     def _benchmarking(self, work: Callable[[], T]) -> T:
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
-            with torch.inference_mode(), torch.cuda.device(self._device):
-                return work()
-        finally:
-            torch.backends.cudnn.benchmark = before
+        with modes.searching(), torch.inference_mode(), torch.cuda.device(self._device):
+            return work()
 
     def close(self) -> None:
         """Give the model its own convolutions back."""

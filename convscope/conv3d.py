@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from convscope import accuracy, ceilings, failures, statistics, swap
+from convscope import accuracy, ceilings, failures, modes, statistics
 from convscope.ceilings import Ceilings
 from convscope.cudnn import Convolution
 from convscope.errors import DeviceFaultError
@@ -183,7 +183,7 @@ class Study:
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with torch.inference_mode(), swap.math(self.asked.math):
+        with torch.inference_mode(), modes.math(self.asked.math):
             for layer in self.layers:
                 self._note(f"{layer.name}: {layer}")
                 self.rows += with_ratios(self._layer(layer))

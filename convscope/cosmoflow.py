@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import ceilings, conv3d, graphs, layersets, statistics, swap
+from convscope import ceilings, conv3d, graphs, layersets, modes, statistics
 from convscope.conv3d import Conv3d
 from convscope.implementations import Prepared, Workshop
 
@@ -158,7 +158,7 @@ class EndToEnd:
         drawn = torch.Generator(device=device).manual_seed(asked.seed)
         self._given = torch.randn(batch, CHANNELS, side, side, side, generator=drawn, device=device).to(dtype)
         self._wanted = torch.zeros(batch, _TARGETS, dtype=dtype, device=device)
-        with swap.math("fp32"), torch.inference_mode():
+        with modes.math("fp32"), torch.inference_mode():
             self._expected = self._model()(self._given).double()
 
     def _model(self) -> nn.Sequential:
@@ -171,7 +171,7 @@ class EndToEnd:
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with swap.math(self._asked.math):
+        with modes.math(self._asked.math):
             for name in self._asked.implementations:
                 note(f"end to end: {name}")
                 row = EndToEndRow(name, batch=len(self._given), math=self._asked.math, dtype=self._asked.dtype,

@@ -1,7 +1,8 @@
 """The engines: what turns a PyTorch model into something that answers fast. Each makes a `runner.Runner` of a task.
 
-Every engine but eager gets the model with its batch normalisation folded (`fusion`), on a GPU with cuDNN's own search
-for the fastest algorithm (`torch.backends.cudnn.benchmark`).
+Every engine but eager gets the model with its batch normalisation folded (`fusion`), on a GPU with PyTorch's search for
+the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic where that is faster
+(`ways`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import algorithms, choice, failures, floor, fusion, swap
+from convscope import algorithms, choice, failures, floor, fusion, swap, ways
 from convscope.bench import Bench
 from convscope.errors import InputError
 from convscope.failures import Failure
 from convscope.records import Run
 from convscope.runner import Local, Remote, Runner, WorkerError
 from convscope.verify import Subject
+from convscope.ways import Way
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -112,19 +114,36 @@ def eager(task: Task) -> Made:
 def graph(task: Task) -> Made:
     """The same operators launched by a CUDA graph."""
     _needs_gpu(task, "graph")
-    model, remark = _folded(task)
-    model, given = task.placed(model), task.input()
-    return _local(task, lambda: model(given), captured=True), Setup(remark=remark)
+    folded, remark = _folded(task)
+
+    def make(way: Way) -> Local:
+        return _captured(task, copy.deepcopy(folded))
+
+    return _fastest(task, make, ways.GRAPH_STEPS, remark)
 
 
 def fused(task: Task) -> Made:
     """A CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
     _needs_gpu(task, "fused")
-    model, remark = _folded(task)
-    model, count = fusion.fused(model)
+    folded, remark = _folded(task)
+    _, count = fusion.fused(copy.deepcopy(folded))
+
+    def make(way: Way) -> Local:
+        model, _ = fusion.fused(copy.deepcopy(folded), way.channels, way.products)
+        return _captured(task, model)
+
+    return _fastest(task, make, ways.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")
+
+
+def _captured(task: Task, model: nn.Module) -> Local:
     model, given = task.placed(model), task.input()
-    remark += f", {count} convolutions fused with their ReLU"
-    return _local(task, lambda: model(given), captured=True), Setup(remark=remark)
+    return _local(task, lambda: model(given), captured=True)
+
+
+def _fastest(task: Task, make: Callable[[Way], Local], steps: Sequence[Mapping[str, int]], remark: str) -> Made:
+    started_s = time.perf_counter()
+    runner, way, tried = ways.fastest(make, task.device, steps)
+    return runner, Setup(compile_s=time.perf_counter() - started_s, remark=f"{remark}; best of {tried}: {way}")
 
 
 def compiled(task: Task) -> Made:
@@ -162,9 +181,11 @@ def aot(task: Task) -> Made:
     )
     compile_s = time.perf_counter() - exported_s
     del model, exported
-    loaded = torch._inductor.aoti_load_package(path, device_index=task.device.index if task.on_gpu else -1)
+    loaded = torch._inductor.aoti_load_package(
+        path, run_single_threaded=True, device_index=task.device.index if task.on_gpu else -1
+    )
     made = Setup(exported_s - started_s, compile_s, Path(path).stat().st_size, remark)
-    return _local(task, lambda: loaded(given)), made
+    return _local(task, lambda: loaded(given), counted=False), made  # its weights lie outside PyTorch's allocator
 
 
 def onnxruntime(task: Task) -> Made:
@@ -296,6 +317,7 @@ def failure_of(error: Exception) -> Failure | None:
     from torch._inductor.exc import CppCompileError, InvalidCxxCompiler  # seconds of imports, for a failure only
 
     known = (
+        NotImplementedError,
         torch._dynamo.exc.TorchDynamoException,
         torch.onnx.errors.OnnxExporterError,
         CppCompileError,

@@ -12,7 +12,7 @@ from convscope import cudnn, graphs
 from convscope.errors import InputError
 
 # What CUDA and its libraries begin their messages with when they turn something down.
-_REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error")
+_REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
 _ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 

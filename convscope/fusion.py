@@ -24,22 +24,49 @@ class FusedConvolution(nn.Module):
     """A convolution, its bias, an addition where one is handed in, and ReLU: one call of cuDNN.
 
     On a CPU the same in steps.
+
+    Args:
+        channels: the input's channels are padded with zeros to so many; 0 for not.
     """
 
-    def __init__(self, conv: nn.Conv2d) -> None:
+    def __init__(self, conv: nn.Conv2d, channels: int = 0) -> None:
         super().__init__()
-        self.weight = conv.weight
+        self._missing = max(0, channels - conv.in_channels)
+        self.weight = nn.Parameter(self._padded(conv.weight.detach()))
         self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
         self.options: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
+    def _padded(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.pad(x, (0, 0, 0, 0, 0, self._missing)) if self._missing else x
+
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return relu(convolution(x) + bias + added)."""
+        x = self._padded(x)
         if not x.is_cuda:
             y = nn.functional.conv2d(x, self.weight, self.bias, *self.options)
             return torch.relu(y if added is None else y + added)
         if added is None:
             return torch.cudnn_convolution_relu(x, self.weight, self.bias, *self.options)
         return torch.cudnn_convolution_add_relu(x, self.weight, added, 1.0, self.bias, *self.options)
+
+
+class FusedProduct(nn.Module):
+    """A 1×1 convolution with stride 1, its bias and ReLU as a product of matrices: one call of cuBLASLt.
+
+    Meant for channels last, where pixels are rows of a matrix already; else they are copied.
+    """
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self.weight = conv.weight
+        self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return relu(convolution(x) + bias), channels last."""
+        batch, channels, height, width = x.shape
+        pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
+        y = torch._addmm_activation(self.bias, pixels, self.weight.flatten(1).t())
+        return y.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
@@ -70,11 +97,13 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
     return _finished(traced), done, count
 
 
-def fused(model: nn.Module) -> tuple[nn.Module, int]:
+def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[nn.Module, int]:
     """Fuse each convolution with the ReLU behind it, and with the addition in between where there is one.
 
     Args:
         model: as `folded` returns it; it is changed in place.
+        channels: convolutions of fewer channels than this have them padded with zeros; 0 for none.
+        products: 1×1 convolutions with stride 1 and no addition become products of matrices.
 
     Returns:
         the model, and how many convolutions were fused.
@@ -87,10 +116,10 @@ def fused(model: nn.Module) -> tuple[nn.Module, int]:
             continue
         before = node.args[0]
         if _is_plain(model, before):
-            _fuse(model, node, before, None)
+            _fuse(model, node, before, None, channels, products)
         elif (pair := _added(model, before)) is not None:
             _take_bias(model, *pair)
-            _fuse(model, node, *pair)
+            _fuse(model, node, *pair, channels, products)
         else:
             continue
         done += 1
@@ -122,7 +151,7 @@ def _is_plain(model: fx.GraphModule, node: Any) -> bool:
     conv = model.get_submodule(str(node.target))
     assert isinstance(conv, nn.Conv2d)
     calls = sum(each.op == "call_module" and each.target == node.target for each in model.graph.nodes)
-    return calls == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+    return calls == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
 
 
 def _added(model: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -149,11 +178,15 @@ def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:
         two.bias = None
 
 
-def _fuse(model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | None) -> None:
+def _fuse(
+    model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | None, channels: int, products: bool
+) -> None:
     """Put one fused call in the place of a ReLU and the convolution (and addition) before it."""
     module = model.get_submodule(str(conv.target))
     assert isinstance(module, nn.Conv2d)
-    models.set_module(model, str(conv.target), FusedConvolution(module))
+    as_product = products and added is None and _is_product(module)
+    made = FusedProduct(module) if as_product else FusedConvolution(module, channels)
+    models.set_module(model, str(conv.target), made)
     with model.graph.inserting_before(relu):
         args = conv.args if added is None else (*conv.args, added)
         call = model.graph.call_module(str(conv.target), args)
@@ -164,3 +197,7 @@ def _fuse(model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | 
         assert isinstance(before, fx.Node)
         model.graph.erase_node(before)
     model.graph.erase_node(conv)
+
+
+def _is_product(conv: nn.Conv2d) -> bool:
+    return (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))

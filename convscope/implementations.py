@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from convscope import algorithms, cudnn
+from convscope import algorithms, cudnn, modes
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels
 from convscope.kernels.conv3d_layout import Blocks
@@ -115,13 +115,8 @@ class Workshop:
         return self._aside.submit(self._benchmarking, work).result() if name == BENCHMARK else work()
 
     def _benchmarking(self, work: Callable[[], T]) -> T:
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = True
-        try:
-            with torch.cuda.device(self.device):
-                return work()
-        finally:
-            torch.backends.cudnn.benchmark = before
+        with modes.searching(), torch.cuda.device(self.device):
+            return work()
 
     def prepare(
         self, name: str, shape: cudnn.Convolution, weight: torch.Tensor, blocks: Blocks | None = None

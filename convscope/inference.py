@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import TypeVar
@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from convscope import engines, failures, floor, gpus, models, request, swap
+from convscope import engines, failures, floor, gpus, models, modes, request, swap
+from convscope.aside import Aside
 from convscope.bench import Bench
 from convscope.deployment import (
     BATCH,
@@ -46,7 +47,7 @@ from convscope.ledger import Ledger
 from convscope.load import Load, between, rates_around
 from convscope.ranks import Ranks
 from convscope.records import Run, slug
-from convscope.stand import Aside, BrokenError, Measured, Stand
+from convscope.stand import BrokenError, Measured, Stand
 from convscope.trainer import Meter
 
 T = TypeVar("T")
@@ -134,7 +135,7 @@ class Study:
     def run(self) -> None:
         """Measure engine after engine at batch size after batch size."""
         asked = self.inference
-        with swap.math(asked.math):
+        with modes.math(asked.math):
             for size in asked.batch_sizes if asked.scenario != SERVER else asked.batch_sizes[-1:]:
                 for engine in asked.engines:
                     if self._is_there(self.key(engine, size)):
@@ -162,7 +163,7 @@ class Study:
         """Measure a cell; one that cannot be is a row with a reason."""
         started_utc, started_s = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
         try:
-            with self._plans(search=engine != engines.BASELINE):
+            with modes.searching(engine != engines.BASELINE):
                 if self.inference.scenario == SERVER:
                     self._serve(engine, batch_size)
                     return
@@ -180,16 +181,6 @@ class Study:
     def _add(self, row: InferenceRow) -> None:
         if self.ranks.is_first:
             self.ledger.add([self._with_efficiency(row)])
-
-    @contextlib.contextmanager
-    def _plans(self, search: bool) -> Iterator[None]:
-        """Let cuDNN search for the fastest plans, or leave it as PyTorch has it."""
-        before = torch.backends.cudnn.benchmark
-        torch.backends.cudnn.benchmark = search
-        try:
-            yield
-        finally:
-            torch.backends.cudnn.benchmark = before
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do a step in every process; where one fails, all give the cell up. They leave it together.
@@ -220,14 +211,17 @@ class Study:
         """Set an engine up in every process, see that it computes the same as eager, and time it."""
         asked = self.inference
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(contextlib.closing(Aside(self.device)))
-            runner, found = self._together(lambda: self._stand.set_up(engine, self._share(batch_size), aside, stack))
+            aside = stack.enter_context(Aside(self.device))
+            share = self._share(batch_size)
+            runner, found = self._together(lambda: self._stand.set_up(engine, share, aside, stack))
             self._together(lambda: aside.run(lambda: self._stand.warm(runner)))
             if asked.scenario != OFFLINE:
                 times_ms = self._together(lambda: aside.run(lambda: runner.latencies_ms(asked.measure_iters)))
                 found = dataclasses.replace(found, latencies_ms=times_ms)
             if asked.scenario in (BATCH, OFFLINE):
                 found = self._together(lambda: self._stand.window(runner, aside, found))
+            # Once more: what was timed still computes the same.
+            found = self._together(lambda: self._stand.agreeing(runner, share, aside, found))
             return dataclasses.replace(found, peak_memory_bytes=aside.run(runner.peak_memory_bytes))
 
     def _share(self, batch_size: int) -> int:
@@ -307,14 +301,14 @@ class Study:
         """
         sizes = sorted(self.inference.batch_sizes)
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(contextlib.closing(Aside(self.device)))
+            aside = stack.enter_context(Aside(self.device))
             made = {
                 size: self._together(lambda size=size: self._stand.set_up(engine, size, aside, stack))  # type: ignore[misc]
                 for size in sizes
             }
             runners = {size: runner for size, (runner, _) in made.items()}
             for runner in runners.values():
-                aside.run(lambda runner=runner: self._stand.warm(runner))  # type: ignore[misc]
+                self._together(lambda runner=runner: aside.run(lambda: self._stand.warm(runner)))  # type: ignore[misc]
             load = Load(self.inference, runners, aside.run)
             self._rates(load, engine, max_batch, made[sizes[-1]][1])
 
@@ -322,7 +316,7 @@ class Study:
         asked = self.inference
         batch_s = load.batch_seconds()
         rates = list(asked.qps) or rates_around(batch_s, load.batcher, asked.slo_ms, asked.seed)
-        within: dict[float, bool] = {}
+        within = self._within(self.key(engine, max_batch))
         refinements = 0 if asked.qps else REFINEMENTS
         while rates or refinements:
             if not rates:
@@ -352,6 +346,14 @@ class Study:
                 f"{engine}: {rate:g} requests/s: p99 {figures['latency_p99_ms']:.2f} ms, "
                 f"batches of {figures['mean_batch']:.1f}"
             )
+
+    def _within(self, key: InferenceKey) -> dict[float, bool]:
+        """Return for each rate that an earlier call measured whether it kept the limit."""
+        rows = self.ledger.read(TABLE)
+        named = ("model", "engine", "batch_size", "processes", "scenario")
+        same = rows[np.logical_and.reduce([rows[name] == getattr(key, name) for name in named])]
+        limited = same[same["slo_ms"] == self.inference.slo_ms]
+        return {float(row.target_qps): bool(row.within_slo) for row in limited.dropna(subset="within_slo").itertuples()}
 
     def _release(self) -> None:
         """Give back what a cell held; compiled models go with the cycles they are in."""

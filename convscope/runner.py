@@ -70,6 +70,7 @@ class Local:
     def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
         self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
         self.timing_method = CUDA_METHOD if self._on_gpu else CPU_METHOD
+        self._closed: Callable[[], None] | None = None
         self._output = step()
         self._wait()
         if self._on_gpu:
@@ -136,10 +137,16 @@ class Local:
         """Return the peak of PyTorch's allocator since the engine was set up."""
         return torch.cuda.max_memory_allocated() if self._counted else None
 
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have something called once the graph is freed."""
+        self._closed = callback
+
     def close(self) -> None:
         """Free the graph."""
         if self._graph is not None:
             self._graph.close()
+        if self._closed is not None:
+            self._closed()
 
     def _wait(self) -> None:
         if self._on_gpu:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from convscope import conv3d, swap
+from convscope import conv3d, modes
 from convscope.conv3d import Conv3d
 from convscope.failures import Failure
 from convscope.implementations import Workshop
@@ -47,7 +47,7 @@ def run(asked: Conv3d, rounds: int, workshop: Workshop, note: Callable[[str], No
         DeviceFaultError: the GPU is lost.
     """
     drawn, rows = random.Random(asked.seed), list[StressRow]()
-    with torch.inference_mode(), swap.math(asked.math):
+    with torch.inference_mode(), modes.math(asked.math):
         for turn in range(rounds):
             layer = draw(drawn)
             for name in asked.implementations:

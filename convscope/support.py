@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from convscope import accuracy, algorithms, cudnn, families, swap, trace
+from convscope import accuracy, algorithms, cudnn, families, modes, swap, trace
 from convscope.algorithms import NAMES_BY_CUDNN_NUMBER
 from convscope.measurement import by
 from convscope.records import Environment, Layer, Run
@@ -278,7 +278,7 @@ class _Trial:
 
 def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
     """Return what a result with this relative error against float64 counts as, by the tolerance of its layer."""
-    allowed = accuracy.tolerance(layer, algorithm, swap.math_in_force())
+    allowed = accuracy.tolerance(layer, algorithm, modes.math_in_force())
     allowed += accuracy.STORAGE_ROUNDOFF.get(dtype, 0.0)
     if error is not None and not error <= allowed:
         reason = f"its error against float64 is {error:.1e}, allowed are {allowed:.1e}"

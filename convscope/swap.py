@@ -20,7 +20,7 @@ from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.fx.proxy import TraceError
 
-from convscope import algorithms, cudnn, models
+from convscope import algorithms, cudnn, models, modes
 from convscope.records import Layer
 
 if TYPE_CHECKING:
@@ -204,7 +204,9 @@ def _convolution(
     groups: int,
 ) -> cudnn.Convolution:
     dtype = str(x.dtype).removeprefix("torch.")
-    return cudnn.Convolution(tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, math_in_force())
+    return cudnn.Convolution(
+        tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, modes.math_in_force()
+    )
 
 
 def _described(layer: Layer, dtype: str) -> cudnn.Convolution:
@@ -216,7 +218,7 @@ def _described(layer: Layer, dtype: str) -> cudnn.Convolution:
         dilation=layer.dilation,
         groups=layer.groups,
         dtype=dtype,
-        math=math_in_force(),
+        math=modes.math_in_force(),
     )
 
 
@@ -264,31 +266,13 @@ def _empty_output(
     return input.new_empty((*input.shape[:-3], weight.shape[0], height, width))
 
 
-def asker(device: torch.device, max_workspace_bytes: int | None = None) -> Callable[[Layer, str], str | None] | None:
+def asker(
+    device: torch.device, max_workspace_bytes: int | None = None, dtype: str = "float32"
+) -> Callable[[Layer, str], str | None] | None:
     """Return the function that asks cuDNN on this card about a layer and an algorithm; None on a CPU."""
     if device.type != "cuda":
         return None
-    return functools.partial(engine().why_refused, device, max_workspace_bytes=max_workspace_bytes)
-
-
-def math_in_force() -> str:
-    """Return "tf32" or "fp32": what PyTorch's own convolutions are permitted, and so what cuDNN is told here."""
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
-
-
-@contextlib.contextmanager
-def math(mode: str) -> Iterator[None]:
-    """Permit ("tf32") or forbid ("fp32") TF32 in convolutions, PyTorch's and these, for the length of the block.
-
-    Matrix products outside convolutions keep PyTorch's default in "tf32" and are forbidden TF32 in "fp32".
-    """
-    convolution, product = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = mode == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = product and mode == "tf32"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, product
+    return functools.partial(engine().why_refused, device, max_workspace_bytes=max_workspace_bytes, dtype=dtype)
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torchvision
 
-from convscope import algorithms, datasets, failures, models, request, scalars, swap
+from convscope import algorithms, datasets, failures, models, modes, request, scalars, swap
 from convscope.datasets import Images
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
@@ -124,7 +124,7 @@ class Study:
 
         Where that happens while several processes train, all end: they may no longer be at the same step.
         """
-        with swap.math(self.training.math), deterministic(self.training.deterministic):
+        with modes.math(self.training.math), deterministic(self.training.deterministic):
             for model, batch_size in self._missing():
                 self.stopped = any(self.ranks.gather(self.stop()))
                 if self.stopped:

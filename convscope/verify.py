@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from convscope import graphs, models, statistics, swap, trace
+from convscope import graphs, models, modes, statistics, swap, trace
 from convscope.assignment import Assignment, assign
 from convscope.records import Layer, Run
 from convscope.swap import Execution
@@ -44,7 +44,7 @@ def subject(run: Run) -> Iterator[Subject]:
     size = run.input_sizes[0]
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
-        stack.enter_context(swap.math(run.math))
+        stack.enter_context(modes.math(run.math))
         stack.enter_context(swap.provider(run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))

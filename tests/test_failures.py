@@ -33,6 +33,7 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total ca
         (InputError("alexnet cannot take 8×8 images"), "unsupported", None),
         (cudnn.CudnnError("cudnnConvolutionForward: CUDNN_STATUS_EXECUTION_FAILED"), "failed", None),
         (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), "failed", None),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), "failed", None),
         (RuntimeError("CUDA error: invalid configuration argument\nCUDA kernel errors might be"), "failed", None),
     ],
 )  # fmt: skip

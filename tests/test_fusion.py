@@ -52,6 +52,45 @@ def test_a_folded_and_a_fused_model_compute_the_same(name: str, folded: int, nor
     assert error(model, smallest) < 1e-5
 
 
+def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        output: torch.Tensor = model.to(memory_format=torch.channels_last)(
+            given.contiguous(memory_format=torch.channels_last)
+        )
+    return output
+
+
+@pytest.mark.parametrize(("channels", "products"), [(4, False), (8, True), (0, True)])
+def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, products: bool):
+    model = randomized("resnet50")
+    other, number = fusion.fused(fusion.folded(model)[0], channels, products)
+    assert number == 49
+    assert error(model, other) < 1e-5
+    kinds = [type(module) for module in other.modules()]
+    assert kinds.count(fusion.FusedProduct) == (16 if products else 0)
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    expected = channels_last(model, given)
+    assert float((channels_last(other, given) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
+    conv = nn.Conv2d(16, 8, 1)
+    product = fusion.FusedProduct(conv).to(memory_format=torch.channels_last)
+    given = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
+    assert given.permute(0, 2, 3, 1).reshape(-1, 16).data_ptr() == given.data_ptr()
+    with torch.inference_mode():
+        output = product(given)
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(output, torch.relu(conv(given)))
+
+
+def test_convolutions_in_groups_are_left_alone():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
+    other, number = fusion.fused(fusion.folded(model)[0])
+    assert number == 1
+    assert any(type(module) is nn.Conv2d and module.groups == 2 for module in other.modules())
+
+
 def test_nothing_but_the_fused_calls_is_left_of_a_residual_block():
     model, _ = fusion.fused(fusion.folded(randomized("torchvision:resnet18"))[0])
     assert not any(node.target in (operator.add, operator.iadd) for node in model.graph.nodes)

@@ -198,6 +198,35 @@ def test_an_engine_that_cannot_serve_is_a_row(tmp_path: Path, engine: Any):
     assert rows[["status", "reason"]].to_numpy().tolist() == [["unsupported", "none: get one"]]
 
 
+def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, engine: Any):
+    engine("slow", batch_s=0.01)
+    options = {"scenario": "server", "slo_ms": 100.0, "min_seconds": 0.3, "batch_sizes": (1,), "engines": ("slow",)}
+    run(tmp_path, qps=(20.0, 400.0), **options)
+    begun = study(tmp_path, **options)
+    assert begun._within(begun.key("slow", 1)) == {20.0: True, 400.0: False}
+    assert begun._within(begun.key("eager", 1)) == {}
+    other = study(tmp_path, **(options | {"slo_ms": 50.0}))
+    assert other._within(other.key("slow", 1)) == {}
+
+
+def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make(task: Task) -> engines.Made:
+        calls = iter(range(10**9))
+
+        def step() -> torch.Tensor:
+            with torch.no_grad():
+                output: torch.Tensor = task.model(task.given) * (1.0 if next(calls) < 4 else float("nan"))
+            return output
+
+        return engines._local(task, step), Setup()
+
+    monkeypatch.setitem(engines.ENGINES, "drifting", Engine(make))
+    row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]
+    assert row["status"] == "failed"
+    assert row["reason"].startswith("its output differs from eager float32 by nan")
+    assert pd.isna(row["latency_mean_ms"])
+
+
 def test_the_rates_lie_around_what_the_simulation_holds():
     rates = inference.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
     assert rates == sorted(rates)

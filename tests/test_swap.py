@@ -165,21 +165,6 @@ def test_the_reference_pads_as_the_module_does():
     assert swap.relative_error(conv, x, conv(x)) < 1e-6
 
 
-@pytest.mark.parametrize("mode", ["tf32", "fp32"])
-def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
-    before = swap.math_in_force()
-    with swap.math(mode):
-        assert swap.math_in_force() == mode
-    assert swap.math_in_force() == before
-
-
-def test_fp32_forbids_tf32_in_matrix_products_too():
-    before = torch.backends.cuda.matmul.allow_tf32
-    with swap.math("fp32"):
-        assert torch.backends.cuda.matmul.allow_tf32 is False
-    assert torch.backends.cuda.matmul.allow_tf32 == before
-
-
 def test_the_refusal_of_winograd_names_library_and_card():
     short = ".".join(cudnn.version().split(".")[:2])
     assert swap.refusal("winograd", "NVIDIA H200") == f"cuDNN {short} has no fused Winograd on NVIDIA H200"

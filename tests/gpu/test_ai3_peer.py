@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import algorithms, cudnn, swap
+from convscope import algorithms, cudnn, modes, swap
 
 THEIRS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if "cudnn" in found.cuda_providers]
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.fixture(autouse=True)
 def _engine() -> Iterator[None]:
     engine = swap.engine()
-    with swap.math("fp32"):
+    with modes.math("fp32"):
         yield
     engine.release()
 
@@ -53,7 +53,7 @@ def swapped(model: nn.Module, algorithm: str) -> nn.Module:
 @pytest.mark.parametrize("unit", peer.UNITS, ids=lambda unit: unit.name)
 def test_a_convolution_agrees_with_float64_or_is_refused(unit: peer.Unit, algorithm: str, math: str):
     conv, given = unit.build("cuda")
-    with swap.math(math):
+    with modes.math(math):
         expected = peer.expect(nn.Sequential(conv), given)
         refused = swap.engine().why_refused(given.device, expected.layers[0], algorithm)
         swapped(expected.model, algorithm)
@@ -68,7 +68,7 @@ def test_a_convolution_agrees_with_float64_or_is_refused(unit: peer.Unit, algori
 @pytest.fixture(scope="module", params=peer.ZOO + peer.GROUPED_ZOO)
 def of_the_zoo(request: pytest.FixtureRequest) -> peer.Expected:
     """Return one model after the other, each for all the tests that take it."""
-    with swap.math("fp32"):
+    with modes.math("fp32"):
         torch.manual_seed(0)
         return peer.expect(peer.zoo_model(request.param, "cuda"), torch.randn(2, 3, 224, 224, device="cuda"))
 
@@ -78,7 +78,7 @@ def of_the_zoo(request: pytest.FixtureRequest) -> peer.Expected:
 )
 def test_a_swapped_model_agrees_with_float64(of_the_zoo: peer.Expected, algorithm: str, math: str):
     ai3.swap_conv2d(of_the_zoo.model, algorithm)
-    with swap.math(math):
+    with modes.math(math):
         assert of_the_zoo.error() < of_the_zoo.tolerance(algorithm, math)
     found = {name for module in of_the_zoo.model.modules() if (name := swap.carried(module)) != "torch"}
     assert found == {algorithm}
@@ -102,7 +102,7 @@ def test_gradients_agree_with_float64(case: str, algorithm: str, math: str):
     model, given = peer.gradient_case(case, "cuda")
     exact = peer.exact_gradients(model, given)
     ai3.swap_conv2d(model, algorithm)
-    with swap.math(math):
+    with modes.math(math):
         assert peer.gradient_error(model, given, exact) < peer.gradient_tolerance(given, math)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import run_conv3d
-from convscope import conv3d, stress, swap
+from convscope import conv3d, modes, stress
 from convscope.conv3d import Conv3d
 from convscope.implementations import Workshop
 from convscope.kernels import conv3d as kernels
@@ -29,7 +29,7 @@ LAYERS = {
 def error_share(name: str, layer: Layer3d, math: str, dtype: str, blocks: object = None) -> float:
     shape = layer.shape(dtype, math)
     x, weight = conv3d.tensors(shape, DEVICE, 0)
-    with swap.math(math), torch.inference_mode():
+    with modes.math(math), torch.inference_mode():
         output = kernels.Plan(name, shape, blocks=blocks).run(x, weight)
         return conv3d.reference(x, weight, shape).error(output) / conv3d.tolerance(name, layer, shape)
 

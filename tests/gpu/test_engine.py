@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convscope import algorithms, cudnn, graphs, models, swap
+from convscope import algorithms, cudnn, graphs, models, modes, swap
 
 ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OPTIONS = [
@@ -43,7 +43,7 @@ def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> f
 
 @pytest.fixture(autouse=True)
 def _inference():
-    with torch.inference_mode(), swap.math("fp32"), swap.provider("cudnn"):
+    with torch.inference_mode(), modes.math("fp32"), swap.provider("cudnn"):
         yield
     swap.engine().release()
 
@@ -88,7 +88,7 @@ def test_tf32_is_used_only_where_it_is_permitted():
     conv, model = swapped("implicit precomp gemm", kernel_size=5, padding=2)
     given = torch.randn(1, 16, 56, 56, device="cuda")
     assert error(model(given), conv, given) < 1e-5
-    with swap.math("tf32"):
+    with modes.math("tf32"):
         assert 5e-5 < error(model(given), conv, given) < 3e-3
 
 

@@ -12,7 +12,7 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convscope import graphs, swap
+from convscope import graphs, modes, swap
 from convscope.cudnn import Convolution
 from convscope.kernels import direct, tuning, winograd
 from convscope.kernels.blocks import Blocks
@@ -23,7 +23,7 @@ DEVICE = torch.device("cuda", 0)
 
 @pytest.fixture(autouse=True)
 def _inference():
-    with torch.inference_mode(), swap.math("fp32"):
+    with torch.inference_mode(), modes.math("fp32"):
         yield
     swap.engine().release()
 
@@ -135,7 +135,7 @@ def machine_code(kernel: triton.JITFunction) -> str:
 
 def test_direct_multiplies_on_fma_units_alone_whatever_is_permitted():
     shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "tf32")
-    with swap.math("tf32"):
+    with modes.math("tf32"):
         for blocks in candidates("direct", shape):
             assert error("direct", shape, blocks) < 2e-6
     code = machine_code(direct.direct_conv2d)

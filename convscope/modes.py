@@ -1,0 +1,48 @@
+"""PyTorch's process-wide settings of convolutions, for the length of a block: TF32, and the search for plans."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+
+
+def math_in_force() -> str:
+    """Return "tf32" or "fp32": what PyTorch's own convolutions are permitted, and so what cuDNN is told here."""
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
+
+
+@contextlib.contextmanager
+def math(mode: str) -> Iterator[None]:
+    """Permit ("tf32") or forbid ("fp32") TF32 in convolutions, PyTorch's and these, for the length of the block.
+
+    Matrix products outside convolutions keep PyTorch's default in "tf32" and are forbidden TF32 in "fp32".
+    """
+    convolution, product = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = mode == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = product and mode == "tf32"
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, product
+
+
+@contextlib.contextmanager
+def searching(search: bool = True, every: bool = False) -> Iterator[None]:
+    """Have PyTorch time cuDNN's plans for each new shape and keep the fastest (`cudnn.benchmark`), or not.
+
+    PyTorch keeps the plans that a thread has once chosen for as long as the thread lives, however they were chosen.
+
+    Args:
+        every: time all plans, not the ten that PyTorch's default is.
+    """
+    chosen = torch.backends.cudnn
+    before = chosen.benchmark, chosen.benchmark_limit
+    chosen.benchmark = search
+    if every:
+        chosen.benchmark_limit = 0
+    try:
+        yield
+    finally:
+        chosen.benchmark, chosen.benchmark_limit = before

@@ -1,0 +1,121 @@
+"""Ways to run one engine's model that no rule decides between: each is set up and timed, the fastest is kept.
+
+cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
+the few channels of an image padded to what matrix units read at once, or not; 1×1 convolutions as matrix products, or
+not. Which is faster depends on the batch and the card.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from convscope import failures, modes
+from convscope.aside import Aside
+from convscope.runner import Local
+
+T = TypeVar("T")
+_WARMUP, _SAMPLES = 10, 30
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way.
+
+    Attributes:
+        channels: images have their channels padded with zeros to so many, 0 for not.
+        products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
+        searched: plans are those that PyTorch's search found, else those of cuDNN's heuristic.
+    """
+
+    channels: int = 0
+    products: bool = False
+    searched: bool = False
+
+    def __str__(self) -> str:
+        parts = ["plans searched" if self.searched else "plans by heuristic"]
+        if self.channels:
+            parts.append(f"images padded to {self.channels} channels")
+        if self.products:
+            parts.append("1x1 as matrix products")
+        return ", ".join(parts)
+
+
+FUSED_STEPS: tuple[Mapping[str, int], ...] = ({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True})
+GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
+
+
+def fastest(
+    make: Callable[[Way], Local], device: torch.device, steps: Sequence[Mapping[str, int]]
+) -> tuple[Local, Way, int]:
+    """Try the plain way, then step by step each change to the best so far.
+
+    Each way has a thread of its own, and with it its own plans; that of the fastest lives as long as what is returned.
+
+    Args:
+        make: sets the engine up in the current thread.
+        steps: changes of fields of `Way`.
+
+    Returns:
+        the fastest, set up; its way; how many ways could be timed.
+
+    Raises:
+        RuntimeError: that of the first way, where none works.
+    """
+    best: _Trial | None = None
+    error: RuntimeError | None = None
+    tried = 0
+    with contextlib.ExitStack() as losers:
+        for step in ({}, *steps):
+            way = dataclasses.replace(best.way if best else Way(), **step)  # type: ignore[arg-type]
+            trial = _Trial(way, Aside(device))
+            losers.callback(trial.close)
+            try:
+                trial.time_ms = trial.run(lambda way=way: _time_ms(make(way)))  # type: ignore[misc]
+            except RuntimeError as refused:
+                if failures.of_size(refused) is None:
+                    raise
+                error = error or refused
+                continue
+            tried += 1
+            if best is None or trial.time_ms < best.time_ms:
+                best = trial
+        if best is None:
+            assert error is not None
+            raise error
+        gc.collect()  # models are cycles: what the others held must not count
+        way = best.way
+        runner = best.run(lambda: make(way))
+        best.kept = True
+    runner.when_closed(best.aside.close)
+    return runner, way, tried
+
+
+@dataclass
+class _Trial:
+    way: Way
+    aside: Aside
+    time_ms: float = math.inf
+    kept: bool = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        with modes.searching(self.way.searched, every=True):
+            return self.aside.run(work)
+
+    def close(self) -> None:
+        if not self.kept:
+            self.aside.close()
+
+
+def _time_ms(runner: Local) -> float:
+    with contextlib.closing(runner):
+        runner.latencies_ms(_WARMUP)
+        return statistics.median(runner.latencies_ms(_SAMPLES))

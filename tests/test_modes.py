@@ -1,0 +1,40 @@
+"""Settings of the whole process hold for a block, and are as before behind it, whatever happens in it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from convscope import modes
+
+
+def state() -> tuple[bool, int, bool, bool]:
+    chosen = torch.backends.cudnn
+    return chosen.benchmark, chosen.benchmark_limit, chosen.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+
+
+def test_a_search_is_of_ten_plans_or_of_all():
+    before = state()
+    with modes.searching():
+        assert state() == (True, before[1], *before[2:])
+        with modes.searching(every=True):
+            assert state() == (True, 0, *before[2:])
+        with modes.searching(False):
+            assert state() == (False, before[1], *before[2:])
+        assert state()[:2] == (True, before[1])
+    assert state() == before
+
+
+@pytest.mark.parametrize("mode", ["tf32", "fp32"])
+def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
+    before = modes.math_in_force()
+    with modes.math(mode):
+        assert modes.math_in_force() == mode
+    assert modes.math_in_force() == before
+
+
+def test_fp32_forbids_tf32_in_matrix_products_too():
+    before = torch.backends.cuda.matmul.allow_tf32
+    with modes.math("fp32"):
+        assert torch.backends.cuda.matmul.allow_tf32 is False
+    assert torch.backends.cuda.matmul.allow_tf32 == before
