@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The figures of docs/inference.md, on one GPU; with two GPUs the scaling rows.
-#   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: sweep most
+#   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: goals sweep most
+# goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
 # most: compile-max at batch 1 and 256; compiled: compile and aot at batch 1, 32 and 256; choice: cudnn-best at 1 and 8
 # server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: batches shared by 1 and by 2
@@ -20,9 +21,10 @@ infer() { # folder, name of the log, then flags
     "$python" run_inference.py --output-dir "$out/$folder" "$@" 2>&1 | tee "$out/$log.log"
 }
 
-(($#)) || set -- sweep most
+(($#)) || set -- goals sweep most
 for part in "$@"; do
     case $part in
+        goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused --min-seconds 2 ;;
         sweep)
             infer batch sweep "${flags[@]}" --batch-sizes 1,2,4,8,16,32,64,128,256 \
                 --engines eager,graph,fused,onnxruntime,tensorrt
@@ -40,7 +42,7 @@ for part in "$@"; do
             done
             ;;
         *)
-            echo "unknown part $part: sweep most compiled choice server gpus" >&2
+            echo "unknown part $part: goals sweep most compiled choice server gpus" >&2
             exit 2
             ;;
     esac
