@@ -134,7 +134,7 @@ def _measure(
         if wanted.layers:
             layer_study.run()
         if wanted.stress:
-            found.tables["stress"] = stress.run(asked, wanted.stress, workshop, note)
+            stress.run(asked, wanted.stress, workshop, note, found.tables["stress"])
         if wanted.end_to_end:
             whole = EndToEnd(asked, workshop, layers[0].batch)
             found.tables |= {"end_to_end": whole.rows, "breakdown": whole.kinds}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,47 +41,66 @@ class StressRow:
     reason: str | None = None
 
 
-def run(asked: Conv3d, rounds: int, workshop: Workshop, note: Callable[[str], None]) -> list[StressRow]:
+def run(asked: Conv3d, rounds: int, workshop: Workshop, note: Callable[[str], None], rows: list[StressRow]) -> None:
     """Verify every implementation on `rounds` shapes drawn from the seed; what one cannot do is not its failure.
+
+    Of failures of one implementation that read the same but for numbers, the first is shrunk.
+
+    Args:
+        rows: grows on the way.
 
     Raises:
         DeviceFaultError: the GPU is lost.
     """
-    drawn, rows = random.Random(asked.seed), list[StressRow]()
+    drawn, shrunk = random.Random(asked.seed), set[tuple[str, str]]()
     with torch.inference_mode(), modes.math(asked.math):
         for turn in range(rounds):
             layer = draw(drawn)
-            for name in asked.implementations:
-                row = _tried(asked, layer, name, turn, workshop)
-                if row.status == "failed":
-                    smallest = shrink(layer, _failing(asked, name, turn, workshop))
-                    row = dataclasses.replace(row, smallest=str(smallest))
-                    note(f"round {turn}: {name} fails: {row.reason}; smallest shape: {smallest}")
+            for row in _round(asked, layer, asked.implementations, turn, workshop):
+                kind = row.implementation, re.sub(r"\d[\d.e+-]*", "#", row.reason or "")
+                if row.status == "failed" and kind not in shrunk:
+                    shrunk.add(kind)
+                    smallest = str(shrink(layer, _failing(asked, row.implementation, turn, workshop)))
+                    note(f"round {turn}: {row.implementation} fails: {row.reason}; smallest shape: {smallest}")
+                    row = dataclasses.replace(row, smallest=smallest)
                 rows.append(row)
             if (turn + 1) % _NOTED_EVERY == 0:
                 note(f"{turn + 1} of {rounds} shapes")
-    return rows
 
 
 def _failing(asked: Conv3d, name: str, turn: int, workshop: Workshop) -> Callable[[Layer3d], bool]:
-    return lambda layer: _tried(asked, layer, name, turn, workshop).status == "failed"
+    return lambda layer: _round(asked, layer, (name,), turn, workshop)[0].status == "failed"
 
 
-def _tried(asked: Conv3d, layer: Layer3d, name: str, turn: int, workshop: Workshop) -> StressRow:
+def _round(asked: Conv3d, layer: Layer3d, names: Sequence[str], turn: int, workshop: Workshop) -> list[StressRow]:
+    """Verify one shape by some implementations, all against one reference."""
     shape = layer.shape(asked.dtype, asked.math)
-    row = StressRow(turn, name, str(layer), math=asked.math, dtype=asked.dtype)
-    reason = workshop.why_not(name, shape)
-    if reason:
-        return _failed(row, Failure("unsupported", reason))
-    x, weight = conv3d.tensors(shape, workshop.device, asked.seed + turn)
+    rows = [StressRow(turn, name, str(layer), math=asked.math, dtype=asked.dtype) for name in names]
+    reasons = [workshop.why_not(name, shape) for name in names]
+    if all(reasons):
+        return [_failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
     try:
-        ready = workshop.prepare(name, shape, weight, kernels.sample(name, shape, turn))
-        output = workshop.run(name, lambda: ready.call(x))
+        x, weight = conv3d.tensors(shape, workshop.device, asked.seed + turn)
+        exact = conv3d.reference(x, weight, shape)
     except Exception as error:
-        return _failed(row, conv3d.failure_of(error, workshop.device))
-    off, most = conv3d.reference(x, weight, shape).error(output), conv3d.tolerance(name, layer, shape)
-    row = dataclasses.replace(row, elementwise_error=off, tolerance=most, blocks=ready.said())
-    return row if off <= most else _failed(row, Failure("failed", f"elementwise error {off:.1e} over {most:.1e}"))
+        failure = conv3d.failure_of(error, workshop.device)
+        return [_failed(row, failure) for row in rows]
+
+    def tried(row: StressRow) -> StressRow:
+        name = row.implementation
+        try:
+            ready = workshop.prepare(name, shape, weight, kernels.sample(name, shape, turn))
+            off = exact.error(workshop.run(name, lambda: ready.call(x)))
+        except Exception as error:
+            return _failed(row, conv3d.failure_of(error, workshop.device))
+        most = conv3d.tolerance(name, layer, shape)
+        row = dataclasses.replace(row, elementwise_error=off, tolerance=most, blocks=ready.said())
+        return row if off <= most else _failed(row, Failure("failed", f"elementwise error {off:.1e} over {most:.1e}"))
+
+    return [
+        _failed(row, Failure("unsupported", reason)) if reason else tried(row)
+        for row, reason in zip(rows, reasons, strict=True)
+    ]
 
 
 def _failed(row: StressRow, failure: Failure) -> StressRow:

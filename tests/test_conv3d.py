@@ -11,9 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 import run_conv3d
 from convscope import accuracy, conv3d, conv3d_plots, conv3d_report, implementations, statistics
@@ -209,20 +206,3 @@ def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():
     seen = conv3d_layout.problem(tf32(4, 4, 32, 128))
     assert (seen.folded, seen.kernel, seen.channels, seen.taps) == (True, (3, 3, 1), 16, 9)
     assert seen.pitch == (128 * 128 * 131 * 4, 128 * 131 * 4, 131 * 4, 4)
-
-
-def test_on_hopper_the_tuned_kernel_is_wgmma_in_tf32_fed_by_the_copy_engine():
-    sizes = {"BOX_D": 1, "BOX_H": 2, "BOX_W": 32, "BLOCK_K": 64, "BLOCK_C": 32}
-    constants = {**sizes, "PRECISION": "tf32", "VECTOR": 4, "LONG": False}
-    pointers = {"x": "tensordesc<fp32[1,1,2,32,32]>", "w": "tensordesc<fp32[64,32]>", "y": "*fp32"}
-    names = conv3d_gemm.gemm_boxes.arg_names
-    signature = {name: "constexpr" if name in constants else pointers.get(name, "i32") for name in names}
-    at = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(conv3d_gemm.gemm_boxes, signature, at, {(names.index("y"),): [["tt.divisibility", 16]]})
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 3})
-    for instruction in (
-        "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32",
-        "cp.async.bulk.tensor.5d",
-        "st.global.v4",
-    ):
-        assert instruction in made.asm["ptx"]

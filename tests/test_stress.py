@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
-from convscope import stress
+from convscope import conv3d, stress
 from convscope.conv3d import Conv3d
+from convscope.cudnn import Convolution
+from convscope.errors import DeviceFaultError
 from convscope.implementations import Prepared, Workshop
 from convscope.kernels.conv3d_layout import Blocks
 from convscope.kernels.tuning import Memory
@@ -31,6 +36,12 @@ def memory(folder: Path) -> Memory[Blocks]:
     return Memory(folder / "tuned.json", Blocks)
 
 
+def run(rounds: int, workshop: Workshop, note: Callable[[str], None] = str) -> list[stress.StressRow]:
+    rows: list[stress.StressRow] = []
+    stress.run(ASKED, rounds, workshop, note, rows)
+    return rows
+
+
 def test_shapes_are_legal_and_of_all_kinds():
     drawn = random.Random(0)
     layers = [stress.draw(drawn) for _ in range(300)]
@@ -42,7 +53,7 @@ def test_shapes_are_legal_and_of_all_kinds():
 
 def test_a_right_implementation_passes_every_round(tmp_path: Path):
     with Workshop(torch.device("cpu"), memory(tmp_path)) as workshop:
-        rows = stress.run(ASKED, 8, workshop, lambda line: None)
+        rows = run(8, workshop)
     assert [row.status for row in rows] == ["ok"] * 8
     assert all(0 <= row.elementwise_error <= row.tolerance for row in rows)
 
@@ -50,13 +61,40 @@ def test_a_right_implementation_passes_every_round(tmp_path: Path):
 def test_a_wrong_one_is_shrunk_to_the_smallest_shape_that_shows_it(tmp_path: Path):
     said: list[str] = []
     with Wrong(torch.device("cpu"), memory(tmp_path)) as workshop:
-        rows = stress.run(ASKED, 6, workshop, said.append)
+        rows = run(6, workshop, said.append)
     failed = [row for row in rows if row.status == "failed"]
-    assert failed
-    smallest = {"3-1 1x2x1 on 1x2x1, batch 1", "3-1 1x2x1 on 1, padding 0x1x0, batch 1"}
-    assert {row.smallest for row in failed} <= smallest
-    assert len(said) == len(failed)
-    assert "over" in failed[0].reason
+    assert len(failed) > 1
+    assert failed[0].smallest in ("3-1 1x2x1 on 1x2x1, batch 1", "3-1 1x2x1 on 1, padding 0x1x0, batch 1")
+    assert all("over" in row.reason for row in failed)
+    assert [row.smallest for row in failed[1:]] == [None] * (len(failed) - 1)  # the same again
+    assert len(said) == 1
+
+
+def test_a_shape_that_cannot_be_checked_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    exact, calls = conv3d.reference, iter(range(100))
+
+    def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> conv3d.Reference:
+        if next(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return exact(x, weight, shape)
+
+    monkeypatch.setattr(conv3d, "reference", reference)
+    with Workshop(torch.device("cpu"), memory(tmp_path)) as workshop:
+        assert [row.status for row in run(3, workshop)] == ["ok", "oom", "ok"]
+
+
+def test_what_was_verified_is_there_when_the_device_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows: list[stress.StressRow] = []
+
+    class Lost(Workshop):
+        def prepare(self, *arguments: Any, **options: Any) -> Prepared:
+            if len(rows) == 2:
+                raise DeviceFaultError("the GPU can be used no more")
+            return super().prepare(*arguments, **options)
+
+    with Lost(torch.device("cpu"), memory(tmp_path)) as workshop, pytest.raises(DeviceFaultError):
+        stress.run(ASKED, 4, workshop, lambda line: None, rows)
+    assert [row.status for row in rows] == ["ok", "ok"]
 
 
 def test_shrinking_stops_at_a_shape_of_which_nothing_smaller_fails():

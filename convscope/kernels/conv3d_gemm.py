@@ -9,6 +9,9 @@ address, no bit for each row in the loop:
         X[box, BLOCK_C] = x[image, box + tap · dilation - padding, channels]
         acc += X · W[filters, tap, channels]ᵀ                              wgmma, both factors from shared memory
 
+A box of several rows reaches wgmma as its first factor by way of registers only, and then each product waits for the
+one before it: with 64 filters or more the product is W · Xᵀ, and is turned over at the end.
+
 Each step reads its blocks anew from the L2 cache: BLOCK_P · BLOCK_C + BLOCK_K · BLOCK_C numbers for
 2 · BLOCK_P · BLOCK_K · BLOCK_C operations. A layer of 64 filters has less than 32 operations a byte in float32, however
 large the block, and waits for that cache. Variant "slices" reads less: a program computes several neighbouring slices
@@ -31,6 +34,7 @@ has a few for each shape, likeliest first, and `tuning` times them on the card o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -47,7 +51,7 @@ from convscope.kernels.conv3d_gemm_tiled import pack as pack
 from convscope.kernels.conv3d_layout import Blocks, Problem, Triple, place_of
 
 NAME = "gemm"
-TRIED = {"boxes": 3, "slices": 3, "pipelined": 1}  # cuts that are timed for a shape
+TRIED = {"boxes": 3, "slices": 3, "pipelined": 3}  # cuts that are timed for a shape
 
 _BOX_SIZES = [
     "kernels",
@@ -87,24 +91,30 @@ class _Cut(NamedTuple):
     resident: int
 
 
+# Chosen by what the assembler does not serialise (tests/test_hopper.py).
 _MATRIX = (
     _Cut("boxes", 1, 256, 128, 1, 8, 3, 1),
-    _Cut("boxes", 1, 128, 256, 1, 8, 3, 1),
-    _Cut("boxes", 1, 128, 128, 1, 8, 3, 2),
-    _Cut("boxes", 1, 256, 64, 1, 8, 3, 2),
+    _Cut("boxes", 1, 256, 128, 1, 8, 4, 1),
+    _Cut("boxes", 1, 64, 256, 1, 4, 3, 1),
+    _Cut("boxes", 1, 128, 128, 1, 4, 3, 2),
+    _Cut("boxes", 1, 256, 64, 1, 4, 3, 1),
     _Cut("boxes", 1, 128, 64, 1, 4, 4, 2),
-    _Cut("boxes", 1, 256, 32, 1, 4, 4, 1),
-    _Cut("boxes", 1, 128, 32, 1, 4, 4, 2),
-    _Cut("slices", 2, 128, 128, 2, 8, 3, 1),
-    _Cut("slices", 2, 128, 64, 2, 4, 3, 2),
-    _Cut("slices", 2, 128, 64, 2, 8, 4, 1),
-    _Cut("slices", 2, 128, 64, 1, 8, 3, 1),
-    _Cut("slices", 4, 128, 32, 2, 8, 3, 1),
+    _Cut("boxes", 1, 256, 32, 1, 4, 4, 2),
+    _Cut("boxes", 1, 128, 32, 1, 4, 4, 4),
+    _Cut("slices", 2, 64, 128, 2, 8, 3, 1),
+    _Cut("slices", 2, 64, 128, 2, 4, 2, 2),
+    _Cut("slices", 2, 128, 64, 2, 4, 2, 2),
+    _Cut("slices", 2, 64, 64, 2, 4, 3, 2),
+    _Cut("slices", 2, 64, 64, 1, 4, 2, 2),
+    _Cut("slices", 2, 128, 32, 2, 4, 2, 2),
     _Cut("slices", 4, 64, 32, 2, 4, 3, 2),
-    _Cut("slices", 2, 128, 32, 2, 4, 3, 2),
+    _Cut("slices", 2, 64, 32, 2, 4, 3, 3),
+    _Cut("pipelined", 1, 256, 128, 1, 8, 3, 1),
     _Cut("pipelined", 1, 128, 128, 1, 8, 3, 2),
+    _Cut("pipelined", 1, 256, 64, 1, 8, 3, 1),
     _Cut("pipelined", 1, 128, 64, 1, 4, 4, 2),
     _Cut("pipelined", 1, 64, 64, 1, 4, 4, 4),
+    _Cut("pipelined", 1, 256, 32, 1, 8, 4, 2),
     _Cut("pipelined", 1, 128, 32, 1, 4, 4, 2),
 )
 _FMA = (
@@ -116,9 +126,20 @@ _FMA = (
 )
 _SPLITS = (1, 2, 3, 4, 6, 8)
 _LEAST_STEPS = 8  # of a split
+_REGISTERS_MOST = 192  # of a thread, for sums: of 255
 # What an estimate goes by, of one multiprocessor, roughly an H200's: they only rank, and the card decides.
 _CACHE_BYTES_PER_NS, _MATRIX_FLOPS_PER_NS, _FMA_FLOPS_PER_NS = 42.0, 2600.0, 300.0
 _PROGRAM_NS, _LAUNCH_NS, _SPLIT_BYTES_PER_NS = 1500.0, 2500.0, 2000.0
+
+
+@triton.jit
+def _added(acc, values, filters, SWAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """Return acc + values · filtersᵀ, turned over if `SWAPPED`."""
+    if SWAPPED:
+        acc = tl.dot(filters, values.T, acc, input_precision=PRECISION)
+    else:
+        acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
+    return acc
 
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
@@ -140,14 +161,22 @@ def gemm_boxes(
     d0, image = tile // (tiles_w * tiles_h) % tiles_d * BOX_D, tile // (tiles_w * tiles_h * tiles_d)
     first = split * share
     last = min(first + share, steps)
-    acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
+    acc = tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32)
+    tap, start = first // blocks, first % blocks
+    r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
     for step in range(first, last):
-        tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
-        d = d0 - pad_d + tap // (kernel_h * kernel_w) * dil_d
-        h = h0 - pad_h + tap // kernel_w % kernel_h * dil_h
-        values = x.load([image, d, h, w0 - pad_w + tap % kernel_w * dil_w, c]).reshape(BLOCK_P, BLOCK_C)
+        d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
+        values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
-        acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
+        start += 1
+        t = tl.where(start == blocks, t + 1, t)
+        start = tl.where(start == blocks, 0, start)
+        s = tl.where(t == kernel_w, s + 1, s)
+        t = tl.where(t == kernel_w, 0, t)
+        r = tl.where(s == kernel_h, r + 1, r)
+        s = tl.where(s == kernel_h, 0, s)
+        acc = _added(acc, values, filters, SWAPPED, PRECISION)
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
     d, h, v = d0 + i // (BOX_H * BOX_W), h0 + i // BOX_W % BOX_H, w0 + i % BOX_W
@@ -160,7 +189,7 @@ def gemm_boxes(
     place = place_of(image_at, (d * out_h + h) * out_w + v, k, out_plane, VECTOR)
     tl.store(
         y + tl.multiple_of(split.to(tl.int64) * outputs, VECTOR) + place,
-        acc,
+        acc.T if SWAPPED else acc,
         mask=wanted[:, None] & (k < kernels)[None, :],
     )
 
@@ -175,12 +204,13 @@ def _replaced(values, at: tl.constexpr, value):
 def gemm_slices(
     x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_h, dil_w,
     tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
-    TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
 
-    `steps` are those of one tap in depth, of which there are TAPS.
+    `steps` are those of one tap in depth, of which there are TAPS. Each slice has SUMS sums, one or one for each tap in
+    depth: a product waits for the one before it in its sum.
     """
     BLOCK_P: tl.constexpr = BOX_H * BOX_W
     k_blocks = tl.cdiv(kernels, BLOCK_K)
@@ -190,21 +220,22 @@ def gemm_slices(
     d0, image = tile // (tiles_w * tiles_h) % tiles_d * SLICES, tile // (tiles_w * tiles_h * tiles_d)
     first = split * share
     last = min(first + share, steps)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
     sums = ()
-    for _ in tl.static_range(SLICES):
-        sums = sums + (tl.zeros((BLOCK_P, BLOCK_K), tl.float32),)
+    for _ in tl.static_range(SLICES * SUMS):
+        sums = sums + (tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32),)
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
         h, v = h0 - pad_h + tap // kernel_w * dil_h, w0 - pad_w + tap % kernel_w * dil_w
         filters = ()
         for r in tl.static_range(TAPS):
-            filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]).T,)
+            filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]),)
         for z in tl.static_range(SLICES + TAPS - 1):
             values = x.load([image, d0 - pad_d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
             for r in tl.static_range(TAPS):
                 if z >= r and z - r < SLICES:
-                    added = tl.dot(values, filters[r], sums[z - r], input_precision=PRECISION)
-                    sums = _replaced(sums, z - r, added)
+                    added = _added(sums[(z - r) * SUMS + r % SUMS], values, filters[r], SWAPPED, PRECISION)
+                    sums = _replaced(sums, (z - r) * SUMS + r % SUMS, added)
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
     h, v = h0 + i // BOX_W, w0 + i % BOX_W
@@ -216,7 +247,11 @@ def gemm_slices(
     for z in tl.static_range(SLICES):
         at = ((d0 + z) * out_h + h) * out_w + v
         place = place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
-        tl.store(y + place, sums[z], mask=(inside & (d0 + z < out_d))[:, None] & (k < kernels)[None, :])
+        total: tl.tensor = sums[z * SUMS]
+        for r in tl.static_range(1, SUMS):
+            total += sums[z * SUMS + r]
+        wanted = (inside & (d0 + z < out_d))[:, None] & (k < kernels)[None, :]
+        tl.store(y + place, total.T if SWAPPED else total, mask=wanted)
 
 
 def default(shape: Convolution) -> Blocks:
@@ -226,11 +261,19 @@ def default(shape: Convolution) -> Blocks:
 
 def candidates(shape: Convolution) -> list[Blocks]:
     """Return the block shapes worth timing, the likeliest first."""
-    ranked = [blocks for _, blocks in sorted(_estimated(shape), key=lambda pair: pair[0])]
+    ranked = _ranked(shape)
     if layout.precision(shape) == "ieee":
         return ranked[: sum(TRIED.values())]
     few = [[blocks for blocks in ranked if blocks.variant == variant][:most] for variant, most in TRIED.items()]
     return sorted((blocks for some in few for blocks in some), key=ranked.index)
+
+
+def _ranked(shape: Convolution) -> list[Blocks]:
+    """Return each cut once, split as it is likely to be fastest, the likeliest first."""
+    best: dict[Blocks, Blocks] = {}
+    for _, blocks in sorted(_estimated(shape), key=lambda pair: pair[0]):
+        best.setdefault(dataclasses.replace(blocks, splits=1), blocks)
+    return list(best.values())
 
 
 def samples(shape: Convolution) -> list[Blocks]:
@@ -262,7 +305,7 @@ def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks]]:
     seen, full, usable = layout.problem(shape), layout.depth_of(shape), variants(shape)
     fma, processors = layout.precision(shape) == "ieee", conv3d_gemm_split.multiprocessors()
     for cut in _FMA if fma else _MATRIX:
-        if cut.variant not in usable or (cut.filters > 32 and cut.filters >= 2 * seen.filters):
+        if cut.variant not in usable or not _suits(cut.filters, seen.filters):
             continue
         depth = max(layout.LEAST_CHANNELS, full // cut.halves)
         plane = best_box((1, *seen.output[1:]), cut.pixels)
@@ -279,6 +322,11 @@ def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks]]:
             if splits > 1 and (steps // splits < _LEAST_STEPS or programs * (splits - 1) >= processors * cut.resident):
                 break
             yield _time_ns(shape, seen, cut, blocks, programs, processors), blocks
+
+
+def _suits(block: int, filters: int) -> bool:
+    """Tell whether a block of filters is neither mostly empty nor so small that the input is read again for each."""
+    return (block == 32 or block < 2 * filters) and (block >= 64 or filters < 64)
 
 
 def _programs(seen: Problem, blocks: Blocks) -> int:
@@ -303,6 +351,12 @@ def _time_ns(shape: Convolution, seen: Problem, cut: _Cut, blocks: Blocks, progr
     return time + _LAUNCH_NS + 2 * blocks.splits * output_bytes / _SPLIT_BYTES_PER_NS
 
 
+def sums(blocks: Blocks, taps: int) -> int:
+    """Return how many sums "slices" keeps for each: one for each tap in depth, if there are registers for so many."""
+    registers = blocks.pixels * blocks.filters * taps // (32 * blocks.warps)
+    return taps if registers <= _REGISTERS_MOST else 1
+
+
 def count(output: Triple, box: Triple) -> int:
     """Return how many boxes cover the output of an image."""
     return -(-output[0] // box[0]) * -(-output[1] // box[1]) * -(-output[2] // box[2])
@@ -320,7 +374,7 @@ def best_box(output: Triple, pixels: int) -> Triple:
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream; adds up the splits where there are some."""
-    if blocks.variant != "boxes":
+    if blocks.variant == "pipelined":
         return pipelined.convolve(x, packed, shape, blocks)
     copied, y = layout.channels_last(x, shape), layout.split_output(x, shape, blocks.splits)
     seen, (box_d, box_h, box_w) = layout.problem(shape), blocks.box
@@ -334,8 +388,9 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
         [1, 1 if slices else box_d, box_h, box_w, blocks.depth],
     )
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
-    kernel, variant = (gemm_slices, {"TAPS": seen.kernel[0], "SLICES": box_d}) if slices else (
-        gemm_boxes, {"BOX_D": box_d})  # fmt: skip
+    kernel, variant = gemm_boxes, {"BOX_D": box_d}
+    if slices:
+        kernel, variant = gemm_slices, {"TAPS": seen.kernel[0], "SLICES": box_d, "SUMS": sums(blocks, seen.kernel[0])}
     kernel[_programs(seen, blocks) // seen.groups, seen.groups, blocks.splits](
         view, filters, y, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:], *seen.padding,
         *seen.dilation[1 if slices else 0 :], *tiles, seen.groups, packed.shape[1], steps,

@@ -67,6 +67,8 @@ def gemm_tiled(
 
 def default(shape: Convolution) -> Blocks:
     """Return the one block shape of this implementation."""
+    if layout.precision(shape) == "ieee":  # by FMA, which holds both factors in registers
+        return Blocks("tiled", 64, 64, layout.LEAST_CHANNELS, 4, 1)
     return Blocks("tiled", 128, 64, layout.depth_of(shape), 4, 1)
 
 

@@ -33,7 +33,7 @@ Launch = Callable[[], object]
 _REPLAYS = 5
 _BATCH_MS, _LAUNCHES_MOST = 0.2, 20  # short kernels are timed several in a row
 _TOO_MUCH = (OutOfResources, PTXASError, CompilationError)  # of this card's shared memory or registers
-_REFUSED = "Triton Error"  # by the driver: a launch, or a tensor map
+_REFUSED = ("Triton Error", "PassManager::run failed")  # by the driver: a launch, or a tensor map; by the compiler
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,21 @@ def test_the_tuned_kernel_splits_the_sum(variant: str, channels: int):
     assert error("gemm", shape, Blocks(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
 
 
+@pytest.mark.parametrize("cut", ["boxes", "slices"])
+def test_with_64_filters_the_product_is_turned_over(cut: str):
+    shape = convolution(channels=17, filters=33, size=(3, 2, 5), kernel=(3, 2, 2))
+    assert error("gemm", shape, Blocks(cut, 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4))) < 1e-6
+
+
+def test_slices_with_a_sum_for_each_tap_and_with_one():
+    shape = convolution(channels=4, filters=3, size=(3, 2, 5), kernel=(3, 2, 2))
+    few, many = (Blocks("slices", 16, 64, 16, warps, 1, box=(2, 2, 4)) for warps in (4, 8))
+    wide = Blocks("slices", 128, 64, 16, 1, 1, box=(2, 8, 8))
+    assert [conv3d_gemm.sums(blocks, 3) for blocks in (few, many, wide)] == [3, 3, 1]
+    assert error("gemm", shape, few) < 1e-6
+    assert error("gemm", shape, wide) < 1e-6
+
+
 def test_slices_that_hang_over_the_end_are_not_stored():
     shape = convolution(channels=20, size=(4, 2, 5), kernel=(2, 1, 2), padding=(1, 0, 0))
     assert error("gemm", shape, Blocks("slices", 64, 16, 16, 4, 1, box=(4, 2, 8))) < 1e-6

@@ -1,0 +1,95 @@
+"""What the compiler makes of the tuned 3-D kernel for Hopper: no GPU is needed to compile for one."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+from triton.backends.compiler import GPUTarget
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+from convscope.kernels import conv3d_gemm, conv3d_layout
+from convscope.kernels.conv3d_layout import Blocks
+from convscope.layersets import Layer3d, load
+
+LAYERS = load("cosmoflow")
+META = torch.device("meta")
+
+
+class Hopper:
+    """A driver of a card that only compiles."""
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_active_torch_device(self) -> torch.device:
+        return META
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return the list that every kernel launched from here on is added to, compiled in place of launched."""
+    found: list[Any] = []
+    launch = JITFunction.run
+
+    def only_compile(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        found.append(launch(self, *arguments, grid=grid, warmup=True, **options))
+        return found[-1]
+
+    monkeypatch.setattr(JITFunction, "run", only_compile)
+    monkeypatch.setattr(driver, "_active", Hopper())
+    return found
+
+
+def assembled(ptx: str, folder: Path) -> str:
+    """Return what the assembler says of a kernel: its registers, spills and warnings."""
+    path = folder / "kernel.ptx"
+    path.write_text(ptx)
+    command = [knobs.nvidia.ptxas.path, "-v", "--gpu-name=sm_90a", str(path), "-o", "/dev/null"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def launch(layer: Layer3d, math: str, dtype: str, blocks: Blocks) -> None:
+    shape = layer.shape(dtype, math)
+    x, weight = (torch.empty(size, dtype=getattr(torch, dtype), device=META) for size in (shape.input, shape.weight))
+    conv3d_gemm.convolve(x, conv3d_layout.pack(weight, shape), shape, blocks)
+
+
+def cuts() -> list[Any]:
+    """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for."""
+    found: dict[tuple[object, ...], Any] = {}
+    for layer in LAYERS:
+        for blocks in conv3d_gemm.candidates(layer.shape("float32", "tf32")):
+            key = (blocks.variant, blocks.pixels, blocks.filters, blocks.depth, blocks.warps, blocks.stages)
+            found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}"))
+    return list(found.values())
+
+
+@pytest.mark.parametrize(("layer", "blocks"), cuts())
+def test_products_are_wgmma_in_tf32_that_nothing_serialises(
+    compiled: list[Any], tmp_path: Path, layer: Layer3d, blocks: Blocks
+):
+    launch(layer, "tf32", "float32", blocks)
+    made = next(kernel for kernel in compiled if kernel.name.startswith("gemm"))
+    assert made.name == f"gemm_{blocks.variant}"
+    assert "wgmma.mma_async.sync.aligned.m64" in made.asm["ptx"]
+    assert "mma.sync" not in made.asm["ptx"]
+    assert ("cp.async.bulk.tensor.5d" in made.asm["ptx"]) == (blocks.variant != "pipelined")
+    assert "st.global.v4" in made.asm["ptx"]
+    said = assembled(made.asm["ptx"], tmp_path)
+    assert re.findall(r"C75\d\d", said) == [], said  # wgmma serialised
+    assert re.findall(r"[1-9]\d* bytes spill", said) == [], said
+    assert made.metadata.shared <= 232_448
