@@ -283,9 +283,9 @@ def samples(shape: Convolution) -> list[Blocks]:
         Blocks("pipelined", 64, 64, depth, 4, 3),
         Blocks("pipelined", 64, 64, depth, 4, 3, splits=2),
         Blocks("boxes", 64, 64, depth, 4, 3, splits=2, box=(1, 4, 16)),
-        Blocks("boxes", 64, 64, depth, 4, 3, box=(2, 4, 8)),
+        Blocks("boxes", 64, 32, depth, 4, 3, box=(2, 4, 8)),
         Blocks("slices", 128, 32, depth, 4, 3, box=(2, 4, 16)),
-        Blocks("slices", 128, 32, depth, 4, 3, splits=2, box=(2, 8, 8)),
+        Blocks("slices", 128, 64, depth, 4, 3, splits=2, box=(2, 8, 8)),
     )
     usable = variants(shape)
     return [blocks for blocks in every if blocks.variant in usable]
