@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ from torch import nn
 from convscope import engines, models
 from convscope.engines import MissingError, Task
 from convscope.errors import InputError
-from convscope.runner import Remote, WorkerError
+from convscope.runner import Local, Remote, WorkerError
 
 
 def task(folder: Path, **changes: Any) -> Task:
@@ -85,6 +87,30 @@ def test_a_process_that_ends_says_why(tmp_path: Path):
 def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
     with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
         engines.make(name, task(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("fused", 5)])
+def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
+    name: str, ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """All but the graph and cuDNN: on a CPU each step is launched, and the fused calls are done in steps."""
+    tried: list[torch.Tensor] = []
+
+    def uncaptured(task: Task, step: Callable[[], torch.Tensor], captured: bool = False) -> Local:
+        tried.append(step())
+        return Local(step, task.device, captured=False, counted=False)
+
+    monkeypatch.setattr(engines, "_needs_gpu", lambda task, engine: None)
+    monkeypatch.setattr(engines, "_local", uncaptured)
+    asked = task(tmp_path, dtype="bfloat16", layout="nhwc")
+    runner, setup = engines.make(name, asked)
+    expected = asked.model(asked.given).detach()
+    tried.append(runner.output())
+    runner.close()
+    assert len(tried) == ways + 2  # each way, the kept one again, and its output
+    assert all((output.float() - expected).norm() < 2e-2 * expected.norm() for output in tried)
+    assert re.search(rf"; best of {ways}: plans (searched|by heuristic)", setup.remark)
+    assert setup.compile_s > 0
 
 
 @pytest.mark.parametrize("name", ["onnxruntime", "tensorrt"])
