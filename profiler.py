@@ -28,11 +28,11 @@ from convscope.bench import Bench, SteadyLoad
 from convscope.energy import EnergyWindow, LoadEnergy
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
-from convscope.folder import Folder, now_utc
+from convscope.folder import Folder
 from convscope.measurement import failed_row, layer_rows, overall_row
 from convscope.nvml import SensorError
 from convscope.rapl import RaplPackages
-from convscope.records import Environment, Layer, LayerRow, OverallRow, Run
+from convscope.records import Environment, Layer, LayerRow, OverallRow, Run, now_utc
 from convscope.sampling import PowerWindow, Sampler, Sensor
 
 RESULTS = Path(__file__).parent / "results"

@@ -7,7 +7,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -107,22 +106,25 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
         code = ranks.launch([sys.executable, __file__, *arguments], asked.processes, stop)
         return stop.exit_code if stop() else code
     silent = PowerMonitor(reason="it was not asked for")
+
+    def monitor() -> PowerMonitor:
+        return PowerMonitor.of_device(device) if asked.energy else silent
+
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
         if place.is_first:
             ledger.prepare()
             stack.enter_context(lock.Lock(ledger.path / lock.NAME))
-            more = {"command": sys.argv, "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-            with PowerMonitor.of_device(device) if asked.energy else silent as monitor:
-                ledger.begin(asked, environment.read(device, monitor.settings()), more, options.overwrite)
+            with monitor() as opened:
+                ledger.begin(asked, environment.read(device, opened.settings()), sys.argv, options.overwrite)
         stack.enter_context(ranks.joined(place, device))
         study = inference.Study(
             inference=asked,
             model=inference.subject(asked),
             device=device,
             ranks=place,
-            open_meter=lambda: PowerMonitor.of_device(device) if asked.energy else silent,
+            open_meter=monitor,
             make_bench=lambda run, model: Bench(run, model, device, CUDALayerTimer(model, device.type), silent, _note),
             ledger=ledger,
             stop=stop,

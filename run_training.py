@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,8 +104,7 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         if place.is_first:
             ledger.prepare()
             stack.enter_context(lock.Lock(ledger.path / lock.NAME))
-            more = {"command": sys.argv, "started_utc": datetime.now(timezone.utc).isoformat(timespec="seconds")}
-            ledger.begin(asked, environment.read(device, monitor.settings()), more, options.overwrite)
+            ledger.begin(asked, environment.read(device, monitor.settings()), sys.argv, options.overwrite)
         stack.enter_context(ranks.joined(place, device))
         note = _note if place.is_first else _say_nothing
         study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)

@@ -10,7 +10,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +81,7 @@ def study(
         workshop = stack.enter_context(Workshop(device, _memory(load_tuned, device)))
         found = _Found(folder, document, limits, workshop)
         _measure(found, asked, layers, wanted, note)
-        found.document["ended_utc"] = _now()
+        found.document["ended_utc"] = records.now_utc()
         found.save()
     if wanted.plots:
         frames = {name: found.frame(name) for name in ("conv3d", "samples", "breakdown")}
@@ -171,12 +170,8 @@ def _document(asked: Conv3d, device: torch.device, command: Sequence[str]) -> di
         "command": list(command),
         "conv3d": dataclasses.asdict(asked),
         "environment": dataclasses.asdict(here),
-        "started_utc": _now(),
+        "started_utc": records.now_utc(),
     }
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def as_csv(row_type: type[Any], rows: Sequence[Any]) -> str:

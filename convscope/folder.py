@@ -16,7 +16,7 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -390,8 +390,3 @@ def differences(document: Mapping[str, Any], run: Run, environment: Environment)
     now = {"device_type": run.device_type} | dataclasses.asdict(run) | dataclasses.asdict(environment)
     keys = SETTINGS + SOFTWARE + (PROCESSOR if run.device_type == "cpu" else ())
     return [f"{key} {then.get(key)}, now {now[key]}" for key in keys if then.get(key) != now[key]]
-
-
-def now_utc() -> str:
-    """Return the time as the files say it."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

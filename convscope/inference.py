@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TypeVar
 
 import numpy as np
@@ -46,7 +45,7 @@ from convscope.failures import Failure
 from convscope.ledger import Ledger
 from convscope.load import Load, between, rates_around
 from convscope.ranks import Ranks
-from convscope.records import Run, slug
+from convscope.records import Run, now_utc, slug
 from convscope.stand import BrokenError, Measured, Stand
 from convscope.trainer import Meter
 
@@ -161,7 +160,7 @@ class Study:
 
     def _guarded(self, engine: str, batch_size: int) -> None:
         """Measure a cell; one that cannot be is a row with a reason."""
-        started_utc, started_s = datetime.now(timezone.utc).isoformat(timespec="seconds"), time.perf_counter()
+        started_utc, started_s = now_utc(), time.perf_counter()
         try:
             with modes.searching(engine != engines.BASELINE):
                 if self.inference.scenario == SERVER:

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import pandas as pd
 
 from convscope.errors import InputError, WriteError
-from convscope.records import PROCESSOR, SOFTWARE, Environment
+from convscope.records import PROCESSOR, SOFTWARE, Environment, now_utc
 from convscope.tables import write_atomically
 
 SCHEMA_VERSION = 1
@@ -266,7 +266,7 @@ class Ledger:
             f"cannot write results to {self.path} ({error.strerror}): choose another folder with --output-dir"
         )
 
-    def begin(self, request: Request, environment: Environment, more: Mapping[str, Any], overwrite: bool) -> None:
+    def begin(self, request: Request, environment: Environment, command: Sequence[str], overwrite: bool) -> None:
         """See that the cells that are there may stand beside the new ones, and write `run.json`.
 
         Raises:
@@ -282,7 +282,8 @@ class Ledger:
                 "schema_version": self.schema.version,
                 self.schema.request: _asdict(request),
                 "environment": dataclasses.asdict(environment),
-                **more,
+                "command": list(command),
+                "started_utc": now_utc(),
             }
             write_atomically(self.run, json.dumps(document, indent=2) + "\n")
         except OSError as error:

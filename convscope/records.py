@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 SCHEMA_VERSION = 2
 STAGES = ("1_sanity", "2_quick", "3_full")
@@ -253,3 +254,8 @@ def slug(name: str) -> str:
 def columns(row_type: type[OverallRow] | type[LayerRow]) -> list[str]:
     """Return a table's columns in their order on disk."""
     return [field.name for field in dataclasses.fields(row_type)]
+
+
+def now_utc() -> str:
+    """Return the time as the files say it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

@@ -48,28 +48,7 @@ def make_run(
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
-    at_least("--batch-size", batch_size, 1)
-    at_least("--warmup", warmup_iters, 0)
-    at_least("--measure", measure_iters, 1)
-    at_least("--seed", seed, 0)
-    at_most("--batch-size", batch_size, INTEGER_MOST)
-    at_most("--seed", seed, INTEGER_MOST)
-    at_least("--energy-warmup", energy_warmup_s, 0)
-    at_least("--energy-budget", energy_budget_s, 1)
-    at_most("--energy-warmup", energy_warmup_s, ENERGY_MOST_S)
-    at_most("--energy-budget", energy_budget_s, ENERGY_MOST_S)
-    if not 0 < energy_precision < 1:
-        raise InputError(f"--energy-precision {energy_precision}: a share between 0 and 1, such as 0.01")
-    if layer_energy and (device.type == "cpu" or not energy):
-        raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
-    if max_workspace_bytes is not None:
-        at_least("--max-workspace", max_workspace_bytes, 0)
-        if device.type == "cpu":
-            raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
-    _one_of("--unsupported", unsupported, UNSUPPORTED)
-    if provider is not None:
-        _check_provider(provider, algorithm, device)
-    return Run(
+    run = Run(
         model=models.check_name(model),
         algorithm=algorithms.find(algorithm).name,
         stage=stage or stage_of(num_sizes),
@@ -91,11 +70,37 @@ def make_run(
         layer_energy=layer_energy,
         max_workspace_bytes=max_workspace_bytes,
     )
+    _check(run)
+    return run
 
 
-def _check_provider(provider: str, algorithm: str, device: torch.device) -> None:
+def _check(run: Run) -> None:
+    at_least("--batch-size", run.batch_size, 1)
+    at_least("--warmup", run.warmup_iters, 0)
+    at_least("--measure", run.measure_iters, 1)
+    at_least("--seed", run.seed, 0)
+    at_most("--batch-size", run.batch_size, INTEGER_MOST)
+    at_most("--seed", run.seed, INTEGER_MOST)
+    at_least("--energy-warmup", run.energy_warmup_s, 0)
+    at_least("--energy-budget", run.energy_budget_s, 1)
+    at_most("--energy-warmup", run.energy_warmup_s, ENERGY_MOST_S)
+    at_most("--energy-budget", run.energy_budget_s, ENERGY_MOST_S)
+    if not 0 < run.energy_precision < 1:
+        raise InputError(f"--energy-precision {run.energy_precision}: a share between 0 and 1, such as 0.01")
+    if run.layer_energy and (run.device_type == "cpu" or not run.energy):
+        raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
+    if run.max_workspace_bytes is not None:
+        at_least("--max-workspace", run.max_workspace_bytes, 0)
+        if run.device_type == "cpu":
+            raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
+    _one_of("--unsupported", run.unsupported, UNSUPPORTED)
+    if run.provider is not None:
+        _check_provider(run.provider, run.algorithm, run.device_type)
+
+
+def _check_provider(provider: str, algorithm: str, device_type: str) -> None:
     _one_of("--provider", provider, PROVIDERS)
-    if device.type == "cpu":
+    if device_type == "cpu":
         raise InputError(f"--provider {provider} needs a CUDA device")
     reason = algorithms.why_not_by(provider, algorithms.find(algorithm))
     if reason:

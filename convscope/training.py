@@ -12,7 +12,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 
 import torch
@@ -34,7 +33,7 @@ from convscope.ledger import (
     TrainingRow,
 )
 from convscope.ranks import Ranks
-from convscope.records import slug
+from convscope.records import now_utc, slug
 from convscope.statistics import summarize
 from convscope.steps import CPU_METHOD, CUDA_METHOD, PHASES
 from convscope.trainer import Meter, Trained, Trainer, phase_times
@@ -149,7 +148,7 @@ class Study:
         return Key(slug(model), batch_size, self.training.processes, self.training.compiled)
 
     def _cell(self, model: str, batch_size: int) -> None:
-        key, started_utc, started_s = self.key(model, batch_size), _now_utc(), time.perf_counter()
+        key, started_utc, started_s = self.key(model, batch_size), now_utc(), time.perf_counter()
         trace_dir = self.profile_dir / cell_name(key)
         told: dict[str, object] = {"started_utc": started_utc}
         try:
@@ -322,7 +321,3 @@ def _detail_rows(key: Key, found: Trained) -> list[Row]:
     ]
     rows += [KernelRow(**name, kernel=k.name, launches=k.launches, kernel_ms=k.kernel_ms) for k in seen.kernels]
     return rows + [MemoryRow(**name, **dataclasses.asdict(mark)) for mark in seen.memory]
-
-
-def _now_utc() -> str:
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")

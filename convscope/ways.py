@@ -58,7 +58,7 @@ def fastest(
 ) -> tuple[Local, Way, int]:
     """Try the plain way, then step by step each change to the best so far.
 
-    Each way has a thread of its own, and with it its own plans; that of the fastest lives as long as what is returned.
+    Each way has a thread of its own, and with it its own plans; they live as long as what is returned.
 
     Args:
         make: sets the engine up in the current thread.
@@ -70,33 +70,26 @@ def fastest(
     Raises:
         RuntimeError: that of the first way, where none works.
     """
-    best: _Trial | None = None
-    error: RuntimeError | None = None
-    tried = 0
-    with contextlib.ExitStack() as losers:
+    trials: list[_Trial] = []
+    errors: list[RuntimeError] = []
+    with contextlib.ExitStack() as threads:
         for step in ({}, *steps):
-            way = dataclasses.replace(best.way if best else Way(), **step)  # type: ignore[arg-type]
-            trial = _Trial(way, Aside(device))
-            losers.callback(trial.close)
+            way = dataclasses.replace(_best(trials).way if trials else Way(), **step)  # type: ignore[arg-type]
+            trial = _Trial(way, threads.enter_context(Aside(device)))
             try:
                 trial.time_ms = trial.run(lambda way=way: _time_ms(make(way)))  # type: ignore[misc]
+                trials.append(trial)
             except RuntimeError as refused:
                 if failures.of_size(refused) is None:
                     raise
-                error = error or refused
-                continue
-            tried += 1
-            if best is None or trial.time_ms < best.time_ms:
-                best = trial
-        if best is None:
-            assert error is not None
-            raise error
+                errors.append(refused)
+        if not trials:
+            raise errors[0]
+        best = _best(trials)
         gc.collect()  # models are cycles: what the others held must not count
-        way = best.way
-        runner = best.run(lambda: make(way))
-        best.kept = True
-    runner.when_closed(best.aside.close)
-    return runner, way, tried
+        runner = best.run(lambda: make(best.way))
+        runner.when_closed(threads.pop_all().close)
+    return runner, best.way, len(trials)
 
 
 @dataclass
@@ -104,15 +97,14 @@ class _Trial:
     way: Way
     aside: Aside
     time_ms: float = math.inf
-    kept: bool = False
 
     def run(self, work: Callable[[], T]) -> T:
         with modes.searching(self.way.searched, every=True):
             return self.aside.run(work)
 
-    def close(self) -> None:
-        if not self.kept:
-            self.aside.close()
+
+def _best(trials: Sequence[_Trial]) -> _Trial:
+    return min(trials, key=lambda trial: trial.time_ms)
 
 
 def _time_ms(runner: Local) -> float:

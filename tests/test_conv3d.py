@@ -18,7 +18,7 @@ from convscope.ceilings import Ceilings
 from convscope.conv3d import Conv3dRow
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels
-from convscope.kernels import conv3d_gemm, conv3d_layout
+from convscope.kernels import conv3d_cuts, conv3d_layout
 from convscope.layersets import COLUMNS, Layer3d, load
 
 ROOT = Path(__file__).parents[1]
@@ -185,21 +185,21 @@ def tf32(batch: int, channels: int, filters: int, side: int, **more: object) -> 
 
 @pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
 def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer3d):
-    found = conv3d_gemm.candidates(layer.shape("float32", "tf32"))
-    assert 5 <= len(found) == len(set(found)) <= sum(conv3d_gemm.TRIED.values())
+    found = conv3d_cuts.candidates(layer.shape("float32", "tf32"))
+    assert 5 <= len(found) == len(set(found)) <= sum(conv3d_cuts.TRIED.values())
     assert {blocks.variant for blocks in found} == {"boxes", "slices", "pipelined"}
 
 
 def test_a_small_deep_layer_has_its_sum_split_and_a_large_one_not():
-    assert conv3d_gemm.candidates(tf32(4, 256, 512, 8))[0].splits > 1
-    assert conv3d_gemm.candidates(tf32(4, 32, 64, 64))[0].splits == 1
+    assert conv3d_cuts.candidates(tf32(4, 256, 512, 8))[0].splits > 1
+    assert conv3d_cuts.candidates(tf32(4, 32, 64, 64))[0].splits == 1
 
 
 def test_strides_and_fma_leave_only_pointers():
     strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
-    assert {blocks.variant for blocks in conv3d_gemm.candidates(strided)} == {"pipelined"}
+    assert {blocks.variant for blocks in conv3d_cuts.candidates(strided)} == {"pipelined"}
     layer = load("cosmoflow")[1]
-    assert {blocks.variant for blocks in conv3d_gemm.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
+    assert {blocks.variant for blocks in conv3d_cuts.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from convscope.kernels import conv3d_gemm, conv3d_layout
+from convscope.kernels import conv3d_cuts, conv3d_gemm, conv3d_layout
 from convscope.kernels.conv3d_layout import Blocks
 from convscope.layersets import Layer3d, load
 
@@ -72,7 +72,7 @@ def cuts() -> list[Any]:
     """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for."""
     found: dict[tuple[object, ...], Any] = {}
     for layer in LAYERS:
-        for blocks in conv3d_gemm.candidates(layer.shape("float32", "tf32")):
+        for blocks in conv3d_cuts.candidates(layer.shape("float32", "tf32")):
             key = (blocks.variant, blocks.pixels, blocks.filters, blocks.depth, blocks.warps, blocks.stages)
             found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}"))
     return list(found.values())

@@ -60,7 +60,7 @@ def study(folder: Path, **changes: Any) -> inference.Study:
     asked = dataclasses.replace(ASKED, **changes)
     ledger = Ledger(folder, deployment.SCHEMA)
     ledger.prepare()
-    ledger.begin(asked, ENVIRONMENT, {}, overwrite=False)
+    ledger.begin(asked, ENVIRONMENT, ["x"], overwrite=False)
     return inference.Study(
         inference=asked,
         model=Small().eval(),

@@ -26,7 +26,7 @@ def rows(key: Key, throughput: float = 100.0) -> list[ledger.Row]:
 def begun(folder: Path, overwrite: bool = False, **changes) -> Ledger:
     made = Ledger(folder)
     made.prepare()
-    made.begin(dataclasses.replace(ASKED, **changes), fakes.ENVIRONMENT, {"command": ["x"]}, overwrite)
+    made.begin(dataclasses.replace(ASKED, **changes), fakes.ENVIRONMENT, ["x"], overwrite)
     return made
 
 

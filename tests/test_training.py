@@ -54,7 +54,7 @@ def study(folder: Path, meter=None, stop=lambda: False, **changes) -> training.S
         asked(**changes), NOISE, CPU, Ranks(), meter or Meter(), Ledger(folder), folder / "profiles", stop, notes.append
     )
     made.ledger.prepare()
-    made.ledger.begin(made.training, fakes.ENVIRONMENT, {}, overwrite=False)
+    made.ledger.begin(made.training, fakes.ENVIRONMENT, ["x"], overwrite=False)
     return made
 
 

@@ -5,7 +5,8 @@ Each file is to be read from top to bottom: the idea, the loop in a few lines, t
 2-D, for what cuDNN does not have: `direct` and `winograd` are the kernels, `blocks` says how they may be cut, `plan` is
 what `swap.Engine` holds for a shape, beside cuDNN's own plans.
 
-3-D: `conv3d` names the nine files in their order, `conv3d_layout` has what they share.
+3-D: `conv3d` names the nine files in their order, `conv3d_layout` has what they share, `conv3d_cuts` says how the ninth
+may be cut.
 
 `tuning` chooses how either is cut, on the card at hand, and remembers the choice.
 """

@@ -10,6 +10,7 @@ import torch
 
 from convscope.cudnn import Convolution
 from convscope.kernels import (
+    conv3d_cuts,
     conv3d_direct,
     conv3d_direct_buffered,
     conv3d_direct_merged,
@@ -109,7 +110,7 @@ def sample(name: str, shape: Convolution, turn: int) -> Blocks | None:
     """Return one of the few cuts that a tuned kernel is tested with, another each turn; None for its default."""
     if name != conv3d_gemm.NAME:
         return None
-    every = conv3d_gemm.samples(shape)
+    every = conv3d_cuts.samples(shape)
     return every[turn % len(every)]
 
 

@@ -228,29 +228,14 @@ def planar_sizes(shape: Convolution) -> tuple[int, ...]:
     return (*numbers, *shape.weight[2:], *shape.stride, *shape.padding, *shape.dilation, shape.groups)
 
 
+def by_axis(*names: str) -> list[str]:
+    """Return "NAME_d", "NAME_h", "NAME_w" of each name: what kernels call the parts of a triple."""
+    return [f"{name}_{axis}" for name in names for axis in "dhw"]
+
+
 PLANAR_SIZES = [
-    "channels",
-    "kernels",
-    "in_d",
-    "in_h",
-    "in_w",
-    "out_d",
-    "out_h",
-    "out_w",
-    "kernel_d",
-    "kernel_h",
-    "kernel_w",
-    "stride_d",
-    "stride_h",
-    "stride_w",
-    "pad_d",
-    "pad_h",
-    "pad_w",
-    "dil_d",
-    "dil_h",
-    "dil_w",
-    "groups",
-    "pixels",
+    *("channels", "kernels", "groups", "pixels"),
+    *by_axis("in", "out", "kernel", "stride", "pad", "dil"),
 ]
 
 
@@ -270,31 +255,8 @@ def empty_output(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
 
 
 CHANNELS_LAST_SIZES = [
-    "groups",
-    "kernels",
-    "channels",
-    "size_d",
-    "size_h",
-    "size_w",
-    "out_d",
-    "out_h",
-    "out_w",
-    "kernel_d",
-    "kernel_h",
-    "kernel_w",
-    "stride_d",
-    "stride_h",
-    "stride_w",
-    "pad_d",
-    "pad_h",
-    "pad_w",
-    "dil_d",
-    "dil_h",
-    "dil_w",
-    "pixels",
-    "w_rows",
-    "w_pitch",
-    "share",
+    *("groups", "kernels", "channels", "pixels", "w_rows", "w_pitch", "share"),
+    *by_axis("size", "out", "kernel", "stride", "pad", "dil"),
 ]
 
 

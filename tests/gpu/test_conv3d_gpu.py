@@ -13,7 +13,7 @@ from convscope import conv3d, modes, stress
 from convscope.conv3d import Conv3d
 from convscope.implementations import Workshop
 from convscope.kernels import conv3d as kernels
-from convscope.kernels import conv3d_gemm
+from convscope.kernels import conv3d_cuts
 from convscope.kernels.conv3d_layout import Blocks
 from convscope.kernels.tuning import Memory
 from convscope.layersets import Layer3d
@@ -43,7 +43,7 @@ def test_every_kernel_is_right(name: str, layer: str, math: str, dtype: str):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_candidate_that_fits_is_right(layer: str):
-    for blocks in conv3d_gemm.candidates(LAYERS[layer].shape("float32", "tf32")):
+    for blocks in conv3d_cuts.candidates(LAYERS[layer].shape("float32", "tf32")):
         assert error_share("gemm", LAYERS[layer], "tf32", "float32", blocks) < 1, str(blocks)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from convscope.cudnn import Convolution
-from convscope.kernels import conv3d, conv3d_gemm
+from convscope.kernels import conv3d, conv3d_cuts, conv3d_gemm
 from convscope.kernels.conv3d_layout import Blocks
 
 
@@ -89,6 +89,6 @@ def test_slices_that_hang_over_the_end_are_not_stored():
 
 def test_the_cuts_of_the_stress_test_are_right():
     shape = convolution(channels=3, size=(2, 2, 3), kernel=(2, 1, 2), math="tf32")
-    every = conv3d_gemm.samples(shape)
+    every = conv3d_cuts.samples(shape)
     assert {blocks.variant for blocks in every} == {"pipelined", "boxes", "slices"}
     assert all(error("gemm", shape, blocks) < 1e-6 for blocks in every)
