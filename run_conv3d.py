@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convscope.commandline import OneLineParser, as_program, report
+from convscope.signals import StopSignal
 
 if TYPE_CHECKING:
     import torch
@@ -53,13 +55,19 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
     Returns the exit code: 0, 1 where a result is wrong or an implementation failed, 2 for bad input, 70 where the GPU
-    was lost, 74 where results cannot be written.
+    was lost, 74 where results cannot be written, 75 where TERM, INT or USR1 ended it before its end, 85
+    where USR2 did.
     """
     options = parser().parse_args(arguments)
-    from convscope.errors import StopError
+    from convscope.errors import InputError, StopError
 
     try:
-        return _list() if options.list else _study(options)
+        if importlib.util.find_spec("triton") is None:
+            raise InputError("the 3-D kernels need Triton, which is not here: it comes with PyTorch's CUDA wheels")
+        if options.list:
+            return _list()
+        with StopSignal(name="run_conv3d.py") as stop:
+            return _study(options, stop)
     except StopError as error:
         return report("run_conv3d.py", error)
 
@@ -72,19 +80,26 @@ def _list() -> int:
     return 0
 
 
-def _study(options: argparse.Namespace) -> int:
-    from convscope import conv3d_report
+def _study(options: argparse.Namespace, stop: StopSignal) -> int:
+    from convscope import conv3d_report, environment
+    from profiler import PowerMonitor
 
     device, layers, asked = _asked(options)
     folder = Path(options.output_dir or RESULTS / conv3d_report.folder_name(asked, layers))
     wanted = conv3d_report.Wanted(
         layers=asked.verify or asked.compare,
-        roofline=options.roofline,
         plots=options.plots or options.roofline,
         stress=options.stress or 0,
         end_to_end=options.end_to_end,
+        load_tuned=options.load_tuned,
     )
-    return conv3d_report.study(asked, layers, device, folder, wanted, options.load_tuned, sys.argv, _note)
+    with PowerMonitor.of_device(device) as monitor:
+        here = environment.read(device, monitor.settings())
+    code = conv3d_report.study(asked, layers, device, folder, wanted, here, stop, _note)
+    if stop():
+        _note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command begins anew")
+        return stop.exit_code
+    return code
 
 
 def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:

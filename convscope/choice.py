@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -19,6 +18,7 @@ import torch
 from tqdm import tqdm
 
 from convscope import algorithms, assignment, families, modes, statistics, swap, verify
+from convscope.aside import Aside
 from convscope.bench import Bench
 from convscope.graphs import HostTooSlowError
 from convscope.records import Environment, Layer, Run
@@ -94,7 +94,6 @@ class _Cast:
 
     def __init__(self, subject: Subject) -> None:
         run, device = subject.run, subject.given.device
-        self._device = device
         self._swapped = swap.Swap(subject.model)
         self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
@@ -114,23 +113,20 @@ class _Cast:
         if device.type == "cuda":
             self.usable[BENCHMARK] = self.usable[HEURISTIC]
             self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
-        # PyTorch keeps the plans that it chose for as long as a thread lives, whoever chose them: the choice by
-        # benchmark needs a thread of its own.
-        self._aside = ThreadPoolExecutor(max_workers=1)
+        self._aside = Aside(device)  # for the plans that benchmark chooses
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run `work` with the model as this candidate has it."""
         self._swapped.apply(self.assignments[name])
-        return self._aside.submit(self._benchmarking, work).result() if name == BENCHMARK else work()
-
-    def _benchmarking(self, work: Callable[[], T]) -> T:
-        with modes.searching(), torch.inference_mode(), torch.cuda.device(self._device):
+        if name != BENCHMARK:
             return work()
+        with modes.searching():
+            return self._aside.run(torch.inference_mode()(work))
 
     def close(self) -> None:
         """Give the model its own convolutions back."""
         self._swapped.restore()
-        self._aside.shutdown()
+        self._aside.close()
 
 
 def study(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: int = ROUNDS) -> Study:

@@ -109,7 +109,7 @@ class Reference:
         for found, exact, spread in zip(output, self.exact, self.spread, strict=True):  # an image at a time
             ratio = (found.double() - exact).abs_() / (spread + exact.abs())
             ratio = torch.where(found == exact, 0.0, ratio)  # 0 where both are, whatever the spread
-            worst = max(worst, float(ratio.nan_to_num_(nan=float("inf")).max()))
+            worst = max(worst, float(ratio.nan_to_num_(nan=float("inf"), posinf=float("inf")).max()))
         return worst
 
 
@@ -177,8 +177,11 @@ class Study:
         self.samples: list[SampleRow] = []
         self._workshop, self._limits, self._note = workshop, limits, note
 
-    def run(self) -> None:
+    def run(self, pause: Callable[[], bool]) -> None:
         """Do what was asked for, layer by layer.
+
+        Args:
+            pause: called after each layer; where it says True the study ends there.
 
         Raises:
             DeviceFaultError: the GPU is lost.
@@ -189,6 +192,8 @@ class Study:
                 self.rows += with_ratios(self._layer(layer))
                 if self._workshop.device.type == "cuda":
                     torch.cuda.empty_cache()
+                if pause():
+                    return
 
     def _layer(self, layer: Layer3d) -> list[Conv3dRow]:
         shape = layer.shape(self.asked.dtype, self.asked.math)
@@ -238,7 +243,7 @@ class Study:
         found, interval = statistics.summarize(times), statistics.median_interval_ms(times)
         least_ms = None
         if self._limits is not None and row.arithmetic in self._limits.tflops:
-            least_ms = self._limits.attainable_ms(layer.flops, layer.minimum_bytes(x.element_size()), row.arithmetic)
+            least_ms = self._limits.attainable_ms(layer.flops, row.bytes or 0, row.arithmetic)
         return dataclasses.replace(
             row,
             median_ms=found.median_ms,

@@ -12,6 +12,7 @@ import pandas as pd
 from convscope.ceilings import Ceilings
 
 _DPI = 120
+NAMES = ("violins", "relative", "roofline", "breakdown")
 _MARKERS = "osD^v<>pPX*hd"
 _COLOURS = "tab20"
 

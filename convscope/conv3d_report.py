@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import dataclasses
-import io
 import json
-import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pandas as pd
 import torch
 
-from convscope import ceilings, conv3d, conv3d_plots, environment, lock, records, stress
+from convscope import ceilings, conv3d, conv3d_plots, lock, records, stress
 from convscope.ceilings import Ceilings
 from convscope.commandline import table
 from convscope.conv3d import Conv3d, Conv3dRow, SampleRow
@@ -27,8 +26,9 @@ from convscope.kernels import tuning
 from convscope.kernels.conv3d_layout import Blocks
 from convscope.kernels.tuning import Memory
 from convscope.layersets import Layer3d
+from convscope.records import Environment
 from convscope.stress import StressRow
-from convscope.tables import write_atomically
+from convscope.tables import lines_of, write_atomically
 
 TABLES: dict[str, type[Any]] = {
     "conv3d": Conv3dRow,
@@ -41,13 +41,18 @@ TABLES: dict[str, type[Any]] = {
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which parts of the study to do; `stress` is a number of shapes."""
+    """Which parts of the study to do.
+
+    Attributes:
+        stress: a number of shapes.
+        load_tuned: a file of choices to take as they are, "" for this card's own; None has new ones made.
+    """
 
     layers: bool = True
-    roofline: bool = False
     plots: bool = False
     stress: int = 0
     end_to_end: bool = False
+    load_tuned: str | None = None
 
 
 def folder_name(asked: Conv3d, layers: Sequence[Layer3d]) -> str:
@@ -58,12 +63,12 @@ def folder_name(asked: Conv3d, layers: Sequence[Layer3d]) -> str:
 
 def study(
     asked: Conv3d, layers: Sequence[Layer3d], device: torch.device, folder: Path, wanted: Wanted,
-    load_tuned: str | None, command: Sequence[str], note: Callable[[str], None],
+    here: Environment, stop: Callable[[], bool], note: Callable[[str], None],
 ) -> int:  # fmt: skip
     """Do all that is wanted, write it into a folder, and print it; return 1 where something is wrong, else 0.
 
     Args:
-        load_tuned: a file of choices to take as they are, "" for this card's own; None has new ones made.
+        stop: asked between the parts; where it says True the study ends there.
 
     Raises:
         InputError: the folder cannot be used, or there is no such file.
@@ -73,14 +78,16 @@ def study(
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        _prepare(folder)
+        memory = _memory(wanted.load_tuned, device)
+        _make(folder)
         stack.enter_context(lock.Lock(folder / lock.NAME))
-        document = _document(asked, device, command)
+        _clear(folder)
+        document = _document(asked, here)
         limits = ceilings.measure(device) if wanted.layers and asked.compare else None
         document["ceilings"] = None if limits is None else dataclasses.asdict(limits)
-        workshop = stack.enter_context(Workshop(device, _memory(load_tuned, device)))
+        workshop = stack.enter_context(Workshop(device, memory))
         found = _Found(folder, document, limits, workshop)
-        _measure(found, asked, layers, wanted, note)
+        _measure(found, asked, layers, wanted, stop, note)
         found.document["ended_utc"] = records.now_utc()
         found.save()
     if wanted.plots:
@@ -108,7 +115,7 @@ class _Found:
         try:
             for name, rows in self.tables.items():
                 if rows:
-                    write_atomically(self.folder / f"{name}.csv", as_csv(TABLES[name], rows))
+                    write_atomically(self.folder / f"{name}.csv", lines_of(TABLES[name], rows, with_header=True))
             choices = self.workshop.memory.used
             if choices:
                 write_atomically(self.folder / "tuned.json", tuning.as_text(choices))
@@ -118,39 +125,52 @@ class _Found:
 
     def frame(self, name: str) -> pd.DataFrame:
         """Return a table as pandas has it."""
-        columns = [field.name for field in dataclasses.fields(TABLES[name])]
-        return pd.DataFrame([dataclasses.asdict(row) for row in self.tables[name]], columns=columns)
+        rows = [dataclasses.asdict(row) for row in self.tables[name]]
+        return pd.DataFrame(rows, columns=records.columns(TABLES[name]))
 
 
 def _measure(
-    found: _Found, asked: Conv3d, layers: Sequence[Layer3d], wanted: Wanted, note: Callable[[str], None]
-) -> None:
-    """Do the parts one after another; what is there is written after each, and when one is cut off."""
+    found: _Found, asked: Conv3d, layers: Sequence[Layer3d], wanted: Wanted, stop: Callable[[], bool],
+    note: Callable[[str], None],
+) -> None:  # fmt: skip
+    """Do the parts one after another; what is there is written after each step, and when one is cut off."""
     workshop = found.workshop
     layer_study = conv3d.Study(asked, layers, workshop, found.limits, note)
     found.tables |= {"conv3d": layer_study.rows, "samples": layer_study.samples}
+
+    def pause() -> bool:
+        found.save()
+        return stop()
+
     try:
         if wanted.layers:
-            layer_study.run()
-        if wanted.stress:
-            stress.run(asked, wanted.stress, workshop, note, found.tables["stress"])
-        if wanted.end_to_end:
+            layer_study.run(pause)
+        if wanted.stress and not stop():
+            stress.run(asked, wanted.stress, workshop, note, found.tables["stress"], pause)
+        if wanted.end_to_end and not stop():
             whole = EndToEnd(asked, workshop, layers[0].batch)
             found.tables |= {"end_to_end": whole.rows, "breakdown": whole.kinds}
-            whole.run(note)
+            whole.run(note, pause)
     finally:
         found.save()
 
 
-def _prepare(folder: Path) -> None:
-    """Make the folder, and take away an earlier call's tables: one call is one set of figures."""
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in TABLES:
-            (folder / f"{name}.csv").unlink(missing_ok=True)
     except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
         why = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"cannot write results to {folder} ({why}): choose another folder with --output-dir") from None
+
+
+def _clear(folder: Path) -> None:
+    """Take away an earlier call's tables and pictures: one call is one set of figures."""
+    names = [*(f"{name}.csv" for name in TABLES), *(f"{name}.png" for name in conv3d_plots.NAMES), "tuned.json"]
+    try:
+        for name in names:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot write results to {folder} ({error.strerror}): choose another --output-dir") from None
 
 
 def _memory(load_tuned: str | None, device: torch.device) -> Memory[Blocks]:
@@ -160,27 +180,14 @@ def _memory(load_tuned: str | None, device: torch.device) -> Memory[Blocks]:
     return Memory(tuning.cache_file(name, "conv3d"), Blocks, fixed=load_tuned is not None)
 
 
-def _document(asked: Conv3d, device: torch.device, command: Sequence[str]) -> dict[str, Any]:
-    from profiler import PowerMonitor
-
-    with PowerMonitor.of_device(device) as monitor:
-        here = environment.read(device, monitor.settings())
+def _document(asked: Conv3d, here: Environment) -> dict[str, Any]:
     return {
         "schema_version": conv3d.SCHEMA_VERSION,
-        "command": list(command),
+        "command": sys.argv,
         "conv3d": dataclasses.asdict(asked),
         "environment": dataclasses.asdict(here),
         "started_utc": records.now_utc(),
     }
-
-
-def as_csv(row_type: type[Any], rows: Sequence[Any]) -> str:
-    """Return rows as the text of their table; absent is an empty cell."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in dataclasses.fields(row_type)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
-    return text.getvalue()
 
 
 def summary(found: _Found) -> str:
@@ -227,10 +234,10 @@ def means(rows: Sequence[Conv3dRow]) -> list[str]:
         ):
             ratios = [getattr(row, field) for row in of_name if getattr(row, field) is not None]
             if ratios:
-                mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
-                said.append(f"{mean:.3f} of {what} ({min(ratios):.2f} to {max(ratios):.2f})")
+                mean, layers = geometric_mean(ratios), f"{len(ratios)} layer{'s' if len(ratios) > 1 else ''}"
+                said.append(f"{mean:.3f} of {what} ({layers}, {min(ratios):.2f} to {max(ratios):.2f})")
         if said:
-            lines.append(f"{name}, geometric mean of {len(of_name)} layers: {', '.join(said)}")
+            lines.append(f"{name}, geometric means: {', '.join(said)}")
     return lines
 
 

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import ceilings, conv3d, graphs, layersets, modes, statistics
+from convscope import accuracy, ceilings, conv3d, graphs, layersets, modes, statistics
 from convscope.conv3d import Conv3d
 from convscope.implementations import Prepared, Workshop
+from convscope.kernels.conv3d import FMA_ONLY
 
 CHANNELS, SIDE, WIDTH, DEPTH = 4, 128, 32, 5
 _TARGETS = 4
 _SLOPE = 0.3  # of the leaky ReLU, Keras's default
 _LEARNING_RATE = 0.001
-KINDS = {"Conv3d": "convolution", "Swapped": "convolution", "LeakyReLU": "activation", "MaxPool3d": "pooling",
+KINDS = {"Swapped": "convolution", "LeakyReLU": "activation", "MaxPool3d": "pooling",
          "Linear": "dense"}  # fmt: skip
 
 
@@ -41,6 +42,7 @@ class EndToEndRow:
     training_low_ms: float | None = None
     training_high_ms: float | None = None
     relative_error: float | None = None
+    tolerance: float | None = None
     batch: int | None = None
     math: str | None = None
     dtype: str | None = None
@@ -154,40 +156,61 @@ class EndToEnd:
         self.rows: list[EndToEndRow] = []
         self.kinds: list[KindRow] = []
         self._asked, self._workshop, self._side, self._width = asked, workshop, side, width
-        dtype, device = getattr(torch, asked.dtype), workshop.device
-        drawn = torch.Generator(device=device).manual_seed(asked.seed)
-        self._given = torch.randn(batch, CHANNELS, side, side, side, generator=drawn, device=device).to(dtype)
-        self._wanted = torch.zeros(batch, _TARGETS, dtype=dtype, device=device)
-        with modes.math("fp32"), torch.inference_mode():
-            self._expected = self._model()(self._given).double()
+        self._batch = batch
+        self._expected: torch.Tensor | None = None
 
     def _model(self) -> nn.Sequential:
         made = network(self._asked.seed, self._side, self._width)
         return made.to(self._workshop.device, getattr(torch, self._asked.dtype))
 
-    def run(self, note: Callable[[str], None]) -> None:
+    def run(self, note: Callable[[str], None], pause: Callable[[], bool]) -> None:
         """Time every implementation that was asked for.
+
+        Args:
+            pause: called after each; where it says True this ends there.
 
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with modes.math(self._asked.math):
-            for name in self._asked.implementations:
+        asked = self._asked
+        with modes.math(asked.math):
+            for name in asked.implementations:
                 note(f"end to end: {name}")
-                row = EndToEndRow(name, batch=len(self._given), math=self._asked.math, dtype=self._asked.dtype,
-                                  device=str(self._workshop.device))  # fmt: skip
+                row = EndToEndRow(
+                    name, batch=self._batch, math=asked.math, dtype=asked.dtype, device=str(self._workshop.device)
+                )
                 try:
+                    self._prepare()
                     self.rows.append(self._workshop.run(name, lambda row=row: self._one(row)))  # type: ignore[misc]
                 except Exception as error:
                     failure = conv3d.failure_of(error, self._workshop.device)
                     self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
+                if pause():
+                    return
+
+    def _prepare(self) -> None:
+        """Make the input and what the network makes of it in float32 without TF32, once."""
+        if self._expected is not None:
+            return
+        dtype, device, side = getattr(torch, self._asked.dtype), self._workshop.device, self._side
+        drawn = torch.Generator(device=device).manual_seed(self._asked.seed)
+        self._given = torch.randn(self._batch, CHANNELS, side, side, side, generator=drawn, device=device).to(dtype)
+        self._wanted = torch.zeros(self._batch, _TARGETS, dtype=dtype, device=device)
+        with modes.math("fp32"), torch.inference_mode():
+            self._expected = self._model().float()(self._given.float()).double()
 
     def _one(self, row: EndToEndRow) -> EndToEndRow:
         asked, device, model = self._asked, self._workshop.device, self._model()
         swapped = put_in(model, row.implementation, self._given, self._workshop, asked)
         with torch.inference_mode():
             output = swapped(self._given).double()
+            assert self._expected is not None
             error = float((output - self._expected).norm() / self._expected.norm())
+            most = self._tolerance(row.implementation)
+            row = dataclasses.replace(row, relative_error=error, tolerance=most)
+            if not error <= most:
+                why = f"its output differs from float32 by {error:.1e}, {most:.1e} is allowed"
+                return dataclasses.replace(row, status="failed", reason=why)
             work = lambda: swapped(self._given)  # noqa: E731
             passes = ceilings.times_ms(work, device, asked.warmup, asked.measure, asked.budget_s)
             self.kinds += self._by_kind(row.implementation, swapped)
@@ -196,8 +219,17 @@ class EndToEnd:
         first, last = statistics.median_interval_ms(steps) or (None, None)
         return dataclasses.replace(
             row, inference_ms=median(passes), inference_low_ms=low, inference_high_ms=high,
-            training_step_ms=median(steps), training_low_ms=first, training_high_ms=last, relative_error=error,
+            training_step_ms=median(steps), training_low_ms=first, training_high_ms=last,
         )  # fmt: skip
+
+    def _tolerance(self, name: str) -> float:
+        """Return the largest error to be expected: what a matrix unit cuts off is one-sided, so layers add up."""
+        asked = self._asked
+        matrix = "fp16" if asked.dtype == "float16" else asked.math
+        arithmetic = "fp32" if name in FMA_ONLY else matrix
+        terms = [weight[0].numel() for weight in self._model().parameters() if weight.dim() > 1]
+        each = (accuracy.elementwise_tolerance(count, arithmetic, asked.dtype, "fft" in name) for count in terms)
+        return sum(each)
 
     def _training_ms(self, model: nn.Sequential, swapped: nn.Sequential) -> list[float]:
         """Return the times of training steps: forward, backward, SGD; launched from Python behind a spin kernel."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
 from convscope import algorithms, cudnn, modes
+from convscope.aside import Aside
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels
 from convscope.kernels.conv3d_layout import Blocks
@@ -96,9 +96,7 @@ class Workshop:
     def __init__(self, device: torch.device, memory: Memory[Blocks]) -> None:
         self.device, self.memory = device, memory
         self._left = contextlib.ExitStack()
-        # PyTorch keeps the plans that it chose for as long as a thread lives, whoever chose them: the choice by
-        # benchmark needs a thread of its own.
-        self._aside = self._left.enter_context(ThreadPoolExecutor(max_workers=1))
+        self._aside = self._left.enter_context(Aside(device))  # for the plans that benchmark chooses
         self._handle: cudnn.Handle | None = None
 
     def why_not(self, name: str, shape: cudnn.Convolution) -> str | None:
@@ -112,11 +110,10 @@ class Workshop:
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run work that calls an implementation, where it has to run."""
-        return self._aside.submit(self._benchmarking, work).result() if name == BENCHMARK else work()
-
-    def _benchmarking(self, work: Callable[[], T]) -> T:
-        with modes.searching(), torch.cuda.device(self.device):
+        if name != BENCHMARK:
             return work()
+        with modes.searching():
+            return self._aside.run(work)
 
     def prepare(
         self, name: str, shape: cudnn.Convolution, weight: torch.Tensor, blocks: Blocks | None = None

@@ -36,6 +36,7 @@ COLUMNS = [
 ]
 _CLIP = (3, 16, 112, 112)  # what torchvision's video models are trained on: channels, frames, height, width
 _LARGEST = 2**31 - 1  # of one number; what cuDNN's descriptors hold
+_MOST = 1e18  # fits 63 bits; no card does it in a day
 
 Triple = tuple[int, int, int]
 
@@ -191,11 +192,14 @@ def why_impossible(layer: Layer3d) -> str | None:
     for side, extent, kernel, padding, dilation in zip(
         ("depth", "height", "width"), layer.size, layer.kernel, layer.padding, layer.dilation, strict=True
     ):
+        if extent + 2 * padding > _LARGEST:
+            return f"the padded {side} ({extent + 2 * padding}) is more than {_LARGEST}"
         if dilation * (kernel - 1) + 1 > extent + 2 * padding:
             return (
                 f"the kernel ({kernel}, dilation {dilation}) is larger than the padded {side} ({extent + 2 * padding})"
             )
-    return None
+    most = max(layer.minimum_bytes(1), layer.flops)
+    return f"its elements or operations ({most:.1e}) are more than {_MOST:.0e}" if most > _MOST else None
 
 
 def of_model(params: str, batch_size: int) -> list[Layer3d]:
@@ -245,17 +249,6 @@ def describe(name: str, position: int, conv: nn.Conv3d, given: tuple[int, ...]) 
         dilation=_three(conv.dilation),
         groups=conv.groups,
     )
-
-
-def as_csv(layers: list[Layer3d]) -> str:
-    """Return layers as the text of their file."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for layer in layers:
-        options = (_times(value) for value in (layer.kernel, layer.stride, layer.padding, layer.dilation))
-        writer.writerow([layer.name, layer.batch, layer.channels, layer.filters, *layer.size, *options, layer.groups])
-    return text.getvalue()
 
 
 def _with_batch(layer: Layer3d, batch_size: int | None) -> Layer3d:

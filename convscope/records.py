@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from typing import Any
 
 SCHEMA_VERSION = 2
 STAGES = ("1_sanity", "2_quick", "3_full")
@@ -251,7 +252,7 @@ def slug(name: str) -> str:
     return name.removeprefix("torchvision:").replace(" ", "_").replace(":", "_")
 
 
-def columns(row_type: type[OverallRow] | type[LayerRow]) -> list[str]:
+def columns(row_type: type[Any]) -> list[str]:
     """Return a table's columns in their order on disk."""
     return [field.name for field in dataclasses.fields(row_type)]
 

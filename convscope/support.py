@@ -26,7 +26,6 @@ SHAPE = "shape"
 TYPE = "type or layout"
 WORKSPACE = "workspace over the limit"
 FAILED = "failed when run"
-STATUSES = (OK, NEVER, GENERATION, SHAPE, TYPE, WORKSPACE, FAILED)
 
 ALGORITHMS = tuple(name for _, name in sorted(NAMES_BY_CUDNN_NUMBER.items()))
 EASY = Layer("easy", 0, 1, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, 56, 56, 56, 56, bias=False)

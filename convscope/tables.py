@@ -16,11 +16,12 @@ import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from convscope.errors import InputError
-from convscope.records import LayerRow, OverallRow, Row, columns
+from convscope.records import LayerRow, OverallRow, columns
 
 RowType = type[OverallRow] | type[LayerRow]
 ADVICE = "move it away, or --overwrite"
@@ -120,7 +121,7 @@ def _short(text: str) -> str:
     return ascii(text if len(text) <= 40 else text[:40] + "…")
 
 
-def lines_of(row_type: RowType, rows: Iterable[Row], with_header: bool) -> str:
+def lines_of(row_type: type[Any], rows: Iterable[Any], with_header: bool) -> str:
     """Return rows as the lines of their table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=columns(row_type), lineterminator="\n")

@@ -39,7 +39,6 @@ from convscope.steps import CPU_METHOD, CUDA_METHOD, PHASES
 from convscope.trainer import Meter, Trained, Trainer, phase_times
 
 DTYPES = ("float32", "bfloat16")
-STEMS = ("cifar", "imagenet")
 RESNETS = tuple(
     name
     for name in torchvision.models.list_models(module=torchvision.models)

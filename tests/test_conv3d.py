@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +126,46 @@ def test_a_call_leaves_tables_and_what_they_depend_on(folder: Path):
 def test_pictures_are_written(folder: Path):
     assert {path.name for path in folder.glob("*.png")} == {"violins.png", "relative.png", "roofline.png"}
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+
+
+def test_bad_input_leaves_an_earlier_calls_figures_alone(folder: Path):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    asked = ["--params", "cosmoflow", "--device", "cpu", "--load-tuned", str(folder / "no.json")]
+    assert run_conv3d.main([*asked, "--output-dir", str(folder)]) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_new_call_leaves_nothing_of_an_earlier_one(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "out")
+    asked = ["--params", str(folder.parent / "tiny.csv"), "--implementation", "torch", "--stress", "1"]
+    assert run_conv3d.main([*asked, "--device", "cpu", "--output-dir", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.json", "stress.csv"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 85)])
+def test_a_call_that_is_told_to_stop_keeps_what_it_has(tmp_path: Path, number: signal.Signals, code: int):
+    asked = ["--implementation", "torch", "--stress", "100000", "--device", "cpu", "--output-dir", str(tmp_path)]
+    running = subprocess.Popen([sys.executable, run_conv3d.__file__, *asked], stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 120
+    while not (tmp_path / "stress.csv").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert "what was measured is in" in said.splitlines()[-1]
+    assert len(pd.read_csv(tmp_path / "stress.csv")) >= 10
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "stress.csv"}
+
+
+def test_means_say_over_how_many_layers_each_is():
+    rows = [
+        Conv3dRow("a", 0, "gemm", "", ratio_to_cudnn_best=2.0, ratio_to_roofline=0.5),
+        Conv3dRow("b", 1, "gemm", "", ratio_to_cudnn_best=8.0),
+    ]
+    (line,) = conv3d_report.means(rows)
+    assert "4.000 of cuDNN's best (2 layers, 2.00 to 8.00)" in line
+    assert "0.500 of the roofline (1 layer, 0.50 to 0.50)" in line
 
 
 def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path):

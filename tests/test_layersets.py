@@ -24,10 +24,8 @@ def test_cosmoflow_halves_its_sides_and_doubles_its_filters():
 
 
 @pytest.mark.parametrize("name", layersets.names())
-def test_every_set_of_the_program_is_legal_and_follows_from_layer_to_layer(name: str):
-    layers = layersets.load(name)
-    assert all(layersets.why_impossible(layer) is None for layer in layers)
-    assert layersets.parse(layersets.as_csv(layers), name) == layers
+def test_every_set_of_the_program_is_legal(name: str):
+    assert all(layersets.why_impossible(layer) is None for layer in layersets.load(name))
 
 
 def test_the_layers_of_a_model_are_those_of_its_file():

@@ -33,8 +33,12 @@ def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
     assert modes.math_in_force() == before
 
 
-def test_fp32_forbids_tf32_in_matrix_products_too():
-    before = torch.backends.cuda.matmul.allow_tf32
-    with modes.math("fp32"):
-        assert torch.backends.cuda.matmul.allow_tf32 is False
-    assert torch.backends.cuda.matmul.allow_tf32 == before
+@pytest.mark.parametrize("permitted", [True, False])
+def test_matrix_products_are_forbidden_tf32_too_and_permitted_nothing_new(
+    monkeypatch: pytest.MonkeyPatch, permitted: bool
+):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", permitted)
+    for mode, there in (("fp32", False), ("tf32", permitted)):
+        with modes.math(mode):
+            assert torch.backends.cuda.matmul.allow_tf32 is there
+        assert torch.backends.cuda.matmul.allow_tf32 is permitted

@@ -38,7 +38,7 @@ def memory(folder: Path) -> Memory[Blocks]:
 
 def run(rounds: int, workshop: Workshop, note: Callable[[str], None] = str) -> list[stress.StressRow]:
     rows: list[stress.StressRow] = []
-    stress.run(ASKED, rounds, workshop, note, rows)
+    stress.run(ASKED, rounds, workshop, note, rows, lambda: False)
     return rows
 
 
@@ -93,7 +93,7 @@ def test_what_was_verified_is_there_when_the_device_is_lost(tmp_path: Path, monk
             return super().prepare(*arguments, **options)
 
     with Lost(torch.device("cpu"), memory(tmp_path)) as workshop, pytest.raises(DeviceFaultError):
-        stress.run(ASKED, 4, workshop, lambda line: None, rows)
+        stress.run(ASKED, 4, workshop, lambda line: None, rows, lambda: False)
     assert [row.status for row in rows] == ["ok", "ok"]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,7 +47,24 @@ def test_the_fastest_is_taken_and_remembered_in_the_file(tmp_path: Path, launche
     assert again.used == {"a": found}
 
 
-def test_two_that_remember_at_once_keep_both(tmp_path: Path, launched: Callable[[object], Launch]):
+def remember_many(path: Path, name: str) -> None:
+    memory = Memory(path, blocks.Blocks)
+    for turn in range(100):
+        memory._remember(f"{name} {turn}", Choice(PLANE[0], 1.0, 1))
+
+
+def test_processes_that_remember_at_once_never_leave_a_damaged_file(tmp_path: Path):
+    path = tmp_path / "choices.json"
+    processes = [multiprocessing.get_context("fork").Process(target=remember_many, args=(path, name)) for name in "ab"]
+    for process in processes:
+        process.start()
+    while any(process.is_alive() for process in processes):
+        assert not path.exists() or json.loads(path.read_text())
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert {file.name for file in tmp_path.iterdir()} == {"choices.json"}
+
+
+def test_one_after_another_that_remember_keep_both(tmp_path: Path, launched: Callable[[object], Launch]):
     path = tmp_path / "choices.json"
     one, other = Memory(path, blocks.Blocks), Memory(path, blocks.Blocks)
     one.choose("a", PLANE, launched)

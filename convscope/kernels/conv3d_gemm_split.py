@@ -13,6 +13,8 @@ The price is (splits + 1) · 4 bytes an output, mostly to and from the L2 cache,
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import triton
 
@@ -34,7 +36,7 @@ def default(shape: Convolution) -> Blocks:
     seen = layout.problem(shape)
     programs = triton.cdiv(seen.pixels, blocks.pixels) * triton.cdiv(seen.filters, blocks.filters) * seen.groups
     steps = seen.taps * seen.channels // blocks.depth
-    return layout.split(blocks, max(1, min(steps // _LEAST_STEPS, 2 * multiprocessors() // programs)))
+    return dataclasses.replace(blocks, splits=max(1, min(steps // _LEAST_STEPS, 2 * multiprocessors() // programs)))
 
 
 def multiprocessors() -> int:

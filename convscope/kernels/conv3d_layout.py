@@ -11,7 +11,6 @@ memory whose rows overlap has KW · C channels and a kernel of width 1 (`Problem
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -286,11 +285,6 @@ def depth_of(shape: Convolution) -> int:
     """Return how many terms of the sum a step takes: 128 bytes of them where the channels allow it."""
     wanted = 8 * lanes(shape)
     return min(wanted, math.gcd(problem(shape).channels, wanted))
-
-
-def split(blocks: Blocks, splits: int) -> Blocks:
-    """Return the same blocks with the sum split."""
-    return dataclasses.replace(blocks, splits=splits)
 
 
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:

@@ -16,6 +16,7 @@ from convscope.kernels import direct, sums, tuning, winograd
 from convscope.kernels.blocks import Blocks
 
 KERNELS: dict[str, ModuleType] = {"direct": direct, "winograd": winograd}
+_IMAGE_MOST = 2**31  # elements: within one, addresses have 32 bits
 
 
 def why_not(algorithm: str, shape: Convolution) -> str | None:
@@ -24,6 +25,8 @@ def why_not(algorithm: str, shape: Convolution) -> str | None:
         return f"{algorithm} has no Triton kernel: choose {' or '.join(KERNELS)}"
     if shape.dtype != "float32":
         return f"{algorithm} by Triton needs float32"
+    if max(_product(shape.input[1:]), _product(output_shape(shape)[1:])) >= _IMAGE_MOST:
+        return f"{algorithm} by Triton takes images of less than 2^31 elements"
     if algorithm == "winograd" and (shape.weight[2:] != (3, 3) or shape.stride != (1, 1) or shape.dilation != (1, 1)):
         return "winograd by Triton needs 3×3 kernels with stride 1 and dilation 1"
     return None

@@ -24,7 +24,6 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from convscope import graphs
 from convscope.errors import InputError
-from convscope.tables import write_atomically
 
 B = TypeVar("B")
 """A cut: a frozen data class of words, numbers and tuples of these."""
@@ -108,10 +107,12 @@ class Memory(Generic[B]):
         return found
 
     def _remember(self, key: str, choice: Choice[B]) -> None:
-        # Another process may remember something at the same time: one of the two is then forgotten, and timed again.
+        # What another process remembers between the reading and the writing is forgotten, and timed again some day.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path, as_text(self._read() | {key: choice}))
+            new = self.path.with_name(f".{self.path.name}.{os.getpid()}")  # each process its own: nobody sees half
+            new.write_text(as_text(self._read() | {key: choice}))
+            new.replace(self.path)
 
     def _read(self) -> dict[str, Choice[B]]:
         try:

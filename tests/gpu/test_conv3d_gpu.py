@@ -51,7 +51,7 @@ def test_random_shapes_are_right(tmp_path: Path):
     asked = Conv3d("cosmoflow", tuple(kernels.KERNELS), "gpu", "cuda", seed=7)
     with Workshop(DEVICE, Memory(tmp_path / "tuned.json", Blocks)) as workshop:
         rows: list[stress.StressRow] = []
-        stress.run(asked, 20, workshop, lambda line: None, rows)
+        stress.run(asked, 20, workshop, lambda line: None, rows, lambda: False)
     assert {row.status for row in rows} == {"ok"}
 
 
