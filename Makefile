@@ -37,7 +37,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh
+	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh benchmarks/*.sh .ci/run
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -91,12 +91,15 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
 
     from convscope import deployment, environment, inference, lock, ranks, records, request
     from convscope.bench import Bench
+    from convscope.errors import InputError
     from convscope.ledger import Ledger
     from profiler import CUDALayerTimer, PowerMonitor
 
     place = ranks.from_environment()
     device = request.find_device(options.device)
     if options.gpus > 1 and device.type == "cuda":
+        if ":" in options.device:
+            raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
         request.at_most("--gpus", options.gpus, torch.cuda.device_count())
         device = request.find_device(f"cuda:{place.local}")
     asked = _request(options, device)
@@ -170,7 +173,7 @@ def _report(study: Study) -> int:
     """Print what the study has now, and draw it; return 1 where an engine that is there could not be measured."""
     from convscope import deployment, engine_report, plots
 
-    ledger, asked = study.ledger, study.inference
+    ledger = study.ledger
     rows = ledger.read(deployment.TABLE)
     plots.draw_inference(rows, ledger.path, study.note)
     if (rows["scenario"] != deployment.SERVER).any():
@@ -182,8 +185,7 @@ def _report(study: Study) -> int:
         ledger.save_text("table.md", beside)
         print(f"\n{beside}\n")
     print(f"results: {ledger.path}")
-    mine = rows[rows["engine"].isin(asked.engines) & (rows["scenario"] == asked.scenario)]
-    return int(mine["status"].isin(["failed", "oom"]).any())
+    return int(study.failed)
 
 
 def _say_nothing(line: str) -> None:

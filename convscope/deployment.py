@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Inference:
 
 @dataclass(frozen=True)
 class InferenceKey:
-    """Names a cell. Under a server's load `batch_size` is the limit of the batcher, `target_qps` the rate."""
+    """Names a cell. Under a server's load `batch_size` is the limit of the batcher, and what follows is set."""
 
     model: str
     engine: str
@@ -73,6 +74,9 @@ class InferenceKey:
     processes: int
     scenario: str
     target_qps: float | None = None
+    slo_ms: float | None = None
+    max_delay_ms: float | None = None
+    sizes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,6 @@ class InferenceRow(InferenceKey):
     window_s: float | None = None
     scaling_efficiency_pct: float | None = None
     mean_batch: float | None = None
-    slo_ms: float | None = None
     within_slo: bool | None = None
     relative_error: float | None = None
     tolerance: float | None = None
@@ -146,22 +149,22 @@ SCHEMA = Schema(
 )
 
 
-def load_figures(served: Served, slo_ms: float) -> dict[str, object]:
+def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
     """Return what a run under load came to as columns."""
-    times_ms = [1e3 * latency_s for latency_s in served.latencies_s] or [math.nan]
-    p99_ms = float(np.percentile(times_ms, 99))
+    times_ms = [1e3 * latency_s for latency_s in served.latencies_s]
+    found = latency_figures(times_ms) if times_ms else {"samples": 0}
+    p99_ms = found.get("latency_p99_ms")
     return {
-        **latency_figures(times_ms),
+        **found,
         "images_per_s": len(served.latencies_s) / served.duration_s,
         "window_s": served.duration_s,
         "mean_batch": served.mean_batch if served.batches else None,
-        "slo_ms": slo_ms,
-        "within_slo": p99_ms <= slo_ms and not served.gave_up,
+        "within_slo": p99_ms is not None and p99_ms <= slo_ms and not served.gave_up,
         "reason": "the queue grew without end: the run was ended early" if served.gave_up else None,
     }
 
 
-def latency_figures(times_ms: Sequence[float]) -> dict[str, object]:
+def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:
     """Return the columns of repeated latencies."""
     found = summarize(times_ms)
     p90_ms, p99_ms = (float(value) for value in np.percentile(times_ms, [90, 99]))

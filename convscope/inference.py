@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -43,7 +43,7 @@ from convscope.deployment import (
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.ledger import Ledger
-from convscope.load import Load, between, rates_around
+from convscope.load import Load, is_found, rates_around, search
 from convscope.ranks import Ranks
 from convscope.records import Run, now_utc, slug
 from convscope.stand import BrokenError, Measured, Stand
@@ -51,8 +51,8 @@ from convscope.trainer import Meter
 
 T = TypeVar("T")
 SERVER_METHOD = "time.perf_counter, from arrival to answer"
-REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
 LONGEST_S = 86_400
+_REQUESTS_MOST, _PIXELS_MOST = 1e8, 1e12
 
 
 def check(inference: Inference) -> Inference:
@@ -85,12 +85,26 @@ def check(inference: Inference) -> Inference:
         if not 0 < number < math.inf:
             raise InputError(f"{option} {number}: a number above 0")
     request.at_most("--min-seconds", inference.min_seconds, LONGEST_S)
-    if inference.qps and inference.scenario != SERVER:
-        raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
-    if inference.scenario == SERVER and inference.processes > 1:
-        raise InputError(f"--scenario {SERVER} is measured on one GPU: leave out --gpus")
+    for size in inference.batch_sizes:
+        if size * inference.image_size_px**2 > _PIXELS_MOST:
+            many = f"{inference.image_size_px}×{inference.image_size_px} images"
+            raise InputError(f"--batch-sizes {size}: so many {many} have more than {_PIXELS_MOST:.0e} pixels")
+    _check_load(inference)
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
     return dataclasses.replace(inference, model=models.check_any_name(inference.model), batch_sizes=sizes)
+
+
+def _check_load(inference: Inference) -> None:
+    serving = inference.scenario == SERVER
+    if inference.qps and not serving:
+        raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
+    if serving and inference.processes > 1:
+        raise InputError(f"--scenario {SERVER} is measured on one GPU: leave out --gpus")
+    if serving and inference.max_delay_ms >= inference.slo_ms:
+        raise InputError(f"--max-delay-ms {inference.max_delay_ms}: it must be less than --slo-ms {inference.slo_ms:g}")
+    for rate in inference.qps:
+        if rate * inference.min_seconds > _REQUESTS_MOST:
+            raise InputError(f"--qps {rate:g}: more than {_REQUESTS_MOST:.0e} requests in --min-seconds")
 
 
 def subject(inference: Inference) -> nn.Module:
@@ -113,6 +127,7 @@ class Study:
 
     Attributes:
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
+        failed: a cell could not be measured this time, though its engine is there.
     """
 
     inference: Inference
@@ -125,6 +140,7 @@ class Study:
     stop: Callable[[], bool]
     note: Callable[[str], None]
     stopped: bool = False
+    failed: bool = False
 
     def __post_init__(self) -> None:
         self._stand = Stand(
@@ -132,7 +148,20 @@ class Study:
         )
 
     def run(self) -> None:
-        """Measure engine after engine at batch size after batch size."""
+        """Measure engine after engine at batch size after batch size.
+
+        Raises:
+            DeviceFaultError: the GPU was lost on the way; the cells before are in the ledger.
+        """
+        try:
+            self._run()
+        except RuntimeError as error:  # leaving what a lost device was used by may raise once more
+            fault = failures.device_fault(self.device)
+            if fault is None:
+                raise
+            raise DeviceFaultError(f"the GPU is lost ({fault}): the same command goes on") from error
+
+    def _run(self) -> None:
         asked = self.inference
         with modes.math(asked.math):
             for size in asked.batch_sizes if asked.scenario != SERVER else asked.batch_sizes[-1:]:
@@ -147,15 +176,16 @@ class Study:
     def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
         """Return what names a cell of this study."""
         asked = self.inference
-        return InferenceKey(slug(asked.model), engine, batch_size, asked.processes, asked.scenario, qps)
+        key = InferenceKey(slug(asked.model), engine, batch_size, asked.processes, asked.scenario)
+        if asked.scenario != SERVER:
+            return key
+        sizes = "|".join(map(str, sorted(asked.batch_sizes)))
+        delay_ms = float(asked.max_delay_ms)
+        return dataclasses.replace(key, target_qps=qps, slo_ms=asked.slo_ms, max_delay_ms=delay_ms, sizes=sizes)
 
     def _is_there(self, key: InferenceKey) -> bool:
         """Tell whether a cell was measured: one that could not be is tried again."""
-        rows = self.ledger.read(TABLE) if self.ranks.is_first else None
-        found = False
-        if rows is not None and key in self.ledger.done():
-            same = [(rows[name] == value) for name, value in dataclasses.asdict(key).items() if value is not None]
-            found = bool((rows[np.logical_and.reduce(same)]["status"] == "ok").all())
+        found = self.ranks.is_first and key in self.ledger.measured()
         return bool(self.ranks.gather(found)[0])
 
     def _guarded(self, engine: str, batch_size: int) -> None:
@@ -178,6 +208,7 @@ class Study:
         self._add(self._row(self.key(engine, batch_size), **figures, **told))
 
     def _add(self, row: InferenceRow) -> None:
+        self.failed = self.failed or row.status in ("failed", "oom")
         if self.ranks.is_first:
             self.ledger.add([self._with_efficiency(row)])
 
@@ -238,14 +269,11 @@ class Study:
     def _figures(self, everyone: Sequence[Measured], batch_size: int) -> dict[str, object]:
         """Return what all processes found as columns."""
         first, share = everyone[0], batch_size // len(everyone)
-        figures: dict[str, object] = {
+        figures = self._setup_figures(first) | {
             "relative_error": max(found.relative_error or 0.0 for found in everyone),
-            "tolerance": first.tolerance,
             "setup_s": max(found.setup_s for found in everyone),
             "timing_method": first.method,
             "peak_memory_bytes": first.peak_memory_bytes,
-            **{name: value for name, value in dataclasses.asdict(first.setup).items() if name != "layout"},
-            "layout": first.setup.layout or self.inference.layout,
         }
         samples = [found.latencies_ms for found in everyone if found.latencies_ms is not None]
         if samples:
@@ -261,6 +289,14 @@ class Study:
             energies = [found.energy for found in metered]
             figures |= energy_figures(energies, [found.energy_reason for found in metered], sum(rates))
         return figures | self._floor(share, batch_size, sum(rates))
+
+    def _setup_figures(self, found: Measured) -> dict[str, object]:
+        """Return what an engine's set-up came to as columns."""
+        return dataclasses.asdict(found.setup) | {
+            "layout": found.setup.layout or self.inference.layout,
+            "relative_error": found.relative_error,
+            "tolerance": found.tolerance,
+        }
 
     def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
         """Return the least time of one process's share on its card, and how many times that a batch took."""
@@ -298,61 +334,52 @@ class Study:
 
         The engine is set up at each of the batch sizes; a batch runs in the smallest that holds it.
         """
-        sizes = sorted(self.inference.batch_sizes)
+        asked, within = self.inference, self._within(self.key(engine, max_batch))
+        wanted = [rate for rate in asked.qps if rate not in within]
+        if not wanted if asked.qps else is_found(within):
+            return
         with contextlib.ExitStack() as stack:
             aside = stack.enter_context(Aside(self.device))
             made = {
                 size: self._together(lambda size=size: self._stand.set_up(engine, size, aside, stack))  # type: ignore[misc]
-                for size in sizes
+                for size in sorted(asked.batch_sizes)
             }
             runners = {size: runner for size, (runner, _) in made.items()}
             for runner in runners.values():
                 self._together(lambda runner=runner: aside.run(lambda: self._stand.warm(runner)))  # type: ignore[misc]
-            load = Load(self.inference, runners, aside.run)
-            self._rates(load, engine, max_batch, made[sizes[-1]][1])
-
-    def _rates(self, load: Load, engine: str, max_batch: int, found: Measured) -> None:
-        asked = self.inference
-        batch_s = load.batch_seconds()
-        rates = list(asked.qps) or rates_around(batch_s, load.batcher, asked.slo_ms, asked.seed)
-        within = self._within(self.key(engine, max_batch))
-        refinements = 0 if asked.qps else REFINEMENTS
-        while rates or refinements:
-            if not rates:
-                refinements -= 1
-                rates = between(within)
-                continue
-            rate, key = rates[0], self.key(engine, max_batch, rates[0])
-            rates = rates[1:]
-            self.stopped = self.stop()
-            if self.stopped:
-                return
-            if self._is_there(key):
-                continue
-            started_s = time.perf_counter()
-            figures = load_figures(load.served(rate), asked.slo_ms)
-            within[rate] = bool(figures["within_slo"])
-            figures |= {
-                "relative_error": found.relative_error,
-                "tolerance": found.tolerance,
-                "remark": found.setup.remark,
-                "setup_s": found.setup_s,
+            load = Load(asked, runners, aside)
+            figures = self._setup_figures(made[max_batch][1]) | {
+                "setup_s": sum(found.setup_s for _, found in made.values()),
                 "timing_method": SERVER_METHOD,
-                "wall_s": time.perf_counter() - started_s,
             }
-            self._add(self._row(key, **figures))
-            self.note(
-                f"{engine}: {rate:g} requests/s: p99 {figures['latency_p99_ms']:.2f} ms, "
-                f"batches of {figures['mean_batch']:.1f}"
-            )
+            for rate in wanted or search(within, lambda: self._first_rates(load)):
+                self.stopped = self.stop()
+                if self.stopped:
+                    return
+                row = self._under(load, self.key(engine, max_batch, rate), figures)
+                within[rate] = bool(row.within_slo)
+                self._add(row)
+
+    def _first_rates(self, load: Load) -> list[float]:
+        batch_s = self._together(load.batch_seconds)
+        return rates_around(batch_s, load.batcher, self.inference.slo_ms, self.inference.seed)
+
+    def _under(self, load: Load, key: InferenceKey, figures: Mapping[str, object]) -> InferenceRow:
+        """Measure one rate."""
+        rate = key.target_qps or 0.0
+        started_utc, started_s = now_utc(), time.perf_counter()
+        found = load_figures(self._together(lambda: load.served(rate)), self.inference.slo_ms)
+        told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
+        row = self._row(key, **figures, **found, **told)
+        p99_ms = math.nan if row.latency_p99_ms is None else row.latency_p99_ms
+        self.note(f"{key.engine}: {rate:g} requests/s: p99 {p99_ms:.2f} ms, batches of {row.mean_batch or 0:.1f}")
+        return row
 
     def _within(self, key: InferenceKey) -> dict[float, bool]:
         """Return for each rate that an earlier call measured whether it kept the limit."""
-        rows = self.ledger.read(TABLE)
-        named = ("model", "engine", "batch_size", "processes", "scenario")
-        same = rows[np.logical_and.reduce([rows[name] == getattr(key, name) for name in named])]
-        limited = same[same["slo_ms"] == self.inference.slo_ms]
-        return {float(row.target_qps): bool(row.within_slo) for row in limited.dropna(subset="within_slo").itertuples()}
+        found = {each: row["within_slo"] == "True" for each, row in self.ledger.measured().items()}
+        same = {each: kept for each, kept in found.items() if dataclasses.replace(each, target_qps=None) == key}
+        return {each.target_qps: kept for each, kept in same.items() if each.target_qps is not None}
 
     def _release(self) -> None:
         """Give back what a cell held; compiled models go with the cycles they are in."""

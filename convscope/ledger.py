@@ -223,6 +223,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "int": int,
     "bool": {"True": True, "False": False}.__getitem__,
     "float | None": lambda cell: float(cell) if cell else None,
+    "str | None": lambda cell: cell or None,
 }
 TRAINING = Schema(
     "training", SCHEMA_VERSION, Key, TABLES, free=("models", "batch_sizes", "device", "processes", "compiled")
@@ -314,6 +315,10 @@ class Ledger:
     def done(self) -> set[Any]:
         """Return the keys of the cells that are there, whatever became of them."""
         return {self.schema.key_of(row) for row in self._rows(self.schema.main)}
+
+    def measured(self) -> dict[Any, Mapping[str, str]]:
+        """Return the cells that could be measured: their rows as they stand on disk, by key."""
+        return {self.schema.key_of(row): row for row in self._rows(self.schema.main) if row["status"] == "ok"}
 
     def add(self, rows: Sequence[Any]) -> None:
         """Add one cell, its rows of all tables at once; rows that an earlier attempt at it left are replaced.

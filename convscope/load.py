@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from convscope import serving
+from convscope.aside import Aside
 from convscope.deployment import Inference
 from convscope.runner import Runner, undisturbed
 
 SERVICE_SAMPLES = 20
 SIMULATED_REQUESTS = 20_000
 RATE_SHARES = (0.5, 0.75, 0.9, 1.0, 1.1)  # of the rate that the simulation predicts to be the highest
+REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
 GIVE_UP_SLOS = 20.0  # a request that has waited so many times the limit ends a run
 
 
@@ -21,41 +23,34 @@ class Load:
 
     Args:
         runners: by batch size.
-        run: runs work in the thread that the engine was set up in.
+        aside: the thread that the engine was set up in.
     """
 
-    def __init__(
-        self, inference: Inference, runners: Mapping[int, Runner], run: Callable[[Callable[[], object]], object]
-    ) -> None:
-        self._asked, self._runners, self._run = inference, runners, run
+    def __init__(self, inference: Inference, runners: Mapping[int, Runner], aside: Aside) -> None:
+        self._asked, self._runners, self._aside = inference, runners, aside
         self._sizes = sorted(runners)
         self.batcher = serving.Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
 
     def batch_seconds(self) -> dict[int, float]:
         """Return how long a batch of each size takes, in seconds: the median of some calls."""
-        times: dict[int, float] = {}
 
-        def measure() -> None:
-            for size, runner in self._runners.items():
-                times[size] = statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
+        def measured(runner: Runner) -> float:
+            return statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
 
-        self._run(measure)
-        return times
+        return self._aside.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
 
     def served(self, rate_qps: float) -> serving.Served:
         """Serve requests of this rate for as long as was asked for."""
         arrivals_s = serving.poisson(rate_qps, self._asked.min_seconds, self._asked.seed)
         give_up_s = max(1.0, GIVE_UP_SLOS * self._asked.slo_ms / 1e3)
-        found: list[serving.Served] = []
 
-        def work() -> None:
+        def work() -> serving.Served:
             with undisturbed():
-                found.append(
-                    serving.serve(arrivals_s, self.batcher, self._execute, time.perf_counter, serving.pause, give_up_s)
+                return serving.serve(
+                    arrivals_s, self.batcher, self._execute, time.perf_counter, serving.pause, give_up_s
                 )
 
-        self._run(work)
-        return found[0]
+        return self._aside.run(work)
 
     def _execute(self, count: int) -> None:
         self._runners[serving.fitting(self._sizes, count)].call()
@@ -87,3 +82,24 @@ def between(within: Mapping[float, bool]) -> list[float]:
     good = max((rate for rate, kept in within.items() if kept), default=None)
     bad = min((rate for rate, kept in within.items() if not kept and (good is None or rate > good)), default=None)
     return [] if good is None or bad is None else [serving.rounded((good + bad) / 2)]
+
+
+def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]]) -> Iterator[float]:
+    """Yield rate after rate to be measured; `within` has to know each before the next is asked for.
+
+    What an earlier call measured counts: of the first rates the lowest are left out for it, then refinements.
+
+    Args:
+        first: the rates to begin with, in rising order, as many as `RATE_SHARES`.
+    """
+    missing = len(RATE_SHARES) - len(within)
+    if missing > 0:
+        yield from first()[-missing:]
+    while not is_found(within):
+        yield from between(within)
+
+
+def is_found(within: Mapping[float, bool]) -> bool:
+    """Tell whether enough rates were measured around the highest that keeps the limit."""
+    enough = len(RATE_SHARES) + REFINEMENTS
+    return len(within) >= len(RATE_SHARES) and (len(within) >= enough or not between(within))

@@ -128,7 +128,7 @@ class Local:
                 if self._on_gpu:
                     ahead.append(torch.cuda.Event())
                     ahead[-1].record()
-                    if len(ahead) > 2:
+                    if len(ahead) > 1:
                         ahead.pop(0).synchronize()
             self._wait()
             return calls, time.perf_counter() - started_s

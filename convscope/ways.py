@@ -82,7 +82,7 @@ def fastest(
             except RuntimeError as refused:
                 if failures.of_size(refused) is None:
                     raise
-                errors.append(refused)
+                errors.append(refused.with_traceback(None))  # which would keep the model alive
         if not trials:
             raise errors[0]
         best = _best(trials)

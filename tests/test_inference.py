@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +16,14 @@ import torch
 from fakes import ENVIRONMENT
 from torch import nn
 
-from convscope import deployment, engines, inference
+from convscope import deployment, engines, inference, load
 from convscope.deployment import Inference
 from convscope.energy import EnergyWindow
 from convscope.engines import Engine, MissingError, Setup, Task
 from convscope.errors import InputError
 from convscope.ledger import Ledger
 from convscope.ranks import Ranks
+from convscope.runner import WorkerError
 from convscope.sampling import PowerWindow
 from convscope.serving import Batcher
 
@@ -231,9 +233,62 @@ def test_the_rates_lie_around_what_the_simulation_holds():
     rates = inference.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
     assert rates == sorted(rates)
     assert rates[0] < 4000 < rates[-1] * 1.2
-    assert inference.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
-    assert inference.between({100.0: True}) == []
-    assert inference.between({100.0: False}) == []
+    assert load.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
+    assert load.between({100.0: True}) == []
+    assert load.between({100.0: False}) == []
+
+
+def searched(within: dict[float, bool], highest: float) -> list[float]:
+    tried = []
+    for rate in load.search(within, lambda: [50.0, 75.0, 90.0, 100.0, 110.0]):
+        tried.append(rate)
+        within[rate] = rate <= highest
+    return tried
+
+
+def test_the_search_goes_on_between_what_kept_the_limit_and_what_did_not():
+    assert searched({}, 95.0) == [50, 75, 90, 100, 110, 95, 97.5]
+    assert searched({}, 200.0) == [50, 75, 90, 100, 110]
+    assert searched({51.0: True, 76.0: True}, 95.0) == [90, 100, 110, 95, 97.5]
+    assert searched(dict.fromkeys((50.0, 75.0, 90.0, 100.0), True) | {110.0: False}, 95.0) == [105.0, 102.0]
+    assert searched(dict.fromkeys((50.0, 75.0, 90.0, 100.0, 110.0), True), 95.0) == []
+
+
+def test_a_server_command_that_has_run_measures_nothing_and_other_settings_do(tmp_path: Path, engine: Any):
+    engine("slow", batch_s=0.002)
+    options = {"scenario": "server", "min_seconds": 0.2, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 100.0}
+    first = run(tmp_path, qps=(20.0, 50.0), **options)
+    assert len(first) == 2
+    assert first["started_utc"].notna().all()
+    engine("slow", error=RuntimeError("set up again"))
+    pd.testing.assert_frame_equal(run(tmp_path, qps=(50.0, 20.0), **options), first)
+    engine("slow", batch_s=0.002)
+    for count, changed in enumerate(({"slo_ms": 1.0}, {"max_delay_ms": 9}, {"batch_sizes": (2,)}), 3):
+        rows = run(tmp_path, qps=(20.0,), **(options | changed))
+        assert len(rows) == count
+    assert rows["within_slo"].tolist() == [True, True, False, True, True]
+
+
+def test_an_engine_that_ends_under_load_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def ended(self: load.Load, rate_qps: float) -> None:
+        raise WorkerError("onnxruntime: the process ended without a word")
+
+    monkeypatch.setattr(load.Load, "served", ended)
+    begun = study(tmp_path, scenario="server", qps=(20.0,), batch_sizes=(1,))
+    begun.run()
+    assert begun.failed
+    row = begun.ledger.read(deployment.TABLE).iloc[0]
+    assert (row["status"], row["reason"]) == ("failed", "onnxruntime: the process ended without a word")
+
+
+def test_only_what_fails_this_time_counts_as_failed(tmp_path: Path, engine: Any):
+    engine("full", error=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
+    before = study(tmp_path, engines=("full",), batch_sizes=(1,))
+    before.run()
+    assert before.failed
+    after = study(tmp_path, batch_sizes=(2,))
+    after.run()
+    assert not after.failed
 
 
 class Twins(Ranks):
@@ -286,6 +341,9 @@ def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
         ({"processes": 0}, "--gpus 0: it must be at least 1"),
         ({"min_seconds": 0.0}, "--min-seconds 0.0: a number above 0"),
         ({"slo_ms": float("nan")}, "--slo-ms nan: a number above 0"),
+        ({"batch_sizes": (10**10,)}, "--batch-sizes 10000000000: so many 32×32 images have more than 1e+12 pixels"),
+        ({"qps": (1e13,), "scenario": "server"}, "--qps 1e+13: more than 1e+08 requests in --min-seconds"),
+        ({"max_delay_ms": 15, "scenario": "server"}, "--max-delay-ms 15: it must be less than --slo-ms 15"),
         ({"qps": (10.0,)}, "--qps is the rate of a server's requests: say --scenario server"),
         ({"qps": (-1.0,), "scenario": "server"}, "--qps -1.0: a number above 0"),
         ({"scenario": "server", "processes": 2}, "--scenario server is measured on one GPU"),
@@ -294,7 +352,7 @@ def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
     ],
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str):
-    with pytest.raises(InputError, match=said):
+    with pytest.raises(InputError, match=re.escape(said)):
         inference.check(dataclasses.replace(ASKED, **changes))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -33,11 +35,16 @@ def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
     assert modes.math_in_force() == before
 
 
-@pytest.mark.parametrize("permitted", [True, False])
-def test_matrix_products_are_forbidden_tf32_too_and_permitted_nothing_new(
-    monkeypatch: pytest.MonkeyPatch, permitted: bool
-):
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", permitted)
+@pytest.fixture(params=[True, False])
+def permitted(request: pytest.FixtureRequest) -> Iterator[bool]:
+    """Permit or forbid TF32 in matrix products for the length of the test."""
+    product = torch.backends.cuda.matmul
+    before, product.allow_tf32 = product.allow_tf32, request.param
+    yield request.param
+    product.allow_tf32 = before
+
+
+def test_matrix_products_are_forbidden_tf32_too_and_permitted_nothing_new(permitted: bool):
     for mode, there in (("fp32", False), ("tf32", permitted)):
         with modes.math(mode):
             assert torch.backends.cuda.matmul.allow_tf32 is there

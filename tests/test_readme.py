@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import itertools
 import re
 from pathlib import Path
 
@@ -38,11 +40,36 @@ def test_every_engine_is_explained(engine: str):
     assert f"| `{engine}` |" in INFERENCE
 
 
-@pytest.mark.parametrize(
-    "module", sorted(path.stem for path in (Path(__file__).parents[1] / "convscope").glob("[a-z]*.py"))
-)
-def test_every_module_stands_in_the_folder_map(module: str):
-    assert re.search(rf"\b{module}\b", README.split("## Folders")[1])
+PACKAGE = Path(run_profile.__file__).parent / "convscope"
+
+
+def folder_map() -> list[str]:
+    """Return the modules in the order of the README's map, `kernels` as one."""
+    lines = README.split("## Folders")[1].split("convscope/")[1].splitlines()[1:]
+    names = itertools.takewhile(lambda line: line.startswith("  "), lines)
+    return [name.rstrip("/") for line in names for name in re.split(r" {2,}", line.strip())[0].split()]
+
+
+def imported(path: Path) -> set[str]:
+    """Return the modules of the package that a file imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("convscope"):
+            _, _, module = (node.module or "").partition(".")
+            found |= {module.split(".")[0]} if module else {name.name for name in node.names}
+    return found
+
+
+def test_every_module_stands_once_in_the_folder_map():
+    modules = [*(path.stem for path in PACKAGE.glob("[a-z]*.py")), "kernels"]
+    assert sorted(folder_map()) == sorted(modules)
+
+
+@pytest.mark.parametrize("module", folder_map())
+def test_a_module_imports_only_those_above_it_in_the_folder_map(module: str):
+    above = folder_map()[: folder_map().index(module)]
+    files = PACKAGE.joinpath("kernels").glob("*.py") if module == "kernels" else [PACKAGE / f"{module}.py"]
+    assert set().union(*map(imported, files)) - {*above, module} == set()
 
 
 def test_every_target_of_a_link_is_there():

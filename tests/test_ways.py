@@ -91,4 +91,4 @@ def test_where_nothing_works_the_first_error_is_told(error: RuntimeError):
     with pytest.raises(RuntimeError) as raised:
         ways.fastest(make, CPU, FUSED_STEPS)
     assert raised.value is error
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
