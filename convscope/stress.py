@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import random
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from convscope.conv3d import Conv3d
 from convscope.failures import Failure
 from convscope.implementations import Workshop
 from convscope.kernels import conv3d as kernels
+from convscope.kernels.conv3d_layout import Blocks
 from convscope.layersets import Layer3d, Triple, why_impossible
 
 _SHRINKS_MOST = 300  # tries
@@ -60,11 +61,16 @@ def run(
     with torch.inference_mode(), modes.math(asked.math):
         for turn in range(rounds):
             layer = draw(drawn)
-            for row in _round(asked, layer, asked.implementations, turn, workshop):
+            every = {
+                name: kernels.samples(name, layer.shape(asked.dtype, asked.math)) for name in asked.implementations
+            }
+            cuts = {name: found[turn % len(found)] for name, found in every.items()}
+            for row in _round(asked, layer, cuts, turn, workshop):
                 kind = row.implementation, re.sub(r"\d[\d.e+-]*|\binf\b", "#", row.reason or "")
                 if row.status == "failed" and kind not in shrunk:
                     shrunk.add(kind)
-                    smallest = str(shrink(layer, _failing(asked, row.implementation, turn, workshop)))
+                    fails = _failing(asked, row.implementation, cuts[row.implementation], turn, workshop)
+                    smallest = str(shrink(layer, fails))
                     note(f"round {turn}: {row.implementation} fails: {row.reason}; smallest shape: {smallest}")
                     row = dataclasses.replace(row, smallest=smallest)
                 rows.append(row)
@@ -74,15 +80,24 @@ def run(
                 return
 
 
-def _failing(asked: Conv3d, name: str, turn: int, workshop: Workshop) -> Callable[[Layer3d], bool]:
-    return lambda layer: _round(asked, layer, (name,), turn, workshop)[0].status == "failed"
+def _failing(asked: Conv3d, name: str, cut: Blocks | None, turn: int, workshop: Workshop) -> Callable[[Layer3d], bool]:
+    """Return what tells whether an implementation, cut as it was, fails at another shape too."""
+
+    def fails(layer: Layer3d) -> bool:
+        if cut not in kernels.samples(name, layer.shape(asked.dtype, asked.math)):
+            return False
+        return _round(asked, layer, {name: cut}, turn, workshop)[0].status == "failed"
+
+    return fails
 
 
-def _round(asked: Conv3d, layer: Layer3d, names: Sequence[str], turn: int, workshop: Workshop) -> list[StressRow]:
-    """Verify one shape by some implementations, all against one reference."""
+def _round(
+    asked: Conv3d, layer: Layer3d, cuts: Mapping[str, Blocks | None], turn: int, workshop: Workshop
+) -> list[StressRow]:
+    """Verify one shape by some implementations, each cut as said, all against one reference."""
     shape = layer.shape(asked.dtype, asked.math)
-    rows = [StressRow(turn, name, str(layer), math=asked.math, dtype=asked.dtype) for name in names]
-    reasons = [workshop.why_not(name, shape) for name in names]
+    rows = [StressRow(turn, name, str(layer), math=asked.math, dtype=asked.dtype) for name in cuts]
+    reasons = [workshop.why_not(name, shape) for name in cuts]
     if all(reasons):
         return [_failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
     try:
@@ -95,7 +110,7 @@ def _round(asked: Conv3d, layer: Layer3d, names: Sequence[str], turn: int, works
     def tried(row: StressRow) -> StressRow:
         name = row.implementation
         try:
-            ready = workshop.prepare(name, shape, weight, kernels.sample(name, shape, turn))
+            ready = workshop.prepare(name, shape, weight, cuts[name])
             off = exact.error(workshop.run(name, lambda: ready.call(x)))
         except Exception as error:
             return _failed(row, conv3d.failure_of(error, workshop.device))

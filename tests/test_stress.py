@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -102,3 +103,22 @@ def test_shrinking_stops_at_a_shape_of_which_nothing_smaller_fails():
     smallest = stress.shrink(layer, lambda small: small.groups == 2 and small.size[2] >= 3 and small.padding[0] >= 1)
     assert (smallest.groups, smallest.channels, smallest.filters, smallest.batch) == (2, 2, 2, 1)
     assert (smallest.size, smallest.padding, smallest.kernel) == ((1, 1, 3), (1, 0, 0), (1, 1, 1))
+
+
+def test_a_shape_that_cannot_be_cut_as_the_failing_one_is_no_smaller_case_of_it(tmp_path: Path):
+    asked = dataclasses.replace(ASKED, math="tf32")
+    cut = Blocks("slices", 128, 32, 16, 4, 3, box=(2, 4, 16))
+    tried: list[Convolution] = []
+
+    class Counting(Workshop):
+        def why_not(self, name: str, shape: Convolution) -> str | None:
+            tried.append(shape)
+            return super().why_not(name, shape)
+
+    plain = Layer3d("", 0, 1, 16, 16, (4, 4, 4), (3, 3, 3))
+    with Counting(torch.device("cpu"), memory(tmp_path)) as workshop:
+        fails = stress._failing(asked, "gemm", cut, 0, workshop)
+        assert not fails(dataclasses.replace(plain, stride=(1, 2, 1)))
+        assert tried == []
+        assert not fails(plain)
+        assert tried == [plain.shape("float32", "tf32")]
