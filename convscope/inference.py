@@ -383,7 +383,7 @@ class Study:
 
     def _release(self) -> None:
         """Give back what a cell held; compiled models go with the cycles they are in."""
-        if "torch._dynamo" in sys.modules:  # else nothing was compiled, and to import it takes seconds
+        if "torch._inductor.compile_fx" in sys.modules:  # else nothing was compiled, and resetting would import it
             torch._dynamo.reset()
         gc.collect()
         if self.device.type == "cuda":

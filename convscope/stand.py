@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from convscope import accuracy, engines, floor, modes, swap
+from convscope import engines, floor, modes, rounding, swap
 from convscope.aside import Aside
 from convscope.bench import Bench
 from convscope.deployment import Inference
@@ -25,6 +26,7 @@ from convscope.records import Layer, Run
 from convscope.runner import Runner
 from convscope.trainer import Meter
 
+_ROUNDED_IMAGES = 4  # by which it is told how far a data type moves a model's output
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 
 
@@ -87,7 +89,7 @@ class Stand:
         runner, setup = aside.run(lambda: engines.make(engine, task))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: aside.run(runner.close))
-        found = Measured(setup, runner.timing_method, None, self._tolerance(share), setup_s)
+        found = Measured(setup, runner.timing_method, None, self._allowed, setup_s)
         return runner, self.agreeing(runner, share, aside, found)
 
     def agreeing(self, runner: Runner, share: int, aside: Aside, found: Measured) -> Measured:
@@ -125,18 +127,26 @@ class Stand:
     def _reference(self, share: int) -> torch.Tensor:
         """Return what eager PyTorch computes in float32 without TF32, as float64 on the CPU."""
         if share not in self._references:
-            with torch.inference_mode(), modes.math("fp32"), modes.searching(False):
-                self.model.to(self.device)
-                try:
-                    self._references[share] = self.model(self._given(share).to(self.device)).double().cpu()
-                finally:
-                    self.model.to("cpu")
+            with torch.inference_mode(), self._exactly() as model:
+                self._references[share] = model(self._given(share).to(self.device)).double().cpu()
         return self._references[share]
 
-    def _tolerance(self, share: int) -> float:
+    @functools.cached_property
+    def _allowed(self) -> float:
         asked = self.inference
-        every = [accuracy.stored_tolerance(layer, asked.dtype, asked.math) for layer in self.layers(share)]
-        return accuracy.whole_model_tolerance(every)
+        math_mode = asked.math if self.device.type == "cuda" else "fp32"
+        with self._exactly() as model:
+            given = self._given(_ROUNDED_IMAGES).to(self.device)
+            return rounding.allowed(model, given, self.layers(_ROUNDED_IMAGES), asked.dtype, math_mode)
+
+    @contextlib.contextmanager
+    def _exactly(self) -> Iterator[nn.Module]:
+        """Lend the model on the device, for float32 without TF32."""
+        with modes.math("fp32"), modes.searching(False):
+            try:
+                yield self.model.to(self.device)
+            finally:
+                self.model.to("cpu")
 
     def layers(self, share: int) -> list[Layer]:
         """Return the convolutions and fully connected layers of a pass over a batch."""

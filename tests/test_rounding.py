@@ -1,0 +1,76 @@
+"""What roundings move a model's output by: held against models that really compute in half precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from convscope import models, rounding, swap
+from convscope.records import Layer
+from tests.fakes import layer
+
+SIDE_PX = 64
+
+
+def settled(name: str) -> nn.Module:
+    model = models.build_any(name, False, 0)
+    models.settle_statistics(model, SIDE_PX, 0)
+    return model.eval()
+
+
+def images(count: int = 4) -> torch.Tensor:
+    return torch.randn(count, 3, SIDE_PX, SIDE_PX, generator=torch.Generator().manual_seed(1))
+
+
+def distance(output: torch.Tensor, model: nn.Module, given: torch.Tensor) -> float:
+    return swap.relative_distance(output, model(given).double()) or 0.0
+
+
+@pytest.mark.parametrize("name", ["torchvision:resnet18", "resnet50"])
+def test_bfloat16_differs_by_what_its_roundings_are_said_to(name: str):
+    model, given = settled(name), images()
+    said = rounding.moved(model, given, "bfloat16")
+    with torch.inference_mode():
+        before = model(given)
+        error = distance(settled(name).bfloat16()(given.bfloat16()), model, given)
+        assert torch.equal(model(given), before)  # the model is left as it was
+    assert 0.5 * said < error < 2 * said
+
+
+def test_an_untrained_deep_model_amplifies_what_its_layers_lose():
+    given = images()
+    assert rounding.moved(settled("resnet50"), given, "float16") > 3 * rounding.moved(
+        settled("torchvision:resnet18"), given, "float16"
+    )
+
+
+def tolerated(model: nn.Module, dtype: str, math: str) -> float:
+    return rounding.allowed(model, images(), LAYERS, dtype, math)
+
+
+LAYERS: list[Layer] = [layer(in_channels=64, kernel=(3, 3))]
+
+
+def test_what_is_allowed_follows_the_type_and_admits_no_wrong_model():
+    model = settled("resnet50")
+    exact, tf32, half, short = (
+        tolerated(model, *way)
+        for way in (("float32", "fp32"), ("float32", "tf32"), ("float16", "tf32"), ("bfloat16", "tf32"))
+    )
+    assert exact < tf32 / 10
+    assert tf32 < short
+    assert half < short
+    wrong = settled("resnet50")
+    wrong.get_submodule("layer3.0.bn2").bias.data += 0.3
+    with torch.inference_mode():
+        error = distance(wrong(images()), model, images())
+        assert error > half
+        assert distance(model.half()(images().half()), settled("resnet50"), images()) < half
+
+
+def test_a_model_that_amplifies_nothing_is_allowed_what_its_layers_are():
+    model = nn.Conv2d(3, 4, 1)
+    one = rounding.allowed(model, images(), LAYERS, "float16", "tf32")
+    assert one == pytest.approx(rounding.allowed(nn.Identity(), images(), LAYERS, "float16", "tf32"))
+    assert rounding.moved(nn.Identity(), images(), "float16") == 0.0
