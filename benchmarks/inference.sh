@@ -38,7 +38,7 @@ for part in "$@"; do
             ;;
         gpus)
             for count in 1 2; do
-                infer gpus "gpus_$count" "${flags[@]}" --batch-sizes 2,64,256,512 --engines eager,graph,fused --gpus $count
+                infer gpus "gpus_$count" "${flags[@]}" --batch-sizes 2,64,256,512 --engines eager,fused --gpus $count
             done
             ;;
         *)

@@ -34,10 +34,14 @@ class HostTooSlowError(RuntimeError):
 
 
 class Captured:
-    """A step as a CUDA graph; leave its `with` block, or close it, to free the graph and its memory."""
+    """A step as a CUDA graph; leave its `with` block, or close it, to free the graph and its memory.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph) -> None:
+    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure live on.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, step: Callable[[], object]) -> None:
         self.graph = graph
+        self._step: Callable[[], object] | None = step
 
     def replay(self) -> None:
         """Launch the step once on the current stream."""
@@ -47,6 +51,7 @@ class Captured:
         """Wait for the GPU and free the graph."""
         torch.cuda.synchronize()
         self.graph.reset()
+        self._step = None
 
     def __enter__(self) -> Captured:
         return self
@@ -78,7 +83,7 @@ def capture(
     pool = beside.graph.pool() if beside else None
     with around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
         step()
-    return Captured(graph)
+    return Captured(graph, step)
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import run_inference
+from convscope.runner import Local
 
 QUICK = ["--measure", "50", "--min-seconds", "0.5"]
 
@@ -28,6 +30,19 @@ def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path:
     latency_ms = table.pivot(index="batch_size", columns="engine", values="latency_mean_ms")
     assert (latency_ms["graph"] < latency_ms["eager"]).all()
     assert (latency_ms["fused"] < latency_ms["graph"]).all()
+
+
+def test_a_graph_keeps_what_it_reads_alive():
+    def engine() -> Local:
+        weight, given = torch.full((1 << 20,), 2.0, device="cuda"), torch.full((1 << 20,), 3.0, device="cuda")
+        return Local(lambda: weight * given, torch.device("cuda"), captured=True, counted=True)
+
+    runner = engine()
+    gc.collect()
+    overwritten = [torch.full((1 << 20,), float("nan"), device="cuda") for _ in range(64)]
+    assert len(overwritten) == 64
+    assert (runner.output() == 6.0).all()
+    runner.close()
 
 
 def test_nothing_is_faster_than_the_floor_at_a_large_batch(tmp_path: Path):
@@ -52,6 +67,7 @@ def test_the_fastest_algorithms_of_cudnn_are_put_together(tmp_path: Path):
     assert "gemm" in row["remark"]
 
 
+@pytest.mark.filterwarnings("default")  # what PyTorch's compiler warns of changes with its version
 def test_compiled_engines_agree(tmp_path: Path):
     asked = ["--model", "torchvision:resnet18", "--engines", "eager,compile,compile-max,aot", "--batch-sizes", "4"]
     table = measured(tmp_path, *asked)

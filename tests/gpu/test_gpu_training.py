@@ -99,6 +99,7 @@ def test_what_cudnn_refuses_is_a_row(tmp_path: Path):
     assert "winograd nonfused" in row["reason"]
 
 
+@pytest.mark.filterwarnings("default")  # what PyTorch's compiler warns of changes with its version
 def test_a_compiled_model_stands_beside_the_eager_one(tmp_path: Path):
     trained(tmp_path, "--batch-size", "32")
     table = trained(tmp_path, "--batch-size", "32", "--compile")
