@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -26,7 +27,8 @@ from convscope.bench import Bench
 from convscope.errors import InputError
 from convscope.failures import Failure
 from convscope.records import Run
-from convscope.runner import Local, Remote, Runner, WorkerError
+from convscope.remote import Remote, WorkerError
+from convscope.runner import Local, Runner, method
 from convscope.verify import Subject
 from convscope.ways import Way
 
@@ -42,6 +44,7 @@ _PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu in onnxruntime's place"),
     "cpu": ("CPUExecutionProvider", "onnxruntime"),
 }
+_NUMPY_METHOD = "time.perf_counter around a call in a process of its own, copies to and from the device included"
 _MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
@@ -169,7 +172,7 @@ def _compiled(task: Task, options: dict[str, Any], captured: bool) -> Made:
 
 
 def aot(task: Task) -> Made:
-    """An AOTInductor package: compiled into a file, loaded from it without the Python model."""
+    """An AOTInductor package: compiled into a file, run in a process that never saw the Python model."""
     _needs_compiler()
     model, remark = _folded(task)
     model, given = task.placed(model), task.input()
@@ -180,12 +183,11 @@ def aot(task: Task) -> Made:
         exported, package_path=str(task.folder / "model.pt2"), inductor_configs=dict(_FROZEN)
     )
     compile_s = time.perf_counter() - exported_s
-    del model, exported
-    loaded = torch._inductor.aoti_load_package(
-        path, run_single_threaded=True, device_index=task.device.index if task.on_gpu else -1
-    )
-    made = Setup(exported_s - started_s, compile_s, Path(path).stat().st_size, remark)
-    return _local(task, lambda: loaded(given), counted=False), made  # its weights lie outside PyTorch's allocator
+    torch.save(given, task.folder / "input.pt")
+    del model, exported, given
+    arguments = [path, str(task.folder / "input.pt"), str(task.device), task.math, str(torch.get_num_threads())]
+    runner = Remote("aot", "aot_worker", arguments, task.folder, f"{method(task.device)}, in a process of its own")
+    return runner, Setup(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 
 def onnxruntime(task: Task) -> Made:
@@ -198,7 +200,9 @@ def onnxruntime(task: Task) -> Made:
     if provider not in installed.get_available_providers():
         raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
     path, setup = _exported(task)
-    runner = Remote(path, task.given.to(DTYPES[task.dtype]).numpy(), provider)
+    np.save(task.folder / "input.npy", task.given.to(DTYPES[task.dtype]).numpy())
+    arguments = [str(path), str(task.folder / "input.npy"), provider, str(torch.get_num_threads())]
+    runner = Remote("onnxruntime", "onnx_worker", arguments, task.folder, _NUMPY_METHOD)
     return runner, Setup(
         setup.export_s, runner.load_s, setup.disk_bytes, f"{setup.remark}, version {runner.version}", "nchw"
     )

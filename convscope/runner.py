@@ -9,29 +9,22 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy as np
 import torch
 
 from convscope import graphs
 
 CUDA_METHOD = "cuda events around a call, launch included"
 CPU_METHOD = "time.perf_counter around a call"
-REMOTE_METHOD = "time.perf_counter around a call in a process of its own, copies to and from the device included"
 _QUEUED_S = 0.02  # of calls that the host may be ahead by
-_ROOT = Path(__file__).parents[1]
 
 
-class WorkerError(RuntimeError):
-    """The process that runs an engine ended; the message is the last that it said."""
+def method(device: torch.device) -> str:
+    """Return how a call is timed there."""
+    return CUDA_METHOD if device.type == "cuda" else CPU_METHOD
 
 
 class Runner(Protocol):
@@ -69,7 +62,7 @@ class Local:
 
     def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
         self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
-        self.timing_method = CUDA_METHOD if self._on_gpu else CPU_METHOD
+        self.timing_method = method(device)
         self._closed: Callable[[], None] | None = None
         self._output = step()
         self._wait()
@@ -151,84 +144,6 @@ class Local:
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
-
-
-class Remote:
-    """An ONNX model in a process without PyTorch (`onnx_worker`)."""
-
-    timing_method = REMOTE_METHOD
-
-    def __init__(self, model: Path, given: np.ndarray[Any, Any], provider: str) -> None:
-        """Start the process and load the model.
-
-        Raises:
-            WorkerError: the model could not be loaded or run.
-        """
-        self._output, self._errors = model.with_name("output.npy"), model.with_name("errors.txt")
-        np.save(model.with_name("input.npy"), given)
-        files = [str(path) for path in (model, model.with_name("input.npy"), self._output)]
-        paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "convscope.onnx_worker", *files, provider, str(torch.get_num_threads())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            )
-        try:
-            ready = self._answer()
-        except WorkerError:
-            self.close()
-            raise
-        self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
-        self.has_torch = bool(ready["has_torch"])
-
-    def _ask(self, **what: object) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
-            self._process.stdin.write(json.dumps(what) + "\n")
-            self._process.stdin.flush()
-        return self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            said = self._errors.read_text(errors="replace").strip().splitlines()
-            raise WorkerError(f"onnxruntime: {said[-1] if said else 'the process ended without a word'}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def output(self) -> torch.Tensor:
-        """Return what the process computed when it began."""
-        return torch.from_numpy(np.load(self._output).astype(np.float32))
-
-    def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls there."""
-        return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
-
-    def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again there."""
-        answer = self._ask(window_s=seconds)
-        return int(answer["calls"]), float(answer["seconds"])
-
-    def call(self) -> None:
-        """Run once there, and wait for the word that it is done."""
-        self._ask()
-
-    def peak_memory_bytes(self) -> None:
-        """Nobody counts."""
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-        self._process.stdout.close()
 
 
 @contextlib.contextmanager

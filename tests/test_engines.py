@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,7 +18,8 @@ from torch import nn
 from convscope import engines, models
 from convscope.engines import MissingError, Task
 from convscope.errors import InputError
-from convscope.runner import Local, Remote, WorkerError
+from convscope.remote import Remote, WorkerError
+from convscope.runner import Local
 
 
 def task(folder: Path, **changes: Any) -> Task:
@@ -77,10 +80,26 @@ def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatc
 
 
 def test_a_process_that_ends_says_why(tmp_path: Path):
-    path = tmp_path / "model.onnx"
+    path, given = tmp_path / "model.onnx", tmp_path / "input.npy"
     path.write_bytes(b"this is no model")
+    np.save(given, task(tmp_path).given.numpy())
+    arguments = [str(path), str(given), "CPUExecutionProvider", "1"]
     with pytest.raises(WorkerError, match=r"^onnxruntime: .*(INVALID|Protobuf|failed)"):
-        Remote(path, task(tmp_path).given.numpy(), "CPUExecutionProvider")
+        Remote("onnxruntime", "onnx_worker", arguments, tmp_path, "by nobody")
+
+
+def test_a_process_that_crashes_is_an_error_and_not_the_end(tmp_path: Path):
+    path, given = tmp_path / "model.onnx", tmp_path / "input.npy"
+    torch.onnx.export(nn.ReLU().eval(), (torch.ones(2, 3),), str(path), dynamo=True, verbose=False)
+    np.save(given, np.ones((2, 3), np.float32))
+    remote = Remote("it", "onnx_worker", [str(path), str(given), "CPUExecutionProvider", "1"], tmp_path, "by nobody")
+    try:
+        assert remote.output().tolist() == [[1.0] * 3] * 2
+        remote._process.send_signal(signal.SIGSEGV)
+        with pytest.raises(WorkerError, match=r"^it: its process was ended by SIGSEGV$"):
+            remote.latencies_ms(1_000_000)
+    finally:
+        remote.close()
 
 
 @pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])

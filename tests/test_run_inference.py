@@ -47,7 +47,8 @@ def test_an_engine_agrees_with_eager(folder: Path, engine: str, size: int):
         assert "is not here: install" in row["reason"]  # no C++ compiler on this machine
         pytest.skip(row["reason"])
     assert row["status"] == "ok"
-    assert 0 <= row["relative_error"] <= row["tolerance"] < 1e-3
+    assert 0 <= row["relative_error"] <= row["tolerance"] < 5e-3
+    assert row["relative_error"] < 1e-4
     assert row["latency_mean_ms"] > 0
     assert row["images_per_s"] > 0
     assert row["samples"] == 5
