@@ -3,7 +3,7 @@
 #   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: goals sweep most
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
-# most: compile-max at batch 1 and 256; compiled: compile and aot at batch 1, 32 and 256; choice: cudnn-best at 1 and 8
+# most: compile-max at batch 1 and 256; compiled: compile at all sizes, aot at 1, 32 and 256; choice: cudnn-best at all
 # server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: batches shared by 1 and by 2
 # All parts but the last two go into one folder: a cell that is there is not measured again.
 set -uo pipefail
@@ -12,6 +12,7 @@ shift
 mkdir -p "$out"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 python=${PYTHON:-python}
+sizes=1,2,4,8,16,32,64,128,256
 flags=(--model resnet50 --dtype float16 --layout nhwc --warmup 20 --measure 200 --min-seconds 0.6)
 
 infer() { # folder, name of the log, then flags
@@ -26,15 +27,18 @@ for part in "$@"; do
     case $part in
         goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused --min-seconds 2 ;;
         sweep)
-            infer batch sweep "${flags[@]}" --batch-sizes 1,2,4,8,16,32,64,128,256 \
+            infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
                 --engines eager,graph,fused,onnxruntime,tensorrt
             ;;
         most) infer batch most "${flags[@]}" --batch-sizes 1,256 --engines compile-max ;;
-        compiled) infer batch compiled "${flags[@]}" --batch-sizes 1,32,256 --engines compile,aot ;;
-        choice) infer batch choice "${flags[@]}" --batch-sizes 1,8 --engines cudnn-best ;;
+        compiled)
+            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile
+            infer batch aot "${flags[@]}" --batch-sizes 1,32,256 --engines aot
+            ;;
+        choice) infer batch choice "${flags[@]}" --batch-sizes "$sizes" --engines cudnn-best ;;
         server)
             infer server server "${flags[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
-                --batch-sizes 1,4,16,64 --min-seconds "${SECONDS_A_RATE:-60}" ${RATES:+--qps "$RATES"}
+                --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RATE:-60}" ${RATES:+--qps "$RATES"}
             ;;
         gpus)
             for count in 1 2; do

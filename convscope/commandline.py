@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -35,8 +36,10 @@ def report(program: str, error: StopError) -> int:
 def as_program(main: Callable[[], int]) -> int:
     """Run a command line as a program: a reader that has gone away (`| head`) is no error.
 
-    Returns the exit code; where a GPU was lost the process ends here, and nothing of it is taken down.
+    Where native code crashes, the standard error says in which call of Python. Returns the exit code; where a GPU was
+    lost the process ends here, and nothing of it is taken down.
     """
+    faulthandler.enable()
     try:
         code = main()
         sys.stdout.flush()

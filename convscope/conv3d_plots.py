@@ -63,19 +63,21 @@ def _layers(rows: pd.DataFrame) -> list[tuple[int, str]]:
 
 
 def _violins(figure: Any, samples: pd.DataFrame, path: Path) -> None:
+    """Draw every sample against the median of its implementation: the times are far apart, their spreads a percent."""
     layers = _layers(samples)
     colours = _colour(list(dict.fromkeys(samples["implementation"])))
     panels = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
     for axes, (position, layer) in zip(panels, layers, strict=True):
         of_layer = samples[samples["position"] == position]
         names = list(dict.fromkeys(of_layer["implementation"]))
-        times = [of_layer.loc[of_layer["implementation"] == name, "sample_ms"].to_numpy() for name in names]
-        drawn = axes.violinplot([times_ms.astype(float) for times_ms in times], showmedians=True, widths=0.85)
+        times = {name: of_layer.loc[of_layer["implementation"] == name, "sample_ms"].astype(float) for name in names}
+        apart = [(100 * (one / one.median() - 1)).to_numpy() for one in times.values()]
+        drawn = axes.violinplot(apart, showmedians=True, widths=0.85)
         for body, name in zip(drawn["bodies"], names, strict=True):
             body.set(facecolor=colours[name], alpha=0.8)
-        axes.set_yscale("log")
-        axes.set_xticks(range(1, len(names) + 1), names, rotation=25, ha="right", fontsize=8)
-        axes.set(ylabel="time, ms", title=layer)
+        labels = [f"{name}\n{one.median():.4g} ms" for name, one in times.items()]
+        axes.set_xticks(range(1, len(names) + 1), labels, rotation=25, ha="right", fontsize=8)
+        axes.set(ylabel="from the median, %", title=layer)
         axes.grid(alpha=0.3, axis="y")
     figure.savefig(path, dpi=_DPI)
 

@@ -160,7 +160,7 @@ def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
         "window_s": served.duration_s,
         "mean_batch": served.mean_batch if served.batches else None,
         "within_slo": p99_ms is not None and p99_ms <= slo_ms and not served.gave_up,
-        "reason": "the queue grew without end: the run was ended early" if served.gave_up else None,
+        "reason": "the queue grew too long: the run was ended early" if served.gave_up else None,
     }
 
 

@@ -15,7 +15,9 @@ SERVICE_SAMPLES = 20
 SIMULATED_REQUESTS = 20_000
 RATE_SHARES = (0.5, 0.75, 0.9, 1.0, 1.1)  # of the rate that the simulation predicts to be the highest
 REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
-GIVE_UP_SLOS = 20.0  # a request that has waited so many times the limit ends a run
+# A request that has waited so long ends a run: a share of its length, and many times the limit. Where a host stands
+# still for a second the queue goes away again; one that only grows takes longer.
+GIVE_UP_SHARE, GIVE_UP_SLOS = 0.25, 20.0
 
 
 class Load:
@@ -42,7 +44,7 @@ class Load:
     def served(self, rate_qps: float) -> serving.Served:
         """Serve requests of this rate for as long as was asked for."""
         arrivals_s = serving.poisson(rate_qps, self._asked.min_seconds, self._asked.seed)
-        give_up_s = max(1.0, GIVE_UP_SLOS * self._asked.slo_ms / 1e3)
+        give_up_s = max(1.0, GIVE_UP_SHARE * self._asked.min_seconds, GIVE_UP_SLOS * self._asked.slo_ms / 1e3)
 
         def work() -> serving.Served:
             with undisturbed():

@@ -87,10 +87,10 @@ def draw_inference(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]
     for name, part, draw_one in pictures:
         if len(part):
             made.append(folder / name)
-            axes = (whole := figure((9, 5), layout="constrained")).subplots()
+            axes = (whole := figure((10, 5), layout="constrained")).subplots()
             draw_one(axes, part)
             axes.grid(alpha=0.3)
-            axes.legend()
+            whole.legend(loc="outside right upper", fontsize=9)
             whole.savefig(made[-1], dpi=120)
     return made
 
@@ -112,7 +112,7 @@ def _pareto(axes: Any, measured: pd.DataFrame) -> None:
         ordered = rows.sort_values("batch_size")
         axes.plot(ordered["latency_mean_ms"], ordered["images_per_s"], "o-", alpha=0.6, label=label)
     best = front(list(zip(measured["latency_mean_ms"], measured["images_per_s"], strict=True)))
-    axes.step(*zip(*best, strict=True), "k--", where="post", label="front: no other is faster and has more images/s")
+    axes.step(*zip(*best, strict=True), "k--", where="post", label="front: none is faster\nand has more images/s")
     axes.set_xscale("log")
     axes.set(xlabel="latency of a batch, ms", ylabel="images/s")
 
@@ -120,7 +120,11 @@ def _pareto(axes: Any, measured: pd.DataFrame) -> None:
 def _server(axes: Any, loaded: pd.DataFrame) -> None:
     for label, rows in _engines(loaded):
         ordered = rows.sort_values("target_qps")
-        axes.plot(ordered["target_qps"], ordered["latency_p99_ms"], "o-", label=label)
+        (line,) = axes.plot(ordered["target_qps"], ordered["latency_p99_ms"], "o-", label=label)
+        ended = ordered[ordered["reason"].notna()]
+        if len(ended):
+            told = f"{label}: ended early,\nthe queue grew too long"
+            axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=told)
     for slo_ms in sorted(set(loaded["slo_ms"])):
         axes.axhline(slo_ms, color="k", linestyle="--", label=f"limit, {slo_ms:g} ms")
     axes.set_yscale("log")

@@ -23,7 +23,7 @@ from convscope.engines import Engine, MissingError, Setup, Task
 from convscope.errors import InputError
 from convscope.ledger import Ledger
 from convscope.ranks import Ranks
-from convscope.runner import WorkerError
+from convscope.remote import WorkerError
 from convscope.sampling import PowerWindow
 from convscope.serving import Batcher
 
