@@ -135,10 +135,8 @@ class Bench:
         return found
 
     def release(self) -> None:
-        """Give back what a size held on the GPU: plans, and memory to the driver."""
-        if self._device.type == "cuda":
-            swap.engine().release()
-            torch.cuda.empty_cache()
+        """Give back what a size held on the GPU."""
+        swap.release(self._device)
 
     def _witness(self, given: torch.Tensor, check_errors: bool) -> list[Witness]:
         seen: list[Witness] = []

@@ -1,9 +1,9 @@
 """What the device at hand reaches at most, measured: the ceilings that a roofline is drawn with.
 
 Copy bandwidth: a copy of a large tensor, bytes read and written, by PyTorch's copy or by a kernel, whichever is faster:
-in a CUDA graph the former is the driver's, which on an H200 moved 2.8 TB/s where kernels moved 4. Rates: a square product
-of matrices by PyTorch, in float32 without TF32 (FMA), with TF32, and in half precision. Best of several: a ceiling is
-what was reached once.
+in a CUDA graph the former is the driver's, which on an H200 moved 2.8 TB/s where kernels moved 4. Rates: a product of
+square matrices by PyTorch, in float32 without TF32 (FMA), with TF32, and in half precision. Best of several: a ceiling
+is what was reached once.
 """
 
 from __future__ import annotations

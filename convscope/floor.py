@@ -17,8 +17,6 @@ from convscope import models, roofline
 from convscope.gpus import Gpu
 from convscope.records import Layer
 
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
 
 @dataclass(frozen=True)
 class Floor:
@@ -88,7 +86,7 @@ def of(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> Floor:
     """Return the floor of a pass over these layers on a card."""
     per_ms = matrix_tflops(gpu, dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
-    work = [(roofline.flops(layer), roofline.minimum_bytes(layer, ELEMENT_BYTES[dtype])) for layer in layers]
+    work = [(roofline.flops(layer), roofline.minimum_bytes(layer, roofline.ELEMENT_BYTES[dtype])) for layer in layers]
     flops, least_bytes = sum(flops for flops, _ in work), sum(moved for _, moved in work)
     return Floor(
         flops=flops,

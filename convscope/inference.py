@@ -13,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -207,10 +207,10 @@ class Study:
         told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
         self._add(self._row(self.key(engine, batch_size), **figures, **told))
 
-    def _add(self, row: InferenceRow) -> None:
+    def _add(self, row: InferenceRow, instead_of: Collection[InferenceKey] = ()) -> None:
         self.failed = self.failed or row.status in ("failed", "oom")
         if self.ranks.is_first:
-            self.ledger.add([self._with_efficiency(row)])
+            self.ledger.add([self._with_efficiency(row)], instead_of)
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do a step in every process; where one fails, all give the cell up. They leave it together.
@@ -358,7 +358,7 @@ class Study:
                     return
                 row = self._under(load, self.key(engine, max_batch, rate), figures)
                 within[rate] = bool(row.within_slo)
-                self._add(row)
+                self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be set up then
 
     def _first_rates(self, load: Load) -> list[float]:
         batch_s = self._together(load.batch_seconds)
@@ -386,6 +386,4 @@ class Study:
         if "torch._inductor.compile_fx" in sys.modules:  # else nothing was compiled, and resetting would import it
             torch._dynamo.reset()
         gc.collect()
-        if self.device.type == "cuda":
-            swap.engine().release()
-            torch.cuda.empty_cache()
+        swap.release(self.device)

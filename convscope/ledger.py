@@ -320,23 +320,26 @@ class Ledger:
         """Return the cells that could be measured: their rows as they stand on disk, by key."""
         return {self.schema.key_of(row): row for row in self._rows(self.schema.main) if row["status"] == "ok"}
 
-    def add(self, rows: Sequence[Any]) -> None:
+    def add(self, rows: Sequence[Any], instead_of: Collection[Any] = ()) -> None:
         """Add one cell, its rows of all tables at once; rows that an earlier attempt at it left are replaced.
+
+        Args:
+            instead_of: keys of other cells whose rows go.
 
         Raises:
             WriteError: it cannot be written; the cells that are there stay.
         """
         try:
-            self._add(rows)
+            self._add(rows, instead_of)
         except OSError as error:
             raise WriteError(
                 f"cannot write to {self.path} ({error.strerror}): the cells that are there are whole; "
                 "when that is mended, the same command goes on"
             ) from None
 
-    def _add(self, rows: Sequence[Any]) -> None:
+    def _add(self, rows: Sequence[Any], instead_of: Collection[Any]) -> None:
         key_of = self.schema.key_of
-        stay = self.done() - {key_of(_cells(row)) for row in rows}
+        stay = self.done() - {key_of(_cells(row)) for row in rows} - set(instead_of)
         for name, row_type in self.schema.tables.items():
             new = [_cells(row) for row in rows if type(row) is row_type]
             kept = [row for row in self._rows(name) if key_of(row) in stay]

@@ -17,8 +17,6 @@ from convscope.statistics import Summary
 from convscope.swap import Execution
 from convscope.trace import LayerTrace
 
-ELEMENT_BYTES = {"float32": 4}
-
 
 @dataclass(frozen=True)
 class Witness:
@@ -204,7 +202,7 @@ def _layer_row(
         ran_provider=witness.execution.provider,
         workspace_bytes=witness.execution.workspace_bytes,
         flops=roofline.flops(layer),
-        bytes=roofline.minimum_bytes(layer, ELEMENT_BYTES[run.dtype]),
+        bytes=roofline.minimum_bytes(layer, roofline.ELEMENT_BYTES[run.dtype]),
         std_ms=None if skipped else times.std_ms,
         min_ms=None if skipped else times.min_ms,
         max_ms=None if skipped else times.max_ms,

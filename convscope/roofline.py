@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from convscope.records import Layer
 
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
 
 def flops(layer: Layer) -> int:
     """Return the floating-point operations of a layer's forward pass by the direct definition.

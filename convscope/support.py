@@ -117,8 +117,7 @@ def survey(
     for layer in subject.layers:
         if layer.shape not in found:
             found[layer.shape] = _Trial(layer, device, dtype).every(limit_bytes)
-            swap.engine().release()
-            torch.cuda.empty_cache()
+            swap.release(device)
     return [
         row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), found[layer.shape])
         for layer in subject.layers

@@ -246,6 +246,13 @@ def engine() -> Engine:
     return made
 
 
+def release(device: torch.device) -> None:
+    """Give back what convolutions held on a GPU, plans and workspaces, and PyTorch's unused memory to the driver."""
+    if device.type == "cuda":
+        engine().release()
+        torch.cuda.empty_cache()
+
+
 def _empty_output(
     input: torch.Tensor,
     weight: torch.Tensor,

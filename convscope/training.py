@@ -203,9 +203,7 @@ class Study:
         gc.collect()
         if self.training.compiled:
             torch._dynamo.reset()
-        if self.device.type == "cuda":
-            swap.engine().release()
-            torch.cuda.empty_cache()
+        swap.release(self.device)
 
 
 def cell_name(key: Key) -> str:

@@ -198,6 +198,9 @@ def test_an_engine_that_cannot_serve_is_a_row(tmp_path: Path, engine: Any):
     engine("missing", error=MissingError("none: get one"))
     rows = run(tmp_path, engines=("missing",), scenario="server", qps=(1.0,))
     assert rows[["status", "reason"]].to_numpy().tolist() == [["unsupported", "none: get one"]]
+    engine("missing", batch_s=0.01)
+    rows = run(tmp_path, engines=("missing",), scenario="server", qps=(20.0,), min_seconds=0.3)
+    assert rows[["status", "target_qps"]].to_numpy().tolist() == [["ok", 20.0]]
 
 
 def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, engine: Any):

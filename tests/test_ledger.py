@@ -41,6 +41,14 @@ def test_cells_come_back_as_they_were_added(tmp_path: Path):
     assert made.read("kernels").empty
 
 
+def test_a_cell_can_take_the_place_of_another(tmp_path: Path):
+    made = begun(tmp_path)
+    made.add(rows(ONE))
+    made.add(rows(TWO), instead_of=[ONE])
+    assert made.done() == {TWO}
+    assert len(made.read("epochs")) == 2
+
+
 def test_a_cell_counts_when_its_row_is_there_and_leftovers_of_another_are_dropped(tmp_path: Path):
     made = begun(tmp_path)
     made.add(rows(ONE))
