@@ -8,6 +8,7 @@ the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import os
 import shutil
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from convscope import algorithms, choice, failures, floor, fusion, swap, ways
+from convscope import algorithms, choice, failures, floor, fusion, remote, swap, ways
 from convscope.bench import Bench
 from convscope.errors import InputError
 from convscope.failures import Failure
@@ -44,7 +45,7 @@ _PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu in onnxruntime's place"),
     "cpu": ("CPUExecutionProvider", "onnxruntime"),
 }
-_NUMPY_METHOD = "time.perf_counter around a call in a process of its own, copies to and from the device included"
+_NUMPY_METHOD = "time.perf_counter around a call in a process of its own, from NumPy array to NumPy array"
 _MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
@@ -165,7 +166,6 @@ def _compiled(task: Task, options: dict[str, Any], captured: bool) -> Made:
         _needs_compiler()
     model, remark = _folded(task)
     model, given = task.placed(model), task.input()
-    torch._dynamo.reset()
     function = torch.compile(model, dynamic=False, options=options)
     compile_s = _first_s(task, lambda: function(given))
     return _local(task, lambda: function(given), captured=captured), Setup(compile_s=compile_s, remark=remark)
@@ -185,8 +185,12 @@ def aot(task: Task) -> Made:
     compile_s = time.perf_counter() - exported_s
     torch.save(given, task.folder / "input.pt")
     del model, exported, given
-    arguments = [path, str(task.folder / "input.pt"), str(task.device), task.math, str(torch.get_num_threads())]
-    runner = Remote("aot", "aot_worker", arguments, task.folder, f"{method(task.device)}, in a process of its own")
+    gc.collect()
+    swap.release(task.device)  # the memory is the other process's now
+    command = remote.module(
+        "aot_worker", path, task.folder / "input.pt", task.device, task.math, torch.get_num_threads()
+    )
+    runner = Remote("aot", command, task.folder, f"{method(task.device)}, in a process of its own")
     return runner, Setup(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 
@@ -201,8 +205,9 @@ def onnxruntime(task: Task) -> Made:
         raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
     path, setup = _exported(task)
     np.save(task.folder / "input.npy", task.given.to(DTYPES[task.dtype]).numpy())
-    arguments = [str(path), str(task.folder / "input.npy"), provider, str(torch.get_num_threads())]
-    runner = Remote("onnxruntime", "onnx_worker", arguments, task.folder, _NUMPY_METHOD)
+    command = remote.module("onnx_worker", path, task.folder / "input.npy", provider, torch.get_num_threads())
+    copied = ", copies to and from the device included" if task.on_gpu else ""
+    runner = Remote("onnxruntime", command, task.folder, _NUMPY_METHOD + copied)
     return runner, Setup(
         setup.export_s, runner.load_s, setup.disk_bytes, f"{setup.remark}, version {runner.version}", "nchw"
     )
@@ -231,10 +236,10 @@ def tensorrt(task: Task) -> Made:
     (fed,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
     (read,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
     output = torch.empty(tuple(engine.get_tensor_shape(read)), dtype=given.dtype, device=task.device)
-    context.set_tensor_address(fed, given.data_ptr())
-    context.set_tensor_address(read, output.data_ptr())
 
     def step() -> torch.Tensor:
+        context.set_tensor_address(fed, given.data_ptr())
+        context.set_tensor_address(read, output.data_ptr())
         context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
         return output
 

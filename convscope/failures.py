@@ -52,6 +52,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError)
+        or "torch.OutOfMemoryError" in text  # what another process ended with
         # PyTorch's allocator on a CPU, and CUDA's libraries, have no type of their own for this.
         or "DefaultCPUAllocator: can't allocate memory" in text
         or (isinstance(error, RuntimeError) and bool(re.search(r"(CUDNN|CUBLAS)_STATUS_\w*ALLOC\w*FAILED", text)))

@@ -46,6 +46,7 @@ from convscope.ledger import Ledger
 from convscope.load import Load, is_found, rates_around, search
 from convscope.ranks import Ranks
 from convscope.records import Run, now_utc, slug
+from convscope.runner import Runner
 from convscope.stand import BrokenError, Measured, Stand
 from convscope.trainer import Meter
 
@@ -271,6 +272,7 @@ class Study:
         first, share = everyone[0], batch_size // len(everyone)
         figures = self._setup_figures(first) | {
             "relative_error": max(found.relative_error or 0.0 for found in everyone),
+            "tolerance": max(found.tolerance for found in everyone),
             "setup_s": max(found.setup_s for found in everyone),
             "timing_method": first.method,
             "peak_memory_bytes": first.peak_memory_bytes,
@@ -357,8 +359,15 @@ class Study:
                 if self.stopped:
                     return
                 row = self._under(load, self.key(engine, max_batch, rate), figures)
+                self._together(lambda: self._still_agreeing(made, aside))
                 within[rate] = bool(row.within_slo)
                 self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be set up then
+
+    def _still_agreeing(self, made: Mapping[int, tuple[Runner, Measured]], aside: Aside) -> bool:
+        """See that what was timed still computes the same, at each batch size."""
+        for size, (runner, found) in made.items():
+            self._stand.agreeing(runner, size, aside, found)
+        return True
 
     def _first_rates(self, load: Load) -> list[float]:
         batch_s = self._together(load.batch_seconds)
@@ -385,5 +394,6 @@ class Study:
         """Give back what a cell held; compiled models go with the cycles they are in."""
         if "torch._inductor.compile_fx" in sys.modules:  # else nothing was compiled, and resetting would import it
             torch._dynamo.reset()
+            torch._inductor.codecache.PyCodeCache.cache_clear()  # modules that hold frozen weights
         gc.collect()
         swap.release(self.device)

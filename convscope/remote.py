@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 _ROOT = Path(__file__).parents[1]
+_PATIENCE_S = 20.0  # for a process to end that nothing more is asked of
 
 
 class WorkerError(RuntimeError):
@@ -25,19 +27,23 @@ class WorkerError(RuntimeError):
 class Remote:
     """A model in a process of its own (`worker`).
 
+    What is asked of it raises `WorkerError` where the process ends over it.
+
     Attributes:
+        timing_method: how it times a call.
         load_s: seconds that it took there to load the model and to run it once.
         version: of the library that runs it.
         has_torch: PyTorch was imported there.
     """
 
-    def __init__(self, engine: str, module: str, arguments: Sequence[str], folder: Path, timing_method: str) -> None:
+    def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
         """Start the process and wait until the model is loaded.
 
         Args:
             engine: what messages call it.
-            module: of this package, run with the arguments.
+            command: the program and its arguments.
             folder: for the output and the errors.
+            timing_method: how it times a call, in words.
 
         Raises:
             WorkerError: the model could not be loaded or run.
@@ -47,7 +53,7 @@ class Remote:
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", f"convscope.{module}", *arguments],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -56,11 +62,11 @@ class Remote:
             )
         try:
             ready = self._answer()
-        except WorkerError:
+            self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
+            self.has_torch = bool(ready["has_torch"])
+        except BaseException:
             self.close()
             raise
-        self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
-        self.has_torch = bool(ready["has_torch"])
 
     def _ask(self, **what: object) -> dict[str, Any]:
         assert self._process.stdin is not None
@@ -72,17 +78,28 @@ class Remote:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
+        if not line.endswith("\n"):  # nothing, or what it had written of a line when it ended
             raise WorkerError(f"{self._engine}: {self._last_word()}")
-        answer: dict[str, Any] = json.loads(line)
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            raise WorkerError(f"{self._engine}: its process said {line.strip()!r}") from None
         return answer
 
     def _last_word(self) -> str:
-        code = self._process.wait()
+        code = self._ended()
+        said = self._errors.read_text(errors="replace").strip()
         if code < 0:
-            return f"its process was ended by {signal.Signals(-code).name}"
-        said = self._errors.read_text(errors="replace").strip().splitlines()
-        return said[-1] if said else "the process ended without a word"
+            return f"its process was ended by {_signal(-code)}{_where(said)}"
+        return said.splitlines()[-1] if said else "the process ended without a word"
+
+    def _ended(self) -> int:
+        """Wait for the process to end, and end it where it does not."""
+        try:
+            return self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
 
     def output(self) -> torch.Tensor:
         """Run once there, and fetch the output."""
@@ -94,13 +111,13 @@ class Remote:
         return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again there."""
+        """Call again and again there; return the calls and the seconds."""
         answer = self._ask(window_s=seconds)
         return int(answer["calls"]), float(answer["seconds"])
 
     def call(self) -> None:
         """Run once there, and wait for the word that it is done."""
-        self._ask()
+        self._ask(call=True)
 
     def peak_memory_bytes(self) -> None:
         """Nobody counts."""
@@ -111,5 +128,23 @@ class Remote:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+        self._ended()
         self._process.stdout.close()
+
+
+def module(name: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module of this package."""
+    return [sys.executable, "-m", f"convscope.{name}", *map(str, arguments)]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names
+        return f"signal {number}"
+
+
+def _where(said: str) -> str:
+    """Return the innermost call of Python that `faulthandler` named."""
+    found = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', said)
+    return f" in {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""

@@ -8,6 +8,7 @@ convolution and fully connected layer, and the result where it is stored in fewe
 from __future__ import annotations
 
 import copy
+import math as mathematics
 from collections.abc import Callable, Iterable
 
 import torch
@@ -23,11 +24,12 @@ _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
-def allowed(model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str) -> float:
+def allowed(model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str) -> float | None:
     """Return the largest ‖output − exact‖ / ‖exact‖ to be expected of an engine.
 
     It is twice what the roundings move the output by, and at least what the layers' own tolerances add up to. In
     float32 without TF32 the reference rounds as much as an engine; there the roundings are those of TF32, scaled down.
+    None where the model's numbers leave the range of the type.
 
     Args:
         model: in float32, on the device of `given`; it is left as it is.
@@ -38,6 +40,8 @@ def allowed(model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtyp
     """
     tolerances = [accuracy.stored_tolerance(layer, dtype, math) for layer in layers]
     apart = moved(model, given, dtype)
+    if not mathematics.isfinite(apart):
+        return None
     if dtype not in _STORED and math == "fp32":
         apart *= max(tolerances, default=0.0) / _TF32_CUT
     return max(accuracy.whole_model_tolerance(tolerances), _MARGIN * apart)
@@ -46,7 +50,12 @@ def allowed(model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtyp
 def moved(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
     """Return how far a model's output moves, relative to its length, where its layers' numbers are rounded to `dtype`.
 
-    float32 is taken as TF32: the factors keep 10 digits, the results all.
+    float32 is taken as TF32: the factors keep 10 digits, the results all. Layers are modules that are called: what
+    `nn.MultiheadAttention` does with its weights by itself is not rounded, and counts as exact.
+
+    Args:
+        model: in float32, on the device of `given`; it is left as it is.
+        given: N × 3 × H × W.
     """
     with torch.no_grad():
         return swap.relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0

@@ -84,12 +84,14 @@ class Stand:
         Raises:
             BrokenError: it does not.
         """
-        task = self._task(share, Path(stack.enter_context(_folder())))
+        task, allowed = self._task(share, Path(stack.enter_context(_folder()))), self._allowed
+        self._reference(share)
+        swap.release(self.device)  # the engine's peak of memory is its own
         started_s = time.perf_counter()
         runner, setup = aside.run(lambda: engines.make(engine, task))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: aside.run(runner.close))
-        found = Measured(setup, runner.timing_method, None, self._allowed, setup_s)
+        found = Measured(setup, runner.timing_method, None, allowed, setup_s)
         return runner, self.agreeing(runner, share, aside, found)
 
     def agreeing(self, runner: Runner, share: int, aside: Aside, found: Measured) -> Measured:
@@ -137,7 +139,11 @@ class Stand:
         math_mode = asked.math if self.device.type == "cuda" else "fp32"
         with self._exactly() as model:
             given = self._given(_ROUNDED_IMAGES).to(self.device)
-            return rounding.allowed(model, given, self.layers(_ROUNDED_IMAGES), asked.dtype, math_mode)
+            found = rounding.allowed(model, given, self.layers(_ROUNDED_IMAGES), asked.dtype, math_mode)
+        if found is None:
+            left = f"the numbers of {asked.model} leave the range of {asked.dtype}: choose another --dtype"
+            raise BrokenError(Failure("failed", left))
+        return found
 
     @contextlib.contextmanager
     def _exactly(self) -> Iterator[nn.Module]:

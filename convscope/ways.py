@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from convscope import failures, modes
+from convscope import failures, modes, swap
 from convscope.aside import Aside
 from convscope.runner import Local
 
@@ -87,6 +87,7 @@ def fastest(
             raise errors[0]
         best = _best(trials)
         gc.collect()  # models are cycles: what the others held must not count
+        swap.release(device)
         runner = best.run(lambda: make(best.way))
         runner.when_closed(threads.pop_all().close)
     return runner, best.way, len(trials)

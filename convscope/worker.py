@@ -6,6 +6,7 @@ belongs to these lines alone: what a library prints goes to the standard error.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import sys
@@ -28,11 +29,12 @@ class Work(Protocol):
         """Run once and wait for the result."""
 
     def save(self, path: str) -> None:
-        """Run once and write the output as a NumPy file."""
+        """Run once and write the output as a NumPy file, in the data type of the engine or wider."""
 
 
 def channel() -> Say:
-    """Take the standard output for the answers."""
+    """Take the standard output for the answers; where native code crashes, the standard error says in which call."""
+    faulthandler.enable()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -54,6 +56,8 @@ def serve(work: Work, say: Say) -> None:
         elif "save" in asked:
             work.save(asked["save"])
             say()
-        else:
+        elif "call" in asked:
             work.call()
             say()
+        else:
+            raise ValueError(f"nothing is known of {line!r}")

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,29 +77,6 @@ def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatc
         engines.make("onnxruntime", task(tmp_path))
 
 
-def test_a_process_that_ends_says_why(tmp_path: Path):
-    path, given = tmp_path / "model.onnx", tmp_path / "input.npy"
-    path.write_bytes(b"this is no model")
-    np.save(given, task(tmp_path).given.numpy())
-    arguments = [str(path), str(given), "CPUExecutionProvider", "1"]
-    with pytest.raises(WorkerError, match=r"^onnxruntime: .*(INVALID|Protobuf|failed)"):
-        Remote("onnxruntime", "onnx_worker", arguments, tmp_path, "by nobody")
-
-
-def test_a_process_that_crashes_is_an_error_and_not_the_end(tmp_path: Path):
-    path, given = tmp_path / "model.onnx", tmp_path / "input.npy"
-    torch.onnx.export(nn.ReLU().eval(), (torch.ones(2, 3),), str(path), dynamo=True, verbose=False)
-    np.save(given, np.ones((2, 3), np.float32))
-    remote = Remote("it", "onnx_worker", [str(path), str(given), "CPUExecutionProvider", "1"], tmp_path, "by nobody")
-    try:
-        assert remote.output().tolist() == [[1.0] * 3] * 2
-        remote._process.send_signal(signal.SIGSEGV)
-        with pytest.raises(WorkerError, match=r"^it: its process was ended by SIGSEGV$"):
-            remote.latencies_ms(1_000_000)
-    finally:
-        remote.close()
-
-
 @pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])
 def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
     with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
@@ -157,6 +132,8 @@ def test_what_an_error_makes_of_a_cell():
     for error in (torch._dynamo.exc.TorchDynamoException("no\nmore"), WorkerError("no")):
         assert engines.failure_of(error) == engines.Failure("failed", "no")
     assert engines.failure_of(MissingError("none")).status == "unsupported"
+    full = "aot: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    assert engines.failure_of(WorkerError(full)) == engines.Failure("oom", full, 2 * 2**30)
     assert engines.failure_of(torch.OutOfMemoryError("CUDA out of memory.")).status == "oom"
     assert engines.failure_of(RuntimeError("a mistake")) is None
 

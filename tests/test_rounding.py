@@ -46,7 +46,9 @@ def test_an_untrained_deep_model_amplifies_what_its_layers_lose():
 
 
 def tolerated(model: nn.Module, dtype: str, math: str) -> float:
-    return rounding.allowed(model, images(), LAYERS, dtype, math)
+    found = rounding.allowed(model, images(), LAYERS, dtype, math)
+    assert found is not None
+    return found
 
 
 LAYERS: list[Layer] = [layer(in_channels=64, kernel=(3, 3))]
@@ -74,3 +76,15 @@ def test_a_model_that_amplifies_nothing_is_allowed_what_its_layers_are():
     one = rounding.allowed(model, images(), LAYERS, "float16", "tf32")
     assert one == pytest.approx(rounding.allowed(nn.Identity(), images(), LAYERS, "float16", "tf32"))
     assert rounding.moved(nn.Identity(), images(), "float16") == 0.0
+
+
+def test_a_model_that_leaves_the_range_of_a_type_has_no_tolerance():
+    model = nn.Conv2d(3, 4, 1)
+    model.weight.data *= 1e6
+    assert rounding.allowed(model, images(), LAYERS, "float16", "tf32") is None
+    assert rounding.allowed(model, images(), LAYERS, "bfloat16", "tf32") is not None
+
+
+def test_tf32_keeps_ten_digits_and_cuts_the_rest_off():
+    given = torch.tensor([1 + 2.0**-10 + 2.0**-11, -(1 + 2.0**-9 + 2.0**-23), 2.0**-100 * (1 + 2.0**-11)])
+    assert rounding._cut(given).tolist() == [1 + 2.0**-10, -(1 + 2.0**-9), 2.0**-100]
