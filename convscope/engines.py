@@ -186,7 +186,8 @@ def aot(task: Task) -> Made:
     torch.save(given, task.folder / "input.pt")
     del model, exported, given
     gc.collect()
-    swap.release(task.device)  # the memory is the other process's now
+    if task.on_gpu:
+        torch.cuda.empty_cache()  # the memory is the other process's now
     command = remote.module(
         "aot_worker", path, task.folder / "input.pt", task.device, task.math, torch.get_num_threads()
     )
@@ -315,7 +316,11 @@ def make(name: str, task: Task) -> Made:
     missing = [package for package in engine.needs if importlib.util.find_spec(package) is None]
     if missing:
         raise MissingError(f"{name} needs {' and '.join(missing)}, not installed: {engine.install}")
-    return engine.make(task)
+    held_bytes = torch.cuda.memory_allocated(task.device) if task.on_gpu else 0
+    runner, setup = engine.make(task)
+    if isinstance(runner, Local) and runner.held_before_bytes is None:
+        runner.held_before_bytes = held_bytes
+    return runner, setup
 
 
 def failure_of(error: Exception) -> Failure | None:

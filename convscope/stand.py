@@ -85,8 +85,7 @@ class Stand:
             BrokenError: it does not.
         """
         task, allowed = self._task(share, Path(stack.enter_context(_folder()))), self._allowed
-        self._reference(share)
-        swap.release(self.device)  # the engine's peak of memory is its own
+        self._reference(share)  # now: what it takes is not the engine's
         started_s = time.perf_counter()
         runner, setup = aside.run(lambda: engines.make(engine, task))
         setup_s = time.perf_counter() - started_s

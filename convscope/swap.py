@@ -250,7 +250,6 @@ def release(device: torch.device) -> None:
     """Give back what convolutions held on a GPU, plans and workspaces, and PyTorch's unused memory to the driver."""
     if device.type == "cuda":
         engine().release()
-        torch._C._cuda_clearCublasWorkspaces()  # PyTorch keeps one for each thread and stream, also of those that ended
         torch.cuda.empty_cache()
 
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import torch
 
-from convscope import failures, modes, swap
+from convscope import failures, modes
 from convscope.aside import Aside
 from convscope.runner import Local
 
@@ -87,8 +87,9 @@ def fastest(
             raise errors[0]
         best = _best(trials)
         gc.collect()  # models are cycles: what the others held must not count
-        swap.release(device)
+        held_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         runner = best.run(lambda: make(best.way))
+        runner.held_before_bytes = held_bytes
         runner.when_closed(threads.pop_all().close)
     return runner, best.way, len(trials)
 

@@ -79,6 +79,13 @@ def test_compiled_engines_agree(engine: str, tmp_path: Path):
     assert row["compile_s"] > 0
 
 
+def test_the_peak_of_memory_is_the_engines_own(tmp_path: Path):
+    after = measured(tmp_path / "after", "--engines", "eager,fused,graph", "--batch-sizes", "8").set_index("engine")
+    alone = measured(tmp_path / "alone", "--engines", "graph", "--batch-sizes", "8").set_index("engine")
+    peaks_mb = [table.loc["graph", "peak_memory_bytes"] / 1e6 for table in (after, alone)]
+    assert 51 < peaks_mb[0] == pytest.approx(peaks_mb[1], abs=5)
+
+
 def test_out_of_memory_is_a_row(tmp_path: Path):
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(0.01)
