@@ -30,9 +30,7 @@ for part in "$@"; do
             infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
                 --engines eager,graph,fused,onnxruntime,tensorrt
             ;;
-        most) # each in a process of its own: PyTorch's compiler may crash
-            for size in 256 1; do infer batch "most_$size" "${flags[@]}" --batch-sizes $size --engines compile-max; done
-            ;;
+        most) infer batch most "${flags[@]}" --batch-sizes 1,256 --engines compile-max ;;
         compiled)
             infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile
             infer batch aot "${flags[@]}" --batch-sizes 1,32,256 --engines aot

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -156,19 +156,49 @@ def compiled(task: Task) -> Made:
 
 
 def compiled_most(task: Task) -> Made:
-    """`torch.compile` that tries everything (max-autotune), as a CUDA graph where there is a GPU."""
+    """`torch.compile` that tries everything (max-autotune), as a CUDA graph where there is a GPU.
+
+    In a process of its own: PyTorch's compiler has crashed over what it tried.
+    """
+    _needs_compiler_on_cpu(task)
+    return apart("compile-max", task)
+
+
+def _compiled_most_here(task: Task) -> tuple[Local, Setup]:
     options = {**torch._inductor.list_mode_options(_MODE_MOST), **_FROZEN, **_MOST}
     return _compiled(task, options, captured=task.on_gpu)
 
 
-def _compiled(task: Task, options: dict[str, Any], captured: bool) -> Made:
-    if not task.on_gpu:  # there Triton needs a C compiler only
-        _needs_compiler()
+def _compiled(task: Task, options: dict[str, Any], captured: bool) -> tuple[Local, Setup]:
+    _needs_compiler_on_cpu(task)
     model, remark = _folded(task)
     model, given = task.placed(model), task.input()
     function = torch.compile(model, dynamic=False, options=options)
     compile_s = _first_s(task, lambda: function(given))
     return _local(task, lambda: function(given), captured=captured), Setup(compile_s=compile_s, remark=remark)
+
+
+APART: dict[str, Callable[[Task], tuple[Local, Setup]]] = {"compile-max": _compiled_most_here}
+_NOT_SENT = ("make_bench", "note")
+
+
+def apart(name: str, task: Task) -> Made:
+    """Set an engine of `APART` up in a process of its own (`engine_worker`)."""
+    path = task.folder / "task.pt"
+    torch.save({field.name: getattr(task, field.name) for field in fields(Task) if field.name not in _NOT_SENT}, path)
+    command = remote.module("engine_worker", name, path, torch.get_num_threads())
+    runner = Remote(name, command, task.folder, "")
+    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
+    return runner, Setup(**runner.ready["setup"])
+
+
+def saved_task(path: str) -> Task:
+    """Read what `apart` saved: pickled objects, from this user's own temporary directory alone."""
+
+    def unavailable(*_: object) -> Any:
+        raise NotImplementedError("an engine in a process of its own has no bench")
+
+    return Task(**torch.load(path, weights_only=False), make_bench=unavailable, note=print)
 
 
 def aot(task: Task) -> Made:
@@ -385,6 +415,11 @@ def _exported(task: Task) -> tuple[Path, Setup]:
 def _needs_gpu(task: Task, engine: str) -> None:
     if not task.on_gpu:
         raise MissingError(f"{engine} needs an NVIDIA GPU: run where one is, with --device cuda")
+
+
+def _needs_compiler_on_cpu(task: Task) -> None:
+    if not task.on_gpu:  # there Triton needs a C compiler only
+        _needs_compiler()
 
 
 def _needs_compiler() -> None:

@@ -29,6 +29,16 @@ def math(mode: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def engine_process(device: torch.device, mode: str, threads: int) -> Iterator[None]:
+    """Set a process up that runs one engine: device, threads, TF32 or not, and on a GPU the search for plans."""
+    torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    with torch.no_grad(), math(mode), searching(device.type == "cuda"):
+        yield
+
+
+@contextlib.contextmanager
 def searching(search: bool = True, every: bool = False) -> Iterator[None]:
     """Have PyTorch time cuDNN's plans for each new shape and keep the fastest (`cudnn.benchmark`), or not.
 

@@ -34,6 +34,7 @@ class Remote:
         load_s: seconds that it took there to load the model and to run it once.
         version: of the library that runs it.
         has_torch: PyTorch was imported there.
+        ready: all that it said when it was ready.
     """
 
     def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
@@ -61,9 +62,9 @@ class Remote:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
         try:
-            ready = self._answer()
-            self.load_s, self.version = float(ready["load_s"]), str(ready["version"])
-            self.has_torch = bool(ready["has_torch"])
+            self.ready = self._answer()
+            self.load_s, self.version = float(self.ready["load_s"]), str(self.ready["version"])
+            self.has_torch = bool(self.ready["has_torch"])
         except BaseException:
             self.close()
             raise
@@ -119,8 +120,10 @@ class Remote:
         """Run once there, and wait for the word that it is done."""
         self._ask(call=True)
 
-    def peak_memory_bytes(self) -> None:
-        """Nobody counts."""
+    def peak_memory_bytes(self) -> int | None:
+        """Ask what it held there at most."""
+        peak_bytes: int | None = self._ask(peak=True)["peak_memory_bytes"]
+        return peak_bytes
 
     def close(self) -> None:
         """End the process."""

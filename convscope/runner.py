@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from convscope import graphs
@@ -89,6 +90,10 @@ class Local:
         """Run once and copy the output."""
         self.call()
         return self._output.float().cpu()
+
+    def save(self, path: str) -> None:
+        """Run once and write the output as a NumPy file, in float32."""
+        np.save(path, self.output().numpy())
 
     def call(self) -> None:
         """Run once and wait for the result."""

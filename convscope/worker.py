@@ -28,6 +28,9 @@ class Work(Protocol):
     def call(self) -> None:
         """Run once and wait for the result."""
 
+    def peak_memory_bytes(self) -> int | None:
+        """Return the most that it held on the GPU, None where nobody counts."""
+
     def save(self, path: str) -> None:
         """Run once and write the output as a NumPy file, in the data type of the engine or wider."""
 
@@ -53,6 +56,8 @@ def serve(work: Work, say: Say) -> None:
         elif "window_s" in asked:
             calls, seconds = work.window(asked["window_s"])
             say(calls=calls, seconds=seconds)
+        elif "peak" in asked:
+            say(peak_memory_bytes=work.peak_memory_bytes())
         elif "save" in asked:
             work.save(asked["save"])
             say()

@@ -123,6 +123,24 @@ def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path:
         engines.make(name, task(tmp_path))
 
 
+def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
+    asked = task(tmp_path)
+    try:
+        runner, setup = engines.make("compile-max", asked)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    try:
+        assert isinstance(runner, Remote)
+        expected = asked.model(asked.given).detach()
+        assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
+        assert runner.peak_memory_bytes() is None
+        assert runner.timing_method == "time.perf_counter around a call, in a process of its own"
+    finally:
+        runner.close()
+    assert setup.compile_s > 0
+    assert setup.remark == "1 of 1 batch normalisations folded"
+
+
 def test_numpy_has_no_bfloat16(tmp_path: Path):
     with pytest.raises(MissingError, match="NumPy, which has no bfloat16"):
         engines.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
