@@ -1,6 +1,6 @@
 """A process that sets one engine up and runs it: what crashes there is a row in the table, and not the end of a study.
 
-`python -m convscope.engine_worker ENGINE TASK THREADS`, from `remote.Remote`; TASK is what `engines.apart` saved.
+`python -m convscope.engine_worker ENGINE TASK THREADS`, from `remote.Remote`; TASK is what `compilers.apart` saved.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import time
 
 import torch
 
-from convscope import engines, modes, worker
+from convscope import compilers, modes, worker
 
 
 def main(arguments: list[str]) -> None:
     """Set up, answer, and do what is asked until there is nothing more."""
     name, path, threads = arguments
     say = worker.channel()
-    task = engines.saved_task(path)
+    task = compilers.saved_task(path)
     with modes.engine_process(task.device, task.math, int(threads)):
         started_s = time.perf_counter()
-        runner, setup = engines.APART[name](task)
+        runner, setup = compilers.APART[name](task)
         told = dataclasses.asdict(setup)
         load_s = time.perf_counter() - started_s
         version, method = torch.__version__, runner.timing_method

@@ -20,10 +20,10 @@ from convscope.aside import Aside
 from convscope.bench import Bench
 from convscope.deployment import Inference
 from convscope.energy import EnergyWindow
-from convscope.engines import Setup, Task
 from convscope.failures import Failure
 from convscope.records import Layer, Run
 from convscope.runner import Runner
+from convscope.task import Setup, Task
 from convscope.trainer import Meter
 
 _ROUNDED_IMAGES = 4  # by which it is told how far a data type moves a model's output

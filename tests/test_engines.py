@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from convscope import engines, models
-from convscope.engines import MissingError, Task
 from convscope.errors import InputError
 from convscope.remote import Remote, WorkerError
 from convscope.runner import Local
+from convscope.task import MissingError, Task
 
 
 def task(folder: Path, **changes: Any) -> Task:
@@ -94,8 +94,8 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
         tried.append(step())
         return Local(step, task.device, captured=False, counted=False)
 
-    monkeypatch.setattr(engines, "_needs_gpu", lambda task, engine: None)
-    monkeypatch.setattr(engines, "_local", uncaptured)
+    monkeypatch.setattr(Task, "needs_gpu", lambda task, engine: None)
+    monkeypatch.setattr(Task, "local", uncaptured)
     asked = task(tmp_path, dtype="bfloat16", layout="nhwc")
     runner, setup = engines.make(name, asked)
     expected = asked.model(asked.given).detach()

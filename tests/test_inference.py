@@ -19,13 +19,14 @@ from torch import nn
 from convscope import deployment, engines, inference, load
 from convscope.deployment import Inference
 from convscope.energy import EnergyWindow
-from convscope.engines import Engine, MissingError, Setup, Task
+from convscope.engines import Engine
 from convscope.errors import InputError
 from convscope.ledger import Ledger
 from convscope.ranks import Ranks
 from convscope.remote import WorkerError
 from convscope.sampling import PowerWindow
 from convscope.serving import Batcher
+from convscope.task import Made, MissingError, Setup, Task
 
 ASKED = Inference(
     model="torchvision:resnet18", engines=("eager",), batch_sizes=(1, 2), gpu="cpu", image_size_px=32,
@@ -86,7 +87,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what puts an engine into the catalogue; `batch_s` is what one of its calls takes."""
 
     def put(name: str, wrong_by: float = 0.0, batch_s: float = 0.0, error: Exception | None = None) -> None:
-        def make(task: Task) -> engines.Made:
+        def make(task: Task) -> Made:
             if error is not None:
                 raise error
 
@@ -96,7 +97,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
                     output: torch.Tensor = task.model(task.given) * (1 + wrong_by)
                 return output
 
-            return engines._local(task, step), Setup(remark="put in")
+            return task.local(step), Setup(remark="put in")
 
         monkeypatch.setitem(engines.ENGINES, name, Engine(make))
 
@@ -215,7 +216,7 @@ def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, en
 
 
 def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(task: Task) -> engines.Made:
+    def make(task: Task) -> Made:
         calls = iter(range(10**9))
 
         def step() -> torch.Tensor:
@@ -223,7 +224,7 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Pa
                 output: torch.Tensor = task.model(task.given) * (1.0 if next(calls) < 4 else float("nan"))
             return output
 
-        return engines._local(task, step), Setup()
+        return task.local(step), Setup()
 
     monkeypatch.setitem(engines.ENGINES, "drifting", Engine(make))
     row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]

@@ -6,6 +6,7 @@ import json
 import re
 import signal
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -34,24 +35,22 @@ def relu(folder: Path) -> list[str]:
 
 
 def test_a_worker_does_what_it_is_asked(tmp_path: Path):
-    found = Remote("it", relu(tmp_path), tmp_path, "by nobody")
-    assert found.output().tolist() == [[1.0, 0.0, 2.0]] * 2
-    assert len(found.latencies_ms(3)) == 3
-    calls, seconds = found.window(0.05)
-    assert calls > 0
-    assert seconds >= 0.05
-    found.call()
-    with pytest.raises(WorkerError, match=r"^it: ValueError: nothing is known of '\{\"jump\": 1\}"):
-        found._ask(jump=1)
-    found.close()
+    with closing(Remote("it", relu(tmp_path), tmp_path, "by nobody")) as found:
+        assert found.output().tolist() == [[1.0, 0.0, 2.0]] * 2
+        assert len(found.latencies_ms(3)) == 3
+        calls, seconds = found.window(0.05)
+        assert calls > 0
+        assert seconds >= 0.05
+        found.call()
+        with pytest.raises(WorkerError, match=r"^it: ValueError: nothing is known of '\{\"jump\": 1\}"):
+            found._ask(jump=1)
 
 
 def test_a_process_that_crashes_says_where(tmp_path: Path):
-    found = Remote("it", relu(tmp_path), tmp_path, "by nobody")
-    found._process.send_signal(signal.SIGSEGV)
-    with pytest.raises(WorkerError, match=r"^it: its process was ended by SIGSEGV in serve \(worker.py:\d+\)$"):
-        found.latencies_ms(1_000_000)
-    found.close()
+    with closing(Remote("it", relu(tmp_path), tmp_path, "by nobody")) as found:
+        found._process.send_signal(signal.SIGSEGV)
+        with pytest.raises(WorkerError, match=r"^it: its process was ended by SIGSEGV in \w+ \(\w+\.py:\d+\)$"):
+            found.latencies_ms(1_000_000)
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
@@ -72,10 +71,8 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
     ],
 )
 def test_every_end_is_a_message(line: str, said: str, tmp_path: Path):
-    found = of_script(tmp_path, line)
-    with pytest.raises(WorkerError, match=f"^it: {re.escape(said)}$"):
+    with closing(of_script(tmp_path, line)) as found, pytest.raises(WorkerError, match=f"^it: {re.escape(said)}$"):
         found.latencies_ms(1)
-    found.close()
 
 
 def test_what_begins_with_something_else_is_closed(tmp_path: Path):
