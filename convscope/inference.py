@@ -253,7 +253,8 @@ class Study:
                 found = self._together(lambda: self._stand.window(runner, aside, found))
             # Once more: what was timed still computes the same.
             found = self._together(lambda: self._stand.agreeing(runner, share, aside, found))
-            return dataclasses.replace(found, peak_memory_bytes=aside.run(runner.peak_memory_bytes))
+            (peak_bytes,) = self._together(lambda: (aside.run(runner.peak_memory_bytes),))
+            return dataclasses.replace(found, peak_memory_bytes=peak_bytes)
 
     def _share(self, batch_size: int) -> int:
         """Return how much of a batch is this process's.

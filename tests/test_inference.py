@@ -24,6 +24,7 @@ from convscope.errors import InputError
 from convscope.ledger import Ledger
 from convscope.ranks import Ranks
 from convscope.remote import WorkerError
+from convscope.runner import Local
 from convscope.sampling import PowerWindow
 from convscope.serving import Batcher
 from convscope.task import Made, MissingError, Setup, Task
@@ -142,6 +143,17 @@ def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, eng
     assert after["status"].tolist() == ["ok", "ok"]
     assert after["started_utc"][0] == before["started_utc"][0]
     assert after["latency_mean_ms"][0] == before["latency_mean_ms"][0]
+
+
+def test_a_process_that_is_gone_at_the_last_question_is_a_row_too(
+    tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+):
+    def gone(runner: Local) -> int | None:
+        raise WorkerError("its process was ended")
+
+    monkeypatch.setattr(Local, "peak_memory_bytes", gone)
+    row = run(tmp_path, engines=("eager",), batch_sizes=(1,)).iloc[0]
+    assert (row["status"], row["reason"]) == ("failed", "its process was ended")
 
 
 def test_an_error_that_is_nobodys_own_is_not_hidden(tmp_path: Path, engine: Any):
