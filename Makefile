@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # The tests run in three parts at a time, of which one mostly waits; each on one thread, for threads of two processes on
 # the same cores wait for each other. A part's output comes when it has ended; all are run, whichever fails.
 # These are the files whose tests take about as long as all the others together.
-LONG := $(addprefix tests/test_,kill.py run_training.py storage.py)
+LONG := $(addprefix tests/test_,kill.py run_inference.py run_training.py storage.py)
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
