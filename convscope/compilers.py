@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import shutil
 import time
@@ -90,9 +89,6 @@ def aot(task: Task) -> Made:
     compile_s = time.perf_counter() - exported_s
     torch.save(given, task.folder / "input.pt")
     del model, exported, given
-    gc.collect()
-    if task.on_gpu:
-        torch.cuda.empty_cache()  # the memory is the other process's now
     command = remote.module(
         "aot_worker", path, task.folder / "input.pt", task.device, task.math, torch.get_num_threads()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import re
@@ -51,6 +52,9 @@ class Remote:
         """
         self.timing_method = timing_method
         self._engine, self._output, self._errors = engine, folder / "output.npy", folder / "errors.txt"
+        if torch.cuda.is_initialized():  # what this process no longer uses is the other's
+            gc.collect()
+            torch.cuda.empty_cache()
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(

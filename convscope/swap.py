@@ -379,10 +379,7 @@ def carried(module: nn.Module) -> str:
 
 
 def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
-    """Return ‖output − reference‖ / ‖reference‖ against the same convolution of the same input in float64.
-
-    None where the reference is all zeros: there is nothing to be relative to.
-    """
+    """Return the `relative_distance` of a convolution's output from that of the same input in float64."""
     return relative_distance(output, reference_of(module)(given.double()))
 
 
