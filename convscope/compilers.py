@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import fields
@@ -77,7 +78,7 @@ def saved_task(path: str) -> Task:
 
 def aot(task: Task) -> Made:
     """An AOTInductor package: compiled into a file, run in a process that never saw the Python model."""
-    _needs_compiler()
+    _needs_shared_library(_needs_compiler())
     model, remark = task.folded()
     model, given = task.placed(model), task.input()
     started_s = time.perf_counter()
@@ -110,10 +111,30 @@ def _needs_compiler_on_cpu(task: Task) -> None:
         _needs_compiler()
 
 
-def _needs_compiler() -> None:
+def _needs_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
     if shutil.which(compiler) is None:
         raise MissingError(
             f"a C++ compiler is needed, and {compiler} is not here: install g++ (Debian: apt install g++), "
             "or name another in CXX"
         )
+    return compiler
+
+
+def _needs_shared_library(compiler: str) -> None:
+    """Refuse a compiler that comes with a static libstdc++ alone.
+
+    A package that has it inside ends the process that loads it, by SIGSEGV in `std::regex` (PyTorch 2.11, g++ 13.3):
+    it meets the shared one of PyTorch.
+    """
+    if not _has(compiler, "libstdc++.so") and _has(compiler, "libstdc++.a"):
+        raise MissingError(
+            f"aot needs a C++ compiler with a shared libstdc++, and {compiler} has a static one only, with which a "
+            "package crashes when it is loaded: name another in CXX (CXX=/usr/bin/g++)"
+        )
+
+
+def _has(compiler: str, library: str) -> bool:
+    """Tell whether a compiler knows where a library is: it prints a path, and else the bare name."""
+    said = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=False)
+    return said.returncode == 0 and os.path.isabs(said.stdout.strip())

@@ -19,8 +19,10 @@ from typing import Any
 
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 FLOAT32, FLOAT64 = DATA_TYPES["float32"], DATA_TYPES["float64"]
-MATH_TYPES = {"tf32": 0, "fp32": 3}  # CUDNN_DEFAULT_MATH permits TF32, CUDNN_FMA_MATH forbids it
-NCHW = 0
+MATH_TYPES = {"tf32": 0, "fp32": 3}  # of float32: CUDNN_DEFAULT_MATH permits TF32, CUDNN_FMA_MATH forbids it
+HALF_MATH_TYPE = 1  # CUDNN_TENSOR_OP_MATH: without it 16-bit types are computed by the CUDA cores
+HALF_TYPES = ("float16", "bfloat16")
+FILTER_FORMATS = {"nchw": 0, "nhwc": 1}  # cudnnTensorFormat_t
 CROSS_CORRELATION = 1
 ALGORITHM_COUNT = 8
 
@@ -82,7 +84,11 @@ class _AlgorithmPerformance(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Convolution:
-    """The shape of a forward convolution: input N × C × spatial, weight K × C/groups × kernel, contiguous both."""
+    """The shape of a forward convolution: input N × C × spatial, weight K × C/groups × kernel, contiguous both.
+
+    `layout` is "nchw", or "nhwc" for channels last in memory.
+    `math` says whether float32 may be rounded to TF32; 16-bit types have the matrix unit at all times, as in PyTorch.
+    """
 
     input: tuple[int, ...]
     weight: tuple[int, ...]
@@ -92,6 +98,12 @@ class Convolution:
     groups: int = 1
     dtype: str = "float32"
     math: str = "tf32"
+    layout: str = "nchw"
+
+    @property
+    def math_type(self) -> int:
+        """cuDNN's number of the arithmetic that is permitted (`cudnnMathType_t`)."""
+        return HALF_MATH_TYPE if self.dtype in HALF_TYPES else MATH_TYPES[self.math]
 
 
 def _library_path() -> str:
@@ -212,20 +224,21 @@ class Plan:
         data_type = DATA_TYPES[convolution.dtype]
         compute_type = FLOAT64 if convolution.dtype == "float64" else FLOAT32
         rank = len(convolution.input)
-        self._x = self._tensor(data_type, convolution.input)
+        self._x = self._tensor(data_type, convolution.input, convolution.layout)
         self._w = self._create("Filter")
-        _call("cudnnSetFilterNdDescriptor", self._w, data_type, NCHW, rank, _integers(convolution.weight))
+        filters = FILTER_FORMATS[convolution.layout], rank, _integers(convolution.weight)
+        _call("cudnnSetFilterNdDescriptor", self._w, data_type, *filters)
         self._conv = self._create("Convolution")
         _call(
             "cudnnSetConvolutionNdDescriptor", self._conv, rank - 2, _integers(convolution.padding),
             _integers(convolution.stride), _integers(convolution.dilation), CROSS_CORRELATION, compute_type,
         )  # fmt: skip
         _call("cudnnSetConvolutionGroupCount", self._conv, convolution.groups)
-        _call("cudnnSetConvolutionMathType", self._conv, MATH_TYPES[convolution.math])
+        _call("cudnnSetConvolutionMathType", self._conv, convolution.math_type)
         output = (c_int * rank)()
         _call("cudnnGetConvolutionNdForwardOutputDim", self._conv, self._x, self._w, rank, output)
         self.output_shape = tuple(output)
-        self._y = self._tensor(data_type, self.output_shape)
+        self._y = self._tensor(data_type, self.output_shape, convolution.layout)
 
     def _create(self, kind: str) -> int:
         pointer = c_void_p()
@@ -234,12 +247,9 @@ class Plan:
         self._destroyers.append((f"cudnnDestroy{kind}Descriptor", address))
         return address
 
-    def _tensor(self, data_type: int, shape: Sequence[int]) -> int:
+    def _tensor(self, data_type: int, shape: Sequence[int], layout: str) -> int:
         descriptor = self._create("Tensor")
-        strides = [1]
-        for extent in reversed(shape[1:]):
-            strides.insert(0, strides[0] * extent)
-        sizes = _integers(shape), _integers(strides)
+        sizes = _integers(shape), _integers(_strides(shape, layout))
         _call("cudnnSetTensorNdDescriptor", descriptor, data_type, len(shape), *sizes)
         return descriptor
 
@@ -276,6 +286,16 @@ class Plan:
         while self._destroyers:
             name, address = self._destroyers.pop()
             _call(name, address)
+
+
+def _strides(shape: Sequence[int], layout: str) -> list[int]:
+    """Return the strides, in elements, of a contiguous N × C × spatial tensor, channels second or last in memory."""
+    order = [*range(len(shape))] if layout == "nchw" else [0, *range(2, len(shape)), 1]
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return strides
 
 
 def _integers(values: Sequence[int]) -> Any:

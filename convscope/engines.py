@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from convscope import algorithms, choice, compilers, exported, failures, floor, fusion, swap, ways
+from convscope import algorithms, choice, compilers, exported, failures, floor, fusion, modes, swap, ways
 from convscope.failures import Failure
 from convscope.records import Run
 from convscope.remote import WorkerError
@@ -81,7 +81,7 @@ def cudnn_best(task: Task) -> Made:
     task.needs_gpu("cudnn-best")
     model, remark = task.folded()
     layers = [one for one in floor.layers_of(task.name, model, task.given.shape) if not one.name.startswith("linear.")]
-    model, given = task.placed(model, "nchw"), task.input("nchw")
+    model, given = task.placed(model), task.input()
     run = Run(
         model=task.name,
         algorithm="guess",
@@ -95,14 +95,16 @@ def cudnn_best(task: Task) -> Made:
         energy=False,
     )
     started_s = time.perf_counter()
-    best = choice.pick(Subject(run, model, layers, given), task.make_bench(run, model), task.note, rounds=CHOICE_ROUNDS)
-    compile_s = time.perf_counter() - started_s
-    swap.Swap(model).apply(best)
+    with modes.layout(task.layout):
+        subject = Subject(run, model, layers, given)
+        best = choice.pick(subject, task.make_bench(run, model), task.note, rounds=CHOICE_ROUNDS)
+        compile_s = time.perf_counter() - started_s
+        swap.Swap(model).apply(best)
+        runner = task.local(lambda: model(given), captured=True)
     counts = [
         f"{sum(name == one for one in best.values())} {name}" for name in algorithms.ALGORITHMS if name in best.values()
     ]
-    made = Setup(compile_s=compile_s, remark=f"{remark}; {', '.join(counts)}", layout="nchw")
-    return task.local(lambda: model(given), captured=True), made
+    return runner, Setup(compile_s=compile_s, remark=f"{remark}; {', '.join(counts)}")
 
 
 @dataclass(frozen=True)

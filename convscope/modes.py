@@ -1,4 +1,4 @@
-"""PyTorch's process-wide settings of convolutions, for the length of a block: TF32, and the search for plans."""
+"""Process-wide settings of convolutions, for the length of a block: TF32, the search for plans, the layout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+
+LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+_layout = "nchw"
+
+
+def layout_in_force() -> str:
+    """Return "nchw" or "nhwc": the layout in which convolutions by algorithm are computed."""
+    return _layout
+
+
+@contextlib.contextmanager
+def layout(name: str) -> Iterator[None]:
+    """Compute convolutions by algorithm in this layout, "nchw" or "nhwc"; inputs that lie otherwise are copied."""
+    global _layout
+    before, _layout = _layout, name
+    try:
+        yield
+    finally:
+        _layout = before
 
 
 def math_in_force() -> str:

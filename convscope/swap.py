@@ -80,27 +80,29 @@ class Engine:
         if input.dim() == 3:
             given = padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w, padding_mode, groups, algorithm
             return self.forward(input.unsqueeze(0), weight, bias, *given).squeeze(0)
-        x, w = input.contiguous(), weight.contiguous()
+        layout = modes.layout_in_force()
+        memory = modes.LAYOUTS[layout]
+        x, w = input.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
         options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
         device = x.device.index
         math = torch.backends.cudnn.allow_tf32
-        key = (device, algorithm, self.provider, x.shape, w.shape, x.dtype, math, options)
+        key = (device, algorithm, self.provider, x.shape, w.shape, x.dtype, math, layout, options)
         with torch.cuda.device(device) if device != torch.cuda.current_device() else contextlib.nullcontext():
             if key not in self._plans:
                 self._plans[key] = self._plan(device, _convolution(x, w, *options), algorithm)
             self.last = plan = self._plans[key]
             if not isinstance(plan, cudnn.Plan):
                 return plan.run(x, w, bias)
-            y = self._run(plan, x, w)
+            y = self._run(plan, x, w, memory)
         if bias is not None:
             y.add_(bias.view(1, -1, 1, 1))
         return y
 
-    def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor, memory: torch.memory_format) -> torch.Tensor:
         device = x.device
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         self._handles[device.index].use_stream(torch._C._cuda_getCurrentRawStream(device.index))
-        y = torch.empty(plan.output_shape, dtype=x.dtype, device=device)
+        y = torch.empty(plan.output_shape, dtype=x.dtype, device=device, memory_format=memory)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
         plan.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), workspace.data_ptr())
         return y
@@ -188,6 +190,8 @@ class Engine:
 
 
 def _triton_plan(device: int, convolution: cudnn.Convolution, algorithm: str) -> TritonPlan:
+    if convolution.layout != "nchw":
+        raise NotImplementedError(f"the Triton kernel of {algorithm} reads NCHW only")
     try:
         from convscope.kernels import plan  # triton takes a while to load: only where it is needed
     except ModuleNotFoundError as error:
@@ -204,9 +208,8 @@ def _convolution(
     groups: int,
 ) -> cudnn.Convolution:
     dtype = str(x.dtype).removeprefix("torch.")
-    return cudnn.Convolution(
-        tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, modes.math_in_force()
-    )
+    in_force = modes.math_in_force(), modes.layout_in_force()
+    return cudnn.Convolution(tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups, dtype, *in_force)
 
 
 def _described(layer: Layer, dtype: str) -> cudnn.Convolution:
@@ -219,6 +222,7 @@ def _described(layer: Layer, dtype: str) -> cudnn.Convolution:
         groups=layer.groups,
         dtype=dtype,
         math=modes.math_in_force(),
+        layout=modes.layout_in_force(),
     )
 
 

@@ -9,14 +9,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope import fusion
+from convscope import fusion, modes
 from convscope.bench import Bench
 from convscope.errors import InputError
 from convscope.records import Run
 from convscope.runner import Local, Runner
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 class MissingError(InputError):
@@ -50,13 +49,12 @@ class Task:
 
     def input(self, layout: str | None = None) -> torch.Tensor:
         """Return the input as the engine takes it."""
-        memory = LAYOUTS[layout or self.layout]
+        memory = modes.LAYOUTS[layout or self.layout]
         return self.given.to(self.device, DTYPES[self.dtype]).contiguous(memory_format=memory)
 
-    def placed(self, model: nn.Module, layout: str | None = None) -> nn.Module:
+    def placed(self, model: nn.Module) -> nn.Module:
         """Move a model of this task's own to the device, in its data type and layout."""
-        memory = LAYOUTS[layout or self.layout]
-        return model.to(self.device, DTYPES[self.dtype]).to(memory_format=memory)
+        return model.to(self.device, DTYPES[self.dtype]).to(memory_format=modes.LAYOUTS[self.layout])
 
     def local(self, step: Callable[[], torch.Tensor], captured: bool = False, counted: bool = True) -> Local:
         """Make a runner in this process; see `runner.Local`."""

@@ -100,6 +100,56 @@ def test_every_data_type_can_be_described(dtype: str):
     assert described(convolution).output_shape == (1, 4, 8, 8)
 
 
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 8, 1, 1), (2, 3, 4, 5, 6), (2, 1, 3, 3)])
+def test_strides_are_those_of_pytorch(shape: tuple[int, ...]):
+    channels_last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    assert cudnn._strides(shape, "nchw") == list(torch.empty(shape).stride())
+    assert cudnn._strides(shape, "nhwc") == list(torch.empty(shape, memory_format=channels_last).stride())
+
+
+def test_channels_last_is_described_to_cudnn():
+    seen: list[int] = []
+
+    def strides(descriptor: int) -> list[int]:
+        rank, kind = ctypes.c_int(), ctypes.c_int()
+        sizes, found = (ctypes.c_int * 4)(), (ctypes.c_int * 4)()
+        read = cudnn.library().cudnnGetTensorNdDescriptor
+        cudnn.check(
+            read(ctypes.c_void_p(descriptor), 4, ctypes.byref(kind), ctypes.byref(rank), sizes, found), "read back"
+        )
+        return list(found)
+
+    class Seen(cudnn.Plan):
+        def _workspace_bytes(self) -> int:
+            seen.extend(strides(self._x) + strides(self._y))
+            return 0
+
+    Seen(NoHandle(), cudnn.Convolution((2, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), layout="nhwc"), 1).close()
+    assert seen == [192, 1, 24, 3, 144, 1, 24, 4]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "math", "expected"),
+    [
+        ("float32", "tf32", 0), ("float32", "fp32", 3),
+        ("float16", "tf32", 1), ("float16", "fp32", 1), ("bfloat16", "fp32", 1),
+    ],
+)  # fmt: skip
+def test_the_arithmetic_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch, dtype: str, math: str, expected: int):
+    found, call = ctypes.c_int(-1), cudnn._call
+
+    def read_back(name: str, *arguments: object) -> None:
+        call(name, *arguments)
+        if name == "cudnnSetConvolutionMathType":
+            descriptor = ctypes.c_void_p(arguments[0])
+            cudnn.check(cudnn.library().cudnnGetConvolutionMathType(descriptor, ctypes.byref(found)), "read back")
+
+    monkeypatch.setattr(cudnn, "_call", read_back)
+    shape = (1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)
+    described(cudnn.Convolution(*shape, dtype=dtype, math=math))
+    assert found.value == expected
+
+
 def test_a_plan_that_failed_has_destroyed_its_descriptors(monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
     call = cudnn._call

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import engines, models
+from convscope import compilers, engines, models
 from convscope.errors import InputError
 from convscope.remote import Remote, WorkerError
 from convscope.runner import Local
@@ -121,6 +122,20 @@ def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MissingError, match="no-such-compiler is not here: install g"):
         engines.make(name, task(tmp_path))
+
+
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_a_compiler_with_a_static_library_only_is_refused_for_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_shared: bool
+):
+    script = tmp_path / "cxx"
+    there = "*" if has_shared else "*.a"
+    script.write_text(f'#!/bin/sh\ncase $1 in {there}) echo "/lib/${{1#*=}}" ;; *) echo "${{1#*=}}" ;; esac\n')
+    script.chmod(0o755)
+    monkeypatch.setenv("CXX", str(script))
+    refused = contextlib.nullcontext() if has_shared else pytest.raises(MissingError, match="another in CXX")
+    with refused:
+        compilers._needs_shared_library(compilers._needs_compiler())
 
 
 def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):

@@ -35,6 +35,16 @@ def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
     assert modes.math_in_force() == before
 
 
+def test_the_layout_is_in_force_inside_its_block_only():
+    assert modes.layout_in_force() == "nchw"
+    with modes.layout("nhwc"):
+        assert modes.layout_in_force() == "nhwc"
+        with modes.layout("nchw"):
+            assert modes.layout_in_force() == "nchw"
+        assert modes.layout_in_force() == "nhwc"
+    assert modes.layout_in_force() == "nchw"
+
+
 @pytest.fixture(params=[True, False])
 def permitted(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Permit or forbid TF32 in matrix products for the length of the test."""

@@ -84,6 +84,36 @@ def test_other_types_agree_with_float64(dtype: torch.dtype):
     assert (output.double() - reference).norm() / reference.norm() < {torch.float64: 1e-12}.get(dtype, 1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("algorithm", ["implicit gemm", "implicit precomp gemm", "guess"])
+def test_channels_last_agrees_with_float64_or_is_refused(algorithm: str, options: dict, dtype: torch.dtype):
+    conv, model = swapped(algorithm, **options)
+    given = torch.randn(3, 16, 40, 33, device="cuda").to(dtype)
+    model.to(dtype)
+    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
+    with modes.layout("nhwc"):
+        if swap.engine().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch.")):
+            assert conv.groups > 1 or conv.dilation != (1, 1)
+            return
+        output = model(given)  # copied to channels last
+        again = model(given.to(memory_format=torch.channels_last))
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(output, again)
+    assert error(output, conv, given) < (1e-4 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("algorithm", ["gemm", "fft", "fft tiling", "winograd nonfused", "direct"])
+def test_what_there_is_not_in_channels_last_is_refused(algorithm: str):
+    conv, model = swapped(algorithm, kernel_size=3, padding=1)
+    given = torch.randn(1, 16, 40, 33, device="cuda")
+    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
+    with modes.layout("nhwc"):
+        assert swap.engine().why_refused(given.device, layer, algorithm)
+        with pytest.raises((cudnn.NotSupportedError, NotImplementedError)):
+            model(given)
+
+
 def test_tf32_is_used_only_where_it_is_permitted():
     conv, model = swapped("implicit precomp gemm", kernel_size=5, padding=2)
     given = torch.randn(1, 16, 56, 56, device="cuda")
