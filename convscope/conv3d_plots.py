@@ -105,16 +105,17 @@ def _bars(figure: Any, rows: pd.DataFrame, column: str, path: Path) -> None:
 def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> None:
     axes = figure.subplots()
     intensity = rows["flops"] / rows["bytes"]
-    low, high = float(intensity.min()) / 4, float(intensity.max()) * 4
-    grid = [low * (high / low) ** (step / 100) for step in range(101)]
     used = set(rows["arithmetic"])
-    for name, peak in limits.tflops.items():
-        if name in used:
-            roof = [min(peak, x * limits.copy_gbps / 1e3) for x in grid]
-            axes.plot(grid, roof, color="black", linewidth=1)
-            axes.annotate(f"{name}: {peak:.4g} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize=8)
-    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", (low, low * limits.copy_gbps / 1e3), rotation=0, fontsize=8,
-                  xytext=(12, -2), textcoords="offset points")  # fmt: skip
+    peaks = {name: peak for name, peak in limits.tflops.items() if name in used}
+    slope = limits.copy_gbps / 1e3  # TFLOP/s for each operation a byte
+    low = min(float(intensity.min()) / 4, min(peaks.values()) / slope / 3)
+    high = float(intensity.max()) * 4
+    for name, peak in peaks.items():
+        axes.plot([low, peak / slope, high], [low * slope, peak, peak], color="black", linewidth=1)
+        axes.annotate(f"{name}: {peak:.4g} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize=8)
+    top = max(peaks.values())
+    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", (top / slope, top), ha="right", fontsize=8,
+                  xytext=(-8, -4), textcoords="offset points")  # fmt: skip
     colours = _colour(list(dict.fromkeys(rows["implementation"])))
     marks = {layer: _MARKERS[index % len(_MARKERS)] for index, layer in enumerate(dict.fromkeys(rows["layer"]))}
     points = zip(rows["layer"], rows["implementation"], intensity, rows["tflops"], strict=True)

@@ -6,6 +6,7 @@ images/s against latency with the front of the best, and p99 against the rate of
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pandas as pd
 
 NAMED = ["model", "processes", "compiled"]
+_MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
 
 
 def draw(training: pd.DataFrame, memory: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
@@ -96,9 +98,9 @@ def draw_inference(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]
 
 
 def _latency(axes: Any, measured: pd.DataFrame) -> None:
-    for label, rows in _engines(measured):
+    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
         ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["batch_size"], ordered["latency_mean_ms"], "o-", label=label)
+        axes.plot(ordered["batch_size"], ordered["latency_mean_ms"], mark, alpha=0.7, label=label)
     floors = measured.dropna(subset=["floor_ms"]).drop_duplicates("batch_size").sort_values("batch_size")
     if len(floors):
         axes.plot(floors["batch_size"], floors["floor_ms"], "k--", label="the card's floor")
@@ -108,9 +110,9 @@ def _latency(axes: Any, measured: pd.DataFrame) -> None:
 
 
 def _pareto(axes: Any, measured: pd.DataFrame) -> None:
-    for label, rows in _engines(measured):
+    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
         ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["latency_mean_ms"], ordered["images_per_s"], "o-", alpha=0.6, label=label)
+        axes.plot(ordered["latency_mean_ms"], ordered["images_per_s"], mark, alpha=0.6, label=label)
     best = front(list(zip(measured["latency_mean_ms"], measured["images_per_s"], strict=True)))
     axes.step(*zip(*best, strict=True), "k--", where="post", label="front: none is faster\nand has more images/s")
     axes.set_xscale("log")
