@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The figures of docs/inference.md, on one GPU; with two GPUs the scaling rows.
-#   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: goals sweep most
+#   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: goals sweep
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
-# most: compile-max at batch 1 and 256; compiled: compile at all sizes, aot at 1, 32 and 256; choice: cudnn-best at all
+# compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
 # server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: batches shared by 1 and by 2
 # All parts but the last two go into one folder: a cell that is there is not measured again.
 set -uo pipefail
@@ -22,7 +22,7 @@ infer() { # folder, name of the log, then flags
     "$python" run_inference.py --output-dir "$out/$folder" "$@" 2>&1 | tee "$out/$log.log"
 }
 
-(($#)) || set -- goals sweep most
+(($#)) || set -- goals sweep
 for part in "$@"; do
     case $part in
         goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused --min-seconds 2 ;;
@@ -30,10 +30,9 @@ for part in "$@"; do
             infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
                 --engines eager,graph,fused,onnxruntime,tensorrt
             ;;
-        most) infer batch most "${flags[@]}" --batch-sizes 1,256 --engines compile-max ;;
+        most) infer batch most "${flags[@]}" --batch-sizes "$sizes" --engines compile-max ;;
         compiled)
-            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile
-            infer batch aot "${flags[@]}" --batch-sizes 1,32,256 --engines aot
+            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile,aot
             ;;
         choice) infer batch choice "${flags[@]}" --batch-sizes "$sizes" --engines cudnn-best ;;
         server)
