@@ -105,6 +105,24 @@ class Convolution:
         """cuDNN's number of the arithmetic that is permitted (`cudnnMathType_t`)."""
         return HALF_MATH_TYPE if self.dtype in HALF_TYPES else MATH_TYPES[self.math]
 
+    @property
+    def output(self) -> tuple[int, ...]:
+        """N × K × spatial of the output."""
+        spatial = self.input[2:], self.weight[2:], self.padding, self.stride, self.dilation
+        return self.input[0], self.weight[0], *output_extents(*spatial)
+
+
+def output_extents(
+    extents: Sequence[int],
+    kernel: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """Return the spatial extents of a convolution's output."""
+    spatial = zip(extents, kernel, padding, stride, dilation, strict=True)
+    return tuple((extent + 2 * pad - apart * (k - 1) - 1) // step + 1 for extent, k, pad, step, apart in spatial)
+
 
 def _library_path() -> str:
     """Return where PyTorch's wheels keep cuDNN, or the bare name for the loader (conda, modules) to resolve."""

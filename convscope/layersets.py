@@ -15,7 +15,7 @@ import torch
 import torchvision
 from torch import nn
 
-from convscope.cudnn import Convolution
+from convscope.cudnn import Convolution, output_extents
 from convscope.errors import InputError
 
 FOLDER = Path(__file__).parent / "data" / "convparams"
@@ -60,8 +60,7 @@ class Layer3d:
     @property
     def output(self) -> Triple:
         """Depth, height and width of the output."""
-        sides = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
-        depth, height, width = ((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in sides)
+        depth, height, width = output_extents(self.size, self.kernel, self.padding, self.stride, self.dilation)
         return depth, height, width
 
     @property

@@ -272,9 +272,9 @@ def _empty_output(
     algorithm: str,
 ) -> torch.Tensor:
     """Return the output without its content, for `torch.compile`: by ai3 it would lie on the CPU whatever the input."""
-    height = (input.shape[-2] + 2 * padding_h - dilation_h * (weight.shape[-2] - 1) - 1) // stride_h + 1
-    width = (input.shape[-1] + 2 * padding_w - dilation_w * (weight.shape[-1] - 1) - 1) // stride_w + 1
-    return input.new_empty((*input.shape[:-3], weight.shape[0], height, width))
+    options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w)
+    extents = cudnn.output_extents(input.shape[-2:], weight.shape[-2:], *options)
+    return input.new_empty((*input.shape[:-3], weight.shape[0], *extents))
 
 
 def asker(

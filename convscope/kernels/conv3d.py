@@ -21,7 +21,7 @@ from convscope.kernels import (
     conv3d_gemm_split,
     conv3d_gemm_tiled,
 )
-from convscope.kernels.conv3d_layout import Blocks, output_shape
+from convscope.kernels.conv3d_layout import Blocks
 from convscope.kernels.tuning import Memory
 
 _FILES: tuple[ModuleType, ...] = (
@@ -48,7 +48,7 @@ def why_not(shape: Convolution) -> str | None:
         return f"the Triton kernels take {' and '.join(DTYPES)}, not {shape.dtype}"
     if max(shape.weight[2:]) > _TAPS_MOST:
         return f"the Triton kernels take at most {_TAPS_MOST} taps in one direction"
-    if max(math.prod(shape.input[1:]), math.prod(output_shape(shape)[1:])) >= _IMAGE_MOST:
+    if max(math.prod(shape.input[1:]), math.prod(shape.output[1:])) >= _IMAGE_MOST:
         return "the Triton kernels take images of less than 2^31 elements"
     return None
 

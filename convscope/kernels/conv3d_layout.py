@@ -96,13 +96,6 @@ class Problem:
         return self.images * self.pitch[0]
 
 
-def output_shape(shape: Convolution) -> tuple[int, ...]:
-    """Return N × K × D × H × W of the output."""
-    spatial = zip(shape.input[2:], shape.weight[2:], shape.padding, shape.stride, shape.dilation, strict=True)
-    extents = ((extent + 2 * pad - dil * (k - 1) - 1) // step + 1 for extent, k, pad, step, dil in spatial)
-    return (shape.input[0], shape.weight[0], *extents)
-
-
 def precision(shape: Convolution) -> str:
     """Return what `tl.dot` is told: "ieee" forbids TF32."""
     return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
@@ -120,7 +113,7 @@ def problem(shape: Convolution) -> Problem:
     images, total, depth, height, width = shape.input
     groups, channels = shape.groups, total // shape.groups
     kernel, stride, padding = triple(shape.weight[2:]), triple(shape.stride), triple(shape.padding)
-    dilation, output = triple(shape.dilation), triple(output_shape(shape)[2:])
+    dilation, output = triple(shape.dilation), triple(shape.output[2:])
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
     if not folded:
         padded = _up(channels, LEAST_CHANNELS)
@@ -223,7 +216,7 @@ def vector(output: tuple[int, ...]) -> int:
 
 def planar_sizes(shape: Convolution) -> tuple[int, ...]:
     """Return what the kernels for N × C × D × H × W take: channels and filters of a group, sizes, taps, options."""
-    numbers = shape.weight[1], shape.weight[0] // shape.groups, *shape.input[2:], *output_shape(shape)[2:]
+    numbers = shape.weight[1], shape.weight[0] // shape.groups, *shape.input[2:], *shape.output[2:]
     return (*numbers, *shape.weight[2:], *shape.stride, *shape.padding, *shape.dilation, shape.groups)
 
 
@@ -250,7 +243,7 @@ def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of
 
 def empty_output(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
     """Return memory for the output, N × K × D × H × W."""
-    return torch.empty(output_shape(shape), dtype=x.dtype, device=x.device)
+    return torch.empty(shape.output, dtype=x.dtype, device=x.device)
 
 
 CHANNELS_LAST_SIZES = [
@@ -290,7 +283,7 @@ def depth_of(shape: Convolution) -> int:
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:
     """Return memory for splits × N × K × D × H × W: in float32 where partial sums go there."""
     dtype = x.dtype if splits == 1 else torch.float32
-    return torch.empty((splits, *output_shape(shape)), dtype=dtype, device=x.device)
+    return torch.empty((splits, *shape.output), dtype=dtype, device=x.device)
 
 
 def add_splits(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -25,7 +25,7 @@ def why_not(algorithm: str, shape: Convolution) -> str | None:
         return f"{algorithm} has no Triton kernel: choose {' or '.join(KERNELS)}"
     if shape.dtype != "float32":
         return f"{algorithm} by Triton needs float32"
-    if max(_product(shape.input[1:]), _product(output_shape(shape)[1:])) >= _IMAGE_MOST:
+    if max(_product(shape.input[1:]), _product(shape.output[1:])) >= _IMAGE_MOST:
         return f"{algorithm} by Triton takes images of less than 2^31 elements"
     if algorithm == "winograd" and (shape.weight[2:] != (3, 3) or shape.stride != (1, 1) or shape.dilation != (1, 1)):
         return "winograd by Triton needs 3×3 kernels with stride 1 and dilation 1"
@@ -49,7 +49,7 @@ class Plan:
         if reason:
             raise NotImplementedError(reason)
         self.algorithm, self.shape = algorithm, shape
-        self.output_shape = output_shape(shape)
+        self.output_shape = shape.output
         self.blocks = blocks
         self.tuned: dict[str, str] = {}
         self._kernel, self._device = KERNELS[algorithm], device
@@ -131,13 +131,6 @@ class Plan:
     def close(self) -> None:
         """Let go of the filters."""
         self._packed.clear()
-
-
-def output_shape(shape: Convolution) -> tuple[int, int, int, int]:
-    """Return N × K × P × Q."""
-    spatial = zip(shape.input[2:], shape.weight[2:], shape.padding, shape.stride, shape.dilation, strict=True)
-    height, width = ((extent + 2 * pad - dil * (k - 1) - 1) // step + 1 for extent, k, pad, step, dil in spatial)
-    return shape.input[0], shape.weight[0], height, width
 
 
 def _product(shape: tuple[int, ...]) -> int:

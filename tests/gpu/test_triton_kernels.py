@@ -16,7 +16,7 @@ from convscope import graphs, modes, swap
 from convscope.cudnn import Convolution
 from convscope.kernels import direct, tuning, winograd
 from convscope.kernels.blocks import Blocks
-from convscope.kernels.plan import KERNELS, Plan, output_shape
+from convscope.kernels.plan import KERNELS, Plan
 
 DEVICE = torch.device("cuda", 0)
 
@@ -72,7 +72,7 @@ def error(algorithm: str, shape: Convolution, blocks: Blocks, scale: float = 1.0
 
 
 def candidates(algorithm: str, shape: Convolution) -> list[Blocks]:
-    return KERNELS[algorithm].candidates(shape, output_shape(shape), 132)
+    return KERNELS[algorithm].candidates(shape, shape.output, 132)
 
 
 @settings(max_examples=400)
