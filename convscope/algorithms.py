@@ -19,7 +19,10 @@ FALLBACK = "implicit precomp gemm"
 FFT_EXTENT_PX = 256
 FFT_TILE_PX = 32
 HOPPER = (9, 0)  # compute capability
-_TYPES = dict.fromkeys(("fft", "fft tiling", "winograd", "winograd nonfused"), ("float32", "float16"))
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("fft", "fft tiling", "winograd"), ("float32", "float16")),
+    "winograd nonfused": ("float32", "float16", "bfloat16"),
+}
 
 
 @dataclass(frozen=True)
@@ -174,7 +177,7 @@ def why_not_on(name: str, capability: tuple[int, int]) -> str | None:
 def why_not_of(name: str, dtype: str) -> str | None:
     """Return why cuDNN does not have an algorithm for a data type (of NCHW tensors), or None where it has it."""
     if dtype not in _TYPES.get(name, (dtype,)):
-        return f"{name} needs {' or '.join(_TYPES[name])}"
+        return f"{name} needs {', '.join(_TYPES[name][:-1])} or {_TYPES[name][-1]}"
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import time
@@ -113,7 +114,7 @@ def _needs_compiler_on_cpu(task: Task) -> None:
 
 def _needs_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(compiler) is None:
+    if shutil.which(_words(compiler)[0]) is None:
         raise MissingError(
             f"a C++ compiler is needed, and {compiler} is not here: install g++ (Debian: apt install g++), "
             "or name another in CXX"
@@ -136,5 +137,14 @@ def _needs_shared_library(compiler: str) -> None:
 
 def _has(compiler: str, library: str) -> bool:
     """Tell whether a compiler knows where a library is: it prints a path, and else the bare name."""
-    said = subprocess.run([compiler, f"-print-file-name={library}"], capture_output=True, text=True, check=False)
+    command = [*_words(compiler), f"-print-file-name={library}"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return False
     return said.returncode == 0 and os.path.isabs(said.stdout.strip())
+
+
+def _words(compiler: str) -> list[str]:
+    """Split what CXX holds: `ccache g++` is two words."""
+    return shlex.split(compiler) or [""]

@@ -106,15 +106,12 @@ def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> 
     axes = figure.subplots()
     intensity = rows["flops"] / rows["bytes"]
     used = set(rows["arithmetic"])
-    peaks = {name: peak for name, peak in limits.tflops.items() if name in used}
-    slope = limits.copy_gbps / 1e3  # TFLOP/s for each operation a byte
-    low = min(float(intensity.min()) / 4, min(peaks.values()) / slope / 3)
-    high = float(intensity.max()) * 4
-    for name, peak in peaks.items():
-        axes.plot([low, peak / slope, high], [low * slope, peak, peak], color="black", linewidth=1)
-        axes.annotate(f"{name}: {peak:.4g} TFLOP/s", (high, peak), ha="right", va="bottom", fontsize=8)
-    top = max(peaks.values())
-    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", (top / slope, top), ha="right", fontsize=8,
+    lines = roofs(limits, [name for name in limits.tflops if name in used], intensity)
+    for name, (xs, ys) in lines.items():
+        axes.plot(xs, ys, color="black", linewidth=1)
+        axes.annotate(f"{name}: {ys[-1]:.4g} TFLOP/s", (xs[-1], ys[-1]), ha="right", va="bottom", fontsize=8)
+    ridge = max(((xs[1], ys[1]) for xs, ys in lines.values()), default=(1.0, 1.0))
+    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", ridge, ha="right", fontsize=8,
                   xytext=(-8, -4), textcoords="offset points")  # fmt: skip
     colours = _colour(list(dict.fromkeys(rows["implementation"])))
     marks = {layer: _MARKERS[index % len(_MARKERS)] for index, layer in enumerate(dict.fromkeys(rows["layer"]))}
@@ -129,6 +126,17 @@ def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> 
     axes.grid(alpha=0.3, which="both")
     figure.legend(fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=_DPI)
+
+
+def roofs(
+    limits: Ceilings, names: Sequence[str], intensity: pd.Series[float]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return each roof as a line through its ridge that spans all points: operations a byte, and TFLOP/s."""
+    slope = limits.copy_gbps / 1e3  # TFLOP/s for each operation a byte
+    ridges = {name: limits.tflops[name] / slope for name in names}
+    low = min([float(intensity.min()) / 4, *(ridge / 3 for ridge in ridges.values())])
+    high = max([float(intensity.max()) * 4, *(ridge * 3 for ridge in ridges.values())])
+    return {name: ([low, ridge, high], [low * slope, ridge * slope, ridge * slope]) for name, ridge in ridges.items()}
 
 
 def _breakdown(figure: Any, kinds: pd.DataFrame, path: Path) -> None:

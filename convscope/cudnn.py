@@ -121,7 +121,7 @@ def output_extents(
 ) -> tuple[int, ...]:
     """Return the spatial extents of a convolution's output."""
     spatial = zip(extents, kernel, padding, stride, dilation, strict=True)
-    return tuple((extent + 2 * pad - apart * (k - 1) - 1) // step + 1 for extent, k, pad, step, apart in spatial)
+    return tuple((extent + 2 * pad - dil * (k - 1) - 1) // step + 1 for extent, k, pad, step, dil in spatial)
 
 
 def _library_path() -> str:
@@ -217,7 +217,7 @@ class Plan:
 
     Args:
         algorithm: cuDNN's number, or None to take the first choice of cuDNN's heuristic; `self.algorithm` is the
-            number that runs.
+            number that runs. The arithmetic stays what is permitted, whichever the heuristic ranked it with.
 
     Raises:
         NotSupportedError: cuDNN refuses the algorithm for this convolution.

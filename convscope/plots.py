@@ -100,23 +100,23 @@ def draw_inference(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]
 def _latency(axes: Any, measured: pd.DataFrame) -> None:
     for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
         ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["batch_size"], ordered["latency_mean_ms"], mark, alpha=0.7, label=label)
+        axes.plot(ordered["batch_size"], ordered["latency_p50_ms"], mark, alpha=0.7, label=label)
     floors = measured.dropna(subset=["floor_ms"]).drop_duplicates("batch_size").sort_values("batch_size")
     if len(floors):
         axes.plot(floors["batch_size"], floors["floor_ms"], "k--", label="the card's floor")
     _size_axis(axes, measured["batch_size"])
     axes.set_yscale("log")
-    axes.set(xlabel="batch size", ylabel="latency of a batch, ms")
+    axes.set(xlabel="batch size", ylabel="median latency of a batch, ms")
 
 
 def _pareto(axes: Any, measured: pd.DataFrame) -> None:
     for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
         ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["latency_mean_ms"], ordered["images_per_s"], mark, alpha=0.6, label=label)
-    best = front(list(zip(measured["latency_mean_ms"], measured["images_per_s"], strict=True)))
+        axes.plot(ordered["latency_p50_ms"], ordered["images_per_s"], mark, alpha=0.6, label=label)
+    best = front(list(zip(measured["latency_p50_ms"], measured["images_per_s"], strict=True)))
     axes.step(*zip(*best, strict=True), "k--", where="post", label="front: none is faster\nand has more images/s")
     axes.set_xscale("log")
-    axes.set(xlabel="latency of a batch, ms", ylabel="images/s")
+    axes.set(xlabel="median latency of a batch, ms", ylabel="images/s")
 
 
 def _server(axes: Any, loaded: pd.DataFrame) -> None:

@@ -2,8 +2,8 @@
 
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
 On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
-cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied, and it can be
-captured in a CUDA graph.
+cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied (but an input that
+lies otherwise than the layout in force), and it can be captured in a CUDA graph.
 """
 
 from __future__ import annotations
@@ -71,6 +71,8 @@ class Engine:
     ) -> torch.Tensor:
         """Convolve N × C × H × W (or C × H × W) on the input's device and PyTorch's current stream.
 
+        Computed in the layout in force (`modes.layout`), in which the output lies too.
+
         Raises:
             cudnn.NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: a padding mode other than zeros, or a data type that the provider does not convolve.
@@ -93,16 +95,16 @@ class Engine:
             self.last = plan = self._plans[key]
             if not isinstance(plan, cudnn.Plan):
                 return plan.run(x, w, bias)
-            y = self._run(plan, x, w, memory)
+            y = self._run(plan, x, w)
         if bias is not None:
             y.add_(bias.view(1, -1, 1, 1))
         return y
 
-    def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor, memory: torch.memory_format) -> torch.Tensor:
+    def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         device = x.device
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         self._handles[device.index].use_stream(torch._C._cuda_getCurrentRawStream(device.index))
-        y = torch.empty(plan.output_shape, dtype=x.dtype, device=device, memory_format=memory)
+        y = _empty(plan.output_shape, x)
         workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=device)
         plan.run(x.data_ptr(), w.data_ptr(), y.data_ptr(), workspace.data_ptr())
         return y
@@ -231,7 +233,8 @@ def refusal(algorithm: str, device_name: str) -> str:
     short = ".".join(cudnn.version().split(".")[:2])
     if algorithm == "winograd":
         return f"cuDNN {short} has no fused Winograd on {device_name}"
-    return f"cuDNN {short} refuses {algorithm} for this shape on {device_name}"
+    layout = "" if modes.layout_in_force() == "nchw" else f" in {modes.layout_in_force().upper()}"
+    return f"cuDNN {short} refuses {algorithm} for this shape{layout} on {device_name}"
 
 
 def why_too_large(algorithm: str, workspace_bytes: int, most_bytes: int | None) -> str | None:
@@ -274,7 +277,15 @@ def _empty_output(
     """Return the output without its content, for `torch.compile`: by ai3 it would lie on the CPU whatever the input."""
     options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w)
     extents = cudnn.output_extents(input.shape[-2:], weight.shape[-2:], *options)
-    return input.new_empty((*input.shape[:-3], weight.shape[0], *extents))
+    if input.dim() == 3:
+        return _empty((1, weight.shape[0], *extents), input).squeeze(0)
+    return _empty((input.shape[0], weight.shape[0], *extents), input)
+
+
+def _empty(shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    """Return an output without its content, in the layout in force."""
+    memory = modes.LAYOUTS[modes.layout_in_force()]
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=memory)
 
 
 def asker(

@@ -168,6 +168,18 @@ def test_means_say_over_how_many_layers_each_is():
     assert "0.500 of the roofline (1 layer, 0.50 to 0.50)" in line
 
 
+@pytest.mark.parametrize("intensity", [(6.75, 6.75), (48.0, 1500.0), (1000.0, 1500.0)])
+def test_a_roof_rises_to_its_ridge_and_is_level_from_there(intensity: tuple[float, float]):
+    limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0, "fp16": 800.0})
+    lines = conv3d_plots.roofs(limits, ["fp32", "tf32"], pd.Series(intensity))
+    assert lines.keys() == {"fp32", "tf32"}
+    for name, ((left, ridge, right), rates) in lines.items():
+        assert left < min(ridge, *intensity)
+        assert right > max(ridge, *intensity)
+        assert ridge == pytest.approx(limits.tflops[name] / 4)
+        assert rates == pytest.approx([left * 4, limits.tflops[name], limits.tflops[name]])
+
+
 def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path):
     rows = [
         Conv3dRow(layer, at, name, "", median_ms=1.0, ratio_to_cudnn_best=ratio, tflops=50 * ratio, flops=10**9,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import compilers, engines, models
+from convscope import choice, compilers, engines, models, modes
 from convscope.errors import InputError
 from convscope.remote import Remote, WorkerError
 from convscope.runner import Local
@@ -124,18 +124,49 @@ def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path:
         engines.make(name, task(tmp_path))
 
 
-@pytest.mark.parametrize("has_shared", [True, False])
+@pytest.mark.parametrize("options", ["", " -O1"])
+@pytest.mark.parametrize(("there", "is_refused"), [("*", False), ("*.a", True), ("none", False)])
 def test_a_compiler_with_a_static_library_only_is_refused_for_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_shared: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: str, is_refused: bool, options: str
 ):
     script = tmp_path / "cxx"
-    there = "*" if has_shared else "*.a"
-    script.write_text(f'#!/bin/sh\ncase $1 in {there}) echo "/lib/${{1#*=}}" ;; *) echo "${{1#*=}}" ;; esac\n')
+    last = 'for last; do :; done; name="${last#*=}"'
+    script.write_text(f'#!/bin/sh\n{last}\ncase $name in {there}) echo "/lib/$name" ;; *) echo "$name" ;; esac\n')
     script.chmod(0o755)
-    monkeypatch.setenv("CXX", str(script))
-    refused = contextlib.nullcontext() if has_shared else pytest.raises(MissingError, match="another in CXX")
+    monkeypatch.setenv("CXX", str(script) + options)
+    refused = pytest.raises(MissingError, match="has a static one only") if is_refused else contextlib.nullcontext()
     with refused:
         compilers._needs_shared_library(compilers._needs_compiler())
+
+
+def test_a_compiler_that_cannot_be_started_has_no_library(tmp_path: Path):
+    (tmp_path / "cxx").write_bytes(b"\x7fELF of another machine")
+    (tmp_path / "cxx").chmod(0o755)
+    assert not compilers._has(str(tmp_path / "cxx"), "libstdc++.a")
+
+
+def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = task(tmp_path, layout="nhwc", make_bench=lambda run, model: None)
+    seen: list[str] = []
+
+    def choose(*_: object, **__: object) -> dict[str, str]:
+        seen.append(modes.layout_in_force())
+        return {}
+
+    def local(self: Task, step: Callable[[], torch.Tensor], captured: bool) -> Local:
+        seen.append(modes.layout_in_force())
+        assert captured
+        return Local(step, self.device, captured=False, counted=False)
+
+    monkeypatch.setattr(Task, "needs_gpu", lambda *_: None)
+    monkeypatch.setattr(Task, "local", local)
+    monkeypatch.setattr(choice, "pick", choose)
+    runner, _ = engines.cudnn_best(asked)
+    assert seen == ["nhwc", "nhwc"]
+    assert modes.layout_in_force() == "nchw"
+    assert runner.output().shape == (2, 5)
 
 
 def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):

@@ -11,7 +11,7 @@ from strategies import Case, cases
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convscope import cudnn, models, swap
+from convscope import cudnn, models, modes, swap
 from convscope.swap import Execution, Swap, SwappedConv2d
 
 
@@ -191,6 +191,43 @@ def test_the_engine_refuses_types_that_cudnn_does_not_convolve():
     convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
     with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int64"):
         swap.Engine()._plan(0, convolution, "gemm")
+
+
+def test_a_plan_is_of_the_layout_in_force_and_so_is_what_it_is_given(monkeypatch: pytest.MonkeyPatch):
+    """With tensors of the CPU and plans that do nothing: on a GPU the results are compared."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    planned: list[str] = []
+    ran: list[tuple[bool, bool, bool]] = []
+
+    class Recording(swap.Engine):
+        def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan:
+            planned.append(convolution.layout)
+            plan = object.__new__(cudnn.Plan)
+            plan.output_shape = convolution.output
+            return plan
+
+        def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = swap._empty(plan.output_shape, x)
+            memory = torch.channels_last if modes.layout_in_force() == "nhwc" else torch.contiguous_format
+            ran.append(tuple(one.is_contiguous(memory_format=memory) for one in (x, w, y)))
+            return y
+
+    engine = Recording()
+    x, weight = torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3)
+    for layout in ("nchw", "nhwc", "nchw", "nhwc"):
+        with modes.layout(layout):
+            engine.forward(x, weight, None, 1, 1, 1, 1, 1, 1, 0, 1, "gemm")
+    assert planned == ["nchw", "nhwc"]
+    assert ran == [(True, True, True)] * 4
+
+
+@pytest.mark.parametrize(("layout", "memory"), modes.LAYOUTS.items())
+def test_a_traced_convolution_lies_as_the_real_one(layout: str, memory: torch.memory_format):
+    swap.engine()
+    with FakeTensorMode(), modes.layout(layout):
+        given, weight = torch.empty(2, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
+        output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
+    assert output.is_contiguous(memory_format=memory)
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])

@@ -103,13 +103,15 @@ def test_channels_last_agrees_with_float64_or_is_refused(algorithm: str, options
     assert error(output, conv, given) < (1e-4 if dtype == torch.float32 else 1e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("algorithm", ["gemm", "fft", "fft tiling", "winograd nonfused", "direct"])
-def test_what_there_is_not_in_channels_last_is_refused(algorithm: str):
+def test_what_there_is_not_in_channels_last_is_refused(algorithm: str, dtype: torch.dtype):
     conv, model = swapped(algorithm, kernel_size=3, padding=1)
-    given = torch.randn(1, 16, 40, 33, device="cuda")
+    model.to(dtype)
+    given = torch.randn(1, 16, 40, 33, device="cuda").to(dtype)
     layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
     with modes.layout("nhwc"):
-        assert swap.engine().why_refused(given.device, layer, algorithm)
+        assert swap.engine().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch."))
         with pytest.raises((cudnn.NotSupportedError, NotImplementedError)):
             model(given)
 

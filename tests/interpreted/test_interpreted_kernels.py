@@ -176,16 +176,16 @@ def test_what_the_kernels_cannot_do_is_refused_with_a_reason(algorithm: str, sha
 def test_candidates_are_few_and_different(size: tuple[int, int], math: str):
     shape = convolution(channels=64, filters=64, size=size, math=math)
     for kernel in (direct, winograd):
-        found = kernel.candidates(shape, plan.output_shape(shape), 132)
+        found = kernel.candidates(shape, shape.output, 132)
         assert 0 < len(found) == len(set(found)) <= 12
 
 
 def test_a_small_image_has_its_reduction_split_and_a_large_one_not():
     small, large = convolution(512, 512, (7, 7), images=1), convolution(512, 512, (112, 112), images=8)
-    assert direct.candidates(small, plan.output_shape(small), 132)[0].splits > 1
-    assert direct.candidates(large, plan.output_shape(large), 132)[0].splits == 1
+    assert direct.candidates(small, small.output, 132)[0].splits > 1
+    assert direct.candidates(large, large.output, 132)[0].splits == 1
 
 
 def test_tf32_leaves_no_digits_for_the_larger_tiles():
     shape = convolution(channels=64, filters=64, math="tf32")
-    assert {found.variant for found in winograd.candidates(shape, plan.output_shape(shape), 132)} == {"F2"}
+    assert {found.variant for found in winograd.candidates(shape, shape.output, 132)} == {"F2"}
