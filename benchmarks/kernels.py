@@ -24,7 +24,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope import algorithms, cudnn, gpus, graphs, models, modes, request, roofline, swap
+from convscope import algorithms, cudnn, exactness, gpus, graphs, models, modes, request, roofline, swap
 from convscope.commandline import table
 from convscope.records import Layer
 
@@ -86,7 +86,7 @@ def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
             output = engine.convolve(x, weight, layer, name)
         except cudnn.NotSupportedError:
             continue
-        errors[name] = swap.relative_distance(output, expected) or 0.0
+        errors[name] = exactness.relative_distance(output, expected) or 0.0
         times_us[name] = call_us(functools.partial(engine.convolve, x, weight, layer, name))
     engine.tuned.clear()
     engine.release()  # which says what was chosen

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from convscope import graphs, layer_energy, models, swap, trace
+from convscope import exactness, graphs, layer_energy, models, swap, trace
 from convscope.energy import LoadEnergy
 from convscope.measurement import Measurement, Witness
 from convscope.records import Layer, Run
@@ -143,7 +143,7 @@ class Bench:
 
         def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
             ran = swap.what_ran(module, output)
-            seen.append(Witness(ran, swap.relative_error(module, given, output) if check_errors else None))
+            seen.append(Witness(ran, exactness.relative_error(module, given, output) if check_errors else None))
 
         with models.hooked(self._model, after=after):
             self._model(given)

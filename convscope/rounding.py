@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import nn
 
-from convscope import accuracy, swap
+from convscope import accuracy, exactness
 from convscope.records import Layer
 
 _MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
@@ -58,7 +58,7 @@ def moved(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
         given: N × 3 × H × W.
     """
     with torch.no_grad():
-        return swap.relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0
+        return exactness.relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0
 
 
 def _rounded(model: nn.Module, dtype: str) -> nn.Module:

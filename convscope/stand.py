@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope import engines, floor, modes, rounding, swap
+from convscope import engines, exactness, floor, modes, rounding
 from convscope.aside import Aside
 from convscope.bench import Bench
 from convscope.deployment import Inference
@@ -99,7 +99,7 @@ class Stand:
         Raises:
             BrokenError: it is too far.
         """
-        error = swap.relative_distance(aside.run(runner.output), self._reference(share))
+        error = exactness.relative_distance(aside.run(runner.output), self._reference(share))
         if error is None or not error <= found.tolerance:
             far = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
             raise BrokenError(Failure("failed", f"{far}, {found.tolerance:.2g} is allowed"))

@@ -13,7 +13,7 @@ from functools import partial
 
 import torch
 
-from convscope import accuracy, algorithms, cudnn, families, modes, swap, trace
+from convscope import accuracy, algorithms, cudnn, exactness, families, modes, swap, trace
 from convscope.algorithms import NAMES_BY_CUDNN_NUMBER
 from convscope.measurement import by
 from convscope.records import Environment, Layer, Run
@@ -248,7 +248,7 @@ class _Trial:
             output = self._run(algorithm)
         except (cudnn.CudnnError, torch.OutOfMemoryError) as error:
             return Answer(FAILED, str(error).splitlines()[0], workspace_bytes)
-        distance = swap.relative_distance(output, self._exact)
+        distance = exactness.relative_distance(output, self._exact)
         return judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
 
     def _refused_as(self, algorithm: str) -> str:

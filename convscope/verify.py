@@ -13,7 +13,7 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from convscope import graphs, models, modes, statistics, swap, trace
+from convscope import exactness, graphs, models, modes, statistics, swap, trace
 from convscope.assignment import Assignment, assign
 from convscope.records import Layer, Run
 from convscope.swap import Execution
@@ -83,8 +83,8 @@ def gather(subject: Subject) -> Evidence:
             LayerEvidence(layer, assigned.algorithms[layer.name], *witnessed, counted)
             for layer, witnessed, counted in together
         ],
-        last_error=swap.relative_distance(ends[0], exact[0]),
-        output_error=swap.relative_distance(ends[1], exact[1]),
+        last_error=exactness.relative_distance(ends[0], exact[0]),
+        output_error=exactness.relative_distance(ends[1], exact[1]),
         swapped=ours,
         torch=torchs,
         time=statistics.difference(ours, torchs, CONFIDENCE),
@@ -98,7 +98,7 @@ def _witness(model: nn.Module, given: torch.Tensor) -> list[tuple[str, Execution
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         ran = swap.what_ran(module, output)
-        seen.append((swap.carried(module), ran, swap.relative_error(module, given, output)))
+        seen.append((swap.carried(module), ran, exactness.relative_error(module, given, output)))
 
     with models.hooked(model, after=after):
         model(given)

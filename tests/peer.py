@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import accuracy, models, swap
+from convscope import accuracy, exactness, models
 from convscope.records import Layer
 
 
@@ -125,7 +125,7 @@ class Expected:
     def error(self) -> float | None:
         """Return how far the model's output is from float64, relative to its length."""
         with torch.inference_mode():
-            return swap.relative_distance(self.model(self.given), self.reference)
+            return exactness.relative_distance(self.model(self.given), self.reference)
 
     def tolerance(self, algorithm: str, math: str) -> float:
         """Return the largest error to be expected if every convolution runs this algorithm."""
@@ -178,7 +178,7 @@ def exact_gradients(model: nn.Module, given: torch.Tensor) -> list[torch.Tensor]
 def gradient_error(model: nn.Module, given: torch.Tensor, exact: list[torch.Tensor]) -> float:
     """Return how far the worst of a model's gradients is from float64, relative to its length."""
     together = zip(gradients(model, given), exact, strict=True)
-    return max(swap.relative_distance(found, wanted) or 0.0 for found, wanted in together)
+    return max(exactness.relative_distance(found, wanted) or 0.0 for found, wanted in together)
 
 
 def gradient_tolerance(given: torch.Tensor, math: str) -> float:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convscope import accuracy, models, swap
+from convscope import accuracy, exactness, models
 from tests.fakes import layer
 
 
 def error_of(conv: torch.nn.Conv2d, given: torch.Tensor, roundings: int | None = None) -> float:
     """Return a layer's error against float64; with `roundings`, input and weight keep that many mantissa bits."""
-    exact = swap.reference_of(conv)(given.double())
+    exact = exactness.reference_of(conv)(given.double())
     if roundings is not None:
         given = rounded(given, roundings)
         conv.weight.data = rounded(conv.weight.data, roundings)
-    return swap.relative_distance(conv(given), exact) or 0.0
+    return exactness.relative_distance(conv(given), exact) or 0.0
 
 
 def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:

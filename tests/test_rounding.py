@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import models, rounding, swap
+from convscope import exactness, models, rounding
 from convscope.records import Layer
 from tests.fakes import layer
 
@@ -24,7 +24,7 @@ def images(count: int = 4) -> torch.Tensor:
 
 
 def distance(output: torch.Tensor, model: nn.Module, given: torch.Tensor) -> float:
-    return swap.relative_distance(output, model(given).double()) or 0.0
+    return exactness.relative_distance(output, model(given).double()) or 0.0
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "resnet50"])

@@ -11,7 +11,7 @@ from strategies import Case, cases
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convscope import cudnn, models, modes, swap
+from convscope import cudnn, exactness, models, modes, swap
 from convscope.swap import Execution, Swap, SwappedConv2d
 
 
@@ -125,7 +125,7 @@ def test_on_a_cpu_a_swapped_layer_agrees_with_float64(algorithm: str, case: Case
     model = nn.Sequential(case.conv)
     Swap(model).apply({"0": algorithm})
     x = case.input()
-    assert swap.relative_error(case.conv, x, model(x)) < 1e-5
+    assert exactness.relative_error(case.conv, x, model(x)) < 1e-5
 
 
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": "valid"}, {"padding": "same", "dilation": 2}])
@@ -133,7 +133,7 @@ def test_padding_by_name_is_kept(options: dict):
     conv = nn.Conv2d(3, 4, 3, **options)
     model, x = nn.Sequential(conv), torch.randn(1, 3, 12, 12)
     Swap(model).apply({"0": "direct"})
-    assert swap.relative_error(conv, x, model(x)) < 1e-5
+    assert exactness.relative_error(conv, x, model(x)) < 1e-5
 
 
 def test_a_swapped_layer_says_what_ran_on_a_cpu():
@@ -149,20 +149,20 @@ def test_an_unswapped_layer_ran_on_pytorch():
 def test_the_error_of_a_layer_is_its_distance_from_float64_over_the_length():
     conv = nn.Conv2d(3, 4, 3, bias=False)
     x = torch.randn(1, 3, 9, 9)
-    assert swap.relative_error(conv, x, 1.25 * conv(x)) == pytest.approx(0.25, rel=1e-4)
+    assert exactness.relative_error(conv, x, 1.25 * conv(x)) == pytest.approx(0.25, rel=1e-4)
 
 
 def test_the_reference_of_a_swapped_layer_keeps_every_option():
     conv = nn.Conv2d(4, 8, (3, 5), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
     model, x = nn.Sequential(conv), torch.randn(2, 4, 12, 17)
     Swap(model).apply({"0": "direct"})
-    assert swap.relative_error(model[0], x, conv(x)) < 1e-6
+    assert exactness.relative_error(model[0], x, conv(x)) < 1e-6
 
 
 def test_the_reference_pads_as_the_module_does():
     conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
     x = torch.randn(1, 3, 9, 9)
-    assert swap.relative_error(conv, x, conv(x)) < 1e-6
+    assert exactness.relative_error(conv, x, conv(x)) < 1e-6
 
 
 def test_the_refusal_of_winograd_names_library_and_card():

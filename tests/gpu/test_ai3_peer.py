@@ -23,7 +23,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import algorithms, cudnn, modes, swap
+from convscope import algorithms, cudnn, exactness, modes, swap
 
 THEIRS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if "cudnn" in found.cuda_providers]
@@ -131,7 +131,7 @@ def test_a_compiled_model_and_its_gradients_agree_with_float64(backend: str, alg
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     output = compiled(given).detach()
     assert output.is_cuda
-    assert swap.relative_distance(output, expected.reference) < expected.tolerance(algorithm, "fp32")
+    assert exactness.relative_distance(output, expected.reference) < expected.tolerance(algorithm, "fp32")
     assert peer.gradient_error(compiled, given, exact) < peer.gradient_tolerance(given, "fp32")
 
 
@@ -146,7 +146,7 @@ def test_a_compiled_model_takes_inputs_of_other_sizes():
     compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     with torch.inference_mode():
         for each in expected:
-            error = swap.relative_distance(compiled(each.given), each.reference)
+            error = exactness.relative_distance(compiled(each.given), each.reference)
             assert error < each.tolerance("gemm", "fp32")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convscope import algorithms, cudnn, graphs, models, modes, swap
+from convscope import algorithms, cudnn, exactness, graphs, models, modes, swap
 
 ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OPTIONS = [
@@ -38,7 +38,7 @@ def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.n
 
 
 def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> float:
-    return swap.relative_error(conv, given, output)
+    return exactness.relative_error(conv, given, output)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convscope import graphs, modes, swap
+from convscope import exactness, graphs, modes, swap
 from convscope.cudnn import Convolution
 from convscope.kernels import direct, tuning, winograd
 from convscope.kernels.blocks import Blocks
@@ -169,7 +169,7 @@ def test_a_swapped_layer_says_that_triton_ran_it(algorithm: str):
         output = model(given)
         ran = swap.what_ran(model[0], output)
     assert (ran.algorithm, ran.provider) == (algorithm, "triton")
-    assert swap.relative_error(conv, given, output) < 1e-5
+    assert exactness.relative_error(conv, given, output) < 1e-5
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "winograd"])
@@ -181,7 +181,7 @@ def test_a_captured_pass_computes_on_what_its_input_holds_at_replay(algorithm: s
         given.normal_()
         captured.replay()
         torch.cuda.synchronize()
-        assert swap.relative_error(conv, given, outputs[-1]) < 1e-5
+        assert exactness.relative_error(conv, given, outputs[-1]) < 1e-5
 
 
 def test_the_first_call_must_not_be_captured():
@@ -207,7 +207,7 @@ def test_the_work_goes_to_the_current_stream(algorithm: str):
             given.fill_(1.0)
             output = model(given)
         stream.synchronize()
-    assert swap.relative_error(conv, given, output) < 1e-5
+    assert exactness.relative_error(conv, given, output) < 1e-5
 
 
 def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
