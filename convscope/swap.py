@@ -12,7 +12,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import ai3
 import torch
@@ -82,23 +82,28 @@ class Engine:
         if input.dim() == 3:
             given = padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w, padding_mode, groups, algorithm
             return self.forward(input.unsqueeze(0), weight, bias, *given).squeeze(0)
-        layout = modes.layout_in_force()
-        memory = modes.LAYOUTS[layout]
+        memory = modes.LAYOUTS[modes.layout_in_force()]
         x, w = input.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
         options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
         device = x.device.index
-        math = torch.backends.cudnn.allow_tf32
-        key = (device, algorithm, self.provider, x.shape, w.shape, x.dtype, math, layout, options)
         with torch.cuda.device(device) if device != torch.cuda.current_device() else contextlib.nullcontext():
-            if key not in self._plans:
-                self._plans[key] = self._plan(device, _convolution(x, w, *options), algorithm)
-            self.last = plan = self._plans[key]
+            self.last = plan = self._plan_of(x, w, options, algorithm)
             if not isinstance(plan, cudnn.Plan):
                 return plan.run(x, w, bias)
             y = self._run(plan, x, w)
         if bias is not None:
             y.add_(bias.view(1, -1, 1, 1))
         return y
+
+    def _plan_of(
+        self, x: torch.Tensor, w: torch.Tensor, options: tuple[Any, ...], algorithm: str
+    ) -> cudnn.Plan | TritonPlan:
+        """Return the plan of this shape, algorithm and modes, made at the first call."""
+        device, in_force = x.device.index, (torch.backends.cudnn.allow_tf32, modes.layout_in_force())
+        key = (device, algorithm, self.provider, x.shape, w.shape, x.dtype, in_force, options)
+        if key not in self._plans:
+            self._plans[key] = self._plan(device, _convolution(x, w, *options), algorithm)
+        return self._plans[key]
 
     def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         device = x.device
