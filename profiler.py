@@ -22,20 +22,30 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from convscope import algorithms, energy, environment, failures, graphs, lock, models, modes, nvml, request, swap, trace
-from convscope.assignment import Assignment, assign
-from convscope.bench import Bench, SteadyLoad
-from convscope.energy import EnergyWindow, LoadEnergy
-from convscope.errors import DeviceFaultError, InputError
+from convscope import failures
+from convscope.cli.options import find_device
+from convscope.convolution import algorithms, backends, models, swap
+from convscope.convolution.assignment import Assignment, assign
+from convscope.convolution.backends import environment_on
+from convscope.convolution.layer import Layer
+from convscope.convolution.operator import card_check, cuda_operator, provider
+from convscope.errors import DeviceFaultError, InputError, SensorError, WindowError
 from convscope.failures import Failure
-from convscope.folder import Folder
-from convscope.measurement import failed_row, layer_rows, overall_row
-from convscope.nvml import SensorError
-from convscope.rapl import RaplPackages
-from convscope.records import Environment, Layer, LayerRow, OverallRow, Run, now_utc
-from convscope.sampling import PowerWindow, Sampler, Sensor
-
-RESULTS = Path(__file__).parent / "results"
+from convscope.power import energy, nvml
+from convscope.power.energy import EnergyWindow, LoadEnergy
+from convscope.power.meter import Load
+from convscope.power.rapl import RaplPackages
+from convscope.power.sampler import PowerWindow, Sampler, Sensor
+from convscope.profiling.bench import Bench
+from convscope.profiling.measurement import failed_row, layer_rows, overall_row
+from convscope.profiling.request import Run, make_run
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage import lock
+from convscope.storage.environment import Environment
+from convscope.storage.paths import RESULTS, now_utc
+from convscope.storage.store import Folder
+from convscope.timing import graphs, trace
+from convscope.timing.hooks import hooked
 
 
 class PowerMonitor:
@@ -143,12 +153,12 @@ class PowerMonitor:
             return None, f"no energy: {self.reason}"
         try:
             return self._sampler.energy(index, start_s, end_s), None
-        except energy.WindowError as error:
+        except WindowError as error:
             return None, f"no energy: {error}"
 
     def steady(
         self,
-        load: SteadyLoad,
+        load: Load,
         *,
         warmup_s: float = 0.2,
         minimum_s: float = 1.0,
@@ -179,7 +189,7 @@ class PowerMonitor:
             reason = why or _too_short(found, precision, minimum_s, limit_s)
         return None, reason
 
-    def _drive(self, load: SteadyLoad, seconds: float) -> None:
+    def _drive(self, load: Load, seconds: float) -> None:
         until_s = self._clock() + seconds
         while self._clock() < until_s and not self.reason:
             load.step()
@@ -223,7 +233,7 @@ class CUDALayerTimer:
 
     def __enter__(self) -> CUDALayerTimer:
         self._marks.clear()
-        self._hooks.enter_context(models.hooked(self._model, self._before, self._after))
+        self._hooks.enter_context(hooked(self._model, self._before, self._after))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -303,12 +313,12 @@ class UnifiedProfiler:
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
     ) -> None:
-        self.device = request.find_device(device)
+        self.device = find_device(device)
         self.note = note
         self.stop = stop
         self.stopped = False
         self._fault: str | None = None
-        self.request = request.make_run(
+        self.request = make_run(
             model_name,
             algorithm,
             num_sizes=num_sizes,
@@ -361,8 +371,8 @@ class UnifiedProfiler:
         run = self.request
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
-            stack.enter_context(modes.math(run.math))
-            stack.enter_context(swap.provider(run.provider))
+            stack.enter_context(backends.math(run.math))
+            stack.enter_context(provider(run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             assignments = {size: self._assign(size) for size in self._sizes_to_check()}
@@ -372,7 +382,7 @@ class UnifiedProfiler:
             if held.taken_from:
                 self.note(f"took {folder.path} over from {held.taken_from}, which is gone")
             monitor = stack.enter_context(PowerMonitor.of_device(self.device))
-            here = environment.read(self.device, monitor.settings())
+            here = environment_on(self.device, monitor.settings())
             anew = overwrite and not _requeued(folder, here)
             missing = list(run.input_sizes) if anew else folder.missing_sizes(run, here, self.note)
             if missing:
@@ -394,10 +404,10 @@ class UnifiedProfiler:
 
     def _assign(self, size: int) -> Assignment:
         try:
-            return assign(self.request, self._layers(size), swap.asker(self.device, self.request.max_workspace_bytes))
+            return assign(self.request, self._layers(size), card_check(self.device, self.request.max_workspace_bytes))
         finally:
             if self.device.type == "cuda":
-                swap.engine().release()
+                cuda_operator().release()
 
     def _sweep(
         self,
@@ -411,7 +421,7 @@ class UnifiedProfiler:
     ) -> None:
         run = self.request
         if self.device.type == "cuda":
-            trace.prepare()
+            trace.start_cupti()
         model = self._model()
         if overwrite:
             kept = folder.keep(datetime.now(timezone.utc))
@@ -461,7 +471,7 @@ class UnifiedProfiler:
         assignments: dict[int, Assignment],
     ) -> None:
         run = self.request
-        tuned = swap.engine().tuned if self.device.type == "cuda" else {}
+        tuned = cuda_operator().tuned if self.device.type == "cuda" else {}
         tuned.clear()
         bench.calibrate(run.input_sizes[0])
         overall = folder.read_overall()

@@ -9,16 +9,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.commandline import OneLineParser, as_program, report
-from convscope.signals import StopSignal
+from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.signals import StopSignal
 
 if TYPE_CHECKING:
     import torch
 
-    from convscope.conv3d import Conv3d
-    from convscope.layersets import Layer3d
-
-RESULTS = Path(__file__).parent / "results" / "conv3d"
+    from convscope.conv3d.layersets import Layer3d
+    from convscope.conv3d.request import Conv3d
 
 
 def parser() -> OneLineParser:
@@ -69,11 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignal(name="run_conv3d.py") as stop:
             return _study(options, stop)
     except StopError as error:
-        return report("run_conv3d.py", error)
+        return report_error("run_conv3d.py", error)
 
 
 def _list() -> int:
-    from convscope import implementations, layersets
+    from convscope.conv3d import implementations, layersets
 
     print("implementations: " + ", ".join(implementations.NAMES))
     print("layer sets: " + ", ".join(layersets.names()))
@@ -81,12 +79,15 @@ def _list() -> int:
 
 
 def _study(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope import conv3d_report, environment
+    from convscope.conv3d import study
+    from convscope.conv3d.request import Parts, folder_name
+    from convscope.convolution.backends import environment_on
+    from convscope.storage.paths import RESULTS
     from profiler import PowerMonitor
 
     device, layers, asked = _asked(options)
-    folder = Path(options.output_dir or RESULTS / conv3d_report.folder_name(asked, layers))
-    wanted = conv3d_report.Wanted(
+    folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(asked, layers))
+    wanted = Parts(
         layers=asked.verify or asked.compare,
         plots=options.plots or options.roofline,
         stress=options.stress or 0,
@@ -94,8 +95,8 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
         load_tuned=options.load_tuned,
     )
     with PowerMonitor.of_device(device) as monitor:
-        here = environment.read(device, monitor.settings())
-    code = conv3d_report.study(asked, layers, device, folder, wanted, here, stop, _note)
+        here = environment_on(device, monitor.settings())
+    code = study.study(asked, layers, device, folder, wanted, here, stop, _note)
     if stop():
         _note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command begins anew")
         return stop.exit_code
@@ -103,11 +104,12 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:
-    from convscope import implementations, layersets, request
-    from convscope.conv3d import Conv3d
+    from convscope.cli.options import ENERGY_MOST_S, at_least, at_most, find_device, folder_gpu, math_on
+    from convscope.conv3d import implementations, layersets
+    from convscope.conv3d.request import Conv3d
     from convscope.errors import InputError
 
-    device = request.find_device(options.device)
+    device = find_device(options.device)
     if options.dtype == "float16" and (device.type == "cpu" or options.math == "fp32"):
         raise InputError("--dtype float16 is for the matrix unit of a GPU: it needs a CUDA device, and no --math fp32")
     for name, value, least in (
@@ -118,9 +120,9 @@ def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Co
         ("--seed", options.seed, 0),
     ):
         if value is not None:
-            request.at_least(name, value, least)
-            request.at_most(name, value, 2**31 - 1)
-    if not 0 < options.budget <= request.ENERGY_MOST_S:
+            at_least(name, value, least)
+            at_most(name, value, 2**31 - 1)
+    if not 0 < options.budget <= ENERGY_MOST_S:
         raise InputError(f"--budget {options.budget}: seconds for the samples of a layer, above 0, at most an hour")
     every = layersets.load(options.params, options.batch_size)
     first, last = options.first_layer, len(every) if options.last_layer is None else options.last_layer
@@ -132,8 +134,8 @@ def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Co
     nothing_else = not (options.verify or options.stress or options.end_to_end)
     return device, every[first:last], Conv3d(
         params=options.params, implementations=implementations.find(options.implementation),
-        gpu=request.folder_gpu(None, device), device=str(device), first_layer=first, last_layer=last,
-        batch_size=options.batch_size, math=request.math_on(device, options.math), dtype=options.dtype,
+        gpu=folder_gpu(None, device), device=str(device), first_layer=first, last_layer=last,
+        batch_size=options.batch_size, math=math_on(device, options.math), dtype=options.dtype,
         verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,
         measure=options.measure, budget_s=options.budget, seed=options.seed,
     )  # fmt: skip

@@ -10,17 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from convscope.commandline import OneLineParser, as_program, report
-from convscope.signals import STOPPED, StopSignal
+from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
 
-    from convscope.deployment import Inference
-    from convscope.inference import Study
+    from convscope.inference.request import Inference
+    from convscope.inference.study import InferenceStudy
+
 
 T = TypeVar("T")
-RESULTS = Path(__file__).parent / "results" / "inference"
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 ENGINES = ["eager", "graph", "fused", "compile", "compile-max", "aot", "onnxruntime", "tensorrt", "cudnn-best"]
 
@@ -83,30 +83,37 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignal(name="run_inference.py") as stop:
             return _infer(options, arguments, stop)
     except StopError as error:
-        return report("run_inference.py", error)
+        return report_error("run_inference.py", error)
 
 
 def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) -> int:
     import torch
 
-    from convscope import deployment, environment, inference, lock, ranks, records, request
-    from convscope.bench import Bench
+    from convscope import distributed
+    from convscope.cli.options import at_most, find_device
+    from convscope.convolution.backends import environment_on
     from convscope.errors import InputError
-    from convscope.ledger import Ledger
+    from convscope.inference.request import build_model
+    from convscope.inference.rows import SCHEMA
+    from convscope.inference.study import InferenceStudy
+    from convscope.profiling.bench import Bench
+    from convscope.storage import lock
+    from convscope.storage.ledger import Ledger
+    from convscope.storage.paths import RESULTS, slug
     from profiler import CUDALayerTimer, PowerMonitor
 
-    place = ranks.from_environment()
-    device = request.find_device(options.device)
+    place = distributed.from_environment()
+    device = find_device(options.device)
     if options.gpus > 1 and device.type == "cuda":
         if ":" in options.device:
             raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
-        request.at_most("--gpus", options.gpus, torch.cuda.device_count())
-        device = request.find_device(f"cuda:{place.local}")
+        at_most("--gpus", options.gpus, torch.cuda.device_count())
+        device = find_device(f"cuda:{place.local}")
     asked = _request(options, device)
-    name = "_".join(map(records.slug, (asked.model, asked.dtype, asked.gpu)))
-    ledger = Ledger(Path(options.output_dir or RESULTS / name), deployment.SCHEMA)
+    name = "_".join(map(slug, (asked.model, asked.dtype, asked.gpu)))
+    ledger = Ledger(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA)
     if asked.processes > 1 and place.world == 1:
-        code = ranks.launch([sys.executable, __file__, *arguments], asked.processes, stop)
+        code = distributed.launch([sys.executable, __file__, *arguments], asked.processes, stop)
         return stop.exit_code if stop() else code
     silent = PowerMonitor(reason="it was not asked for")
 
@@ -120,11 +127,11 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
             ledger.prepare()
             stack.enter_context(lock.Lock(ledger.path / lock.NAME))
             with monitor() as opened:
-                ledger.begin(asked, environment.read(device, opened.settings()), sys.argv, options.overwrite)
-        stack.enter_context(ranks.joined(place, device))
-        study = inference.Study(
+                ledger.begin(asked, environment_on(device, opened.settings()), sys.argv, options.overwrite)
+        stack.enter_context(distributed.joined(place, device))
+        study = InferenceStudy(
             inference=asked,
-            model=inference.subject(asked),
+            model=build_model(asked),
             device=device,
             ranks=place,
             open_meter=monitor,
@@ -139,21 +146,21 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
 
 
 def _request(options: argparse.Namespace, device: torch.device) -> Inference:
-    from convscope import inference, request
-    from convscope.deployment import BATCH, SERVER, Inference
+    from convscope.cli.options import folder_gpu, math_on
+    from convscope.inference.request import BATCH, SERVER, Inference, check
 
     on_gpu = device.type == "cuda"
-    return inference.check(
+    return check(
         Inference(
             model=options.model,
             engines=tuple(dict.fromkeys(options.engines)),
             batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))),
-            gpu=request.folder_gpu(None, device),
+            gpu=folder_gpu(None, device),
             device=str(device),
             processes=options.gpus,
             dtype=options.dtype or ("float16" if on_gpu else "float32"),
             layout=options.layout or ("nhwc" if on_gpu else "nchw"),
-            math=request.math_on(device, options.math),
+            math=math_on(device, options.math),
             image_size_px=options.image_size,
             pretrained=options.pretrained,
             seed=options.seed,
@@ -169,18 +176,20 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
     )
 
 
-def _report(study: Study) -> int:
+def _report(study: InferenceStudy) -> int:
     """Print what the study has now, and draw it; return 1 where an engine that is there could not be measured."""
-    from convscope import deployment, engine_report, plots
+    from convscope.inference import report
+    from convscope.inference.request import SERVER
+    from convscope.inference.rows import TABLE
 
     ledger = study.ledger
-    rows = ledger.read(deployment.TABLE)
-    plots.draw_inference(rows, ledger.path, study.note)
-    if (rows["scenario"] != deployment.SERVER).any():
-        print(engine_report.cells(rows))
-    if (rows["scenario"] == deployment.SERVER).any():
-        print(engine_report.under_load(rows))
-    beside = engine_report.side_by_side(rows)
+    rows = ledger.read(TABLE)
+    report.draw(rows, ledger.path, study.note)
+    if (rows["scenario"] != SERVER).any():
+        print(report.cells(rows))
+    if (rows["scenario"] == SERVER).any():
+        print(report.under_load(rows))
+    beside = report.side_by_side(rows)
     if beside:
         ledger.save_text("table.md", beside)
         print(f"\n{beside}\n")

@@ -7,8 +7,8 @@ import argparse
 import contextlib
 import sys
 
-from convscope.commandline import OneLineParser, as_program, report
-from convscope.signals import GRACE_S, StopSignal
+from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.signals import GRACE_S, StopSignal
 
 STAGE_SIZES = {"test": 1, "quick": 10}
 
@@ -71,12 +71,12 @@ def main(arguments: list[str] | None = None) -> int:
         ) as stop:  # before PyTorch loads: the signal may come at any time
             return _list(options) if asks_to_list else _profile(options, stop)
     except StopError as error:
-        return report("run_profile.py", error)
+        return report_error("run_profile.py", error)
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope import request
-    from convscope.console import results_table
+    from convscope.cli.options import parse_bytes
+    from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
 
     named = next((stage for stage in STAGE_SIZES if getattr(options, stage)), None)
@@ -102,9 +102,7 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
         energy_precision=options.energy_precision,
         energy_budget_s=options.energy_budget,
         layer_energy=options.layer_energy,
-        max_workspace_bytes=request.parse_bytes("--max-workspace", options.max_workspace)
-        if options.max_workspace
-        else None,
+        max_workspace_bytes=parse_bytes("--max-workspace", options.max_workspace) if options.max_workspace else None,
         stop=stop,
     )
     overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
@@ -120,20 +118,20 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from convscope import combinations, console
+    from convscope.profiling import listing
 
     if options.list_models:
-        print(console.model_list())
+        print(listing.model_list())
     if options.list_algorithms:
-        print(console.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
+        print(listing.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
     if options.check_power:
         print(_check_power(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
         chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
-        print(combinations.listed(*chosen), end="")
+        print(listing.combination_list(*chosen), end="")
     if options.check_cuda:
-        text, usable = console.cuda_report()
+        text, usable = listing.cuda_report()
         print(text)
         return 0 if usable else 1
     return 0
@@ -142,23 +140,27 @@ def _list(options: argparse.Namespace) -> int:
 def _check_power(device_name: str) -> str:
     import torch
 
-    from convscope import console, gpus, graphs, nvml, request, sensor
-    from convscope.errors import InputError
-    from profiler import RESULTS
+    from convscope import gpus
+    from convscope.cli.options import find_device
+    from convscope.errors import InputError, SensorError
+    from convscope.power import nvml, sensor_test
+    from convscope.profiling import report
+    from convscope.storage.paths import RESULTS
+    from convscope.timing import graphs
 
-    device = request.find_device(device_name)
+    device = find_device(device_name)
     if device.type == "cpu":
         raise InputError("--check-power tests a GPU's sensors: there is none here")
     name = torch.cuda.get_device_name(device)
     try:
         card = nvml.NvmlCard(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
-    except nvml.SensorError as error:
+    except SensorError as error:
         raise InputError(f"--check-power: {error}") from None
     with contextlib.closing(card), torch.cuda.device(device):
-        found = sensor.check(card, graphs.full_load(), name)
+        found = sensor_test.check(card, graphs.full_load(), name)
     path = RESULTS / f"sensor_{gpus.label(name)}.json"
-    sensor.save(found, path)
-    return f"{console.sensor_report(found)}\nsaved: {path}"
+    report.save(found, path)
+    return f"{report.sensor_report(found)}\nsaved: {path}"
 
 
 if __name__ == "__main__":

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.commandline import OneLineParser, as_program, report
-from convscope.signals import STOPPED, StopSignal
+from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
 
-    from convscope.ledger import Training
-    from convscope.training import Study
+    from convscope.training.request import Training
+    from convscope.training.study import TrainingStudy
 
-RESULTS = Path(__file__).parent / "results" / "training"
+
 SUMMARIES_PRINTED = 2  # of more cells the matrix says enough, and summary.txt the rest
 
 
@@ -77,24 +77,31 @@ def main(arguments: list[str] | None = None) -> int:
         with StopSignal(name="run_training.py") as stop:
             return _train(options, stop)
     except StopError as error:
-        return report("run_training.py", error)
+        return report_error("run_training.py", error)
 
 
 def _train(options: argparse.Namespace, stop: StopSignal) -> int:
     import torch
 
-    from convscope import datasets, environment, lock, ranks, records, request, training
-    from convscope.ledger import Ledger
+    from convscope import distributed
+    from convscope.cli.options import find_device
+    from convscope.convolution.backends import environment_on
+    from convscope.storage import lock
+    from convscope.storage.ledger import Ledger
+    from convscope.storage.paths import RESULTS, slug
+    from convscope.training import datasets
+    from convscope.training.rows import TRAINING
+    from convscope.training.study import TrainingStudy
     from profiler import PowerMonitor
 
-    place = ranks.from_environment()
-    device = request.find_device(options.device)
+    place = distributed.from_environment()
+    device = find_device(options.device)
     if place.world > 1 and device.type == "cuda":
-        device = request.find_device(f"cuda:{place.local}")
+        device = find_device(f"cuda:{place.local}")
     asked = _request(options, device, place.world)
     images = datasets.load(asked.dataset, Path(options.data_dir), asked.image_size_px)
-    name = "_".join(map(records.slug, (asked.dataset, asked.algorithm, asked.gpu)))
-    ledger = Ledger(Path(options.output_dir or RESULTS / name))
+    name = "_".join(map(slug, (asked.dataset, asked.algorithm, asked.gpu)))
+    ledger = Ledger(Path(options.output_dir or RESULTS / "training" / name), TRAINING)
     profiles = Path(options.profile_dir or ledger.path / "profiles")
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -104,24 +111,24 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         if place.is_first:
             ledger.prepare()
             stack.enter_context(lock.Lock(ledger.path / lock.NAME))
-            ledger.begin(asked, environment.read(device, monitor.settings()), sys.argv, options.overwrite)
-        stack.enter_context(ranks.joined(place, device))
+            ledger.begin(asked, environment_on(device, monitor.settings()), sys.argv, options.overwrite)
+        stack.enter_context(distributed.joined(place, device))
         note = _note if place.is_first else _say_nothing
-        study = training.Study(asked, images, device, place, monitor, ledger, profiles, stop, note)
+        study = TrainingStudy(asked, images, device, place, monitor, ledger, profiles, stop, note)
         study.run()
     code = _report(study) if place.is_first else int(study.broken)
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
 
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:
-    from convscope import request, training
-    from convscope.ledger import Training
+    from convscope.cli.options import folder_gpu, math_on
+    from convscope.training.request import Training, check
 
-    return training.check(
+    return check(
         Training(
             models=tuple(dict.fromkeys(options.model)),
             batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])),
-            gpu=request.folder_gpu(None, device),
+            gpu=folder_gpu(None, device),
             device=str(device),
             processes=processes,
             compiled=options.compile,
@@ -137,7 +144,7 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
             momentum=options.momentum,
             workers=options.num_workers,
             dtype=options.dtype,
-            math=request.math_on(device, options.math),
+            math=math_on(device, options.math),
             seed=options.seed,
             deterministic=options.deterministic,
             profiler=options.enable_pytorch_profiler,
@@ -147,23 +154,23 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
     )
 
 
-def _report(study: Study) -> int:
+def _report(study: TrainingStudy) -> int:
     """Print what the study has now, draw it, and save the summaries; return 1 where a cell could not be trained."""
     import torch
 
-    from convscope import advice, plots
+    from convscope.training import report
 
     ledger, on_gpu = study.ledger, study.device.type == "cuda"
     tables = {name: ledger.read(name) for name in ("training", "operators", "memory")}
     memory_bytes = torch.cuda.get_device_properties(study.device).total_memory if on_gpu else None
-    summaries = advice.summaries(tables["training"], tables["operators"], memory_bytes)
+    summaries = report.summaries(tables["training"], tables["operators"], memory_bytes)
     ledger.save_text("summary.txt", "\n\n".join(summaries.values()))
-    plots.draw(tables["training"], tables["memory"], ledger.path, study.note)
+    report.draw(tables["training"], tables["memory"], ledger.path, study.note)
     keys = [study.key(model, size) for model in study.training.models for size in study.training.batch_sizes]
     asked = [summaries[key] for key in keys if key in summaries]
     for text in asked if len(asked) <= SUMMARIES_PRINTED else []:
         print(text + "\n")
-    print(advice.matrix(tables["training"]))
+    print(report.matrix(tables["training"]))
     print(f"results: {ledger.path}")
     return 0 if set(keys) <= set(summaries) else 1
 

@@ -13,13 +13,18 @@ from typing import Any
 import pandas as pd
 import torch
 
-from convscope import bench, choice, console, environment, models, request, support, verdict, verify
-from convscope.commandline import OneLineParser, as_program, report, table
+from convscope.cli.display import table
+from convscope.cli.options import at_least, find_device, parse_bytes
+from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.convolution import models
+from convscope.convolution.backends import environment_on
 from convscope.errors import InputError
-from convscope.records import Run, slug
+from convscope.profiling import bench
+from convscope.profiling.request import PROVIDERS, Run, make_run
+from convscope.storage.paths import RESULTS, slug
+from convscope.verification import choice, report, support, verdict
+from convscope.verification.evidence import gather, open_subject
 from profiler import CUDALayerTimer, PowerMonitor
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def parser() -> OneLineParser:
@@ -35,7 +40,7 @@ def parser() -> OneLineParser:
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
-    made.add_argument("--provider", choices=request.PROVIDERS, help="for direct, winograd; default cudnn if it can")
+    made.add_argument("--provider", choices=PROVIDERS, help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice: captures of each candidate")
@@ -57,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         study = _support if options.support else _choice if options.choice else _verify
         return max(study(options, name) for name in names)
     except InputError as error:
-        return report("run_verify.py", error)
+        return report_error("run_verify.py", error)
     except torch.OutOfMemoryError as error:
         cause = str(error).splitlines()[0]
         print(f"run_verify.py: {cause} Choose a smaller --batch-size or --input-size.", file=sys.stderr)
@@ -68,10 +73,10 @@ def _verify(options: argparse.Namespace, model: str) -> int:
     run = _run(options, model, options.algorithm)
     if run.algorithm == "torch":
         raise InputError("torch is the model as it is: there is nothing to verify; choose another algorithm")
-    with verify.subject(run) as subject:
-        evidence = verify.gather(subject)
+    with open_subject(run) as subject:
+        evidence = gather(subject)
     every = verdict.checks(evidence)
-    print(console.subject_title(run))
+    print(report.subject_title(run))
     for check in every:
         print(check)
     print(verdict.last_line(evidence, every))
@@ -84,11 +89,11 @@ def _support(options: argparse.Namespace, model: str) -> int:
     if device.type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
     allowed = options.max_workspace
-    limit_bytes = None if allowed is None else request.parse_bytes("--max-workspace", allowed)
-    with verify.subject(run) as subject, PowerMonitor.of_device(device) as monitor:
-        here = environment.read(device, monitor.settings())
+    limit_bytes = None if allowed is None else parse_bytes("--max-workspace", allowed)
+    with open_subject(run) as subject, PowerMonitor.of_device(device) as monitor:
+        here = environment_on(device, monitor.settings())
         rows = support.survey(subject, here, limit_bytes, options.dtype or run.dtype)
-    print(console.subject_title(run))
+    print(report.subject_title(run))
     print(table(("algorithm", "layers", "why not; what is the same"), support.summary(rows)))
     differing = support.disagreements(rows)
     for line in differing:
@@ -98,18 +103,18 @@ def _support(options: argparse.Namespace, model: str) -> int:
 
 
 def _choice(options: argparse.Namespace, model: str) -> int:
-    request.at_least("--rounds", options.rounds, 2)
+    at_least("--rounds", options.rounds, 2)
     run = _run(options, model, "torch")
     device = torch.device(run.device)
-    with verify.subject(run) as subject, PowerMonitor.of_device(device) as monitor:
-        here = environment.read(device, monitor.settings())
+    with open_subject(run) as subject, PowerMonitor.of_device(device) as monitor:
+        here = environment_on(device, monitor.settings())
         timer = CUDALayerTimer(subject.model, device.type)
         made = bench.Bench(run, subject.model, device, timer, monitor, _note)
         made.calibrate(run.input_sizes[0])
         study = choice.study(subject, made, _note, options.rounds)
         rows = choice.rows(run, here, subject.layers, study.candidates)
-    print(console.subject_title(run))
-    print(console.choice_report(rows, study.passes))
+    print(report.subject_title(run))
+    print(report.choice_report(rows, study.passes))
     _save(rows, options, "choice", run)
     return 0
 
@@ -130,8 +135,8 @@ def _note(line: str) -> None:
 
 
 def _run(options: argparse.Namespace, model: str, algorithm: str) -> Run:
-    device = request.find_device(options.device)
-    return request.make_run(
+    device = find_device(options.device)
+    return make_run(
         model,
         algorithm,
         num_sizes=1,

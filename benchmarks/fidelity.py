@@ -17,11 +17,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from convscope import bench, commandline, graphs, models, modes, records, request, swap, trace
-from convscope.measurement import Measurement
+from convscope.cli.display import table
+from convscope.cli.options import MATHS, find_device
+from convscope.convolution import backends, models, swap
+from convscope.convolution.operator import cuda_operator
+from convscope.profiling import bench
+from convscope.profiling.measurement import Measurement
+from convscope.profiling.request import make_run
+from convscope.profiling.rows import SCHEMA_VERSION
+from convscope.timing import graphs, trace
 from profiler import CUDALayerTimer, PowerMonitor
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 MODELS = ("vgg16", "resnet50", "densenet121", "googlenet")
 ALGORITHMS = ("torch", "implicit precomp gemm", "guess")
@@ -31,7 +38,7 @@ SHIFT_BYTES = 37 * 2**20
 
 def measure(model_name: str, algorithm: str, math: str, size: int, device: torch.device) -> Measurement:
     """Measure one model with one algorithm at one size, the way `run_profile.py` does."""
-    run = request.make_run(
+    run = make_run(
         model_name,
         algorithm,
         num_sizes=1,
@@ -52,7 +59,7 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
     model = models.build(run.model).to(device)
     timer = CUDALayerTimer(model, device.type)
     instruments = bench.Bench(run, model, device, timer, PowerMonitor(), print)
-    with torch.inference_mode(), modes.math(math):
+    with torch.inference_mode(), backends.math(math):
         instruments.calibrate(size)
         swap.Swap(model).apply({layer.name: algorithm for layer in layers})
         found = instruments.measure(size, layers, check_errors=False)
@@ -70,16 +77,16 @@ def passes_ms(model_name: str, math: str, size: int, device: torch.device) -> di
     given = torch.randn(1, 3, size, size, device=device)
     swapped = swap.Swap(model)
     found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
-    with torch.inference_mode(), modes.math(math):
+    with torch.inference_mode(), backends.math(math):
         for place in range(CAPTURES):
             shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=device)
             for name in ALGORITHMS:
                 swapped.apply({layer.name: name for layer in layers})
                 model(given)
                 with graphs.capture(lambda: model(given)) as captured:
-                    graphs.SteadyLoad(captured, 1.0).keep_busy(bench.SETTLING_S)
+                    graphs.ReplayLoad(captured, 1.0).keep_busy(bench.SETTLING_S)
                     found[name].append(statistics.fmean(graphs.replay_times_ms(captured, PASSES)))
-                swap.engine().release()
+                cuda_operator().release()
                 torch.cuda.empty_cache()
             del shift
     return found
@@ -114,11 +121,11 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--size", type=int, default=224)
     size = options.parse_args().size
-    device = request.find_device("cuda")
-    trace.prepare()
+    device = find_device("cuda")
+    trace.start_cupti()
     rows = []
     for model_name in MODELS:
-        for math in request.MATHS:
+        for math in MATHS:
             found = {name: measure(model_name, name, math, size, device) for name in ALGORITHMS}
             passes = passes_ms(model_name, math, size, device)
             rows += [row(model_name, math, name, found[name], passes) for name in ALGORITHMS]
@@ -137,9 +144,9 @@ def main() -> int:
     )
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, batch 1, {size} px; goals: median 3 % in "
           "fp32 and 5 % in tf32, 95th 15 % and 20 %, pass at most 2 % above torch")  # fmt: skip
-    print(commandline.table(header, rows))
+    print(table(header, rows))
     print(f"pass: median of {CAPTURES} captures of {PASSES} replays, each in another place of memory; spread over them")
-    print(f"schema {records.SCHEMA_VERSION}; truth: CUPTI span in a replayed graph, median of {bench.TRACED_REPLAYS}")
+    print(f"schema {SCHEMA_VERSION}; truth: CUPTI span in a replayed graph, median of {bench.TRACED_REPLAYS}")
     return 0
 
 

@@ -22,11 +22,18 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from convscope import gpus
+from convscope.cli.display import table
+from convscope.cli.options import find_device
+from convscope.convolution import algorithms, backends, models, roofline
+from convscope.convolution.layer import Layer
+from convscope.convolution.operator import cuda_operator
+from convscope.convolution.reference import relative_distance
+from convscope.cudnn import library
+from convscope.errors import NotSupportedError
+from convscope.timing import graphs
 
-from convscope import algorithms, cudnn, exactness, gpus, graphs, models, modes, request, roofline, swap
-from convscope.commandline import table
-from convscope.records import Layer
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 OURS = ("direct", "winograd")
 CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")
@@ -71,7 +78,7 @@ def call_us(call: Callable[[], object]) -> float:
 
 def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
     """Time one layer with every algorithm that takes it."""
-    engine = swap.engine()
+    engine = cuda_operator()
     x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, device=device)
     weight = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, device=device)
     options = layer.stride, layer.padding, layer.dilation, layer.groups
@@ -84,9 +91,9 @@ def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
         engine.provider = "triton" if name in OURS else "cudnn"
         try:
             output = engine.convolve(x, weight, layer, name)
-        except cudnn.NotSupportedError:
+        except NotSupportedError:
             continue
-        errors[name] = exactness.relative_distance(output, expected) or 0.0
+        errors[name] = relative_distance(output, expected) or 0.0
         times_us[name] = call_us(functools.partial(engine.convolve, x, weight, layer, name))
     engine.tuned.clear()
     engine.release()  # which says what was chosen
@@ -154,17 +161,17 @@ def main() -> int:
     options.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th layer")
     options.add_argument("--csv", type=Path)
     chosen = options.parse_args()
-    device = request.find_device("cuda")
+    device = find_device("cuda")
     name = torch.cuda.get_device_name(device)
     gpu = gpus.identify(name)
     if gpu is None:
         print(f"{name} has no peaks in convscope/gpus.py: no floors to compare with", file=sys.stderr)
         return 2
-    print(f"{name}, torch {torch.__version__}, cuDNN {cudnn.version()}, fp32 (FMA), {chosen.size} px, us; floor: "
+    print(f"{name}, torch {torch.__version__}, cuDNN {library.version()}, fp32 (FMA), {chosen.size} px, us; floor: "
           f"{gpu.fp32_tflops:g} TFLOP/s (a), {gpu.bandwidth_gbps:g} GB/s (m)")  # fmt: skip
     records: list[dict[str, object]] = []
     for batch_size in chosen.batch_sizes:
-        with torch.inference_mode(), modes.math("fp32"):
+        with torch.inference_mode(), backends.math("fp32"):
             layers = distinct(chosen.models, chosen.size, batch_size)[:: chosen.every]
             every = [measure(layer, device, gpu) for layer in layers]
         header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",

@@ -13,14 +13,15 @@ import tempfile
 import time
 from pathlib import Path
 
+from convscope.cluster import progress, status
+from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES, Combination
+from convscope.storage.table import columns
+
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from convscope import progress, status  # noqa: E402
-from convscope.progress import Combination  # noqa: E402
-from convscope.records import SCHEMA_VERSION, STAGES, OverallRow, columns  # noqa: E402
-
-SIZES = progress.SIZES_BY_STAGE
+SIZES = SIZES_BY_STAGE
 
 
 def write(results: Path, who: Combination, stage: str) -> None:

@@ -13,11 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import pandas as pd
 
 from profiler import UnifiedProfiler
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def measuring_s(overall: pd.DataFrame) -> pd.Series:

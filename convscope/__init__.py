@@ -1,6 +1,3 @@
-"""What a convolution costs on a GPU: time, power and energy, layer by layer, for each algorithm.
-
-The modules stand in one flat row; each imports only modules above it in the list of README.md.
-"""
+"""Cost of a convolution on a GPU: time, power and energy, layer by layer, for each algorithm."""
 
 __version__ = "0.1.0"

@@ -6,15 +6,15 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from convscope.commandline import one_line
+from convscope.cli.parser import one_line
 from convscope.errors import InputError
 
-# A command is a module with `main(arguments) -> exit code`; it is imported when it is asked for.
+# Each command: its module, imported when it is asked for, with `main(arguments) -> exit code`; what it does.
 COMMANDS = {
-    "status": "what is done, queued, running, failed",
-    "compare": "two runs side by side, a verdict for each row",
-    "matrix": "cut a file of combinations into the files of job arrays",
-    "local": "run a file of combinations here, one process a GPU",
+    "status": ("cluster.status", "what is done, queued, running, failed"),
+    "compare": ("profiling.compare", "two runs side by side, a verdict for each row"),
+    "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
+    "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
 }
 
 
@@ -23,13 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print("usage: python -m convscope COMMAND …\n")
-        print("\n".join(f"  {command:10}{what}" for command, what in COMMANDS.items()))
+        print("\n".join(f"  {command:10}{what}" for command, (_, what) in COMMANDS.items()))
         return 0
     if name not in COMMANDS:
         print(f"convscope: unknown command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return int(importlib.import_module(f"convscope.{name}").main(rest))
+        return int(importlib.import_module(f"convscope.{COMMANDS[name][0]}").main(rest))
     except InputError as error:
         print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2

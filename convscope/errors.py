@@ -25,3 +25,43 @@ class WriteError(StopError):
     """What is measured cannot be written any more: disk full, read-only, folder gone (EX_IOERR)."""
 
     exit_code = 74
+
+
+class MissingError(InputError):
+    """An engine cannot be had here; the message says how to get it."""
+
+
+class WorkerError(RuntimeError):
+    """The process that runs an engine ended; the message is the last that it said."""
+
+
+class CudnnError(RuntimeError):
+    """A cuDNN call failed; the message names the call and the status."""
+
+
+class CudnnMissingError(CudnnError):
+    """There is no cuDNN library on this machine."""
+
+
+class NotSupportedError(CudnnError):
+    """cuDNN refuses this algorithm for this convolution on this card."""
+
+
+class WindowError(ValueError):
+    """The readings do not carry a window; the message says what is missing."""
+
+
+class SensorError(RuntimeError):
+    """A sensor does not answer; the message says which and why."""
+
+
+class HookMismatchError(RuntimeError):
+    """The convolutions that ran are not those that the model's description lists."""
+
+
+class HostTooSlowError(RuntimeError):
+    """The host never got its launch out before the spin in front of it ended."""
+
+
+class TraceMissingError(RuntimeError):
+    """CUPTI gave no kernels: it is not permitted here, or another profiler holds it."""

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from convscope import cudnn, graphs
-from convscope.errors import InputError
+from convscope.errors import CudnnError, CudnnMissingError, HostTooSlowError, InputError, NotSupportedError
 
 # What CUDA and its libraries begin their messages with when they turn something down.
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
@@ -32,11 +31,11 @@ def of_size(error: Exception) -> Failure | None:
     for link in chain:  # an allocation that fails while a graph is captured comes out as an error of the capture
         if _is_out_of_memory(link):
             return Failure("oom", _line(link), asked_bytes(str(link)))
-    if isinstance(error, (cudnn.NotSupportedError, InputError)):
+    if isinstance(error, (NotSupportedError, InputError)):
         return Failure("unsupported", _line(error))
-    if isinstance(error, cudnn.CudnnMissingError):
+    if isinstance(error, CudnnMissingError):
         return None
-    if isinstance(error, (cudnn.CudnnError, graphs.HostTooSlowError)) or str(error).startswith(_REFUSED_BY_CUDA):
+    if isinstance(error, (CudnnError, HostTooSlowError)) or str(error).startswith(_REFUSED_BY_CUDA):
         return Failure("failed", _line(error))
     return None
 

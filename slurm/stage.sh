@@ -6,7 +6,7 @@ set -euo pipefail
 # shellcheck source=slurm/environment.sh
 source "$root/slurm/environment.sh"
 
-readonly stopped=85 # the exit code of a run that USR2 stopped: convscope/signals.py
+readonly stopped=85 # the exit code of a run that USR2 stopped: convscope/cli/signals.py
 readonly most_restarts=3
 readonly stages=(1_sanity 2_quick 3_full)
 declare -rA script=([1_sanity]=1_sanity_check.sh [2_quick]=2_quick_sweep.sh [3_full]=3_full_run.sh)
@@ -132,7 +132,7 @@ folder() { # STAGE
     printf 'results/%s/%s_%s_%s' "$1" "$bare" "${algorithm// /_}" "$gpu"
 }
 
-note_event() { # STAGE JOB EVENT: one line of convscope/progress.py's HISTORY
+note_event() { # STAGE JOB EVENT: one line of convscope/cluster/progress.py's HISTORY
     local path quoted='' now
     path=$(folder "$1")
     mkdir -p -- "$path"

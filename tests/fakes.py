@@ -8,8 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import energy, graphs
-from convscope.records import Environment, Layer, LayerRow, OverallRow, Run
+from convscope.convolution.layer import Layer
+from convscope.power import energy
+from convscope.profiling.request import Run
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.environment import Environment
+from convscope.timing import graphs
 
 LAYER = Layer(
     name="features.0",

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from convscope.folder import Folder
+from convscope.storage.store import Folder
 
 STEM = "squeezenet1_1_torch"
 SIZES = (32, 36, 40, 44, 48)

@@ -16,8 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope import accuracy, exactness, models
-from convscope.records import Layer
+from convscope.convolution import models, tolerance
+from convscope.convolution.layer import Layer
+from convscope.convolution.reference import relative_distance
+from convscope.timing.hooks import hooked
 
 
 @dataclass(frozen=True)
@@ -125,11 +127,11 @@ class Expected:
     def error(self) -> float | None:
         """Return how far the model's output is from float64, relative to its length."""
         with torch.inference_mode():
-            return exactness.relative_distance(self.model(self.given), self.reference)
+            return relative_distance(self.model(self.given), self.reference)
 
     def tolerance(self, algorithm: str, math: str) -> float:
         """Return the largest error to be expected if every convolution runs this algorithm."""
-        return accuracy.whole_model_tolerance(accuracy.tolerance(layer, algorithm, math) for layer in self.layers)
+        return tolerance.whole_model_tolerance(tolerance.tolerance(layer, algorithm, math) for layer in self.layers)
 
 
 def expect(model: nn.Module, given: torch.Tensor) -> Expected:
@@ -141,7 +143,7 @@ def expect(model: nn.Module, given: torch.Tensor) -> Expected:
         layers.append(models.describe(name, len(layers), module, batched.shape, output.shape))
 
     with torch.inference_mode():
-        with models.hooked(model, after=note):
+        with hooked(model, after=note):
             model(given)
         reference = copy.deepcopy(model).double()(given.double())
     return Expected(model, given, layers, reference)
@@ -178,7 +180,7 @@ def exact_gradients(model: nn.Module, given: torch.Tensor) -> list[torch.Tensor]
 def gradient_error(model: nn.Module, given: torch.Tensor, exact: list[torch.Tensor]) -> float:
     """Return how far the worst of a model's gradients is from float64, relative to its length."""
     together = zip(gradients(model, given), exact, strict=True)
-    return max(exactness.relative_distance(found, wanted) or 0.0 for found, wanted in together)
+    return max(relative_distance(found, wanted) or 0.0 for found, wanted in together)
 
 
 def gradient_tolerance(given: torch.Tensor, math: str) -> float:
@@ -188,8 +190,8 @@ def gradient_tolerance(given: torch.Tensor, math: str) -> float:
     rounds both factors of each product, forward and backward.
     """
     terms = given.numel() // given.shape[-3]
-    exact = 2 * accuracy.UNIT_ROUNDOFF["fp32"] * (16 + 8 * mathematics.sqrt(terms))
-    return exact + (4 * accuracy.UNIT_ROUNDOFF["tf32"] if math == "tf32" else 0.0)
+    exact = 2 * tolerance.UNIT_ROUNDOFF["fp32"] * (16 + 8 * mathematics.sqrt(terms))
+    return exact + (4 * tolerance.UNIT_ROUNDOFF["tf32"] if math == "tf32" else 0.0)
 
 
 class Digits(nn.Module):

@@ -8,9 +8,9 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from convscope import energy
-from convscope.energy import CardState
-from convscope.nvml import SensorError
+from convscope.errors import SensorError
+from convscope.power import energy
+from convscope.power.energy import CardState
 
 
 class Clock:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convscope import accuracy, exactness, models
+from convscope.convolution import models, tolerance
+from convscope.convolution.reference import reference_of, relative_distance
 from tests.fakes import layer
 
 
 def error_of(conv: torch.nn.Conv2d, given: torch.Tensor, roundings: int | None = None) -> float:
     """Return a layer's error against float64; with `roundings`, input and weight keep that many mantissa bits."""
-    exact = exactness.reference_of(conv)(given.double())
+    exact = reference_of(conv)(given.double())
     if roundings is not None:
         given = rounded(given, roundings)
         conv.weight.data = rounded(conv.weight.data, roundings)
-    return exactness.relative_distance(conv(given), exact) or 0.0
+    return relative_distance(conv(given), exact) or 0.0
 
 
 def rounded(values: torch.Tensor, bits: int) -> torch.Tensor:
@@ -31,10 +32,10 @@ def test_float32_stays_within_its_tolerance_and_rounding_to_tf32_does_not(channe
     conv = torch.nn.Conv2d(channels, 8, kernel, bias=False)
     given = torch.randn(1, channels, 32, 32)
     described = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    allowed = accuracy.tolerance(described, "gemm", "fp32")
+    allowed = tolerance.tolerance(described, "gemm", "fp32")
     with torch.inference_mode():
         assert error_of(conv, given) <= allowed
-        assert allowed < error_of(conv, given, roundings=10) <= accuracy.tolerance(described, "gemm", "tf32")
+        assert allowed < error_of(conv, given, roundings=10) <= tolerance.tolerance(described, "gemm", "tf32")
 
 
 def test_eight_bits_fewer_than_float32_are_told_from_tf32():
@@ -43,26 +44,26 @@ def test_eight_bits_fewer_than_float32_are_told_from_tf32():
     given = torch.randn(1, 64, 32, 32)
     described = models.describe("0", 0, conv, given.shape, conv(given).shape)
     with torch.inference_mode():
-        assert error_of(conv, given, roundings=7) > accuracy.tolerance(described, "gemm", "tf32")
+        assert error_of(conv, given, roundings=7) > tolerance.tolerance(described, "gemm", "tf32")
 
 
 def test_the_tolerance_grows_with_the_root_of_the_sum():
-    small, large = (accuracy.fp32_tolerance(layer(in_channels=count), "gemm") for count in (64, 256))
+    small, large = (tolerance.fp32_tolerance(layer(in_channels=count), "gemm") for count in (64, 256))
     assert small < large < 2 * small
 
 
 def test_winograd_may_err_more_the_larger_its_tile():
     three, five = layer(kernel=(3, 3)), layer(kernel=(5, 5))
     for algorithm in ("winograd", "winograd nonfused"):
-        assert accuracy.fp32_tolerance(three, "gemm") < accuracy.fp32_tolerance(three, algorithm)
-        assert accuracy.fp32_tolerance(three, algorithm) < accuracy.fp32_tolerance(five, algorithm) / 10
+        assert tolerance.fp32_tolerance(three, "gemm") < tolerance.fp32_tolerance(three, algorithm)
+        assert tolerance.fp32_tolerance(three, algorithm) < tolerance.fp32_tolerance(five, algorithm) / 10
 
 
 def test_winograd_nonfused_5x5_stays_within_its_tolerance_as_measured_on_an_h200():
     few, many = layer(kernel=(5, 5), in_channels=4), layer(kernel=(5, 5), in_channels=64)
-    assert accuracy.fp32_tolerance(few, "winograd nonfused") >= 4.9e-4
-    assert 3.4e-4 <= accuracy.fp32_tolerance(many, "winograd nonfused") <= 2e-3
+    assert tolerance.fp32_tolerance(few, "winograd nonfused") >= 4.9e-4
+    assert 3.4e-4 <= tolerance.fp32_tolerance(many, "winograd nonfused") <= 2e-3
 
 
 def test_a_model_may_err_as_its_layers_do_together():
-    assert accuracy.whole_model_tolerance([3e-4, 4e-4]) == pytest.approx(5e-4)
+    assert tolerance.whole_model_tolerance([3e-4, 4e-4]) == pytest.approx(5e-4)

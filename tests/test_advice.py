@@ -9,8 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from convscope import advice
-from convscope.ledger import OperatorRow, TrainingRow, columns
+from convscope.storage.schema import columns
+from convscope.training import report
+from convscope.training.rows import OperatorRow, TrainingRow
 
 NAME = {"model": "resnet18", "batch_size": 32, "processes": 1, "compiled": False}
 ROW = TrainingRow(
@@ -41,7 +42,7 @@ def told(
     change: dict[str, Any], others: tuple[dict[str, Any], ...] = (), memory_bytes=None, **shares: float
 ) -> list[str]:
     table = training(change, *others)
-    return advice.opportunities(table.to_dict("records")[0], operators(**shares), table, memory_bytes)
+    return report.opportunities(table.to_dict("records")[0], operators(**shares), table, memory_bytes)
 
 
 def test_nothing_stands_out_where_the_gpu_is_busy_with_convolutions():
@@ -81,7 +82,7 @@ def test_memory_is_nearly_full_against_what_the_gpu_has():
 
 def test_a_summary_has_the_metrics_in_the_usual_order():
     cell = training({}).to_dict("records")[0]
-    assert advice.summary(cell, operators(convolution=90, activation=10), training({}), None).splitlines() == [
+    assert report.summary(cell, operators(convolution=90, activation=10), training({}), None).splitlines() == [
         "resnet18 on digits, batch 32, cuda:0 (torch, float32, tf32)",
         "- throughput: 1,000.0 samples/s",
         "- step time: 32.00 ± 1.00 ms (p95 34.00)",
@@ -106,7 +107,7 @@ def test_a_summary_has_the_metrics_in_the_usual_order():
 def test_the_matrix_has_a_line_for_every_cell_those_too_that_did_not_fit():
     oom = TrainingRow(**NAME | {"batch_size": 4096}, status="oom", reason="CUDA out of memory.")
     table = pd.DataFrame([dataclasses.asdict(ROW), dataclasses.asdict(oom)])
-    lines = advice.matrix(table).splitlines()
+    lines = report.matrix(table).splitlines()
     assert len(lines) == 3
     assert lines[1].split() == ["resnet18", "32", "1", "no", "1,000.0", "-", "32.00", "1.00", "10.00", "20.00", "1.00",
                                 "282", "250.00", "97.5", "%"]  # fmt: skip

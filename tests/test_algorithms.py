@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fakes import layer
 
-from convscope import algorithms
-from convscope.algorithms import ALGORITHMS, find, why_not
+from convscope.convolution import algorithms
+from convscope.convolution.algorithms import ALGORITHMS, find, why_not
+from convscope.convolution.layer import Layer
 from convscope.errors import InputError
-from convscope.records import Layer
 
 CUDNN_NUMBERS = {
     "implicit gemm": 0,

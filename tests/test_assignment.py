@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from fakes import layer, run
 
-from convscope import models
-from convscope.algorithms import find
-from convscope.assignment import assign, reasons_not
+from convscope.convolution import models
+from convscope.convolution.algorithms import find
+from convscope.convolution.assignment import assign, reasons_not
+from convscope.convolution.layer import Layer
 from convscope.errors import InputError
-from convscope.records import Layer
 
 PLAIN, STRIDED = layer(name="plain"), layer(name="strided", position=1, stride=(2, 2))
 GROUPED = layer(name="grouped", position=2, groups=16)

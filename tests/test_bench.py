@@ -7,10 +7,11 @@ import torch
 from fakes import Branching, LayerTimer, Meter, layer, run
 from torch import nn
 
-from convscope import bench
-from convscope.bench import Bench
-from convscope.measurement import Measurement
-from convscope.swap import Execution, Swap
+from convscope.convolution.operator import Execution
+from convscope.convolution.swap import Swap
+from convscope.errors import HookMismatchError
+from convscope.profiling.bench import Bench
+from convscope.profiling.measurement import Measurement
 
 LAYERS = [layer(name="one"), layer(name="two", position=1)]
 
@@ -114,5 +115,5 @@ def test_on_a_cpu_there_are_no_kernels_no_energy_and_no_overhead():
 
 
 def test_a_pass_with_other_convolutions_than_described_is_an_error():
-    with pytest.raises(bench.HookMismatchError, match="1 convolutions ran, 2 were expected"):
+    with pytest.raises(HookMismatchError, match="1 convolutions ran, 2 were expected"):
         measure(nn.Sequential(nn.Conv2d(3, 4, 3)))

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 import run_verify
-from convscope import choice
-from convscope.choice import Candidate
-from convscope.statistics import summarize
+from convscope.timing.summary import summarize
+from convscope.verification import choice
+from convscope.verification.choice import Candidate
 from tests.fakes import ENVIRONMENT, layer, run
 from tests.test_families import IMPLICIT_KERNEL, XMMA_TF32
 

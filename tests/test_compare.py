@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fakes import ENVIRONMENT, LAYER_ROW, OVERALL, run
 
-from convscope import compare
 from convscope.__main__ import main
 from convscope.errors import InputError
-from convscope.folder import Folder
-from convscope.records import LayerRow, OverallRow
+from convscope.profiling import compare
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.store import Folder
 
 GPU = dataclasses.replace(ENVIRONMENT, gpu_name="NVIDIA H200", driver="580.159", cuda="13.0", cudnn="9.19.0")
 PASS = dataclasses.replace(OVERALL, mean=10.0, std=0.05, samples=20, sm_clock_mhz=1980, throttle_reasons="none")

@@ -8,9 +8,13 @@ import torch
 import torchvision
 from fakes import LAYER_ROW, OVERALL
 
-from convscope import algorithms, commandline, console, cudnn, models
-from convscope.errors import InputError
-from convscope.records import LayerRow, OverallRow, columns
+from convscope.cli.display import table
+from convscope.convolution import algorithms, models
+from convscope.cudnn import library
+from convscope.errors import CudnnMissingError, InputError
+from convscope.profiling import listing, report
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.table import columns
 
 ONE = [("features.0", 0.5, 33.0)]
 
@@ -21,11 +25,11 @@ def results(rows: list[dict[str, object]], layers: list[tuple[str, float, float]
     for name in ("mean", "std", "power_mean_w", "energy_per_inference_j"):
         overall[name] = overall[name].astype(float)
     given = [vars(LAYER_ROW) | {"layer": name, "mean_ms": ms, "percentage": share} for name, ms, share in layers]
-    return console.results_table(overall, pd.DataFrame(given, columns=columns(LayerRow))).splitlines()
+    return report.results_table(overall, pd.DataFrame(given, columns=columns(LayerRow))).splitlines()
 
 
 def test_columns_stand_below_each_other():
-    lines = commandline.table(("a", "number", "text"), [("long", "1", "x"), ("b", "100", "longer text")])
+    lines = table(("a", "number", "text"), [("long", "1", "x"), ("b", "100", "longer text")])
     assert lines.splitlines() == ["a     number  text", "long       1  x", "b        100  longer text"]
 
 
@@ -67,19 +71,19 @@ def test_sizes_come_in_order_whatever_the_order_of_the_file():
 
 
 def test_the_list_of_models_begins_with_the_catalogue_and_goes_on_with_torchvision():
-    names = console.model_list().splitlines()
+    names = listing.model_list().splitlines()
     assert tuple(names[:6]) == models.MODELS
     assert "torchvision:mobilenet_v2" in names
     assert len(names) == len(torchvision.models.list_models(module=torchvision.models))
 
 
 def test_every_listed_model_is_accepted():
-    for name in console.model_list().splitlines():
+    for name in listing.model_list().splitlines():
         assert models.check_name(name) == name
 
 
 def test_the_list_of_algorithms_names_who_runs_each():
-    lines = console.algorithm_list(None, 1, 224, "cpu").splitlines()
+    lines = listing.algorithm_list(None, 1, 224, "cpu").splitlines()
     assert len(lines) == 1 + len(algorithms.ALGORITHMS)
     assert lines[1].split()[:3] == ["direct", "ai3", "triton"]
     assert "cudnn, triton  Winograd, fused" in lines[8]
@@ -87,7 +91,7 @@ def test_the_list_of_algorithms_names_who_runs_each():
 
 @pytest.fixture(scope="module")
 def resnet50_on_cpu() -> list[str]:
-    return console.algorithm_list("resnet50", 1, 224, "cpu").splitlines()
+    return listing.algorithm_list("resnet50", 1, 224, "cpu").splitlines()
 
 
 def test_the_list_for_a_model_says_that_rules_decided(resnet50_on_cpu: list[str]):
@@ -109,14 +113,14 @@ def test_the_list_for_a_model_counts_its_layers_and_says_why_not(resnet50_on_cpu
 
 def test_the_list_for_an_unknown_model_is_refused():
     with pytest.raises(InputError, match="unknown model 'lenet'"):
-        console.algorithm_list("lenet", 1, 224, "cpu")
+        listing.algorithm_list("lenet", 1, 224, "cpu")
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_the_report_says_what_can_be_measured_all_the_same():
-    text, usable = console.cuda_report()
+    text, usable = listing.cuda_report()
     assert not usable
-    assert f"cuDNN {cudnn.version()}" in text
+    assert f"cuDNN {library.version()}" in text
     assert "no CUDA device: direct, smm and torch can be measured here, on the CPU" in text
 
 
@@ -124,7 +128,7 @@ def test_with_gpus_the_report_names_each_with_its_label_and_peaks(monkeypatch: p
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: ("NVIDIA H200", "Tesla T4")[index])
-    text, usable = console.cuda_report()
+    text, usable = listing.cuda_report()
     assert usable
     assert "cuda:0 NVIDIA H200 (--gpu h200): 67 TFLOP/s fp32, 494.5 TFLOP/s tf32, 4800 GB/s by NVIDIA H200" in text
     assert "cuda:1 Tesla T4 (--gpu t4): 8.1 TFLOP/s fp32, 320 GB/s by NVIDIA T4 datasheet" in text
@@ -132,9 +136,9 @@ def test_with_gpus_the_report_names_each_with_its_label_and_peaks(monkeypatch: p
 
 def test_without_cudnn_the_report_says_so(monkeypatch: pytest.MonkeyPatch):
     def missing() -> str:
-        raise cudnn.CudnnMissingError("cuDNN 9 cannot be loaded")
+        raise CudnnMissingError("cuDNN 9 cannot be loaded")
 
-    monkeypatch.setattr(cudnn, "version", missing)
-    text, usable = console.cuda_report()
+    monkeypatch.setattr(library, "version", missing)
+    text, usable = listing.cuda_report()
     assert not usable
     assert text.endswith("cuDNN: cuDNN 9 cannot be loaded")

@@ -18,23 +18,25 @@ import pytest
 import torch
 
 import run_conv3d
-from convscope import accuracy, conv3d, conv3d_plots, conv3d_report, implementations, statistics
-from convscope.ceilings import Ceilings
-from convscope.conv3d import Conv3dRow
+from convscope.conv3d import comparison, implementations, report
+from convscope.conv3d.layersets import COLUMNS, Layer3d, load
+from convscope.conv3d.rows import TABLES, Conv3dRow
+from convscope.convolution import tolerance
+from convscope.convolution.reference import Reference, reference
+from convscope.convolution.roofline import Ceilings
 from convscope.errors import InputError
-from convscope.kernels import conv3d as kernels
-from convscope.kernels import conv3d_cuts, conv3d_layout
-from convscope.layersets import COLUMNS, Layer3d, load
+from convscope.kernels.conv3d import candidates, catalogue, layout
+from convscope.timing import summary
 
 ROOT = Path(__file__).parents[1]
 LAYER = Layer3d("one", 0, 2, 6, 5, (4, 5, 6), (3, 3, 2), padding=(1, 1, 0), groups=1)
 TINY = ",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
 
 
-def small() -> tuple[torch.Tensor, torch.Tensor, conv3d.Reference]:
+def small() -> tuple[torch.Tensor, torch.Tensor, Reference]:
     shape = LAYER.shape("float32", "fp32")
-    x, weight = conv3d.tensors(shape, torch.device("cpu"), 0)
-    return x, weight, conv3d.reference(x, weight, shape)
+    x, weight = comparison.tensors(shape, torch.device("cpu"), 0)
+    return x, weight, reference(x, weight, shape)
 
 
 def test_one_product_left_out_of_one_output_is_found():
@@ -43,7 +45,7 @@ def test_one_product_left_out_of_one_output_is_found():
     assert expected.error(output) < 1e-6
     output[1, 2, 1, 1, 1] -= x[1, 3, 1, 1, 1] * weight[2, 3, 1, 1, 0]
     for arithmetic in ("fp32", "tf32", "fp16"):
-        assert expected.error(output) > accuracy.elementwise_tolerance(LAYER.terms, arithmetic)
+        assert expected.error(output) > tolerance.elementwise_tolerance(LAYER.terms, arithmetic)
 
 
 def test_what_is_not_finite_is_an_infinite_error():
@@ -55,24 +57,24 @@ def test_what_is_not_finite_is_an_infinite_error():
 
 @pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
 def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer3d):
-    assert accuracy.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
+    assert tolerance.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
 
 
 def test_factors_cut_off_to_tf32_are_within_the_tolerance():
     layer = Layer3d("", 0, 1, 64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
     shape = layer.shape("float32", "tf32")
-    x, weight = conv3d.tensors(shape, torch.device("cpu"), 1)
+    x, weight = comparison.tensors(shape, torch.device("cpu"), 1)
     cut = [torch.from_numpy((each.numpy().view(np.int32) & ~0x1FFF).view(np.float32)) for each in (x, weight)]
     output = torch.nn.functional.conv3d(cut[0], cut[1], padding=1)
-    error = conv3d.reference(x, weight, shape).error(output)
-    assert accuracy.elementwise_tolerance(layer.terms, "fp32") < error
-    assert error < accuracy.elementwise_tolerance(layer.terms, "tf32")
+    error = reference(x, weight, shape).error(output)
+    assert tolerance.elementwise_tolerance(layer.terms, "fp32") < error
+    assert error < tolerance.elementwise_tolerance(layer.terms, "tf32")
 
 
 def test_ratios_are_beside_the_fastest_of_cudnn_and_pytorchs_benchmark():
     times = {"gemm": 2.0, "cudnn gemm": 4.0, "cudnn implicit gemm": 3.0, "torch benchmark": 1.0, "direct": None}
     rows = [Conv3dRow("a", 0, name, "", median_ms=time) for name, time in times.items()]
-    found = {row.implementation: row for row in conv3d.with_ratios(rows)}
+    found = {row.implementation: row for row in comparison.with_ratios(rows)}
     assert found["gemm"].ratio_to_cudnn_best == 1.5
     assert found["gemm"].cudnn_best == "cudnn implicit gemm"
     assert found["gemm"].ratio_to_torch_benchmark == 0.5
@@ -80,9 +82,9 @@ def test_ratios_are_beside_the_fastest_of_cudnn_and_pytorchs_benchmark():
 
 
 def test_the_interval_of_a_median_is_of_ranks():
-    assert statistics.median_interval_ms(list(range(5))) is None
-    assert statistics.median_interval_ms([float(time) for time in range(6)]) == (0.0, 5.0)
-    assert statistics.median_interval_ms([float(time) for time in range(100)]) == (39.0, 60.0)
+    assert summary.median_interval_ms(list(range(5))) is None
+    assert summary.median_interval_ms([float(time) for time in range(6)]) == (0.0, 5.0)
+    assert summary.median_interval_ms([float(time) for time in range(100)]) == (39.0, 60.0)
 
 
 def test_the_older_names_are_understood():
@@ -93,7 +95,7 @@ def test_the_older_names_are_understood():
 
 
 def test_every_triton_kernel_comes_in_tutorial_order():
-    firsts = [(module.__doc__ or "").split(".")[0] for module in kernels.KERNELS.values()]
+    firsts = [(module.__doc__ or "").split(".")[0] for module in catalogue.KERNELS.values()]
     assert firsts == [f"{number} of 9" for number in range(1, 10)]
 
 
@@ -163,7 +165,7 @@ def test_means_say_over_how_many_layers_each_is():
         Conv3dRow("a", 0, "gemm", "", ratio_to_cudnn_best=2.0, ratio_to_roofline=0.5),
         Conv3dRow("b", 1, "gemm", "", ratio_to_cudnn_best=8.0),
     ]
-    (line,) = conv3d_report.means(rows)
+    (line,) = report.means(rows)
     assert "4.000 of cuDNN's best (2 layers, 2.00 to 8.00)" in line
     assert "0.500 of the roofline (1 layer, 0.50 to 0.50)" in line
 
@@ -171,7 +173,7 @@ def test_means_say_over_how_many_layers_each_is():
 @pytest.mark.parametrize("intensity", [(6.75, 6.75), (48.0, 1500.0), (1000.0, 1500.0)])
 def test_a_roof_rises_to_its_ridge_and_is_level_from_there(intensity: tuple[float, float]):
     limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0, "fp16": 800.0})
-    lines = conv3d_plots.roofs(limits, ["fp32", "tf32"], pd.Series(intensity))
+    lines = report.roofs(limits, ["fp32", "tf32"], pd.Series(intensity))
     assert lines.keys() == {"fp32", "tf32"}
     for name, ((left, ridge, right), rates) in lines.items():
         assert left < min(ridge, *intensity)
@@ -194,7 +196,7 @@ def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path)
     ]
     table = pd.DataFrame([vars(row) for row in rows])
     limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0})
-    made = conv3d_plots.draw(table, pd.DataFrame(), pd.DataFrame(kinds), limits, tmp_path, lambda line: None)
+    made = report.draw(table, pd.DataFrame(), pd.DataFrame(kinds), limits, tmp_path, lambda line: None)
     assert [path.name for path in made] == ["relative.png", "roofline.png", "breakdown.png"]
     assert all(path.stat().st_size > 5000 for path in made)
 
@@ -223,7 +225,7 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize("row_type", conv3d_report.TABLES.values(), ids=conv3d_report.TABLES)
+@pytest.mark.parametrize("row_type", TABLES.values(), ids=TABLES)
 def test_every_column_is_explained(row_type: type):
     explained = (ROOT / "docs" / "conv3d.md").read_text().split("## Columns")[1]
     names = [field.name for field in dataclasses.fields(row_type)]
@@ -242,24 +244,24 @@ def tf32(batch: int, channels: int, filters: int, side: int, **more: object) -> 
 
 @pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
 def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer3d):
-    found = conv3d_cuts.candidates(layer.shape("float32", "tf32"))
-    assert 5 <= len(found) == len(set(found)) <= sum(conv3d_cuts.TRIED.values())
+    found = candidates.candidates(layer.shape("float32", "tf32"))
+    assert 5 <= len(found) == len(set(found)) <= sum(candidates.TRIED.values())
     assert {blocks.variant for blocks in found} == {"boxes", "slices", "pipelined"}
 
 
 def test_a_small_deep_layer_has_its_sum_split_and_a_large_one_not():
-    assert conv3d_cuts.candidates(tf32(4, 256, 512, 8))[0].splits > 1
-    assert conv3d_cuts.candidates(tf32(4, 32, 64, 64))[0].splits == 1
+    assert candidates.candidates(tf32(4, 256, 512, 8))[0].splits > 1
+    assert candidates.candidates(tf32(4, 32, 64, 64))[0].splits == 1
 
 
 def test_strides_and_fma_leave_only_pointers():
     strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
-    assert {blocks.variant for blocks in conv3d_cuts.candidates(strided)} == {"pipelined"}
+    assert {blocks.variant for blocks in candidates.candidates(strided)} == {"pipelined"}
     layer = load("cosmoflow")[1]
-    assert {blocks.variant for blocks in conv3d_cuts.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
+    assert {blocks.variant for blocks in candidates.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():
-    seen = conv3d_layout.problem(tf32(4, 4, 32, 128))
+    seen = layout.problem(tf32(4, 4, 32, 128))
     assert (seen.folded, seen.kernel, seen.channels, seen.taps) == (True, (3, 3, 1), 16, 9)
     assert seen.pitch == (128 * 128 * 131 * 4, 128 * 131 * 4, 131 * 4, 4)

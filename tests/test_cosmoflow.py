@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import cosmoflow
-from convscope.conv3d import Conv3d
-from convscope.implementations import Prepared, Workshop
-from convscope.kernels.conv3d_layout import Blocks
-from convscope.kernels.tuning import Memory
+from convscope.conv3d import cosmoflow
+from convscope.conv3d.implementations import Implementations, Prepared
+from convscope.conv3d.request import Conv3d
+from convscope.kernels.autotune import BlockCache
+from convscope.kernels.conv3d.layout import Blocks3d
 
 CPU = torch.device("cpu")
 ASKED = Conv3d("cosmoflow", ("torch", "direct"), "cpu", "cpu", math="fp32", warmup=0, measure=6, budget_s=0.05)
@@ -21,7 +21,7 @@ ASKED = Conv3d("cosmoflow", ("torch", "direct"), "cpu", "cpu", math="fp32", warm
 
 @pytest.fixture
 def workshop(tmp_path: Path):
-    with Workshop(CPU, Memory(tmp_path / "tuned.json", Blocks)) as made:
+    with Implementations(CPU, BlockCache(tmp_path / "tuned.json", Blocks3d)) as made:
         yield made
 
 
@@ -32,9 +32,9 @@ def test_the_network_is_the_one_of_the_paper():
     assert [module.in_features for module in model if isinstance(module, nn.Linear)] == [512 * 4**3, 128, 64]
 
 
-def test_gradients_with_an_implementation_put_in_are_pytorchs(workshop: Workshop):
+def test_gradients_with_an_implementation_put_in_are_pytorchs(workshop: Implementations):
     model, given = cosmoflow.network(1, side=32, width=1), torch.randn(2, 4, 32, 32, 32)
-    swapped = cosmoflow.put_in(model, "torch", given, workshop, ASKED)
+    swapped = cosmoflow.with_implementation(model, "torch", given, workshop, ASKED)
     assert type(swapped[0]) is cosmoflow.Swapped
     found = []
     for each in (model, swapped):
@@ -46,7 +46,7 @@ def test_gradients_with_an_implementation_put_in_are_pytorchs(workshop: Workshop
         torch.testing.assert_close(got, expected)
 
 
-def test_the_network_is_timed_whole_and_by_kind(workshop: Workshop):
+def test_the_network_is_timed_whole_and_by_kind(workshop: Implementations):
     made = cosmoflow.EndToEnd(ASKED, workshop, batch=1, side=32, width=1)
     made.run(lambda line: None, lambda: False)
     row, refused = made.rows
@@ -61,7 +61,7 @@ def test_the_network_is_timed_whole_and_by_kind(workshop: Workshop):
     assert sum(kind.share_pct for kind in made.kinds) == pytest.approx(100)
 
 
-class Wrong(Workshop):
+class Wrong(Implementations):
     """PyTorch, with filters that are 1 % too large."""
 
     def prepare(self, *arguments: Any, **options: Any) -> Prepared:
@@ -70,7 +70,7 @@ class Wrong(Workshop):
 
 
 def test_a_network_that_computes_something_else_is_not_timed(tmp_path: Path):
-    with Wrong(CPU, Memory(tmp_path / "tuned.json", Blocks)) as workshop:
+    with Wrong(CPU, BlockCache(tmp_path / "tuned.json", Blocks3d)) as workshop:
         made = cosmoflow.EndToEnd(ASKED, workshop, batch=1, side=32, width=1)
         made.run(lambda line: None, lambda: False)
     row = made.rows[0]
@@ -79,7 +79,7 @@ def test_a_network_that_computes_something_else_is_not_timed(tmp_path: Path):
     assert row.inference_ms is None
 
 
-def test_an_input_that_no_memory_holds_is_a_row(workshop: Workshop, monkeypatch: pytest.MonkeyPatch):
+def test_an_input_that_no_memory_holds_is_a_row(workshop: Implementations, monkeypatch: pytest.MonkeyPatch):
     def full(*arguments: Any, **options: Any) -> torch.Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 

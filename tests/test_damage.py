@@ -16,10 +16,11 @@ from fakes import ENVIRONMENT, LAYER_ROW, OVERALL, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convscope import progress, records
+from convscope.cluster import progress
 from convscope.errors import InputError
-from convscope.folder import Folder
-from convscope.records import SCHEMA_VERSION
+from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
+from convscope.storage import table
+from convscope.storage.store import Folder
 
 STEM = "alexnet_direct"
 SIZES = (64, 96, 128)
@@ -152,7 +153,7 @@ def test_reordered_rows_and_columns_are_read_all_the_same(whole: Folder, scratch
     folder = damaged(whole, scratch, name, table.to_csv(index=False).encode())
     overall, layers = folder.read()
     assert sorted(overall["input_size"]) == list(SIZES)
-    assert (len(layers), list(overall.columns)) == (6, records.columns(records.OverallRow))
+    assert (len(layers), list(overall.columns)) == (6, table.columns(OverallRow))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_reordered_rows_and_columns_are_read_all_the_same(whole: Folder, scratch
     ],
 )
 def test_a_cell_that_cannot_be_is_named_with_its_line(whole: Folder, scratch: Path, old: str, new: str, told: str):
-    cells = len(records.columns(records.OverallRow))
+    cells = len(table.columns(OverallRow))
     told = told.replace("56", str(cells + 1)).replace("55", str(cells))
     content = whole.overall.read_text().replace(old, new, 1)
     assert f"{STEM}_overall.csv, {told}" in (tells(damaged(whole, scratch, whole.overall.name, content.encode()),
@@ -202,7 +203,7 @@ def test_folders_of_schema_version_1_are_read(version: str):
     assert document is not None
     assert (document["schema_version"], document["run"]["max_workspace_bytes"]) == (SCHEMA_VERSION, None)
     overall, layers = folder.read()
-    assert list(overall.columns) == records.columns(records.OverallRow)
+    assert list(overall.columns) == table.columns(OverallRow)
     assert list(overall["input_size"]) == [64, 96]
     assert (overall["status"] == "ok").all()
     assert (overall["mean"] > 0).all()
@@ -215,10 +216,10 @@ def test_tables_of_schema_version_1_get_the_columns_of_today_and_keep_every_figu
     folder = Folder(Path(shutil.copytree(DATA / "schema" / version, tmp_path / "run")), STEM)
     before = folder.read()
     assert folder.mend() == [
-        f"gave {STEM}_{table}.csv the columns of schema version {SCHEMA_VERSION}" for table in ("layers", "overall")
+        f"gave {STEM}_{kind}.csv the columns of schema version {SCHEMA_VERSION}" for kind in ("layers", "overall")
     ][(0 if version == "1_first" else 1):]  # fmt: skip
-    for table, expected in zip(folder.read(), before, strict=True):
-        pd.testing.assert_frame_equal(table, expected)
+    for found, expected in zip(folder.read(), before, strict=True):
+        pd.testing.assert_frame_equal(found, expected)
     assert folder.mend() == []
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torchvision
 
-from convscope import datasets
 from convscope.errors import InputError
+from convscope.training import datasets
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from convscope import energy
-from convscope.energy import EnergyWindow, LoadEnergy, Sample
+from convscope.errors import WindowError
+from convscope.power import energy
+from convscope.power.energy import EnergyWindow, LoadEnergy, Sample
 
 
 def counter(tick_s: float = 0.1, power_w: float = 300.0, until_s: float = 3.0) -> list[Sample]:
@@ -20,7 +21,7 @@ def test_a_tick_lies_between_the_looks_around_it():
 
 
 def test_a_counter_that_went_backwards_is_refused_with_its_values():
-    with pytest.raises(energy.WindowError, match=r"went back from 9\.000 J to 4\.000 J"):
+    with pytest.raises(WindowError, match=r"went back from 9\.000 J to 4\.000 J"):
         energy.ticks([Sample(1.0, 9.0, None), Sample(2.0, 4.0, None)])
 
 
@@ -36,7 +37,7 @@ def test_constant_power_is_found_to_the_time_between_two_looks():
 
 @pytest.mark.parametrize(("end_s", "count"), [(0.05, 0), (0.15, 1)])
 def test_a_window_needs_two_ticks(end_s: float, count: int):
-    with pytest.raises(energy.WindowError, match=f"ticked {count} times in .* a window needs two"):
+    with pytest.raises(WindowError, match=f"ticked {count} times in .* a window needs two"):
         energy.counter_window(counter(), 0.0, end_s)
 
 
@@ -46,7 +47,7 @@ def test_the_integral_of_a_ramp_is_its_area():
 
 
 def test_readings_that_do_not_cover_the_window_are_refused():
-    with pytest.raises(energy.WindowError, match="do not cover the window"):
+    with pytest.raises(WindowError, match="do not cover the window"):
         energy.integrate([Sample(1.0, None, 100.0), Sample(2.0, None, 100.0)], 0.5, 1.5)
 
 

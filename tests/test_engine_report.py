@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from convscope import engine_report, plots
-from convscope.deployment import InferenceRow
+from convscope.inference import report
+from convscope.inference.rows import InferenceRow
 
 
 def row(engine: str, size: int, latency_ms: float | None, **more: object) -> InferenceRow:
@@ -39,7 +39,7 @@ def loaded(rate: float, p99_ms: float, kept: bool) -> InferenceRow:
 
 
 def test_every_cell_has_its_line_and_its_ratio_to_eager():
-    header, eager, graph, aot, larger = engine_report.cells(BATCHES).splitlines()
+    header, eager, graph, aot, larger = report.cells(BATCHES).splitlines()
     assert header.split()[:3] == ["batch", "engine", "GPUs"]
     assert "3.000 ± 0.100" in eager
     assert graph.split()[3] == "0.500"
@@ -50,7 +50,7 @@ def test_every_cell_has_its_line_and_its_ratio_to_eager():
 
 
 def test_engines_stand_beside_each_other_for_each_batch_size():
-    assert engine_report.side_by_side(BATCHES) == "\n".join(
+    assert report.side_by_side(BATCHES) == "\n".join(
         [
             "1 GPU",
             "",
@@ -64,21 +64,21 @@ def test_engines_stand_beside_each_other_for_each_batch_size():
 
 def test_the_highest_rate_that_kept_the_limit_is_told():
     rows = frame(loaded(1000.0, 5.0, True), loaded(3000.0, 99.0, False), loaded(2000.0, 14.0, True))
-    text = engine_report.under_load(rows)
+    text = report.under_load(rows)
     assert [line.split()[1] for line in text.splitlines()[1:4]] == ["1,000", "2,000", "3,000"]
     assert text.splitlines()[-1] == "graph, batches of at most 64: p99 within 15 ms up to 2,000 requests/s"
-    alone = engine_report.under_load(frame(loaded(3000.0, 99.0, False)))
+    alone = report.under_load(frame(loaded(3000.0, 99.0, False)))
     assert alone.endswith("up to none of these rates")
 
 
 def test_a_scenario_of_mlperf_is_told_by_its_metric():
     rows = frame(row("graph", 1, 0.5, scenario="single-stream", latency_p90_ms=0.6))
-    assert engine_report.cells(rows).endswith("single-stream: latency_p90_ms 0.600")
+    assert report.cells(rows).endswith("single-stream: latency_p90_ms 0.600")
 
 
 def test_the_front_has_what_nothing_else_beats():
     points = [(1.0, 100.0), (2.0, 90.0), (2.0, 300.0), (3.0, 300.0), (0.5, 10.0)]
-    assert plots.front(points) == [(0.5, 10.0), (1.0, 100.0), (2.0, 300.0)]
+    assert report.front(points) == [(0.5, 10.0), (1.0, 100.0), (2.0, 300.0)]
 
 
 @pytest.mark.parametrize(
@@ -90,6 +90,6 @@ def test_the_front_has_what_nothing_else_beats():
     ],
 )
 def test_what_was_measured_is_drawn(rows: pd.DataFrame, names: list[str], tmp_path: Path):
-    made = plots.draw_inference(rows, tmp_path, pytest.fail)
+    made = report.draw(rows, tmp_path, pytest.fail)
     assert [path.name for path in made] == names
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in made)

@@ -14,14 +14,15 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import choice, compilers, engines, models, modes
-from convscope.errors import InputError
-from convscope.remote import Remote, WorkerError
-from convscope.runner import Local
-from convscope.task import MissingError, Task
+from convscope.convolution import backends, models
+from convscope.errors import InputError, MissingError, WorkerError
+from convscope.inference.engines import catalogue, compilers
+from convscope.inference.engines.runners import LocalRunner, RemoteRunner
+from convscope.inference.engines.workload import Workload
+from convscope.verification import choice
 
 
-def task(folder: Path, **changes: Any) -> Task:
+def task(folder: Path, **changes: Any) -> Workload:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
     given = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -38,14 +39,14 @@ def task(folder: Path, **changes: Any) -> Task:
         "make_bench": None,
         "note": print,
     }
-    return Task(**options | changes)
+    return Workload(**options | changes)
 
 
 def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Path):
     asked = task(tmp_path)
-    runner, setup = engines.make("onnxruntime", asked)
+    runner, setup = catalogue.make("onnxruntime", asked)
     try:
-        assert isinstance(runner, Remote)
+        assert isinstance(runner, RemoteRunner)
         assert not runner.has_torch
         expected = asked.model(asked.given).detach()
         assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
@@ -64,7 +65,7 @@ def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Pa
 
 def test_half_precision_goes_through_onnxruntime(tmp_path: Path):
     asked = task(tmp_path, dtype="float16")
-    runner, _ = engines.make("onnxruntime", asked)
+    runner, _ = catalogue.make("onnxruntime", asked)
     expected = asked.model(asked.given).detach()
     assert 1e-5 < (runner.output() - expected).norm() / expected.norm() < 1e-2
     runner.close()
@@ -75,13 +76,13 @@ def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", list)
     with pytest.raises(MissingError, match="has no CPUExecutionProvider: pip install onnxruntime"):
-        engines.make("onnxruntime", task(tmp_path))
+        catalogue.make("onnxruntime", task(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])
 def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
     with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
-        engines.make(name, task(tmp_path))
+        catalogue.make(name, task(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("fused", 5)])
@@ -91,14 +92,14 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
     """All but the graph and cuDNN: on a CPU each step is launched, and the fused calls are done in steps."""
     tried: list[torch.Tensor] = []
 
-    def uncaptured(task: Task, step: Callable[[], torch.Tensor], captured: bool = False) -> Local:
+    def uncaptured(task: Workload, step: Callable[[], torch.Tensor], captured: bool = False) -> LocalRunner:
         tried.append(step())
-        return Local(step, task.device, captured=False, counted=False)
+        return LocalRunner(step, task.device, captured=False, counted=False)
 
-    monkeypatch.setattr(Task, "needs_gpu", lambda task, engine: None)
-    monkeypatch.setattr(Task, "local", uncaptured)
+    monkeypatch.setattr(Workload, "needs_gpu", lambda task, engine: None)
+    monkeypatch.setattr(Workload, "local", uncaptured)
     asked = task(tmp_path, dtype="bfloat16", layout="nhwc")
-    runner, setup = engines.make(name, asked)
+    runner, setup = catalogue.make(name, asked)
     expected = asked.model(asked.given).detach()
     tried.append(runner.output())
     runner.close()
@@ -112,16 +113,16 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
 def test_a_package_that_is_not_installed_is_said_with_how_to_install_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(engines.importlib.util, "find_spec", lambda package: None if package == name else "there")
+    monkeypatch.setattr(catalogue.importlib.util, "find_spec", lambda package: None if package == name else "there")
     with pytest.raises(MissingError, match=f"{name} needs {name}, not installed: pip install"):
-        engines.make(name, task(tmp_path))
+        catalogue.make(name, task(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["compile", "compile-max", "aot"])
 def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MissingError, match="no-such-compiler is not here: install g"):
-        engines.make(name, task(tmp_path))
+        catalogue.make(name, task(tmp_path))
 
 
 @pytest.mark.parametrize("options", ["", " -O1"])
@@ -152,31 +153,31 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     seen: list[str] = []
 
     def choose(*_: object, **__: object) -> dict[str, str]:
-        seen.append(modes.layout_in_force())
+        seen.append(backends.layout_in_force())
         return {}
 
-    def local(self: Task, step: Callable[[], torch.Tensor], captured: bool) -> Local:
-        seen.append(modes.layout_in_force())
+    def local(self: Workload, step: Callable[[], torch.Tensor], captured: bool) -> LocalRunner:
+        seen.append(backends.layout_in_force())
         assert captured
-        return Local(step, self.device, captured=False, counted=False)
+        return LocalRunner(step, self.device, captured=False, counted=False)
 
-    monkeypatch.setattr(Task, "needs_gpu", lambda *_: None)
-    monkeypatch.setattr(Task, "local", local)
+    monkeypatch.setattr(Workload, "needs_gpu", lambda *_: None)
+    monkeypatch.setattr(Workload, "local", local)
     monkeypatch.setattr(choice, "pick", choose)
-    runner, _ = engines.cudnn_best(asked)
+    runner, _ = catalogue.cudnn_best(asked)
     assert seen == ["nhwc", "nhwc"]
-    assert modes.layout_in_force() == "nchw"
+    assert backends.layout_in_force() == "nchw"
     assert runner.output().shape == (2, 5)
 
 
 def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
     asked = task(tmp_path)
     try:
-        runner, setup = engines.make("compile-max", asked)
+        runner, setup = catalogue.make("compile-max", asked)
     except MissingError as missing:
         pytest.skip(str(missing))
     try:
-        assert isinstance(runner, Remote)
+        assert isinstance(runner, RemoteRunner)
         expected = asked.model(asked.given).detach()
         assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
         assert runner.peak_memory_bytes() is None
@@ -189,17 +190,17 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
 
 def test_numpy_has_no_bfloat16(tmp_path: Path):
     with pytest.raises(MissingError, match="NumPy, which has no bfloat16"):
-        engines.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
+        catalogue.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
 
 
 def test_what_an_error_makes_of_a_cell():
     for error in (torch._dynamo.exc.TorchDynamoException("no\nmore"), WorkerError("no")):
-        assert engines.failure_of(error) == engines.Failure("failed", "no")
-    assert engines.failure_of(MissingError("none")).status == "unsupported"
+        assert catalogue.failure_of(error) == catalogue.Failure("failed", "no")
+    assert catalogue.failure_of(MissingError("none")).status == "unsupported"
     full = "aot: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    assert engines.failure_of(WorkerError(full)) == engines.Failure("oom", full, 2 * 2**30)
-    assert engines.failure_of(torch.OutOfMemoryError("CUDA out of memory.")).status == "oom"
-    assert engines.failure_of(RuntimeError("a mistake")) is None
+    assert catalogue.failure_of(WorkerError(full)) == catalogue.Failure("oom", full, 2 * 2**30)
+    assert catalogue.failure_of(torch.OutOfMemoryError("CUDA out of memory.")).status == "oom"
+    assert catalogue.failure_of(RuntimeError("a mistake")) is None
 
 
 def test_the_input_has_the_layout_and_type_asked_for(tmp_path: Path):

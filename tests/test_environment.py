@@ -9,7 +9,7 @@ import subprocess
 import pytest
 import torch
 
-from convscope import environment
+from convscope.storage import environment
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,10 @@ import torch
 from fakes import layer
 
 import profiler
-from convscope import cudnn, failures, request, swap
-from convscope.errors import DeviceFaultError, InputError
+from convscope import failures
+from convscope.cli.options import parse_bytes
+from convscope.convolution.operator import CudaOperator, why_too_large
+from convscope.errors import CudnnError, CudnnMissingError, DeviceFaultError, InputError, NotSupportedError
 from convscope.failures import Failure
 from profiler import UnifiedProfiler
 
@@ -27,11 +29,11 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total ca
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0"), "oom", 20 * 2**20),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 600 bytes."),
          "oom", 600),
-        (cudnn.CudnnError("cudnnConvolutionForward: CUDNN_STATUS_ALLOC_FAILED"), "oom", None),
+        (CudnnError("cudnnConvolutionForward: CUDNN_STATUS_ALLOC_FAILED"), "oom", None),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "oom", None),
-        (cudnn.NotSupportedError("cudnnConvolutionForward: CUDNN_STATUS_NOT_SUPPORTED"), "unsupported", None),
+        (NotSupportedError("cudnnConvolutionForward: CUDNN_STATUS_NOT_SUPPORTED"), "unsupported", None),
         (InputError("alexnet cannot take 8×8 images"), "unsupported", None),
-        (cudnn.CudnnError("cudnnConvolutionForward: CUDNN_STATUS_EXECUTION_FAILED"), "failed", None),
+        (CudnnError("cudnnConvolutionForward: CUDNN_STATUS_EXECUTION_FAILED"), "failed", None),
         (RuntimeError("cuDNN error: CUDNN_STATUS_BAD_PARAM"), "failed", None),
         (RuntimeError("FIND was unable to find an engine to execute this computation"), "failed", None),
         (RuntimeError("CUDA error: invalid configuration argument\nCUDA kernel errors might be"), "failed", None),
@@ -42,7 +44,7 @@ def test_an_error_that_is_a_sizes_own_is_a_row(error: Exception, status: str, as
     assert failure == Failure(status, str(error).splitlines()[0], asked)
 
 
-@pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), cudnn.CudnnMissingError("no cuDNN")])
+@pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), CudnnMissingError("no cuDNN")])
 def test_an_error_that_nobody_can_name_is_no_row(error: Exception):
     assert failures.of_size(error) is None
 
@@ -125,12 +127,12 @@ def test_a_run_that_goes_on_remembers_where_memory_ran_out(tmp_path: Path):
 
 def test_a_workspace_over_the_limit_is_a_reason_that_names_algorithm_and_limit():
     told = "workspace over the limit: fft takes more than 512 MB (--max-workspace)"
-    assert swap.why_too_large("fft", 512_000_001, 512_000_000) == told
+    assert why_too_large("fft", 512_000_001, 512_000_000) == told
 
 
 @pytest.mark.parametrize(("workspace", "most"), [(512, 512), (0, 0), (10**12, None)])
 def test_a_workspace_up_to_the_limit_is_no_reason(workspace: int, most: int | None):
-    assert swap.why_too_large("fft", workspace, most) is None
+    assert why_too_large("fft", workspace, most) is None
 
 
 class Plan:
@@ -146,7 +148,7 @@ class Plan:
 
 
 def test_the_limit_goes_the_way_of_every_other_reason_and_the_plan_is_given_back(monkeypatch: pytest.MonkeyPatch):
-    engine, plan = swap.Engine(), Plan()
+    engine, plan = CudaOperator(), Plan()
     monkeypatch.setattr(engine, "_plan", lambda *asked: plan)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -159,7 +161,7 @@ def test_the_limit_goes_the_way_of_every_other_reason_and_the_plan_is_given_back
 @pytest.mark.parametrize("text", ["", "MB", "-1", "1e9", "1 XB", "٣MB", "1.2.3GB", "nan", "9" * 400])
 def test_what_is_no_number_of_bytes_is_refused(text: str):
     with pytest.raises(InputError, match=r"--max-workspace .*: say a number of bytes, such as 1048576, 512MB or 2GiB"):
-        request.parse_bytes("--max-workspace", text)
+        parse_bytes("--max-workspace", text)
 
 
 GROWTH = """

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from convscope import families
-from convscope.families import DIRECT, FFT, IM2COL, IMPLICIT, LAYOUT, OTHER, PRECOMPUTED, PRODUCT, WINOGRAD
+from convscope.verification import kernel_families
+from convscope.verification.kernel_families import (
+    DIRECT,
+    FFT,
+    IM2COL,
+    IMPLICIT,
+    LAYOUT,
+    OTHER,
+    PRECOMPUTED,
+    PRODUCT,
+    WINOGRAD,
+)
 
 GROUPED_DIRECT = (
     "void cudnn::cnn::conv2d_grouped_direct_kernel<false, true, false, false, false, false, 0, 0, int, float, float, "
@@ -88,17 +98,17 @@ RECORDED = [
 
 @pytest.mark.parametrize(("name", "family"), RECORDED)
 def test_a_recorded_kernel_is_of_its_family(name: str, family: str):
-    assert families.family(name) == family
+    assert kernel_families.family(name) == family
 
 
 @pytest.mark.parametrize("name", [XMMA_TF32, XMMA_SM90, CUTLASS_TF32])
 def test_tensor_core_kernels_say_so_in_their_names(name: str):
-    assert families.uses_tensor_cores(name)
+    assert kernel_families.uses_tensor_cores(name)
 
 
 @pytest.mark.parametrize("name", [XMMA_FFMA, XMMA_PRODUCT, CUTLASS_FMA, IMPLICIT_KERNEL, GROUPED_DIRECT, TO_NHWC])
 def test_fma_kernels_do_not_pass_for_tensor_core_kernels(name: str):
-    assert not families.uses_tensor_cores(name)
+    assert not kernel_families.uses_tensor_cores(name)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_fma_kernels_do_not_pass_for_tensor_core_kernels(name: str):
     ],
 )
 def test_an_algorithm_may_have_its_own_kernels(algorithm: str, kernels: list[str]):
-    assert families.stranger(algorithm, kernels, pointwise=False) is None
+    assert kernel_families.stranger(algorithm, kernels, pointwise=False) is None
 
 
 @pytest.mark.parametrize(
@@ -129,22 +139,22 @@ def test_an_algorithm_may_have_its_own_kernels(algorithm: str, kernels: list[str
     ],
 )
 def test_a_kernel_of_another_algorithm_is_named(algorithm: str, kernels: list[str], odd: str):
-    assert families.stranger(algorithm, kernels, pointwise=False) == odd
+    assert kernel_families.stranger(algorithm, kernels, pointwise=False) == odd
 
 
 def test_a_matrix_product_is_the_whole_work_of_a_pointwise_layer_only():
-    assert families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=True) is None
-    assert families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=False) == CUTLASS_TF32
+    assert kernel_families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=True) is None
+    assert kernel_families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=False) == CUTLASS_TF32
 
 
 def test_kernels_that_only_move_data_prove_nothing():
-    assert families.stranger("implicit precomp gemm", [TO_NHWC, "Memset (Device)"], pointwise=False) == ""
-    assert families.stranger("winograd nonfused", [XMMA_PRODUCT], pointwise=False) == ""
+    assert kernel_families.stranger("implicit precomp gemm", [TO_NHWC, "Memset (Device)"], pointwise=False) == ""
+    assert kernel_families.stranger("winograd nonfused", [XMMA_PRODUCT], pointwise=False) == ""
 
 
 def test_a_name_that_promises_no_kernel_is_never_contradicted():
-    assert families.stranger("guess", [GROUPED_DIRECT], pointwise=False) is None
-    assert families.stranger("torch", [XMMA_TF32], pointwise=False) is None
+    assert kernel_families.stranger("guess", [GROUPED_DIRECT], pointwise=False) is None
+    assert kernel_families.stranger("torch", [XMMA_TF32], pointwise=False) is None
 
 
 @pytest.mark.parametrize(
@@ -157,8 +167,8 @@ def test_a_name_that_promises_no_kernel_is_never_contradicted():
     ],
 )
 def test_the_short_name_leaves_out_templates_and_parameters(name: str, short: str):
-    assert families.short_name(name) == short
+    assert kernel_families.short_name(name) == short
 
 
 def test_the_work_of_two_algorithms_is_compared_without_layout_changes_and_memsets():
-    assert families.working({TO_NHWC: 2, XMMA_TF32: 1, "Memset (Device)": 1}) == {XMMA_TF32: 1}
+    assert kernel_families.working({TO_NHWC: 2, XMMA_TF32: 1, "Memset (Device)": 1}) == {XMMA_TF32: 1}

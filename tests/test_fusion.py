@@ -9,7 +9,8 @@ import torch
 from fakes import Branching
 from torch import nn
 
-from convscope import fusion, models
+from convscope.convolution import models
+from convscope.inference.engines import fusion
 
 
 def randomized(name: str) -> nn.Module:

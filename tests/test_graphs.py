@@ -6,7 +6,9 @@ import fakes
 import pytest
 import torch
 
-from convscope import graphs
+from convscope.errors import HostTooSlowError
+from convscope.timing import graphs
+from convscope.timing.layer_times import LayerTimes, layer_times, pair_overhead_us, plausible_overhead_us
 
 
 @pytest.fixture
@@ -17,24 +19,24 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> fakes.Gpu:
 
 
 def test_a_pair_costs_half_of_what_it_adds():
-    assert graphs.pair_overhead_us([0.1, 0.1, 0.1], pairs=10) == pytest.approx(5.0)
+    assert pair_overhead_us([0.1, 0.1, 0.1], pairs=10) == pytest.approx(5.0)
 
 
 def test_one_disturbed_pass_does_not_change_the_overhead():
-    assert graphs.pair_overhead_us([0.1, 0.1, 9.0], pairs=10) == pytest.approx(5.0)
+    assert pair_overhead_us([0.1, 0.1, 9.0], pairs=10) == pytest.approx(5.0)
 
 
 def test_the_overhead_is_never_negative():
-    assert graphs.pair_overhead_us([-0.1, -0.2, 0.0], pairs=10) == 0.0
+    assert pair_overhead_us([-0.1, -0.2, 0.0], pairs=10) == 0.0
 
 
 def test_without_layers_there_is_no_overhead():
-    assert graphs.pair_overhead_us([0.1], pairs=0) == 0.0
+    assert pair_overhead_us([0.1], pairs=0) == 0.0
 
 
 @pytest.mark.parametrize(("measured_us", "taken_us"), [(3.0, 3.0), (3.8, 3.8), (2.4, 2.4), (9.0, 3.0), (0.0, 3.0)])
 def test_an_overhead_far_from_the_reference_gives_way_to_it(measured_us: float, taken_us: float):
-    assert graphs.plausible_overhead_us(measured_us, reference_us=3.0) == taken_us
+    assert plausible_overhead_us(measured_us, reference_us=3.0) == taken_us
 
 
 @pytest.mark.parametrize(("launched_s", "ahead"), [(10.5, True), (10.89, True), (10.91, False), (11.0, False)])
@@ -63,7 +65,7 @@ def test_a_spin_that_was_too_short_stays_longer(gpu: fakes.Gpu):
 
 def test_a_host_that_is_never_ahead_is_an_error(gpu: fakes.Gpu):
     gpu.launch_ms = 1e6
-    with pytest.raises(graphs.HostTooSlowError, match="the host is too busy to measure beside"):
+    with pytest.raises(HostTooSlowError, match="the host is too busy to measure beside"):
         graphs.LaunchHider().sample(fakes.Captured(gpu, 2.0).replay, lambda: None)
 
 
@@ -83,44 +85,44 @@ def test_samples_that_overfill_the_queue_are_counted(gpu: fakes.Gpu):
 
 
 def test_layer_times_are_what_the_events_read(gpu: fakes.Gpu):
-    found = graphs.layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.51, 0.31], count=3)
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.51, 0.31], count=3)
     assert found.passes_ms == pytest.approx([1.0] * 3)
     assert found.added_ms == pytest.approx([0.04] * 3)
     assert found.layers_ms == [[0.51] * 3, [0.31] * 3]
 
 
 def test_the_overhead_of_a_pair_is_taken_off_every_sample():
-    times = graphs.LayerTimes([1.0, 1.0], [[0.51, 0.52], [0.31, 0.32]], [0.04, 0.04], repeated=0)
+    times = LayerTimes([1.0, 1.0], [[0.51, 0.52], [0.31, 0.32]], [0.04, 0.04], repeated=0)
     assert times.less(10.0) == [pytest.approx([0.50, 0.51]), pytest.approx([0.30, 0.31])]
 
 
 def test_a_layer_shorter_than_the_overhead_takes_no_time_rather_than_less():
-    assert graphs.LayerTimes([1.0], [[0.002]], [0.04], repeated=0).less(10.0) == [[0.0]]
+    assert LayerTimes([1.0], [[0.002]], [0.04], repeated=0).less(10.0) == [[0.0]]
 
 
 def test_layer_times_count_the_samples_taken_again(gpu: fakes.Gpu):
     gpu.launch_ms = 0.15
-    found = graphs.layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.0), lambda: [0.5], count=2)
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.0), lambda: [0.5], count=2)
     assert found.repeated == 1
 
 
 def test_a_steady_load_keeps_the_queue_filled(gpu: fakes.Gpu):
     captured = fakes.Captured(gpu, 2.0)
-    graphs.SteadyLoad(captured, pass_ms=2.0).step()
+    graphs.ReplayLoad(captured, pass_ms=2.0).step()
     assert captured.replays == 10
 
 
 @pytest.mark.parametrize(("pass_ms", "depth"), [(500.0, 2), (1e-6, 256)])
 def test_the_queue_is_at_least_two_deep_and_has_an_end(gpu: fakes.Gpu, pass_ms: float, depth: int):
     captured = fakes.Captured(gpu, pass_ms)
-    graphs.SteadyLoad(captured, pass_ms).step()
+    graphs.ReplayLoad(captured, pass_ms).step()
     assert captured.replays == depth
 
 
 def test_a_step_queues_as_many_replays_as_have_finished(gpu: fakes.Gpu):
     gpu.launch_ms = 0.0
     captured = fakes.Captured(gpu, 2.0)
-    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load = graphs.ReplayLoad(captured, pass_ms=2.0)
     load.step()
     gpu.host_ms += 6.0
     load.step()
@@ -130,7 +132,7 @@ def test_a_step_queues_as_many_replays_as_have_finished(gpu: fakes.Gpu):
 
 def test_a_queue_found_empty_is_counted_and_made_deeper(gpu: fakes.Gpu):
     captured = fakes.Captured(gpu, 2.0)
-    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load = graphs.ReplayLoad(captured, pass_ms=2.0)
     load.step()
     torch.cuda.synchronize()
     load.step()
@@ -139,12 +141,12 @@ def test_a_queue_found_empty_is_counted_and_made_deeper(gpu: fakes.Gpu):
 
 
 def test_nothing_has_finished_before_the_first_step(gpu: fakes.Gpu):
-    assert graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0).inferences(1.0) == 0.0
+    assert graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0).inferences(1.0) == 0.0
 
 
 def test_a_load_counts_the_replays_that_have_finished(gpu: fakes.Gpu):
     gpu.launch_ms = 0.0
-    load = graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
+    load = graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
     load.step()
     gpu.host_ms += 6.0
     load.step()
@@ -153,7 +155,7 @@ def test_a_load_counts_the_replays_that_have_finished(gpu: fakes.Gpu):
 
 def test_halfway_between_two_looks_half_of_the_replays_had_finished(gpu: fakes.Gpu):
     gpu.launch_ms = 0.0
-    load = graphs.SteadyLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
+    load = graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
     load.step()
     gpu.host_ms += 6.0
     load.step()
@@ -163,7 +165,7 @@ def test_halfway_between_two_looks_half_of_the_replays_had_finished(gpu: fakes.G
 def test_a_busy_load_replays_for_as_long_as_it_is_told(gpu: fakes.Gpu):
     gpu.launch_ms, gpu.look_ms = 0.0, 0.1
     captured = fakes.Captured(gpu, 2.0)
-    load = graphs.SteadyLoad(captured, pass_ms=2.0)
+    load = graphs.ReplayLoad(captured, pass_ms=2.0)
     load.keep_busy(0.1)
     assert gpu.host_ms == pytest.approx(100.0, abs=5.0)
     assert captured.replays == pytest.approx(50 + 10, abs=3)

@@ -16,18 +16,20 @@ import torch
 from fakes import ENVIRONMENT
 from torch import nn
 
-from convscope import deployment, engines, inference, load
-from convscope.deployment import Inference
-from convscope.energy import EnergyWindow
-from convscope.engines import Engine
-from convscope.errors import InputError
-from convscope.ledger import Ledger
-from convscope.ranks import Ranks
-from convscope.remote import WorkerError
-from convscope.runner import Local
-from convscope.sampling import PowerWindow
-from convscope.serving import Batcher
-from convscope.task import Made, MissingError, Setup, Task
+from convscope.distributed import Ranks
+from convscope.errors import InputError, MissingError, WorkerError
+from convscope.inference import loadgen
+from convscope.inference.engines import catalogue
+from convscope.inference.engines.catalogue import Recipe
+from convscope.inference.engines.runners import LocalRunner
+from convscope.inference.engines.workload import BuildCost, Engine, Workload
+from convscope.inference.loadgen import Batcher
+from convscope.inference.request import METRICS, Inference, build_model, check
+from convscope.inference.rows import SCHEMA, TABLE, InferenceRow
+from convscope.inference.study import InferenceStudy
+from convscope.power.energy import EnergyWindow
+from convscope.power.sampler import PowerWindow
+from convscope.storage.ledger import Ledger
 
 ASKED = Inference(
     model="torchvision:resnet18", engines=("eager",), batch_sizes=(1, 2), gpu="cpu", image_size_px=32,
@@ -60,12 +62,12 @@ class Meter:
         return window
 
 
-def study(folder: Path, **changes: Any) -> inference.Study:
+def study(folder: Path, **changes: Any) -> InferenceStudy:
     asked = dataclasses.replace(ASKED, **changes)
-    ledger = Ledger(folder, deployment.SCHEMA)
+    ledger = Ledger(folder, SCHEMA)
     ledger.prepare()
     ledger.begin(asked, ENVIRONMENT, ["x"], overwrite=False)
-    return inference.Study(
+    return InferenceStudy(
         inference=asked,
         model=Small().eval(),
         device=torch.device("cpu"),
@@ -80,7 +82,7 @@ def study(folder: Path, **changes: Any) -> inference.Study:
 
 def run(folder: Path, **changes: Any) -> pd.DataFrame:
     study(folder, **changes).run()
-    return Ledger(folder, deployment.SCHEMA).read(deployment.TABLE)
+    return Ledger(folder, SCHEMA).read(TABLE)
 
 
 @pytest.fixture
@@ -88,7 +90,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what puts an engine into the catalogue; `batch_s` is what one of its calls takes."""
 
     def put(name: str, wrong_by: float = 0.0, batch_s: float = 0.0, error: Exception | None = None) -> None:
-        def make(task: Task) -> Made:
+        def make(task: Workload) -> Engine:
             if error is not None:
                 raise error
 
@@ -98,9 +100,9 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
                     output: torch.Tensor = task.model(task.given) * (1 + wrong_by)
                 return output
 
-            return task.local(step), Setup(remark="put in")
+            return task.local(step), BuildCost(remark="put in")
 
-        monkeypatch.setitem(engines.ENGINES, name, Engine(make))
+        monkeypatch.setitem(catalogue.ENGINES, name, Recipe(make))
 
     return put
 
@@ -148,10 +150,10 @@ def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, eng
 def test_a_process_that_is_gone_at_the_last_question_is_a_row_too(
     tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    def gone(runner: Local) -> int | None:
+    def gone(runner: LocalRunner) -> int | None:
         raise WorkerError("its process was ended")
 
-    monkeypatch.setattr(Local, "peak_memory_bytes", gone)
+    monkeypatch.setattr(LocalRunner, "peak_memory_bytes", gone)
     row = run(tmp_path, engines=("eager",), batch_sizes=(1,)).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "its process was ended")
 
@@ -167,7 +169,7 @@ def test_a_stop_ends_before_the_next_cell(tmp_path: Path):
     begun.stop = iter([False, True]).__next__
     begun.run()
     assert begun.stopped
-    assert len(begun.ledger.read(deployment.TABLE)) == 1
+    assert len(begun.ledger.read(TABLE)) == 1
 
 
 @pytest.mark.parametrize(
@@ -179,12 +181,12 @@ def test_a_stop_ends_before_the_next_cell(tmp_path: Path):
     ],
 )
 def test_a_scenario_measures_what_its_name_means(tmp_path: Path, scenario: str, has: str, lacks: str, sizes: list[int]):
-    asked = inference.check(dataclasses.replace(ASKED, scenario=scenario))
+    asked = check(dataclasses.replace(ASKED, scenario=scenario))
     rows = run(tmp_path, scenario=scenario, batch_sizes=asked.batch_sizes)
     assert rows["batch_size"].tolist() == sizes
     assert rows[has].notna().all()
     assert rows[lacks].isna().all()
-    assert deployment.METRICS[scenario] == has
+    assert METRICS[scenario] == has
 
 
 def test_a_servers_p99_is_measured_at_each_rate(tmp_path: Path, engine: Any):
@@ -228,7 +230,7 @@ def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, en
 
 
 def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(task: Task) -> Made:
+    def make(task: Workload) -> Engine:
         calls = iter(range(10**9))
 
         def step() -> torch.Tensor:
@@ -236,9 +238,9 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Pa
                 output: torch.Tensor = task.model(task.given) * (1.0 if next(calls) < 4 else float("nan"))
             return output
 
-        return task.local(step), Setup()
+        return task.local(step), BuildCost()
 
-    monkeypatch.setitem(engines.ENGINES, "drifting", Engine(make))
+    monkeypatch.setitem(catalogue.ENGINES, "drifting", Recipe(make))
     row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]
     assert row["status"] == "failed"
     assert row["reason"].startswith("its output differs from eager float32 by nan")
@@ -246,17 +248,17 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Pa
 
 
 def test_the_rates_lie_around_what_the_simulation_holds():
-    rates = inference.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
+    rates = loadgen.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
     assert rates == sorted(rates)
     assert rates[0] < 4000 < rates[-1] * 1.2
-    assert load.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
-    assert load.between({100.0: True}) == []
-    assert load.between({100.0: False}) == []
+    assert loadgen.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
+    assert loadgen.between({100.0: True}) == []
+    assert loadgen.between({100.0: False}) == []
 
 
 def searched(within: dict[float, bool], highest: float) -> list[float]:
     tried = []
-    for rate in load.search(within, lambda: [50.0, 75.0, 90.0, 100.0, 110.0]):
+    for rate in loadgen.search(within, lambda: [50.0, 75.0, 90.0, 100.0, 110.0]):
         tried.append(rate)
         within[rate] = rate <= highest
     return tried
@@ -286,14 +288,14 @@ def test_a_server_command_that_has_run_measures_nothing_and_other_settings_do(tm
 
 
 def test_an_engine_that_ends_under_load_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def ended(self: load.Load, rate_qps: float) -> None:
+    def ended(self: loadgen.ServerLoad, rate_qps: float) -> None:
         raise WorkerError("onnxruntime: the process ended without a word")
 
-    monkeypatch.setattr(load.Load, "served", ended)
+    monkeypatch.setattr(loadgen.ServerLoad, "served", ended)
     begun = study(tmp_path, scenario="server", qps=(20.0,), batch_sizes=(1,))
     begun.run()
     assert begun.failed
-    row = begun.ledger.read(deployment.TABLE).iloc[0]
+    row = begun.ledger.read(TABLE).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "onnxruntime: the process ended without a word")
 
 
@@ -318,7 +320,7 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
     begun = study(tmp_path, processes=2, batch_sizes=(3, 4))
     begun.ranks = Twins(rank=0, world=2)
     begun.run()
-    rows = begun.ledger.read(deployment.TABLE)
+    rows = begun.ledger.read(TABLE)
     assert rows["status"].tolist() == ["unsupported", "ok"]
     assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
     one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
@@ -329,20 +331,20 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
 def test_what_fails_in_another_process_fails_here_too(tmp_path: Path):
     class OtherFails(Ranks):
         def gather(self, value: Any) -> list[Any]:
-            return [value, engines.Failure("oom", "too much")] if value is None else [value, value]
+            return [value, catalogue.Failure("oom", "too much")] if value is None else [value, value]
 
     begun = study(tmp_path, processes=2, batch_sizes=(4,))
     begun.ranks = OtherFails(rank=0, world=2)
     begun.run()
-    rows = begun.ledger.read(deployment.TABLE)
+    rows = begun.ledger.read(TABLE)
     assert rows[["status", "reason"]].to_numpy().tolist() == [["oom", "too much"]]
 
 
 def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
     begun = study(tmp_path)
     begun.run()
-    one = begun.ledger.read(deployment.TABLE).iloc[1]
-    row = deployment.InferenceRow("resnet18", "eager", 2, 2, "batch", images_per_s=1.5 * one["images_per_s"])
+    one = begun.ledger.read(TABLE).iloc[1]
+    row = InferenceRow("resnet18", "eager", 2, 2, "batch", images_per_s=1.5 * one["images_per_s"])
     assert begun._with_efficiency(row).scaling_efficiency_pct == pytest.approx(75)
     other = dataclasses.replace(row, batch_size=4)
     assert begun._with_efficiency(other).scaling_efficiency_pct is None
@@ -369,12 +371,12 @@ def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], said: str):
     with pytest.raises(InputError, match=re.escape(said)):
-        inference.check(dataclasses.replace(ASKED, **changes))
+        check(dataclasses.replace(ASKED, **changes))
 
 
 def test_an_image_that_is_too_small_is_bad_input():
     with pytest.raises(InputError, match="alexnet cannot take 8×8 images"):
-        inference.subject(dataclasses.replace(ASKED, model="alexnet", image_size_px=8))
+        build_model(dataclasses.replace(ASKED, model="alexnet", image_size_px=8))
 
 
 @pytest.fixture(autouse=True)

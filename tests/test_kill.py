@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 from killing import CONVOLUTIONS, STEM, Victims, assert_whole, wait_for
 
-from convscope import lock
-from convscope.folder import Folder
+from convscope.storage import lock
+from convscope.storage.store import Folder
 
 KILLS = 200
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import graphs, layer_energy, models
-from convscope.energy import EnergyWindow, LoadEnergy
-from convscope.layer_energy import Breakdown, LayerEnergy
+from convscope.convolution import models
+from convscope.power.energy import EnergyWindow, LoadEnergy
+from convscope.profiling import layer_energy
+from convscope.profiling.layer_energy import Breakdown, LayerEnergy
+from convscope.timing import graphs
+from convscope.timing.hooks import convolution_modules, hooked
 
 L2_BYTES = 50_000
 
@@ -44,7 +47,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
 
     monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(graphs, "replay_times_ms", lambda captured, count: [1.0] * count)
-    monkeypatch.setattr(graphs, "SteadyLoad", lambda captured, pass_ms: object())
+    monkeypatch.setattr(graphs, "ReplayLoad", lambda captured, pass_ms: object())
     properties = types.SimpleNamespace(L2_cache_size=L2_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return kept
@@ -59,7 +62,7 @@ def measured(meter: layer_energy.Meter = hundred_joules) -> Breakdown:
     model, given = Model().eval(), torch.randn(1, 3, 16, 16)
     layers = []
     with torch.inference_mode():
-        with models.hooked(
+        with hooked(
             model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape, y.shape))
         ):
             model(given)
@@ -113,7 +116,7 @@ def test_the_rest_runs_no_convolution_and_the_model_gets_its_own_back(steps: lis
         expected = model(given)
         calls = layer_energy._calls(model, given)
         with layer_energy._stubbed(model, calls):
-            assert not models.convolution_modules(model)
+            assert not convolution_modules(model)
             assert torch.equal(model(given), expected)
         assert torch.equal(model(given), expected)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from convscope import layersets
+from convscope.conv3d import layersets
 from convscope.errors import InputError
 
 HEADER = ",".join(layersets.COLUMNS) + "\n"

@@ -8,16 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from convscope import ledger
 from convscope.errors import InputError
-from convscope.ledger import EpochRow, Key, Ledger, Training, TrainingRow
+from convscope.storage.ledger import Ledger
+from convscope.training.request import Training
+from convscope.training.rows import EpochRow, Row, TrainingKey, TrainingRow
 from tests import fakes
 
 ASKED = Training(models=("torchvision:resnet18",), batch_sizes=(4,), gpu="cpu")
-ONE, TWO = Key("resnet18", 4, 1, False), Key("resnet18", 8, 1, True)
+ONE, TWO = TrainingKey("resnet18", 4, 1, False), TrainingKey("resnet18", 8, 1, True)
 
 
-def rows(key: Key, throughput: float = 100.0) -> list[ledger.Row]:
+def rows(key: TrainingKey, throughput: float = 100.0) -> list[Row]:
     name = dataclasses.asdict(key)
     epochs = [EpochRow(**name, epoch=n, steps=5, train_loss=1.0 / n, test_loss=None, accuracy_pct=None) for n in (1, 2)]
     return [TrainingRow(**name, throughput_samples_per_s=throughput), *epochs]

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from convscope import local, progress
+from convscope.cluster import local_batch, progress
 from convscope.errors import InputError
-from convscope.progress import Combination
+from convscope.storage.paths import Combination
 
 UUIDS = ("GPU-a", "GPU-b", "GPU-c")
 SCRIPT = """#!/usr/bin/env bash
@@ -44,15 +44,17 @@ def library(names: tuple[str, ...] = ("NVIDIA H200",) * 3) -> SimpleNamespace:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Return a folder whose stages only note how they were called, fail on gemm, and never end on winograd."""
-    for name in local.SCRIPTS.values():
+    for name in local_batch.SCRIPTS.values():
         (tmp_path / name).write_text(SCRIPT)
         (tmp_path / name).chmod(0o755)
     return tmp_path
 
 
-def batch(root: Path, *names: str, stages: tuple[str, ...] = ("1_sanity",), count: int = 1) -> local.Batch:
-    found = [local.Device(f"GPU {at}", uuid) for at, uuid in enumerate(UUIDS[:count])]
-    return local.Batch([Combination("alexnet", name, "h200") for name in names], stages, found, ["--seed", "1"], root)
+def batch(root: Path, *names: str, stages: tuple[str, ...] = ("1_sanity",), count: int = 1) -> local_batch.LocalBatch:
+    found = [local_batch.Device(f"GPU {at}", uuid) for at, uuid in enumerate(UUIDS[:count])]
+    return local_batch.LocalBatch(
+        [Combination("alexnet", name, "h200") for name in names], stages, found, ["--seed", "1"], root
+    )
 
 
 def calls(root: Path) -> list[str]:
@@ -60,26 +62,26 @@ def calls(root: Path) -> list[str]:
 
 
 def test_gpus_are_those_that_cuda_shows():
-    assert [each.uuid for each in local.devices("", None, library())] == list(UUIDS)
-    assert [each.uuid for each in local.devices("1", "2,0", library())] == ["GPU-a"]
-    assert [each.uuid for each in local.devices("cpu,cpu", None)] == [None, None]
+    assert [each.uuid for each in local_batch.devices("", None, library())] == list(UUIDS)
+    assert [each.uuid for each in local_batch.devices("1", "2,0", library())] == ["GPU-a"]
+    assert [each.uuid for each in local_batch.devices("cpu,cpu", None)] == [None, None]
 
 
 @pytest.mark.parametrize("wanted", ["3", "0,0", "0,cpu", "x"])
 def test_gpus_that_are_not_here_are_refused_in_one_line(wanted: str):
     with pytest.raises(InputError, match=f"--gpus {wanted}: here are 3 GPUs: name each once, 0 to 2"):
-        local.devices(wanted, None, library())
+        local_batch.devices(wanted, None, library())
 
 
 def test_cards_of_different_kinds_have_no_common_label():
-    found = local.devices("", None, library(("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S")))
-    assert local.label(found[:2], library()) == "h200"
+    found = local_batch.devices("", None, library(("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S")))
+    assert local_batch.label(found[:2], library()) == "h200"
     with pytest.raises(InputError, match=r"different cards \(h200, l40s\)"):
-        local.label(found, library(("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S")))
+        local_batch.label(found, library(("NVIDIA H200", "NVIDIA H200", "NVIDIA L40S")))
 
 
 def test_a_combination_that_fails_stops_only_itself(root: Path, capsys: pytest.CaptureFixture[str]):
-    assert batch(root, "fft", "gemm", "guess", stages=("1_sanity", "2_quick")).run(local.Stop()) == 1
+    assert batch(root, "fft", "gemm", "guess", stages=("1_sanity", "2_quick")).run(local_batch.Stop()) == 1
     assert calls(root) == [
         "GPU-a 1_sanity_check.sh --local alexnet fft h200 --seed 1",
         "GPU-a 2_quick_sweep.sh --local alexnet fft h200 --seed 1",
@@ -93,7 +95,7 @@ def test_a_combination_that_fails_stops_only_itself(root: Path, capsys: pytest.C
 
 
 def test_each_gpu_has_a_process_of_its_own(root: Path):
-    assert batch(root, "fft", "guess", count=2).run(local.Stop()) == 0
+    assert batch(root, "fft", "guess", count=2).run(local_batch.Stop()) == 0
     assert sorted(line.split()[0] for line in calls(root)) == ["GPU-a", "GPU-b"]
 
 
@@ -106,7 +108,7 @@ def test_a_signal_ends_the_runs_and_starts_no_more(
             time.sleep(0.05)
         os.kill(os.getpid(), number)
 
-    with local.Stop() as stop:
+    with local_batch.Stop() as stop:
         sender = threading.Thread(target=send)
         sender.start()
         assert batch(root, "winograd", "fft").run(stop) == code
@@ -116,7 +118,7 @@ def test_a_signal_ends_the_runs_and_starts_no_more(
 
 
 def test_a_second_interrupt_is_more_urgent_than_the_first():
-    with local.Stop() as stop:
+    with local_batch.Stop() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.level == 1
         os.kill(os.getpid(), signal.SIGUSR2)
@@ -129,8 +131,8 @@ def test_finished_combinations_are_left_out_and_a_dry_run_prints_the_commands(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     (root / "matrix").write_text("alexnet\tdirect\nalexnet\ttorch\n")
-    monkeypatch.setattr(local.matrix, "unfinished", lambda every, *rest: list(every)[1:])
+    monkeypatch.setattr(local_batch.matrix, "unfinished", lambda every, *rest: list(every)[1:])
     arguments = [str(root / "matrix"), "--stages", "1_sanity", "--gpu", "cpu", "--dry-run", "--", "--seed", "2"]
-    assert local.main(arguments, root) == 0
+    assert local_batch.main(arguments, root) == 0
     assert capsys.readouterr().out == "./1_sanity_check.sh --local alexnet torch cpu --seed 2\n"
     assert progress.read(root / "results/1_sanity/alexnet_torch_cpu", "1_sanity") is None

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from convscope import lock
 from convscope.errors import InputError, WriteError
-from convscope.lock import Holder, Lock
+from convscope.storage import lock
+from convscope.storage.lock import Holder, Lock
 
 ME = lock.myself()
 

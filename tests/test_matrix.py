@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from convscope import combinations, matrix
+from convscope.cluster import matrix
+from convscope.cluster.progress import Progress
 from convscope.errors import InputError
-from convscope.progress import Combination, Progress
+from convscope.profiling import listing
+from convscope.storage.paths import Combination
 
 WHO = Combination("alexnet", "fft", "h200")
 
@@ -60,16 +62,16 @@ def test_parts_are_of_one_gpu_and_no_longer_than_the_site_allows():
 def test_what_has_all_the_sizes_that_are_asked_for_is_finished(flags: list[str], left: bool):
     sizes = tuple(range(224, 224 + 32 * 10, 32))
     found = Progress(Path(), "2_quick", WHO, (*sizes[:-1], 512), done=10, bad=Counter())
-    assert matrix.asked("2_quick", flags).met_by(found) is not left
+    assert matrix.requested_sizes("2_quick", flags).met_by(found) is not left
 
 
 def test_a_run_with_a_size_missing_is_not_finished():
-    assert not matrix.asked("2_quick", []).met_by(Progress(Path(), "2_quick", WHO, tuple(range(10)), done=9))
+    assert not matrix.requested_sizes("2_quick", []).met_by(Progress(Path(), "2_quick", WHO, tuple(range(10)), done=9))
 
 
 def test_one_folder_for_all_combinations_is_refused():
     with pytest.raises(InputError, match="every combination needs a folder of its own"):
-        matrix.asked("2_quick", ["--output-dir", "x"])
+        matrix.requested_sizes("2_quick", ["--output-dir", "x"])
 
 
 def test_the_file_of_an_array_never_changes(tmp_path: Path):
@@ -88,7 +90,7 @@ def test_the_command_takes_flags_after_two_dashes(tmp_path: Path, capsys: pytest
 
 
 def test_a_list_of_combinations_comments_out_what_the_rules_rule_out(tmp_path: Path):
-    listed = combinations.listed(["alexnet"], ["winograd", "guess"], "h200", (224, 512))
+    listed = listing.combination_list(["alexnet"], ["winograd", "guess"], "h200", (224, 512))
     first, second = listed.splitlines()
     assert first.startswith("# alexnet winograd: ")
     assert second == "alexnet\tguess\th200"
@@ -96,7 +98,7 @@ def test_a_list_of_combinations_comments_out_what_the_rules_rule_out(tmp_path: P
 
 
 def test_a_list_of_a_cpu_has_what_a_cpu_runs():
-    listed = combinations.listed(["alexnet"], None, "cpu", (224, 224)).splitlines()
+    listed = listing.combination_list(["alexnet"], None, "cpu", (224, 224)).splitlines()
     assert [line for line in listed if not line.startswith("#")] == [
         f"alexnet\t{algorithm}\tcpu" for algorithm in ("direct", "smm", "torch")
     ]

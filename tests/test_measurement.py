@@ -7,14 +7,15 @@ import json
 import pytest
 from fakes import layer, run
 
-from convscope.assignment import Assignment
-from convscope.energy import EnergyWindow, LoadEnergy
+from convscope.convolution.assignment import Assignment
+from convscope.convolution.operator import Execution
 from convscope.failures import Failure
-from convscope.measurement import Measurement, Witness, failed_row, layer_rows, overall_row
-from convscope.records import LayerRow, OverallRow, Run
-from convscope.statistics import summarize
-from convscope.swap import Execution
-from convscope.trace import LayerTrace
+from convscope.power.energy import EnergyWindow, LoadEnergy
+from convscope.profiling.measurement import Measurement, Observation, failed_row, layer_rows, overall_row
+from convscope.profiling.request import Run
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.timing.summary import summarize
+from convscope.timing.trace import LayerTrace
 
 LAYERS = [layer(name="a"), layer(name="b", position=1, kernel=(1, 7), padding=(0, 3))]
 NO_REASONS = Assignment({"a": "gemm", "b": "gemm"}, {})
@@ -24,7 +25,7 @@ FOUND = Measurement(
     layers=[summarize([4.0, 6.0]), summarize([2.0, 2.0])],
     method="a stopwatch",
     eager=summarize([12.0, 14.0]),
-    witnesses=[Witness(Execution("gemm", "cudnn", 256), 1e-7), Witness(Execution("torch", "torch"))],
+    witnesses=[Observation(Execution("gemm", "cudnn", 256), 1e-7), Observation(Execution("torch", "torch"))],
 )
 TRACED = [LayerTrace({"k1": 2, "k2": 1}, 3.5, 4.5), LayerTrace({"k3": 1}, 1.5, None)]
 

@@ -12,8 +12,9 @@ from hypothesis import given
 from strategies import Case, cases
 from torch import nn
 
-from convscope import models
+from convscope.convolution import models
 from convscope.errors import InputError
+from convscope.timing.hooks import convolution_modules, hooked
 
 CONVOLUTIONS = {"vgg16": 13, "densenet121": 120, "resnet152": 155, "googlenet": 57, "alexnet": 5, "resnet50": 53}
 
@@ -72,7 +73,7 @@ def test_a_model_is_built_for_inference():
 
 
 def test_googlenet_is_built_without_the_heads_that_only_training_uses():
-    assert not any(name.startswith("aux") for name in models.convolution_modules(models.build("googlenet")))
+    assert not any(name.startswith("aux") for name in convolution_modules(models.build("googlenet")))
 
 
 def test_weights_that_cannot_be_downloaded_are_an_input_error(monkeypatch: pytest.MonkeyPatch):
@@ -89,7 +90,7 @@ def test_the_list_is_in_the_order_and_with_the_shapes_of_a_real_pass():
     ran: list[tuple[str, tuple[int, ...]]] = []
     with (
         torch.inference_mode(),
-        models.hooked(model, after=lambda name, module, given, output: ran.append((name, tuple(output.shape)))),
+        hooked(model, after=lambda name, module, given, output: ran.append((name, tuple(output.shape)))),
     ):
         model(torch.zeros(2, 3, 64, 64))
     listed = models.convolutions("googlenet", 64, batch_size=2)
@@ -159,7 +160,7 @@ def test_padding_by_name_is_described_in_pixels(options: dict, padding: tuple[in
 
 def test_hooks_call_before_and_after_each_convolution_in_order():
     model, calls = Branching(), []
-    with models.hooked(
+    with hooked(
         model,
         before=lambda name, module, given: calls.append(("before", name)),
         after=lambda name, module, given, output: calls.append(("after", name)),
@@ -172,7 +173,7 @@ def test_hooks_are_gone_after_the_block_even_when_it_failed():
     model, calls = Branching(), []
     with (
         pytest.raises(RuntimeError, match="channels"),
-        models.hooked(model, before=lambda name, module, given: calls.append(name)),
+        hooked(model, before=lambda name, module, given: calls.append(name)),
     ):
         model(torch.zeros(1, 5, 8, 8))
     model(torch.zeros(1, 3, 8, 8))

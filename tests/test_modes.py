@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from convscope import modes
+from convscope.convolution import backends
 
 
 def state() -> tuple[bool, int, bool, bool]:
@@ -17,11 +17,11 @@ def state() -> tuple[bool, int, bool, bool]:
 
 def test_a_search_is_of_ten_plans_or_of_all():
     before = state()
-    with modes.searching():
+    with backends.searching():
         assert state() == (True, before[1], *before[2:])
-        with modes.searching(every=True):
+        with backends.searching(every=True):
             assert state() == (True, 0, *before[2:])
-        with modes.searching(False):
+        with backends.searching(False):
             assert state() == (False, before[1], *before[2:])
         assert state()[:2] == (True, before[1])
     assert state() == before
@@ -29,20 +29,20 @@ def test_a_search_is_of_ten_plans_or_of_all():
 
 @pytest.mark.parametrize("mode", ["tf32", "fp32"])
 def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
-    before = modes.math_in_force()
-    with modes.math(mode):
-        assert modes.math_in_force() == mode
-    assert modes.math_in_force() == before
+    before = backends.math_in_force()
+    with backends.math(mode):
+        assert backends.math_in_force() == mode
+    assert backends.math_in_force() == before
 
 
 def test_the_layout_is_in_force_inside_its_block_only():
-    assert modes.layout_in_force() == "nchw"
-    with modes.layout("nhwc"):
-        assert modes.layout_in_force() == "nhwc"
-        with modes.layout("nchw"):
-            assert modes.layout_in_force() == "nchw"
-        assert modes.layout_in_force() == "nhwc"
-    assert modes.layout_in_force() == "nchw"
+    assert backends.layout_in_force() == "nchw"
+    with backends.layout("nhwc"):
+        assert backends.layout_in_force() == "nhwc"
+        with backends.layout("nchw"):
+            assert backends.layout_in_force() == "nchw"
+        assert backends.layout_in_force() == "nhwc"
+    assert backends.layout_in_force() == "nchw"
 
 
 @pytest.fixture(params=[True, False])
@@ -56,6 +56,6 @@ def permitted(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 def test_matrix_products_are_forbidden_tf32_too_and_permitted_nothing_new(permitted: bool):
     for mode, there in (("fp32", False), ("tf32", permitted)):
-        with modes.math(mode):
+        with backends.math(mode):
             assert torch.backends.cuda.matmul.allow_tf32 is there
         assert torch.backends.cuda.matmul.allow_tf32 is permitted

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from convscope import energy, nvml
-from convscope.nvml import NvmlCard, SensorError
+from convscope.errors import SensorError
+from convscope.power import energy, nvml
+from convscope.power.nvml import NvmlCard
 from profiler import PowerMonitor
 
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import operators, trace
-from convscope.operators import KernelTotal, Operator, StepProfile
-from convscope.steps import PHASES, PhaseRanges, Stepper
+from convscope.timing import trace
+from convscope.training import operators
+from convscope.training.operators import KernelTotal, Operator, StepProfile
+from convscope.training.step import PHASES, PhaseRanges, Stepper
 
 
 @pytest.mark.parametrize(

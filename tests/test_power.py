@@ -7,7 +7,7 @@ import random
 import pytest
 from simulation import Card, Clock, Load, Power, constant, share, square_wave
 
-from convscope import energy
+from convscope.power import energy
 from profiler import PowerMonitor
 
 PASS_S = 0.00226

@@ -11,9 +11,10 @@ import torch
 from fakes import Branching, Card, Clock, Load
 
 import profiler
-from convscope import records, tables
+from convscope.convolution.layer import Layer
 from convscope.errors import InputError
-from convscope.records import LayerRow, OverallRow
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage import table
 from profiler import CUDALayerTimer, PowerMonitor, UnifiedProfiler
 
 
@@ -119,8 +120,8 @@ def test_each_size_has_one_overall_row_and_one_row_for_each_convolution(two_size
 
 def test_the_tables_that_come_back_are_those_on_disk(two_sizes: tuple):
     folder, overall, layers = two_sizes
-    pd.testing.assert_frame_equal(overall, tables.read(folder / "alexnet_direct_overall.csv", OverallRow))
-    pd.testing.assert_frame_equal(layers, tables.read(folder / "alexnet_direct_layers.csv", LayerRow))
+    pd.testing.assert_frame_equal(overall, table.read(folder / "alexnet_direct_overall.csv", OverallRow))
+    pd.testing.assert_frame_equal(layers, table.read(folder / "alexnet_direct_layers.csv", LayerRow))
 
 
 def test_every_layer_says_that_ai3_ran_direct(two_sizes: tuple):
@@ -191,7 +192,7 @@ def test_a_size_in_the_middle_that_the_model_cannot_take_is_a_row_with_a_reason(
 ):
     listed = profiler.models.convolutions
 
-    def picky(name: str, size: int, batch_size: int) -> tuple[records.Layer, ...]:
+    def picky(name: str, size: int, batch_size: int) -> tuple[Layer, ...]:
         if size == 80:
             raise InputError("alexnet cannot take 80×80 images")
         return listed(name, size, batch_size)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from convscope import progress
-from convscope.folder import Folder
-from convscope.records import OverallRow, columns
+from convscope.cluster import progress
+from convscope.profiling.rows import OverallRow
+from convscope.storage.store import Folder
+from convscope.storage.table import columns
 from tests.fakes import ENVIRONMENT, run
 
 

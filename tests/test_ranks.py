@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from convscope import ranks
+from convscope import distributed
 
 PLACES = "import os; open(os.environ['RANK'], 'w').write(' '.join(os.environ[n] for n in ('LOCAL_RANK', 'WORLD_SIZE')))"
 
 
 def launched(program: str, count: int = 2, stop: bool = False) -> int:
-    return ranks.launch([sys.executable, "-c", program], count, lambda: stop)
+    return distributed.launch([sys.executable, "-c", program], count, lambda: stop)
 
 
 def test_each_process_has_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

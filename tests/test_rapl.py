@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from convscope import energy
-from convscope.nvml import SensorError
-from convscope.rapl import RaplPackages
+from convscope.errors import SensorError
+from convscope.power import energy
+from convscope.power.rapl import RaplPackages
 
 
 def package(root: Path, name: str, microjoules: int, most: int = 1_000_000) -> Path:

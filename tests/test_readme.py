@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 import run_profile
-from convscope import deployment, engines, ledger
-from convscope.records import LayerRow, OverallRow, columns
+from convscope.inference.engines import catalogue
+from convscope.inference.rows import InferenceRow
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.table import columns
+from convscope.training.rows import TABLES
 
 ROOT = Path(__file__).parents[1]
 README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
@@ -23,19 +26,17 @@ def test_every_column_is_explained(column: str):
     assert re.search(rf"\b{column}\b", README.split("## Columns")[1])
 
 
-@pytest.mark.parametrize(
-    "column", sorted({column for row_type in ledger.TABLES.values() for column in ledger.columns(row_type)})
-)
+@pytest.mark.parametrize("column", sorted({column for row_type in TABLES.values() for column in columns(row_type)}))
 def test_every_column_of_a_training_study_is_explained(column: str):
     assert re.search(rf"\b{column}\b", TRAINING.split("## Columns")[1])
 
 
-@pytest.mark.parametrize("column", ledger.columns(deployment.InferenceRow))
+@pytest.mark.parametrize("column", columns(InferenceRow))
 def test_every_column_of_an_inference_study_is_explained(column: str):
     assert re.search(rf"\b{column}\b", INFERENCE.split("## Columns")[1])
 
 
-@pytest.mark.parametrize("engine", engines.ENGINES)
+@pytest.mark.parametrize("engine", catalogue.ENGINES)
 def test_every_engine_is_explained(engine: str):
     assert f"| `{engine}` |" in INFERENCE
 

@@ -15,11 +15,11 @@ from fakes import ENVIRONMENT, LAYER, LAYER_ROW, OVERALL, run
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from convscope import folder as files
-from convscope import records, tables
 from convscope.errors import InputError
-from convscope.folder import Folder
-from convscope.records import LayerRow, OverallRow
+from convscope.profiling.request import SETTINGS
+from convscope.profiling.rows import SCHEMA_VERSION, LayerRow, OverallRow
+from convscope.storage import environment, store, table
+from convscope.storage.store import Folder
 
 FIRST_OVERALL = [
     "model", "algorithm", "input_size", "mean", "std", "min", "max", "power_mean_w", "energy_per_inference_j",
@@ -36,16 +36,16 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def test_the_overall_table_begins_with_the_agreed_columns():
-    assert records.columns(OverallRow)[:9] == FIRST_OVERALL
+    assert table.columns(OverallRow)[:9] == FIRST_OVERALL
 
 
 def test_the_layer_table_begins_with_the_agreed_columns():
-    assert records.columns(LayerRow)[:6] == FIRST_LAYERS
+    assert table.columns(LayerRow)[:6] == FIRST_LAYERS
 
 
 @pytest.mark.parametrize("row_type", [OverallRow, LayerRow])
 def test_both_tables_say_status_and_reason(row_type: type):
-    assert {"status", "reason"} <= set(records.columns(row_type))
+    assert {"status", "reason"} <= set(table.columns(row_type))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_layers_that_differ_in_groups_have_two_shapes():
 
 def test_tables_that_are_not_there_read_as_empty_with_all_columns(folder: Folder):
     assert folder.read_overall().empty
-    assert list(folder.read_layers().columns) == records.columns(LayerRow)
+    assert list(folder.read_layers().columns) == table.columns(LayerRow)
 
 
 @settings(phases=[Phase.generate])
@@ -121,7 +121,7 @@ def test_a_second_size_is_appended_below_the_first(folder: Folder):
 
 def test_a_size_without_layers_leaves_a_table_of_layers_with_a_header_only(folder: Folder):
     folder.append(dataclasses.replace(OVERALL, status="oom"), [])
-    assert list(folder.read_layers().columns) == records.columns(LayerRow)
+    assert list(folder.read_layers().columns) == table.columns(LayerRow)
     assert folder.read_layers().empty
 
 
@@ -196,7 +196,7 @@ def test_run_json_says_version_request_environment_and_more(folder: Folder):
     folder.write_run(run(), ENVIRONMENT, {"command": ["run_profile.py"]})
     document = folder.read_run()
     assert document is not None
-    assert document["schema_version"] == records.SCHEMA_VERSION
+    assert document["schema_version"] == SCHEMA_VERSION
     assert document["run"] == json.loads(json.dumps(dataclasses.asdict(run())))
     assert document["environment"] == dataclasses.asdict(ENVIRONMENT)
     assert document["command"] == ["run_profile.py"]
@@ -217,9 +217,7 @@ def test_a_foreign_run_json_is_refused(folder: Folder, content: str):
 
 def test_a_run_json_of_another_schema_is_refused_with_both_versions(folder: Folder):
     folder.run.write_text('{"schema_version": 99}')
-    with pytest.raises(
-        InputError, match=rf"has schema version 99, this program reads {records.SCHEMA_VERSION} and older"
-    ):
+    with pytest.raises(InputError, match=rf"has schema version 99, this program reads {SCHEMA_VERSION} and older"):
         folder.read_run()
 
 
@@ -231,33 +229,33 @@ def _document(folder: Folder) -> dict[str, object]:
 
 
 def test_the_same_run_has_no_differences(folder: Folder):
-    assert files.differences(_document(folder), run(), ENVIRONMENT) == []
+    assert store.differences(_document(folder), run(), ENVIRONMENT) == []
 
 
 def test_a_run_json_without_a_run_is_refused(folder: Folder):
-    folder.run.write_text(json.dumps({"schema_version": records.SCHEMA_VERSION}))
+    folder.run.write_text(json.dumps({"schema_version": SCHEMA_VERSION}))
     with pytest.raises(InputError, match=r"is not a run\.json of this project"):
-        files.differences(folder.read_run() or {}, run(), ENVIRONMENT)
+        store.differences(folder.read_run() or {}, run(), ENVIRONMENT)
 
 
 def test_more_sizes_are_no_difference(folder: Folder):
-    assert files.differences(_document(folder), run(input_sizes=(64, 96, 128)), ENVIRONMENT) == []
+    assert store.differences(_document(folder), run(input_sizes=(64, 96, 128)), ENVIRONMENT) == []
 
 
-@pytest.mark.parametrize("setting", [name for name in records.SETTINGS if name != "device_type"])
+@pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "device_type"])
 def test_a_run_that_differs_in_a_setting_is_told_apart(folder: Folder, setting: str):
-    (difference,) = files.differences(_document(folder), run(**{setting: "other"}), ENVIRONMENT)
+    (difference,) = store.differences(_document(folder), run(**{setting: "other"}), ENVIRONMENT)
     assert difference == f"{setting} {getattr(run(), setting)}, now other"
 
 
 def test_another_device_is_told_apart_by_its_kind(folder: Folder):
-    assert files.differences(_document(folder), run(device="cuda:0"), ENVIRONMENT) == ["device_type cpu, now cuda"]
+    assert store.differences(_document(folder), run(device="cuda:0"), ENVIRONMENT) == ["device_type cpu, now cuda"]
 
 
-@pytest.mark.parametrize("part", records.SOFTWARE)
+@pytest.mark.parametrize("part", environment.SOFTWARE)
 def test_other_hardware_or_software_is_told_apart(folder: Folder, part: str):
     other = dataclasses.replace(ENVIRONMENT, **{part: "other"})
-    assert files.differences(_document(folder), run(), other) == [f"{part} {getattr(ENVIRONMENT, part)}, now other"]
+    assert store.differences(_document(folder), run(), other) == [f"{part} {getattr(ENVIRONMENT, part)}, now other"]
 
 
 def test_preparing_makes_the_folder_and_leaves_nothing_in_it(tmp_path: Path):
@@ -318,7 +316,7 @@ def test_where_there_is_nothing_nothing_is_kept(tmp_path: Path):
 
 
 def test_writing_a_whole_file_leaves_no_temporary_one(tmp_path: Path):
-    tables.write_atomically(tmp_path / "run.json", "new")
+    table.write_atomically(tmp_path / "run.json", "new")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("run.json", "new")]
 
 

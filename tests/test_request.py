@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope import request
+from convscope.cli.options import find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
-from convscope.records import Run
+from convscope.profiling.request import Run, make_run, spread_sizes, stage_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ASKED: dict[str, Any] = {
@@ -35,7 +35,7 @@ ASKED: dict[str, Any] = {
 
 
 def make(**changes: object) -> Run:
-    return request.make_run(**(ASKED | changes))
+    return make_run(**(ASKED | changes))
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_a_seed_that_pytorch_cannot_take_is_refused():
 
 @pytest.mark.parametrize(("count", "stage"), [(1, "1_sanity"), (10, "2_quick"), (100, "3_full"), (7, "3_full")])
 def test_the_stage_goes_by_the_number_of_sizes(count: int, stage: str):
-    assert request.stage_of(count) == stage
+    assert stage_of(count) == stage
 
 
 def test_a_named_stage_wins_over_the_number_of_sizes():
@@ -100,21 +100,21 @@ def test_a_named_stage_wins_over_the_number_of_sizes():
 
 
 def test_the_quick_sizes_are_the_documented_ones():
-    assert request.spread_sizes(10, (224, 512)) == (224, 256, 288, 320, 352, 384, 416, 448, 480, 512)
+    assert spread_sizes(10, (224, 512)) == (224, 256, 288, 320, 352, 384, 416, 448, 480, 512)
 
 
 def test_the_hundred_sizes_follow_the_formula():
-    assert request.spread_sizes(100, (224, 512)) == tuple(224 + int(i * (512 - 224) / 99) for i in range(100))
+    assert spread_sizes(100, (224, 512)) == tuple(224 + int(i * (512 - 224) / 99) for i in range(100))
 
 
 def test_one_size_is_the_smallest():
-    assert request.spread_sizes(1, (224, 512)) == (224,)
+    assert spread_sizes(1, (224, 512)) == (224,)
 
 
 @given(low=st.integers(1, 1000), width=st.integers(1, 1000), data=st.data())
 def test_sizes_rise_from_the_first_bound_to_the_last(low: int, width: int, data: st.DataObject):
     count = data.draw(st.integers(2, width + 1))
-    sizes = request.spread_sizes(count, (low, low + width))
+    sizes = spread_sizes(count, (low, low + width))
     assert len(sizes) == count
     assert (sizes[0], sizes[-1]) == (low, low + width)
     assert all(a < b for a, b in pairwise(sizes))
@@ -122,47 +122,47 @@ def test_sizes_rise_from_the_first_bound_to_the_last(low: int, width: int, data:
 
 @pytest.mark.usefixtures("no_gpu")
 def test_auto_is_the_cpu_where_there_is_no_gpu():
-    assert request.find_device("auto") == CPU
+    assert find_device("auto") == CPU
 
 
 @pytest.mark.usefixtures("h200")
 def test_auto_is_the_first_gpu_where_there_is_one():
-    assert request.find_device("auto") == CUDA
+    assert find_device("auto") == CUDA
 
 
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize(("name", "index"), [("cuda", 0), ("cuda:1", 1)])
 def test_a_gpu_goes_by_its_number(name: str, index: int):
-    assert request.find_device(name) == torch.device("cuda", index)
+    assert find_device(name) == torch.device("cuda", index)
 
 
 @pytest.mark.usefixtures("h200")
 def test_a_gpu_beyond_the_last_is_refused_with_the_count():
     with pytest.raises(InputError, match="--device cuda:2: PyTorch sees 2 CUDA devices here"):
-        request.find_device("cuda:2")
+        find_device("cuda:2")
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_without_a_gpu_cuda_is_refused():
     with pytest.raises(InputError, match="--device cuda: PyTorch sees 0 CUDA devices here; --device cpu measures"):
-        request.find_device("cuda")
+        find_device("cuda")
 
 
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", ""])
 def test_what_is_no_device_is_answered_with_those_there_are(name: str):
     with pytest.raises(InputError, match="is none of auto, cpu, cuda, cuda:N"):
-        request.find_device(name)
+        find_device(name)
 
 
 @pytest.mark.usefixtures("h200")
 def test_another_card_than_asked_for_is_refused_naming_the_one_that_is_here():
     with pytest.raises(InputError, match="--gpu l40s: the card that is here is NVIDIA H200; say --gpu h200"):
-        request.folder_gpu("l40s", CUDA)
+        folder_gpu("l40s", CUDA)
 
 
 @pytest.mark.usefixtures("h200")
 def test_the_folder_has_the_short_name_however_the_card_was_called():
-    assert request.folder_gpu("NVIDIA H200", CUDA) == "h200"
+    assert folder_gpu("NVIDIA H200", CUDA) == "h200"
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_the_folder_has_the_short_name_however_the_card_was_called():
     [("0", 0), ("1048576", 2**20), ("512MB", 512_000_000), ("2GiB", 2**31), ("1.5 kib", 1536), ("3g", 3 * 10**9)],
 )
 def test_a_number_of_bytes_may_have_a_unit(text: str, count: int):
-    assert request.parse_bytes("--max-workspace", text) == count
+    assert parse_bytes("--max-workspace", text) == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1XB", "1e9", "1MBit"])
 def test_what_is_no_number_of_bytes_is_refused(text: str):
     with pytest.raises(InputError, match="say a number of bytes, such as 1048576, 512MB or 2GiB"):
-        request.parse_bytes("--max-workspace", text)
+        parse_bytes("--max-workspace", text)

@@ -8,7 +8,7 @@ from hypothesis import given
 from strategies import Case, cases
 from torch.utils.flop_counter import FlopCounterMode
 
-from convscope import models, roofline
+from convscope.convolution import models, roofline
 
 
 def test_a_multiply_and_an_add_count_as_two():

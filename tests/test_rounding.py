@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import exactness, models, rounding
-from convscope.records import Layer
+from convscope.convolution import models
+from convscope.convolution.layer import Layer
+from convscope.convolution.reference import allowed_error, cut_to_tf32, relative_distance, rounding_error
 from tests.fakes import layer
 
 SIDE_PX = 64
@@ -24,13 +25,13 @@ def images(count: int = 4) -> torch.Tensor:
 
 
 def distance(output: torch.Tensor, model: nn.Module, given: torch.Tensor) -> float:
-    return exactness.relative_distance(output, model(given).double()) or 0.0
+    return relative_distance(output, model(given).double()) or 0.0
 
 
 @pytest.mark.parametrize("name", ["torchvision:resnet18", "resnet50"])
 def test_bfloat16_differs_by_what_its_roundings_are_said_to(name: str):
     model, given = settled(name), images()
-    said = rounding.moved(model, given, "bfloat16")
+    said = rounding_error(model, given, "bfloat16")
     with torch.inference_mode():
         before = model(given)
         error = distance(settled(name).bfloat16()(given.bfloat16()), model, given)
@@ -40,13 +41,13 @@ def test_bfloat16_differs_by_what_its_roundings_are_said_to(name: str):
 
 def test_an_untrained_deep_model_amplifies_what_its_layers_lose():
     given = images()
-    assert rounding.moved(settled("resnet50"), given, "float16") > 3 * rounding.moved(
+    assert rounding_error(settled("resnet50"), given, "float16") > 3 * rounding_error(
         settled("torchvision:resnet18"), given, "float16"
     )
 
 
 def tolerated(model: nn.Module, dtype: str, math: str) -> float:
-    found = rounding.allowed(model, images(), LAYERS, dtype, math)
+    found = allowed_error(model, images(), LAYERS, dtype, math)
     assert found is not None
     return found
 
@@ -73,18 +74,18 @@ def test_what_is_allowed_follows_the_type_and_admits_no_wrong_model():
 
 def test_a_model_that_amplifies_nothing_is_allowed_what_its_layers_are():
     model = nn.Conv2d(3, 4, 1)
-    one = rounding.allowed(model, images(), LAYERS, "float16", "tf32")
-    assert one == pytest.approx(rounding.allowed(nn.Identity(), images(), LAYERS, "float16", "tf32"))
-    assert rounding.moved(nn.Identity(), images(), "float16") == 0.0
+    one = allowed_error(model, images(), LAYERS, "float16", "tf32")
+    assert one == pytest.approx(allowed_error(nn.Identity(), images(), LAYERS, "float16", "tf32"))
+    assert rounding_error(nn.Identity(), images(), "float16") == 0.0
 
 
 def test_a_model_that_leaves_the_range_of_a_type_has_no_tolerance():
     model = nn.Conv2d(3, 4, 1)
     model.weight.data *= 1e6
-    assert rounding.allowed(model, images(), LAYERS, "float16", "tf32") is None
-    assert rounding.allowed(model, images(), LAYERS, "bfloat16", "tf32") is not None
+    assert allowed_error(model, images(), LAYERS, "float16", "tf32") is None
+    assert allowed_error(model, images(), LAYERS, "bfloat16", "tf32") is not None
 
 
 def test_tf32_keeps_ten_digits_and_cuts_the_rest_off():
     given = torch.tensor([1 + 2.0**-10 + 2.0**-11, -(1 + 2.0**-9 + 2.0**-23), 2.0**-100 * (1 + 2.0**-11)])
-    assert rounding._cut(given).tolist() == [1 + 2.0**-10, -(1 + 2.0**-9), 2.0**-100]
+    assert cut_to_tf32(given).tolist() == [1 + 2.0**-10, -(1 + 2.0**-9), 2.0**-100]

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from simulation import Card, Clock, Power, square_wave
 
-from convscope import console, energy, sensor
-from convscope.sensor import Look, SensorReport
+from convscope.power import energy, sensor_test
+from convscope.power.sensor_test import Look, SensorReport
+from convscope.profiling.report import save, sensor_report
 
 LOOK_S = 0.005
 LOW_W, HIGH_W = 100.0, 700.0
@@ -33,7 +34,7 @@ def looks(power: Power, start_s: float, seconds: float, instant_s: float = 0.025
 @pytest.fixture(scope="module")
 def report() -> SensorReport:
     step = Power([(0.0, LOW_W), (110.0, LOW_W), (110.001, HIGH_W)])
-    return sensor.report(
+    return sensor_test.report(
         looks(Power([(0.0, LOW_W)]), 100.0, 3.0),
         looks(step, 109.99, 4.0),
         looks(square_wave(LOW_W, HIGH_W, 0.107, 140.0), 120.0, 10.0),
@@ -72,35 +73,35 @@ def test_counter_and_integral_agree_at_rest_and_under_load(report: SensorReport)
 
 
 def test_a_reading_that_never_changes_has_no_period():
-    assert sensor.update_period_ms([(at / 10, 5.0) for at in range(50)]) is None
+    assert sensor_test.update_period_ms([(at / 10, 5.0) for at in range(50)]) is None
 
 
 def test_a_reading_that_never_rises_has_no_rise_time():
-    assert sensor.rise_time_ms([(at / 10, 5.0) for at in range(50)]) is None
+    assert sensor_test.rise_time_ms([(at / 10, 5.0) for at in range(50)]) is None
 
 
 def test_a_rise_is_timed_from_a_tenth_to_nine_tenths():
     ramp = [(at / 100, 100.0 + 4.0 * min(at, 100)) for at in range(200)]
-    assert sensor.rise_time_ms(ramp) == pytest.approx(800, abs=20)
+    assert sensor_test.rise_time_ms(ramp) == pytest.approx(800, abs=20)
 
 
 def test_a_window_as_long_as_half_the_wave_is_a_lower_bound():
-    assert sensor.averaging_window_ms([100.0 + at for at in range(100)], 0.1) == pytest.approx(50.0)
+    assert sensor_test.averaging_window_ms([100.0 + at for at in range(100)], 0.1) == pytest.approx(50.0)
 
 
 def test_too_few_readings_tell_nothing():
-    assert sensor.averaging_window_ms([1.0, 2.0, 3.0], 0.1) is None
-    assert sensor.swing_pct([1.0], 100.0, 700.0) is None
+    assert sensor_test.averaging_window_ms([1.0, 2.0, 3.0], 0.1) is None
+    assert sensor_test.swing_pct([1.0], 100.0, 700.0) is None
 
 
 def test_the_report_is_saved_as_json(report: SensorReport, tmp_path: Path):
-    sensor.save(report, tmp_path / "results" / "sensor_simulated.json")
+    save(report, tmp_path / "results" / "sensor_simulated.json")
     saved = json.loads((tmp_path / "results" / "sensor_simulated.json").read_text())
     assert saved["gpu_name"] == "NVIDIA Simulated"
     assert saved["memory_power_w"] is None
 
 
 def test_the_report_is_printed_with_what_is_missing_as_a_dash(report: SensorReport):
-    text = console.sensor_report(report)
+    text = sensor_report(report)
     assert "memory power - W; energy field 191 equals the counter" in text
     assert any(line.startswith("energy counter") and " 100 " in line for line in text.splitlines())

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from convscope import signals
+from convscope.cli.signals import GRACE_S, StopSignal
 
 ROOT = Path(__file__).parents[1]
 HELD = """
@@ -34,19 +34,19 @@ def test_a_run_that_is_inside_a_long_call_ends_when_its_grace_is_over_and_leaves
 
 
 def test_the_time_that_a_size_is_given_is_less_than_slurm_gives_from_term_to_kill():
-    assert signals.GRACE_S < 30
+    assert GRACE_S < 30
 
 
 def test_what_was_there_before_is_put_back():
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
-    with signals.StopSignal():
+    with StopSignal():
         pass
     after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
     assert after == before
 
 
 def test_after_a_warning_and_an_end_it_is_the_end():
-    with signals.StopSignal() as stop:
+    with StopSignal() as stop:
         signal.raise_signal(signal.SIGUSR2)
         assert (stop(), stop.exit_code) == (True, 85)
         signal.raise_signal(signal.SIGTERM)

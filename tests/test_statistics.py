@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.statistics import difference, half_width_ms, summarize
+from convscope.timing.summary import difference, half_width_ms, summarize
 
 some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
 

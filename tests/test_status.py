@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from fakes import RUN
 
-from convscope import jobs, progress, status
-from convscope.progress import Combination
-from convscope.records import SCHEMA_VERSION, OverallRow, columns
+from convscope.cluster import progress, status
+from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
+from convscope.slurm import RunCommand
+from convscope.storage.paths import Combination
+from convscope.storage.table import columns
 
 NOW_S = 2_000_000_000.0
 WHO = Combination("alexnet", "implicit gemm", "h200")
@@ -41,7 +43,7 @@ def slurm(queue: str | None = None, accounts: str | None = None) -> Callable[[Se
     return lambda command: {"squeue": queue, "sacct": accounts}[command[0]]
 
 
-def only(results: Path, ask: jobs.Ask, now_s: float = NOW_S) -> status.Standing:
+def only(results: Path, ask: RunCommand, now_s: float = NOW_S) -> status.Standing:
     (found,) = status.survey(results, ask=ask, now_s=now_s)
     return found
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import steps
+from convscope.training import step
 from tests import fakes
 
 
@@ -22,9 +22,9 @@ class Line(nn.Module):
         return self.linear(x.flatten(1))
 
 
-def stepper(**changes) -> steps.Stepper:
+def stepper(**changes) -> step.Stepper:
     options = {"learning_rate": 0.1, "momentum": 0.0, "steps": 4}
-    return steps.Stepper(Line(), torch.device("cpu"), **options | changes)
+    return step.Stepper(Line(), torch.device("cpu"), **options | changes)
 
 
 def batches(count: int):
@@ -34,17 +34,17 @@ def batches(count: int):
 
 
 def test_the_phases_of_a_step_add_up_to_the_time_between_two_steps():
-    clock = steps.StepClock(on_gpu=False, clock=fakes.Clock(step_s=0.002))
+    clock = step.StepClock(on_gpu=False, clock=fakes.Clock(step_s=0.002))
     clock.start()
-    for _ in range(2 * len(steps.PHASES)):
+    for _ in range(2 * len(step.PHASES)):
         clock.mark()
     assert clock.read_ms() == [pytest.approx((2.0, 2.0, 2.0, 2.0))] * 2
 
 
 def test_a_step_that_was_not_finished_is_not_read():
-    clock = steps.StepClock(on_gpu=False, clock=fakes.Clock())
+    clock = step.StepClock(on_gpu=False, clock=fakes.Clock())
     clock.start()
-    for _ in range(len(steps.PHASES) + 3):
+    for _ in range(len(step.PHASES) + 3):
         clock.mark()
     assert len(clock.read_ms()) == 1
 
@@ -53,7 +53,7 @@ def test_on_a_gpu_events_are_recorded_and_nothing_is_waited_for(monkeypatch: pyt
     gpu = fakes.Gpu()
     gpu.patch(monkeypatch)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("waited inside a step"))
-    clock = steps.StepClock(on_gpu=True)
+    clock = step.StepClock(on_gpu=True)
     clock.start()
     for duration_ms in (1.0, 2.0, 3.0, 4.0):
         gpu.work(duration_ms)
@@ -107,7 +107,7 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_weights():
 
 
 def test_mean_memory_weighs_the_phases_by_their_time():
-    memory = steps.MemoryMarks()
+    memory = step.MemoryMarks()
     memory.held_bytes = [100, 100, 300, 100, 100]
     assert memory.mean_bytes([0.0, 1.0, 3.0, 0.0]) == 200
     assert memory.mean_bytes([4.0, 0.0, 0.0, 4.0]) == 100

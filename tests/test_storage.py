@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from killing import STEM, Victims, assert_whole, wait_for
 
-from convscope.folder import Folder
+from convscope.storage.store import Folder
 
 KIB = 1024
 

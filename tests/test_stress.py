@@ -11,19 +11,23 @@ from typing import Any
 import pytest
 import torch
 
-from convscope import conv3d, stress
-from convscope.conv3d import Conv3d
-from convscope.cudnn import Convolution
+from convscope.conv3d import stress
+from convscope.conv3d import stress as stress_test
+from convscope.conv3d.implementations import Implementations, Prepared
+from convscope.conv3d.layersets import Layer3d, why_impossible
+from convscope.conv3d.request import Conv3d
+from convscope.conv3d.rows import StressRow
+from convscope.convolution import reference as references
+from convscope.convolution.reference import Reference
+from convscope.cudnn.shape import Convolution
 from convscope.errors import DeviceFaultError
-from convscope.implementations import Prepared, Workshop
-from convscope.kernels.conv3d_layout import Blocks
-from convscope.kernels.tuning import Memory
-from convscope.layersets import Layer3d, why_impossible
+from convscope.kernels.autotune import BlockCache
+from convscope.kernels.conv3d.layout import Blocks3d
 
 ASKED = Conv3d("cosmoflow", ("torch",), "cpu", "cpu", math="fp32", seed=3)
 
 
-class Wrong(Workshop):
+class Wrong(Implementations):
     """PyTorch, with an error that only kernels of more than one row and more than two channels meet."""
 
     def prepare(self, name, shape, weight, blocks=None):
@@ -33,12 +37,12 @@ class Wrong(Workshop):
         return Prepared(lambda x: ready.call(x) + 0.1, ready.renew, ready.said)
 
 
-def memory(folder: Path) -> Memory[Blocks]:
-    return Memory(folder / "tuned.json", Blocks)
+def memory(folder: Path) -> BlockCache[Blocks3d]:
+    return BlockCache(folder / "tuned.json", Blocks3d)
 
 
-def run(rounds: int, workshop: Workshop, note: Callable[[str], None] = str) -> list[stress.StressRow]:
-    rows: list[stress.StressRow] = []
+def run(rounds: int, workshop: Implementations, note: Callable[[str], None] = str) -> list[StressRow]:
+    rows: list[StressRow] = []
     stress.run(ASKED, rounds, workshop, note, rows, lambda: False)
     return rows
 
@@ -53,7 +57,7 @@ def test_shapes_are_legal_and_of_all_kinds():
 
 
 def test_a_right_implementation_passes_every_round(tmp_path: Path):
-    with Workshop(torch.device("cpu"), memory(tmp_path)) as workshop:
+    with Implementations(torch.device("cpu"), memory(tmp_path)) as workshop:
         rows = run(8, workshop)
     assert [row.status for row in rows] == ["ok"] * 8
     assert all(0 <= row.elementwise_error <= row.tolerance for row in rows)
@@ -72,22 +76,22 @@ def test_a_wrong_one_is_shrunk_to_the_smallest_shape_that_shows_it(tmp_path: Pat
 
 
 def test_a_shape_that_cannot_be_checked_is_a_row_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    exact, calls = conv3d.reference, iter(range(100))
+    exact, calls = references.reference, iter(range(100))
 
-    def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> conv3d.Reference:
+    def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> Reference:
         if next(calls) == 1:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return exact(x, weight, shape)
 
-    monkeypatch.setattr(conv3d, "reference", reference)
-    with Workshop(torch.device("cpu"), memory(tmp_path)) as workshop:
+    monkeypatch.setattr(stress_test, "reference", reference)
+    with Implementations(torch.device("cpu"), memory(tmp_path)) as workshop:
         assert [row.status for row in run(3, workshop)] == ["ok", "oom", "ok"]
 
 
 def test_what_was_verified_is_there_when_the_device_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    rows: list[stress.StressRow] = []
+    rows: list[StressRow] = []
 
-    class Lost(Workshop):
+    class Lost(Implementations):
         def prepare(self, *arguments: Any, **options: Any) -> Prepared:
             if len(rows) == 2:
                 raise DeviceFaultError("the GPU can be used no more")
@@ -107,10 +111,10 @@ def test_shrinking_stops_at_a_shape_of_which_nothing_smaller_fails():
 
 def test_a_shape_that_cannot_be_cut_as_the_failing_one_is_no_smaller_case_of_it(tmp_path: Path):
     asked = dataclasses.replace(ASKED, math="tf32")
-    cut = Blocks("slices", 128, 32, 16, 4, 3, box=(2, 4, 16))
+    cut = Blocks3d("slices", 128, 32, 16, 4, 3, box=(2, 4, 16))
     tried: list[Convolution] = []
 
-    class Counting(Workshop):
+    class Counting(Implementations):
         def why_not(self, name: str, shape: Convolution) -> str | None:
             tried.append(shape)
             return super().why_not(name, shape)

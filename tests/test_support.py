@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from convscope import support
-from convscope.support import Answer, Found
+from convscope.verification import support
+from convscope.verification.support import Answer, Found
 from tests.fakes import ENVIRONMENT, layer, run
 from tests.test_families import GROUPED_DIRECT, IMPLICIT_KERNEL, TO_NHWC, XMMA_TF32
 

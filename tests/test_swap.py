@@ -11,8 +11,13 @@ from strategies import Case, cases
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convscope import cudnn, exactness, models, modes, swap
-from convscope.swap import Execution, Swap, SwappedConv2d
+from convscope.convolution import backends, models, swap
+from convscope.convolution.operator import CudaOperator, Execution, _empty, cuda_operator, refusal
+from convscope.convolution.reference import relative_error
+from convscope.convolution.swap import Swap, SwappedConv2d
+from convscope.cudnn import legacy, library
+from convscope.cudnn.shape import Convolution
+from convscope.timing.hooks import convolution_modules
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +35,7 @@ def kinds(model: nn.Module) -> dict[str, str]:
     """Return the algorithm in each convolution of a model."""
     return {
         name: module.algorithm if isinstance(module, SwappedConv2d) else "torch"
-        for name, module in models.convolution_modules(model).items()
+        for name, module in convolution_modules(model).items()
     }
 
 
@@ -125,7 +130,7 @@ def test_on_a_cpu_a_swapped_layer_agrees_with_float64(algorithm: str, case: Case
     model = nn.Sequential(case.conv)
     Swap(model).apply({"0": algorithm})
     x = case.input()
-    assert exactness.relative_error(case.conv, x, model(x)) < 1e-5
+    assert relative_error(case.conv, x, model(x)) < 1e-5
 
 
 @pytest.mark.parametrize("options", [{"padding": "same"}, {"padding": "valid"}, {"padding": "same", "dilation": 2}])
@@ -133,7 +138,7 @@ def test_padding_by_name_is_kept(options: dict):
     conv = nn.Conv2d(3, 4, 3, **options)
     model, x = nn.Sequential(conv), torch.randn(1, 3, 12, 12)
     Swap(model).apply({"0": "direct"})
-    assert exactness.relative_error(conv, x, model(x)) < 1e-5
+    assert relative_error(conv, x, model(x)) < 1e-5
 
 
 def test_a_swapped_layer_says_what_ran_on_a_cpu():
@@ -149,48 +154,48 @@ def test_an_unswapped_layer_ran_on_pytorch():
 def test_the_error_of_a_layer_is_its_distance_from_float64_over_the_length():
     conv = nn.Conv2d(3, 4, 3, bias=False)
     x = torch.randn(1, 3, 9, 9)
-    assert exactness.relative_error(conv, x, 1.25 * conv(x)) == pytest.approx(0.25, rel=1e-4)
+    assert relative_error(conv, x, 1.25 * conv(x)) == pytest.approx(0.25, rel=1e-4)
 
 
 def test_the_reference_of_a_swapped_layer_keeps_every_option():
     conv = nn.Conv2d(4, 8, (3, 5), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
     model, x = nn.Sequential(conv), torch.randn(2, 4, 12, 17)
     Swap(model).apply({"0": "direct"})
-    assert exactness.relative_error(model[0], x, conv(x)) < 1e-6
+    assert relative_error(model[0], x, conv(x)) < 1e-6
 
 
 def test_the_reference_pads_as_the_module_does():
     conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
     x = torch.randn(1, 3, 9, 9)
-    assert exactness.relative_error(conv, x, conv(x)) < 1e-6
+    assert relative_error(conv, x, conv(x)) < 1e-6
 
 
 def test_the_refusal_of_winograd_names_library_and_card():
-    short = ".".join(cudnn.version().split(".")[:2])
-    assert swap.refusal("winograd", "NVIDIA H200") == f"cuDNN {short} has no fused Winograd on NVIDIA H200"
+    short = ".".join(library.version().split(".")[:2])
+    assert refusal("winograd", "NVIDIA H200") == f"cuDNN {short} has no fused Winograd on NVIDIA H200"
 
 
 def test_any_other_refusal_names_algorithm_and_card():
-    assert swap.refusal("fft", "NVIDIA H200").endswith(" refuses fft for this shape on NVIDIA H200")
+    assert refusal("fft", "NVIDIA H200").endswith(" refuses fft for this shape on NVIDIA H200")
 
 
 def test_the_engine_refuses_padding_modes_other_than_zeros():
     x, weight = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
     with pytest.raises(NotImplementedError, match="cuDNN pads with zeros only"):
-        swap.Engine().forward(x, weight, None, 1, 1, 1, 1, 1, 1, 1, 1, "gemm")
+        CudaOperator().forward(x, weight, None, 1, 1, 1, 1, 1, 1, 1, 1, "gemm")
 
 
 @pytest.mark.parametrize("algorithm", ["smm", "torch", "nonsense"])
 def test_the_engine_refuses_what_is_not_an_algorithm_of_cudnn(algorithm: str):
-    convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
+    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
     with pytest.raises(NotImplementedError, match=f"{algorithm} is neither an algorithm of cuDNN nor"):
-        swap.Engine()._plan(0, convolution, algorithm)
+        CudaOperator()._plan(0, convolution, algorithm)
 
 
 def test_the_engine_refuses_types_that_cudnn_does_not_convolve():
-    convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
+    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
     with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int64"):
-        swap.Engine()._plan(0, convolution, "gemm")
+        CudaOperator()._plan(0, convolution, "gemm")
 
 
 def test_a_plan_is_of_the_layout_in_force_and_so_is_what_it_is_given(monkeypatch: pytest.MonkeyPatch):
@@ -199,32 +204,32 @@ def test_a_plan_is_of_the_layout_in_force_and_so_is_what_it_is_given(monkeypatch
     planned: list[str] = []
     ran: list[tuple[bool, bool, bool]] = []
 
-    class Recording(swap.Engine):
-        def _plan(self, device: int, convolution: cudnn.Convolution, algorithm: str) -> cudnn.Plan:
+    class Recording(CudaOperator):
+        def _plan(self, device: int, convolution: Convolution, algorithm: str) -> legacy.LegacyPlan:
             planned.append(convolution.layout)
-            plan = object.__new__(cudnn.Plan)
+            plan = object.__new__(legacy.LegacyPlan)
             plan.output_shape = convolution.output
             return plan
 
-        def _run(self, plan: cudnn.Plan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            y = swap._empty(plan.output_shape, x)
-            memory = torch.channels_last if modes.layout_in_force() == "nhwc" else torch.contiguous_format
+        def _run(self, plan: legacy.LegacyPlan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            y = _empty(plan.output_shape, x)
+            memory = torch.channels_last if backends.layout_in_force() == "nhwc" else torch.contiguous_format
             ran.append(tuple(one.is_contiguous(memory_format=memory) for one in (x, w, y)))
             return y
 
     engine = Recording()
     x, weight = torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3)
     for layout in ("nchw", "nhwc", "nchw", "nhwc"):
-        with modes.layout(layout):
+        with backends.layout(layout):
             engine.forward(x, weight, None, 1, 1, 1, 1, 1, 1, 0, 1, "gemm")
     assert planned == ["nchw", "nhwc"]
     assert ran == [(True, True, True)] * 4
 
 
-@pytest.mark.parametrize(("layout", "memory"), modes.LAYOUTS.items())
+@pytest.mark.parametrize(("layout", "memory"), backends.LAYOUTS.items())
 def test_a_traced_convolution_lies_as_the_real_one(layout: str, memory: torch.memory_format):
-    swap.engine()
-    with FakeTensorMode(), modes.layout(layout):
+    cuda_operator()
+    with FakeTensorMode(), backends.layout(layout):
         given, weight = torch.empty(2, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
         output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
     assert output.is_contiguous(memory_format=memory)
@@ -232,7 +237,7 @@ def test_a_traced_convolution_lies_as_the_real_one(layout: str, memory: torch.me
 
 @pytest.mark.parametrize("batch", [(), (2,)])
 def test_a_traced_convolution_of_cuda_tensors_ends_on_the_gpu(batch: tuple[int, ...]):
-    swap.engine()
+    cuda_operator()
     with FakeTensorMode():
         given, weight = torch.empty(*batch, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
         output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
@@ -241,7 +246,7 @@ def test_a_traced_convolution_of_cuda_tensors_ends_on_the_gpu(batch: tuple[int, 
 
 
 def test_no_name_at_all_is_implicit_precomp_gemm_as_in_ai3(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cudnn, "Handle", object)
-    monkeypatch.setattr(cudnn, "Plan", lambda handle, convolution, number: number)
-    convolution = cudnn.Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
-    assert swap.Engine()._plan(0, convolution, "default") == 1
+    monkeypatch.setattr(legacy, "Handle", object)
+    monkeypatch.setattr(legacy, "LegacyPlan", lambda handle, convolution, number: number)
+    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
+    assert CudaOperator()._plan(0, convolution, "default") == 1

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from convscope import models, trace
+from convscope.convolution import models
+from convscope.errors import TraceMissingError
+from convscope.timing import trace
 
 GOLDEN = Path(__file__).parent / "data" / "trace_resnet50_tf32_h200.json.gz"
 REPLAYS = 3
@@ -93,7 +95,7 @@ def test_one_foreign_kernel_in_a_replay_is_noticed(events: list[dict[str, Any]])
 
 
 def test_a_trace_without_kernels_says_that_cupti_gave_none(events: list[dict[str, Any]]):
-    with pytest.raises(trace.TraceMissingError, match="CUPTI recorded no kernels"):
+    with pytest.raises(TraceMissingError, match="CUPTI recorded no kernels"):
         trace.by_layer([event for event in events if event["cat"] == "user_annotation"], REPLAYS)
 
 

@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from convscope import datasets, scalars, swap, training
-from convscope.energy import EnergyWindow
+from convscope.convolution import swap
+from convscope.distributed import Ranks
 from convscope.errors import InputError
-from convscope.ledger import Key, Ledger, Training
-from convscope.ranks import Ranks
-from convscope.sampling import PowerWindow
-from convscope.trainer import Epoch, Trained, Trainer
+from convscope.power.energy import EnergyWindow
+from convscope.power.sampler import PowerWindow
+from convscope.storage.ledger import Ledger
+from convscope.timing.hooks import convolution_modules
+from convscope.training import datasets, report
+from convscope.training import study as training_study
+from convscope.training.request import Training, check
+from convscope.training.rows import TRAINING, TrainingKey
+from convscope.training.study import TrainingStudy
+from convscope.training.trainer import Epoch, Trained, Trainer
 from profiler import PowerMonitor
 from tests import fakes
 
@@ -27,7 +33,7 @@ NOISE = datasets.Images(None, None)
 
 
 def asked(**changes) -> Training:
-    return training.check(dataclasses.replace(ASKED, **changes))
+    return check(dataclasses.replace(ASKED, **changes))
 
 
 class Meter:
@@ -48,10 +54,18 @@ class Meter:
         return window
 
 
-def study(folder: Path, meter=None, stop=lambda: False, **changes) -> training.Study:
+def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingStudy:
     notes: list[str] = []
-    made = training.Study(
-        asked(**changes), NOISE, CPU, Ranks(), meter or Meter(), Ledger(folder), folder / "profiles", stop, notes.append
+    made = TrainingStudy(
+        asked(**changes),
+        NOISE,
+        CPU,
+        Ranks(),
+        meter or Meter(),
+        Ledger(folder, TRAINING),
+        folder / "profiles",
+        stop,
+        notes.append,
     )
     made.ledger.prepare()
     made.ledger.begin(made.training, fakes.ENVIRONMENT, ["x"], overwrite=False)
@@ -159,7 +173,7 @@ def test_cells_that_are_there_are_not_trained_again(tmp_path: Path):
     assert meter.windows == 0
     study(tmp_path, meter, batch_sizes=(4, 6)).run()
     assert meter.windows == 1
-    assert again.ledger.done() == {Key("squeezenet1_1", 4, 1, False), Key("squeezenet1_1", 6, 1, False)}
+    assert again.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False), TrainingKey("squeezenet1_1", 6, 1, False)}
 
 
 def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: Path):
@@ -167,7 +181,7 @@ def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: P
     made = study(tmp_path, stop=lambda: next(asked_to_stop), batch_sizes=(4, 6))
     made.run()
     assert made.stopped
-    assert made.ledger.done() == {Key("squeezenet1_1", 4, 1, False)}
+    assert made.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False)}
     later = study(tmp_path, batch_sizes=(4, 6))
     later.run()
     assert not later.stopped
@@ -180,7 +194,7 @@ def test_one_seed_gives_one_sequence_of_losses_when_deterministic():
         request = asked(dataset="digits", seed=seed, deterministic=True, models=("resnet18",))
         small = datasets.Images(images.train, datasets.Pictures(images.held_out.images[:8], images.held_out.labels[:8],
                                                                 0.0, 1.0))  # fmt: skip
-        with training.deterministic(True):
+        with training_study.deterministic(True):
             return Trainer(request, request.models[0], 4, small, CPU, Ranks()).train(Meter()).epochs[0].losses
 
     assert losses(42) == losses(42)
@@ -188,7 +202,7 @@ def test_one_seed_gives_one_sequence_of_losses_when_deterministic():
 
 
 def test_deterministic_algorithms_are_switched_back():
-    with training.deterministic(True):
+    with training_study.deterministic(True):
         assert torch.are_deterministic_algorithms_enabled()
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -198,9 +212,7 @@ def test_an_algorithm_of_ai3_trains_with_gradients_like_pytorchs():
         request = asked(algorithm=algorithm, learning_rate=0.01, models=(SMALL,))
         trainer = Trainer(request, request.models[0], 2, NOISE, CPU, Ranks())
         torch.manual_seed(3)  # for the dropout
-        assert {swap.carried(module) for module in training.models.convolution_modules(trainer._model).values()} == {
-            algorithm
-        }
+        assert {swap.carried(module) for module in convolution_modules(trainer._model).values()} == {algorithm}
         return trainer.train(Meter()).epochs[0].losses
 
     assert losses("direct") == pytest.approx(losses("torch"), rel=1e-4)
@@ -220,7 +232,7 @@ def trained(window_s: float, steps: int = 10, energies=()) -> Trained:
 def test_several_processes_are_as_fast_as_the_slowest_and_take_all_their_energy():
     window = EnergyWindow(0.0, 1.0, 100.0, 3.0, "a counter")
     other = EnergyWindow(0.0, 2.0, 200.0, 8.0, "a counter")
-    figures = training._figures([trained(1.0, 10, [window]), trained(2.0, 10, [other])], 4, on_gpu=True)
+    figures = training_study._figures([trained(1.0, 10, [window]), trained(2.0, 10, [other])], 4, on_gpu=True)
     assert figures["throughput_samples_per_s"] == 80 / 2.0
     assert figures["throughput_per_process_samples_per_s"] == 20
     assert figures["power_mean_w"] == 200
@@ -230,8 +242,8 @@ def test_several_processes_are_as_fast_as_the_slowest_and_take_all_their_energy(
 
 def test_efficiency_is_told_where_one_process_alone_was_measured(tmp_path: Path):
     made = study(tmp_path)
-    alone = made._row(Key("squeezenet1_1", 4, 1, False), throughput_samples_per_s=100.0)
-    both = made._row(Key("squeezenet1_1", 4, 2, False), throughput_samples_per_s=180.0)
+    alone = made._row(TrainingKey("squeezenet1_1", 4, 1, False), throughput_samples_per_s=100.0)
+    both = made._row(TrainingKey("squeezenet1_1", 4, 2, False), throughput_samples_per_s=180.0)
     assert made._with_efficiency(both).scaling_efficiency_pct is None
     made.ledger.add([alone])
     assert made._with_efficiency(both).scaling_efficiency_pct == pytest.approx(90)
@@ -244,7 +256,9 @@ def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, m
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     said: list[str] = []
     made = study(tmp_path)
-    scalars.write(tmp_path / "x", made._row(Key("squeezenet1_1", 4, 1, False)), trained(1.0), said.append)
+    report.write_scalars(
+        tmp_path / "x", made._row(TrainingKey("squeezenet1_1", 4, 1, False)), trained(1.0), said.append
+    )
     assert said == ["no curves for TensorBoard: pip install 'convscope[study]'"]
     with contextlib.suppress(FileNotFoundError):
         assert not list((tmp_path / "x").iterdir())
@@ -253,6 +267,6 @@ def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, m
 def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path):
     made = study(tmp_path)
     made.ranks = Ranks(rank=1, world=2)
-    made._fail(made._row(Key("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
+    made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
     assert made.broken
     assert made.ledger.done() == set()  # the first process writes

@@ -11,18 +11,19 @@ import pytest
 from triton.runtime.errors import OutOfResources
 
 from convscope.errors import InputError
-from convscope.kernels import blocks, conv3d_layout, tuning
-from convscope.kernels.tuning import Choice, Launch, Memory, NothingFitsError
+from convscope.kernels import autotune, blocks
+from convscope.kernels.autotune import BlockCache, Launch, NothingFitsError, TunedBlocks
+from convscope.kernels.conv3d import layout
 
-PLANE = [blocks.Blocks("rows", 32, points, 8, 4, 3) for points in (64, 128, 256)]
-SPACE = [conv3d_layout.Blocks("boxes", 128, 64, 32, 4, stages, box=(1, 2, 64)) for stages in (2, 3, 4)]
+PLANE = [blocks.Blocks2d("rows", 32, points, 8, 4, 3) for points in (64, 128, 256)]
+SPACE = [layout.Blocks3d("boxes", 128, 64, 32, 4, stages, box=(1, 2, 64)) for stages in (2, 3, 4)]
 
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Launch]:
     """Return launchers whose launches take 30, 10, 20 us, in the order of their cuts."""
     times_us = dict(zip([*PLANE, *SPACE], [30.0, 10.0, 20.0] * 2, strict=True))
-    monkeypatch.setattr(tuning, "_time_us", lambda launch: launch())
+    monkeypatch.setattr(autotune, "_time_us", lambda launch: launch())
     return lambda cut: lambda: times_us[cut]
 
 
@@ -40,17 +41,17 @@ def never(cut: object) -> Launch:
 @pytest.mark.parametrize("cuts", [PLANE, SPACE])
 def test_the_fastest_is_taken_and_remembered_in_the_file(tmp_path: Path, launched: Callable[[object], Launch], cuts):
     path = tmp_path / "a folder" / "choices.json"
-    found = Memory(path, type(cuts[0])).choose("a", cuts, launched)
-    assert found == Choice(cuts[1], 10.0, 3)
-    again = Memory(path, type(cuts[0]))
+    found = BlockCache(path, type(cuts[0])).choose("a", cuts, launched)
+    assert found == TunedBlocks(cuts[1], 10.0, 3)
+    again = BlockCache(path, type(cuts[0]))
     assert again.choose("a", cuts, never) == found
     assert again.used == {"a": found}
 
 
 def remember_many(path: Path, name: str) -> None:
-    memory = Memory(path, blocks.Blocks)
+    memory = BlockCache(path, blocks.Blocks2d)
     for turn in range(100):
-        memory._remember(f"{name} {turn}", Choice(PLANE[0], 1.0, 1))
+        memory._remember(f"{name} {turn}", TunedBlocks(PLANE[0], 1.0, 1))
 
 
 def test_processes_that_remember_at_once_never_leave_a_damaged_file(tmp_path: Path):
@@ -66,7 +67,7 @@ def test_processes_that_remember_at_once_never_leave_a_damaged_file(tmp_path: Pa
 
 def test_one_after_another_that_remember_keep_both(tmp_path: Path, launched: Callable[[object], Launch]):
     path = tmp_path / "choices.json"
-    one, other = Memory(path, blocks.Blocks), Memory(path, blocks.Blocks)
+    one, other = BlockCache(path, blocks.Blocks2d), BlockCache(path, blocks.Blocks2d)
     one.choose("a", PLANE, launched)
     other.choose("b", PLANE[:1], launched)
     assert one.choose("b", PLANE, never).blocks == PLANE[0]
@@ -74,11 +75,13 @@ def test_one_after_another_that_remember_keep_both(tmp_path: Path, launched: Cal
 
 
 def test_what_the_card_refuses_is_passed_over(tmp_path: Path, launched: Callable[[object], Launch]):
-    def launcher(cut: blocks.Blocks) -> Launch:
+    def launcher(cut: blocks.Blocks2d) -> Launch:
         refused = refusing(OutOfResources(262144, 232448, "shared memory"))
         return (refused if cut is PLANE[1] else launched)(cut)
 
-    assert Memory(tmp_path / "choices.json", blocks.Blocks).choose("a", PLANE, launcher) == Choice(PLANE[2], 20.0, 2)
+    assert BlockCache(tmp_path / "choices.json", blocks.Blocks2d).choose("a", PLANE, launcher) == TunedBlocks(
+        PLANE[2], 20.0, 2
+    )
 
 
 def test_where_nothing_fits_the_error_names_what_and_nothing_is_remembered(
@@ -86,37 +89,41 @@ def test_where_nothing_fits_the_error_names_what_and_nothing_is_remembered(
 ):
     path = tmp_path / "choices.json"
     with pytest.raises(NothingFitsError, match="no cut of winograd 1x2 fits"):
-        Memory(path, blocks.Blocks).choose("winograd 1x2", PLANE, refusing(RuntimeError("Triton Error [CUDA]: no")))
+        BlockCache(path, blocks.Blocks2d).choose(
+            "winograd 1x2", PLANE, refusing(RuntimeError("Triton Error [CUDA]: no"))
+        )
     assert not path.exists()
 
 
 def test_an_error_of_another_kind_is_not_swallowed(tmp_path: Path, launched: Callable[[object], Launch]):
     with pytest.raises(ZeroDivisionError):
-        Memory(tmp_path / "choices.json", blocks.Blocks).choose("a", PLANE, refusing(ZeroDivisionError()))
+        BlockCache(tmp_path / "choices.json", blocks.Blocks2d).choose("a", PLANE, refusing(ZeroDivisionError()))
 
 
 def test_the_choices_of_a_file_are_taken_as_they_are_and_a_damaged_file_is_none(tmp_path: Path):
     path = tmp_path / "tuned.json"
-    choice = Choice(SPACE[2], 12.5, 7)
-    path.write_text(tuning.as_text({"gemm a": choice}))
-    memory = Memory.of_file(path, conv3d_layout.Blocks)
+    choice = TunedBlocks(SPACE[2], 12.5, 7)
+    path.write_text(autotune.as_text({"gemm a": choice}))
+    memory = BlockCache.of_file(path, layout.Blocks3d)
     assert memory.choose("gemm a", SPACE, never) == choice
-    assert memory.choose("gemm b", SPACE, never) == Choice(SPACE[0])
+    assert memory.choose("gemm b", SPACE, never) == TunedBlocks(SPACE[0])
     assert list(memory.used) == ["gemm a", "gemm b"]
     for damaged in ('{"gemm a": {"blocks": 3}}', '{"gemm a"', "[]"):
         path.write_text(damaged)
         with pytest.raises(InputError, match="it holds no choices"):
-            Memory.of_file(path, conv3d_layout.Blocks)
+            BlockCache.of_file(path, layout.Blocks3d)
 
 
 def test_a_choice_says_its_time_only_where_it_was_timed():
-    assert str(Choice(PLANE[0], 12.345, 7)) == f"{PLANE[0]}; 12.35 us, best of 7"
-    assert str(Choice(PLANE[0])) == str(PLANE[0])
+    assert str(TunedBlocks(PLANE[0], 12.345, 7)) == f"{PLANE[0]}; 12.35 us, best of 7"
+    assert str(TunedBlocks(PLANE[0])) == str(PLANE[0])
 
 
 def test_each_card_and_family_of_kernels_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    files = [tuning.cache_file(name, kind) for name in ("NVIDIA H200", "NVIDIA L40S") for kind in ("conv2d", "conv3d")]
+    files = [
+        autotune.cache_file(name, kind) for name in ("NVIDIA H200", "NVIDIA L40S") for kind in ("conv2d", "conv3d")
+    ]
     assert len(set(files)) == 4
     assert files[0].name.startswith("conv2d_nvidia-h200_triton-")
     assert {file.parent for file in files} == {tmp_path / "convscope"}

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from convscope import models, statistics, trace, verdict
-from convscope.swap import Execution
-from convscope.verdict import Evidence, LayerEvidence
+from convscope.convolution import models
+from convscope.convolution.operator import Execution
+from convscope.timing import summary, trace
+from convscope.verification import verdict
+from convscope.verification.evidence import CONFIDENCE, Evidence, LayerEvidence
 from tests.fakes import layer, run
 from tests.test_families import CUTLASS_TF32, FFT_KERNEL, GROUPED_DIRECT, IMPLICIT_KERNEL, XMMA_FFMA, XMMA_TF32
 
@@ -28,9 +30,9 @@ def one(algorithm: str, *kernels: str, ran: str | None = None, error: float = FP
 
 def evidence(*layers: LayerEvidence, algorithm: str | None = None, **changes: Any) -> Evidence:
     """Return evidence of a model with these layers, in fp32 on a GPU, but for the changes."""
-    times = statistics.summarize([1.0, 1.1, 1.2]), statistics.summarize([2.0, 2.1, 2.2])
+    times = summary.summarize([1.0, 1.1, 1.2]), summary.summarize([2.0, 2.1, 2.2])
     asked = run(algorithm=algorithm or layers[0].expected, device="cuda:0", math=changes.pop("math", "fp32"))
-    made = Evidence(asked, layers, 1e-6, 1e-6, *times, statistics.difference(*times, verdict.CONFIDENCE))
+    made = Evidence(asked, layers, 1e-6, 1e-6, *times, summary.difference(*times, CONFIDENCE))
     return dataclasses.replace(made, **changes)
 
 
@@ -171,8 +173,8 @@ def test_the_time_is_told_with_its_interval_and_never_decides():
 
 
 def test_times_that_nothing_tells_apart_are_a_tie():
-    same = statistics.summarize([1.0, 1.1, 1.2])
-    tie = evidence(one("gemm"), swapped=same, torch=same, time=statistics.difference(same, same))
+    same = summary.summarize([1.0, 1.1, 1.2])
+    tie = evidence(one("gemm"), swapped=same, torch=same, time=summary.difference(same, same))
     assert "a tie" in lines(tie)[-1]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from convscope import ways
-from convscope.ways import FUSED_STEPS, GRAPH_STEPS, Way
+from convscope.inference.engines import variants
+from convscope.inference.engines.variants import FUSED_STEPS, GRAPH_STEPS, Variant
 
 CPU = torch.device("cpu")
 
@@ -36,33 +36,33 @@ class Engine:
 
 
 @pytest.fixture
-def tried() -> list[tuple[Way, Engine]]:
+def tried() -> list[tuple[Variant, Engine]]:
     return []
 
 
-def maker(tried: list[tuple[Way, Engine]], time_ms: Callable[[Way], float]) -> Any:
-    def make(way: Way) -> Engine:
+def maker(tried: list[tuple[Variant, Engine]], time_ms: Callable[[Variant], float]) -> Any:
+    def make(way: Variant) -> Engine:
         tried.append((way, Engine(time_ms(way))))
         return tried[-1][1]
 
     return make
 
 
-def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Way, Engine]]):
+def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engine]]):
     times_ms = {(0, False): 5.0, (4, False): 4.0, (8, False): 3.0, (8, True): 3.5}
-    runner, way, count = ways.fastest(
+    runner, way, count = variants.fastest(
         maker(tried, lambda way: times_ms[way.channels, way.products] - way.searched), CPU, FUSED_STEPS
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
     ]  # fmt: skip
-    assert (way, count) == (Way(channels=8, searched=True), 5)
+    assert (way, count) == (Variant(channels=8, searched=True), 5)
     assert runner is tried[-1][1]
     assert str(way) == "plans searched, images padded to 8 channels"
 
 
-def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Way, Engine]]):
-    runner, _, _ = ways.fastest(maker(tried, lambda way: 2.0 - way.searched), CPU, GRAPH_STEPS)
+def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Variant, Engine]]):
+    runner, _, _ = variants.fastest(maker(tried, lambda way: 2.0 - way.searched), CPU, GRAPH_STEPS)
     plain, searched, kept = (engine for _, engine in tried)
     assert [engine.closed for engine in (plain, searched, kept)] == [True, True, False]
     assert searched.thread is kept.thread is not plain.thread
@@ -72,23 +72,23 @@ def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple
     assert not any(engine.thread.is_alive() for engine in (plain, searched, kept))
 
 
-def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Way, Engine]]):
-    def time_ms(way: Way) -> float:
+def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]]):
+    def time_ms(way: Variant) -> float:
         if not way.channels:
             raise RuntimeError("GET was unable to find an engine to execute this computation")
         return 1.0 + way.channels
 
-    _, way, count = ways.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (way, count) == (Way(channels=4), 4)
+    _, way, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
+    assert (way, count) == (Variant(channels=4), 4)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])
 def test_where_nothing_works_the_first_error_is_told(error: RuntimeError):
-    def make(way: Way) -> Any:
+    def make(way: Variant) -> Any:
         raise error
 
     before = threading.active_count()
     with pytest.raises(RuntimeError) as raised:
-        ways.fastest(make, CPU, FUSED_STEPS)
+        variants.fastest(make, CPU, FUSED_STEPS)
     assert raised.value is error
     assert threading.active_count() <= before

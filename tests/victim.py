@@ -24,9 +24,11 @@ def main() -> None:
     torch.set_num_threads(1)  # a pool of threads would not outlive the fork
     import profiler  # noqa: F401
     import run_profile
-    from convscope import commandline, console, models
+    from convscope.cli.parser import as_program
+    from convscope.convolution import models
+    from convscope.profiling import report
 
-    assert console
+    assert report
     for size in (32, 40):
         models.convolutions("torchvision:squeezenet1_1", size)
     for line in sys.stdin:
@@ -44,7 +46,7 @@ def main() -> None:
             if request.get("die_at"):
                 _die(request["die_at"], request["below"])
             try:
-                code = commandline.as_program(run_profile.main)
+                code = as_program(run_profile.main)
                 sys.stdout.flush()
             except SystemExit as ended:
                 code = ended.code

@@ -16,7 +16,7 @@ _BUSY_WARPS = 8  # that a multiprocessor needs to keep its units busy
 
 
 @dataclass(frozen=True)
-class Blocks:
+class Blocks2d:
     """One way to cut: which variant of the kernel, the block of one program, and how the reduction is split.
 
     `points` are pixels of the output (direct) or tiles of it (Winograd); `splits` programs share the channels of one
@@ -44,7 +44,7 @@ class Cut:
     reaches.
     """
 
-    blocks: Blocks
+    blocks: Blocks2d
     programs: int
     steps: int
     fma_per_step: float
@@ -52,7 +52,7 @@ class Cut:
     efficiency: float
 
 
-def ranked(cuts: Iterable[Cut], multiprocessors: int, output_bytes: int, most: int) -> list[Blocks]:
+def ranked(cuts: Iterable[Cut], multiprocessors: int, output_bytes: int, most: int) -> list[Blocks2d]:
     """Return the `most` cuts with the shortest estimated time, the shortest first."""
     return [cut.blocks for cut in sorted(cuts, key=lambda cut: _expected_us(cut, multiprocessors, output_bytes))[:most]]
 

@@ -40,8 +40,8 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.cudnn import Convolution
-from convscope.kernels.blocks import Blocks, Cut, ranked, splits_for
+from convscope.cudnn.shape import Convolution
+from convscope.kernels.blocks import Blocks2d, Cut, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
 PITCH = 128  # the packed filters' rows are padded to a multiple of this, so that no load of them needs a mask
@@ -176,12 +176,12 @@ def direct_conv2d_thin(
     tl.store(y + (image * groups * kernels + filter_at) * out_h * out_w + at, acc, mask=at < out_h * out_w)
 
 
-def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks]:
+def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
     """Return the block shapes worth timing, the likeliest first."""
     filters, channels = shape.weight[0] // shape.groups, shape.weight[1]
     taps, pixels = shape.weight[2] * shape.weight[3], output[0] * output[2] * output[3]
     if filters < 16 and shape.groups > 1:
-        return [Blocks("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
+        return [Blocks2d("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
     cuts = []
     for block_k, block_p, block_c, warps, stages, resident, efficiency in _SHAPES:
         gathered = channels % block_c != 0 or max(shape.weight[2:]) > _TAPS_MOST
@@ -190,12 +190,12 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
         programs = -(-filters // block_k) * -(-pixels // block_p) * shape.groups
         steps = -(-channels * taps // block_c)
         for splits in splits_for(programs, steps, multiprocessors, 4):
-            blocks = Blocks("gathered" if gathered else "taps", block_k, block_p, block_c, warps, stages, splits)
+            blocks = Blocks2d("gathered" if gathered else "taps", block_k, block_p, block_c, warps, stages, splits)
             cuts.append(Cut(blocks, programs, steps, block_k * block_p * block_c, resident, efficiency))
     return ranked(cuts, multiprocessors, 4 * filters * shape.groups * pixels, TRIED)
 
 
-def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
+def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
     """Lay the filters K × C/G × R × S out as the variant reads them: [G, rows, filters], rows and filters padded."""
     if blocks.variant == "thin":
         return weight.contiguous()
@@ -207,7 +207,7 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tens
 
 
 def launch(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
 ) -> None:
     """Convolve x (N × C × H × W) with packed filters on the current stream.
 

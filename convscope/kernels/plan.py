@@ -11,9 +11,9 @@ from types import ModuleType
 
 import torch
 
-from convscope.cudnn import Convolution
-from convscope.kernels import direct, sums, tuning, winograd
-from convscope.kernels.blocks import Blocks
+from convscope.cudnn.shape import Convolution
+from convscope.kernels import autotune, direct, reduction, winograd
+from convscope.kernels.blocks import Blocks2d
 
 KERNELS: dict[str, ModuleType] = {"direct": direct, "winograd": winograd}
 _IMAGE_MOST = 2**31  # elements: within one, addresses have 32 bits
@@ -32,7 +32,7 @@ def why_not(algorithm: str, shape: Convolution) -> str | None:
     return None
 
 
-class Plan:
+class TritonPlan:
     """A convolution with one of `KERNELS` on a device.
 
     `tuned` says what was chosen for it, by `key`: empty before the first call, and where `blocks` were given.
@@ -44,7 +44,9 @@ class Plan:
         NotImplementedError: there is no kernel for it.
     """
 
-    def __init__(self, algorithm: str, shape: Convolution, device: torch.device, blocks: Blocks | None = None) -> None:
+    def __init__(
+        self, algorithm: str, shape: Convolution, device: torch.device, blocks: Blocks2d | None = None
+    ) -> None:
         reason = why_not(algorithm, shape)
         if reason:
             raise NotImplementedError(reason)
@@ -77,20 +79,20 @@ class Plan:
         packed = self._pack(weight, self.blocks)
         return self._run(x, packed, self._zeros if bias is None else bias, self.blocks)
 
-    def _run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    def _run(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, blocks: Blocks2d) -> torch.Tensor:
         y = torch.empty(self.output_shape, device=x.device)
         if blocks.splits == 1:
             self._kernel.launch(x, packed, bias, y.unsqueeze(0), self.shape, blocks)
         else:
             parts = torch.empty((blocks.splits, *self.output_shape), device=x.device)
             self._kernel.launch(x, packed, self._zeros, parts, self.shape, blocks)
-            sums.add(parts, bias, y)
+            reduction.add(parts, bias, y)
         return y
 
-    def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks:
+    def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks2d:
         packs: dict[tuple[str, int], torch.Tensor] = {}
 
-        def launcher(blocks: Blocks) -> tuning.Launch:
+        def launcher(blocks: Blocks2d) -> autotune.Launch:
             layout = blocks.variant, blocks.channels
             if layout not in packs:
                 packs[layout] = self._kernel.pack(weight, self.shape, blocks)
@@ -98,7 +100,7 @@ class Plan:
 
         properties = torch.cuda.get_device_properties(self._device)
         candidates = self._kernel.candidates(self.shape, self.output_shape, properties.multi_processor_count)
-        memory = tuning.Memory(tuning.cache_file(properties.name, "conv2d"), Blocks)
+        memory = autotune.BlockCache(autotune.cache_file(properties.name, "conv2d"), Blocks2d)
         found = memory.choose(self.key, candidates, launcher)
         self.tuned = {self.key: str(found)}
         return found.blocks
@@ -110,7 +112,7 @@ class Plan:
         sizes = (shape.input, shape.weight, shape.stride, shape.padding, shape.dilation)
         return f"{self.algorithm} {' '.join('x'.join(map(str, size)) for size in sizes)} g{shape.groups} {shape.math}"
 
-    def _pack(self, weight: torch.Tensor, blocks: Blocks) -> torch.Tensor:
+    def _pack(self, weight: torch.Tensor, blocks: Blocks2d) -> torch.Tensor:
         # Inference tensors do not count their versions.
         version = None if weight.is_inference() else weight._version
         entry = self._packed.get(weight.data_ptr())

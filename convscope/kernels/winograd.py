@@ -35,8 +35,8 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.cudnn import Convolution
-from convscope.kernels.blocks import Blocks, Cut, ranked, splits_for
+from convscope.cudnn.shape import Convolution
+from convscope.kernels.blocks import Blocks2d, Cut, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
 K_PITCH, C_PITCH = 64, 16  # what `pack` rounds filters and channels up to, so that no load of U needs a mask
@@ -229,7 +229,7 @@ def winograd_conv2d(
             tl.store(y + place + (i * out_w + j), row[j] + added, mask=there)
 
 
-def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks]:
+def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
     """Return the block shapes worth timing, the likeliest first. TF32 leaves no digits for m = 4."""
     filters, steps = shape.weight[0] // shape.groups, -(-shape.weight[1] // _CHANNELS)
     cuts = []
@@ -240,13 +240,13 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
         programs = -(-filters // block_k) * -(-tiles // block_t) * shape.groups
         work = _CHANNELS * block_t * ((tile + 2) ** 2 * block_k + _TRANSFORM_COST[tile])
         for splits in splits_for(programs, steps, multiprocessors, 1):
-            blocks = Blocks(f"F{tile}", block_k, block_t, _CHANNELS, warps, stages, splits)
+            blocks = Blocks2d(f"F{tile}", block_k, block_t, _CHANNELS, warps, stages, splits)
             cuts.append(Cut(blocks, programs, steps, work, resident, efficiency))
     elements = output[0] * output[1] * output[2] * output[3]
     return ranked(cuts, multiprocessors, 4 * elements, TRIED)
 
 
-def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tensor:
+def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
     """Transform the filters K × C/G × 3 × 3 to U = G w Gᵀ, laid out as [G · points, C/G, K/G], the last two padded.
 
     In float64: it is done once, and every product has its rounding in it. With TF32 it ends at the nearest such number.
@@ -260,12 +260,12 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks) -> torch.Tens
     return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
 
 
-def _tile(blocks: Blocks) -> int:
+def _tile(blocks: Blocks2d) -> int:
     return int(blocks.variant.removeprefix("F"))
 
 
 def launch(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
 ) -> None:
     """Convolve x (N × C × H × W) with packed filters on the current stream; arguments as those of `direct.launch`."""
     *_, filters, out_h, out_w = y.shape

@@ -23,7 +23,10 @@ import pytest
 import torch
 from torch import nn
 
-from convscope import algorithms, cudnn, exactness, modes, swap
+from convscope.convolution import algorithms, backends, swap
+from convscope.convolution.operator import cuda_operator
+from convscope.convolution.reference import relative_distance
+from convscope.errors import NotSupportedError
 
 THEIRS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if "cudnn" in found.cuda_providers]
@@ -35,8 +38,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 @pytest.fixture(autouse=True)
 def _engine() -> Iterator[None]:
-    engine = swap.engine()
-    with modes.math("fp32"):
+    engine = cuda_operator()
+    with backends.math("fp32"):
         yield
     engine.release()
 
@@ -53,13 +56,13 @@ def swapped(model: nn.Module, algorithm: str) -> nn.Module:
 @pytest.mark.parametrize("unit", peer.UNITS, ids=lambda unit: unit.name)
 def test_a_convolution_agrees_with_float64_or_is_refused(unit: peer.Unit, algorithm: str, math: str):
     conv, given = unit.build("cuda")
-    with modes.math(math):
+    with backends.math(math):
         expected = peer.expect(nn.Sequential(conv), given)
-        refused = swap.engine().why_refused(given.device, expected.layers[0], algorithm)
+        refused = cuda_operator().why_refused(given.device, expected.layers[0], algorithm)
         swapped(expected.model, algorithm)
         if refused:
             assert algorithm not in THEIRS, refused
-            with pytest.raises(cudnn.NotSupportedError):
+            with pytest.raises(NotSupportedError):
                 expected.error()
             return
         assert expected.error() < expected.tolerance(algorithm, math)
@@ -68,7 +71,7 @@ def test_a_convolution_agrees_with_float64_or_is_refused(unit: peer.Unit, algori
 @pytest.fixture(scope="module", params=peer.ZOO + peer.GROUPED_ZOO)
 def of_the_zoo(request: pytest.FixtureRequest) -> peer.Expected:
     """Return one model after the other, each for all the tests that take it."""
-    with modes.math("fp32"):
+    with backends.math("fp32"):
         torch.manual_seed(0)
         return peer.expect(peer.zoo_model(request.param, "cuda"), torch.randn(2, 3, 224, 224, device="cuda"))
 
@@ -78,7 +81,7 @@ def of_the_zoo(request: pytest.FixtureRequest) -> peer.Expected:
 )
 def test_a_swapped_model_agrees_with_float64(of_the_zoo: peer.Expected, algorithm: str, math: str):
     ai3.swap_conv2d(of_the_zoo.model, algorithm)
-    with modes.math(math):
+    with backends.math(math):
         assert of_the_zoo.error() < of_the_zoo.tolerance(algorithm, math)
     found = {name for module in of_the_zoo.model.modules() if (name := swap.carried(module)) != "torch"}
     assert found == {algorithm}
@@ -102,7 +105,7 @@ def test_gradients_agree_with_float64(case: str, algorithm: str, math: str):
     model, given = peer.gradient_case(case, "cuda")
     exact = peer.exact_gradients(model, given)
     ai3.swap_conv2d(model, algorithm)
-    with modes.math(math):
+    with backends.math(math):
         assert peer.gradient_error(model, given, exact) < peer.gradient_tolerance(given, math)
 
 
@@ -131,7 +134,7 @@ def test_a_compiled_model_and_its_gradients_agree_with_float64(backend: str, alg
     compiled = torch.compile(model, backend=backend, fullgraph=True)
     output = compiled(given).detach()
     assert output.is_cuda
-    assert exactness.relative_distance(output, expected.reference) < expected.tolerance(algorithm, "fp32")
+    assert relative_distance(output, expected.reference) < expected.tolerance(algorithm, "fp32")
     assert peer.gradient_error(compiled, given, exact) < peer.gradient_tolerance(given, "fp32")
 
 
@@ -146,7 +149,7 @@ def test_a_compiled_model_takes_inputs_of_other_sizes():
     compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
     with torch.inference_mode():
         for each in expected:
-            error = exactness.relative_distance(compiled(each.given), each.reference)
+            error = relative_distance(compiled(each.given), each.reference)
             assert error < each.tolerance("gemm", "fp32")
 
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 import run_conv3d
-from convscope import conv3d, modes, stress
-from convscope.conv3d import Conv3d
-from convscope.implementations import Workshop
-from convscope.kernels import conv3d as kernels
-from convscope.kernels import conv3d_cuts
-from convscope.kernels.conv3d_layout import Blocks
-from convscope.kernels.tuning import Memory
-from convscope.layersets import Layer3d
+from convscope.conv3d import comparison, stress
+from convscope.conv3d.implementations import Implementations
+from convscope.conv3d.layersets import Layer3d
+from convscope.conv3d.request import Conv3d
+from convscope.conv3d.rows import StressRow
+from convscope.convolution import backends
+from convscope.convolution.reference import reference
+from convscope.kernels.autotune import BlockCache
+from convscope.kernels.conv3d import candidates, catalogue
+from convscope.kernels.conv3d.layout import Blocks3d
 
 DEVICE = torch.device("cuda")
 LAYERS = {
@@ -28,29 +30,29 @@ LAYERS = {
 
 def error_share(name: str, layer: Layer3d, math: str, dtype: str, blocks: object = None) -> float:
     shape = layer.shape(dtype, math)
-    x, weight = conv3d.tensors(shape, DEVICE, 0)
-    with modes.math(math), torch.inference_mode():
-        output = kernels.Plan(name, shape, blocks=blocks).run(x, weight)
-        return conv3d.reference(x, weight, shape).error(output) / conv3d.tolerance(name, layer, shape)
+    x, weight = comparison.tensors(shape, DEVICE, 0)
+    with backends.math(math), torch.inference_mode():
+        output = catalogue.Conv3dPlan(name, shape, blocks=blocks).run(x, weight)
+        return reference(x, weight, shape).error(output) / comparison.allowed_error(name, layer, shape)
 
 
 @pytest.mark.parametrize(("math", "dtype"), [("fp32", "float32"), ("tf32", "float32"), ("tf32", "float16")])
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("name", kernels.KERNELS)
+@pytest.mark.parametrize("name", catalogue.KERNELS)
 def test_every_kernel_is_right(name: str, layer: str, math: str, dtype: str):
     assert error_share(name, LAYERS[layer], math, dtype) < 1
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_candidate_that_fits_is_right(layer: str):
-    for blocks in conv3d_cuts.candidates(LAYERS[layer].shape("float32", "tf32")):
+    for blocks in candidates.candidates(LAYERS[layer].shape("float32", "tf32")):
         assert error_share("gemm", LAYERS[layer], "tf32", "float32", blocks) < 1, str(blocks)
 
 
 def test_random_shapes_are_right(tmp_path: Path):
-    asked = Conv3d("cosmoflow", tuple(kernels.KERNELS), "gpu", "cuda", seed=7)
-    with Workshop(DEVICE, Memory(tmp_path / "tuned.json", Blocks)) as workshop:
-        rows: list[stress.StressRow] = []
+    asked = Conv3d("cosmoflow", tuple(catalogue.KERNELS), "gpu", "cuda", seed=7)
+    with Implementations(DEVICE, BlockCache(tmp_path / "tuned.json", Blocks3d)) as workshop:
+        rows: list[StressRow] = []
         stress.run(asked, 20, workshop, lambda line: None, rows, lambda: False)
     assert {row.status for row in rows} == {"ok"}
 

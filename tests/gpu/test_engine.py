@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from convscope import algorithms, cudnn, exactness, graphs, models, modes, swap
+from convscope.convolution import algorithms, backends, models, swap
+from convscope.convolution.operator import cuda_operator, provider
+from convscope.convolution.reference import relative_error
+from convscope.errors import NotSupportedError
+from convscope.timing import graphs
 
 ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
 OPTIONS = [
@@ -38,14 +42,14 @@ def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.n
 
 
 def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> float:
-    return exactness.relative_error(conv, given, output)
+    return relative_error(conv, given, output)
 
 
 @pytest.fixture(autouse=True)
 def _inference():
-    with torch.inference_mode(), modes.math("fp32"), swap.provider("cudnn"):
+    with torch.inference_mode(), backends.math("fp32"), provider("cudnn"):
         yield
-    swap.engine().release()
+    cuda_operator().release()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -58,12 +62,12 @@ def test_output_agrees_with_float64_or_the_layer_is_refused(algorithm: str, opti
     given = torch.randn(batch, 16, 40, 33, device="cuda")
     layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
     by_rule = algorithms.why_not(algorithms.find(algorithm), layer, "cuda")
-    by_library = swap.engine().why_refused(given.device, layer, algorithm)
+    by_library = cuda_operator().why_refused(given.device, layer, algorithm)
     if by_rule:
         assert by_library, f"the rule says {by_rule!r}, cuDNN takes it"
     if by_library:
         assert algorithm not in ALWAYS
-        with pytest.raises(cudnn.NotSupportedError):
+        with pytest.raises(NotSupportedError):
             model(given)
         return
     tolerance = 1e-3 if algorithm == "winograd nonfused" and layer.kernel == (5, 5) else 1e-4
@@ -92,8 +96,8 @@ def test_channels_last_agrees_with_float64_or_is_refused(algorithm: str, options
     given = torch.randn(3, 16, 40, 33, device="cuda").to(dtype)
     model.to(dtype)
     layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    with modes.layout("nhwc"):
-        if swap.engine().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch.")):
+    with backends.layout("nhwc"):
+        if cuda_operator().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch.")):
             assert conv.groups > 1 or conv.dilation != (1, 1)
             return
         output = model(given)  # copied to channels last
@@ -110,9 +114,9 @@ def test_what_there_is_not_in_channels_last_is_refused(algorithm: str, dtype: to
     model.to(dtype)
     given = torch.randn(1, 16, 40, 33, device="cuda").to(dtype)
     layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    with modes.layout("nhwc"):
-        assert swap.engine().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch."))
-        with pytest.raises((cudnn.NotSupportedError, NotImplementedError)):
+    with backends.layout("nhwc"):
+        assert cuda_operator().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch."))
+        with pytest.raises((NotSupportedError, NotImplementedError)):
             model(given)
 
 
@@ -120,7 +124,7 @@ def test_tf32_is_used_only_where_it_is_permitted():
     conv, model = swapped("implicit precomp gemm", kernel_size=5, padding=2)
     given = torch.randn(1, 16, 56, 56, device="cuda")
     assert error(model(given), conv, given) < 1e-5
-    with modes.math("tf32"):
+    with backends.math("tf32"):
         assert 5e-5 < error(model(given), conv, given) < 3e-3
 
 
@@ -171,7 +175,7 @@ def test_a_captured_pass_computes_on_what_its_input_holds_at_replay():
 
 def test_released_plans_leave_no_descriptor_behind():
     _, model = swapped("gemm", kernel_size=3)
-    engine = swap.engine()
+    engine = cuda_operator()
     model(torch.randn(1, 16, 20, 20, device="cuda"))
     plans = list(engine._plans.values())
     assert plans
@@ -184,7 +188,7 @@ def test_the_refusal_of_winograd_names_library_and_card():
     conv, _ = swapped("winograd", kernel_size=3, padding=1)
     given = torch.randn(1, 16, 40, 40, device="cuda")
     layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    reason = swap.engine().why_refused(given.device, layer, "winograd")
+    reason = cuda_operator().why_refused(given.device, layer, "winograd")
     if reason is None:
         pytest.skip("this card has a fused Winograd")
     assert reason.startswith("cuDNN 9.")

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from convscope.errors import InputError
-from convscope.folder import Folder
+from convscope.storage.store import Folder
 from profiler import UnifiedProfiler
 
 ROOT = Path(__file__).parents[2]

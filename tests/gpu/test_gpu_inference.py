@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import run_inference
-from convscope.runner import Local
+from convscope.inference.engines.runners import LocalRunner
 
 QUICK = ["--measure", "50", "--min-seconds", "0.5"]
 
@@ -33,9 +33,9 @@ def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path:
 
 
 def test_a_graph_keeps_what_it_reads_alive():
-    def engine() -> Local:
+    def engine() -> LocalRunner:
         weight, given = torch.full((1 << 20,), 2.0, device="cuda"), torch.full((1 << 20,), 3.0, device="cuda")
-        return Local(lambda: weight * given, torch.device("cuda"), captured=True, counted=True)
+        return LocalRunner(lambda: weight * given, torch.device("cuda"), captured=True, counted=True)
 
     runner = engine()
     gc.collect()

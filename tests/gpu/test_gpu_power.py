@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from convscope import energy, graphs, nvml, sensor
+from convscope.power import energy, nvml, sensor_test
+from convscope.timing import graphs
 from profiler import PowerMonitor, UnifiedProfiler
 
 
@@ -76,9 +77,9 @@ def test_a_precision_that_the_budget_does_not_allow_leaves_the_cell_empty_and_sa
 
 def test_the_sensor_report_has_periods(monkeypatch: pytest.MonkeyPatch):
     for name, seconds in (("IDLE_S", 1.0), ("LOAD_S", 2.0), ("WAVE_S", 2.0), ("REST_S", 0.2)):
-        monkeypatch.setattr(sensor, name, seconds)
+        monkeypatch.setattr(sensor_test, name, seconds)
     card = nvml.NvmlCard(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
-    found = sensor.check(card, graphs.full_load(), torch.cuda.get_device_name())
+    found = sensor_test.check(card, graphs.full_load(), torch.cuda.get_device_name())
     card.close()
     assert found.counter_period_ms is not None
     assert 5 < found.counter_period_ms < 500

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import run_training
-from convscope import models
-from convscope.steps import StepClock, Stepper
+from convscope.convolution import models
+from convscope.training.step import StepClock, Stepper
 
 QUICK = ["--dataset", "synthetic", "--max-steps", "60"]
 

@@ -12,20 +12,23 @@ import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from convscope import exactness, graphs, modes, swap
-from convscope.cudnn import Convolution
-from convscope.kernels import direct, tuning, winograd
-from convscope.kernels.blocks import Blocks
-from convscope.kernels.plan import KERNELS, Plan
+from convscope.convolution import backends, swap
+from convscope.convolution.operator import cuda_operator, provider
+from convscope.convolution.reference import relative_error
+from convscope.cudnn.shape import Convolution
+from convscope.kernels import autotune, direct, winograd
+from convscope.kernels.blocks import Blocks2d
+from convscope.kernels.plan import KERNELS, TritonPlan
+from convscope.timing import graphs
 
 DEVICE = torch.device("cuda", 0)
 
 
 @pytest.fixture(autouse=True)
 def _inference():
-    with torch.inference_mode(), modes.math("fp32"):
+    with torch.inference_mode(), backends.math("fp32"):
         yield
-    swap.engine().release()
+    cuda_operator().release()
 
 
 @st.composite
@@ -60,10 +63,10 @@ def exact(shape: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: torch
     return torch.nn.functional.conv2d(x.double(), weight.double(), bias.double(), *options)
 
 
-def error(algorithm: str, shape: Convolution, blocks: Blocks, scale: float = 1.0) -> float:
+def error(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1.0) -> float:
     """Return the relative error of a kernel whose output and partial sums hold NaN before it runs."""
     x, weight, bias = tensors(shape, scale)
-    plan = Plan(algorithm, shape, DEVICE, blocks)
+    plan = TritonPlan(algorithm, shape, DEVICE, blocks)
     empty = torch.empty
     with mock.patch.object(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan"))):
         y = plan.run(x, weight, bias)
@@ -71,7 +74,7 @@ def error(algorithm: str, shape: Convolution, blocks: Blocks, scale: float = 1.0
     return float((y - expected).norm() / expected.norm())
 
 
-def candidates(algorithm: str, shape: Convolution) -> list[Blocks]:
+def candidates(algorithm: str, shape: Convolution) -> list[Blocks2d]:
     return KERNELS[algorithm].candidates(shape, shape.output, 132)
 
 
@@ -109,7 +112,7 @@ def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
     found = {}
     for variant in ("F2", "F4"):
         blocks = next(blocks for blocks in candidates("winograd", shape) if blocks.variant == variant)
-        y = Plan("winograd", shape, DEVICE, blocks).run(x, weight, bias)
+        y = TritonPlan("winograd", shape, DEVICE, blocks).run(x, weight, bias)
         found[variant] = float((y - expected).abs().max() / expected.abs().max())
     assert found["F2"] < 1e-6
     assert found["F4"] < 1e-5
@@ -120,7 +123,7 @@ def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
 def test_every_run_gives_the_same_bits(algorithm: str, variant: str, splits: int):
     shape = Convolution((1, 256, 14, 14), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
     blocks = next(found for found in candidates(algorithm, shape) if found.variant == variant)
-    plan = Plan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
+    plan = TritonPlan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
     x, weight, bias = tensors(shape)
     first = plan.run(x, weight, bias)
     assert all(torch.equal(plan.run(x, weight, bias), first) for _ in range(20))
@@ -135,7 +138,7 @@ def machine_code(kernel: triton.JITFunction) -> str:
 
 def test_direct_multiplies_on_fma_units_alone_whatever_is_permitted():
     shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "tf32")
-    with modes.math("tf32"):
+    with backends.math("tf32"):
         for blocks in candidates("direct", shape):
             assert error("direct", shape, blocks) < 2e-6
     code = machine_code(direct.direct_conv2d)
@@ -165,11 +168,11 @@ def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.n
 def test_a_swapped_layer_says_that_triton_ran_it(algorithm: str):
     conv, model = swapped(algorithm)
     given = torch.randn(2, 16, 20, 24, device=DEVICE)
-    with swap.provider("triton"):
+    with provider("triton"):
         output = model(given)
         ran = swap.what_ran(model[0], output)
     assert (ran.algorithm, ran.provider) == (algorithm, "triton")
-    assert exactness.relative_error(conv, given, output) < 1e-5
+    assert relative_error(conv, given, output) < 1e-5
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "winograd"])
@@ -177,11 +180,11 @@ def test_a_captured_pass_computes_on_what_its_input_holds_at_replay(algorithm: s
     conv, model = swapped(algorithm)
     given = torch.zeros(1, 16, 14, 14, device=DEVICE)
     outputs: list[torch.Tensor] = []
-    with swap.provider("triton"), graphs.capture(lambda: outputs.append(model(given))) as captured:
+    with provider("triton"), graphs.capture(lambda: outputs.append(model(given))) as captured:
         given.normal_()
         captured.replay()
         torch.cuda.synchronize()
-        assert exactness.relative_error(conv, given, outputs[-1]) < 1e-5
+        assert relative_error(conv, given, outputs[-1]) < 1e-5
 
 
 def test_the_first_call_must_not_be_captured():
@@ -198,7 +201,7 @@ def test_the_first_call_must_not_be_captured():
 def test_the_work_goes_to_the_current_stream(algorithm: str):
     conv, model = swapped(algorithm)
     given = torch.zeros(1, 16, 64, 64, device=DEVICE)
-    with swap.provider("triton"):
+    with provider("triton"):
         model(given)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -207,19 +210,19 @@ def test_the_work_goes_to_the_current_stream(algorithm: str):
             given.fill_(1.0)
             output = model(given)
         stream.synchronize()
-    assert exactness.relative_error(conv, given, output) < 1e-5
+    assert relative_error(conv, given, output) < 1e-5
 
 
 def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "choices.json"
-    monkeypatch.setattr(tuning, "cache_file", lambda *names: path)
+    monkeypatch.setattr(autotune, "cache_file", lambda *names: path)
     shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
     x, weight, bias = tensors(shape)
-    first = Plan("direct", shape, DEVICE)
+    first = TritonPlan("direct", shape, DEVICE)
     first.run(x, weight, bias)
     assert first.key in json.loads(path.read_text())
-    monkeypatch.setattr(tuning, "_time_us", None)
-    second = Plan("direct", shape, DEVICE)
+    monkeypatch.setattr(autotune, "_time_us", None)
+    second = TritonPlan("direct", shape, DEVICE)
     second.run(x, weight, bias)
     assert second.blocks == first.blocks
     assert second.tuned == first.tuned
@@ -228,6 +231,6 @@ def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: 
 def test_a_batch_of_more_than_two_to_the_31_elements_is_addressed_in_64_bits():
     shape = Convolution((5, 16, 5200, 5200), (16, 16, 1, 1), (0, 0), (1, 1), (1, 1), 1, "float32", "fp32")
     x, weight, bias = tensors(shape)
-    y = Plan("direct", shape, DEVICE, candidates("direct", shape)[0]).run(x, weight, bias)
+    y = TritonPlan("direct", shape, DEVICE, candidates("direct", shape)[0]).run(x, weight, bias)
     expected = exact(shape, x[-1:, :, -8:], weight, bias)
     assert float((y[-1:, :, -8:] - expected).norm() / expected.norm()) < 1e-6

@@ -8,14 +8,19 @@ import pytest
 import torch
 
 import run_verify
-from convscope import algorithms, choice, environment, request, support, swap, trace, verify
-from convscope.bench import Bench
-from convscope.records import Run
+from convscope.cli.options import MATHS
+from convscope.convolution import algorithms, swap
+from convscope.profiling.bench import Bench
+from convscope.profiling.request import Run, make_run
+from convscope.storage import environment
+from convscope.timing import trace
+from convscope.verification import choice, support
+from convscope.verification.evidence import open_subject
 from profiler import CUDALayerTimer, PowerMonitor
 
 
 def made_run(model: str, algorithm: str, math: str = "fp32", size: int = 224) -> Run:
-    return request.make_run(
+    return make_run(
         model, algorithm, num_sizes=1, input_size_range=(size, size), device=torch.device("cuda:0"), gpu=None,
         stage=None, math=math, unsupported="fallback", batch_size=1, warmup_iters=5, measure_iters=10,
         pretrained=False, seed=0, energy=False,
@@ -27,7 +32,7 @@ def verified(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, 
     return code, capsys.readouterr().out.splitlines()
 
 
-@pytest.mark.parametrize("math", request.MATHS)
+@pytest.mark.parametrize("math", MATHS)
 @pytest.mark.parametrize("algorithm", ["implicit precomp gemm", "guess"])
 def test_what_is_true_is_confirmed(algorithm: str, math: str, capsys: pytest.CaptureFixture[str]):
     code, printed = verified(capsys, "--model", "vgg16", "--algorithm", algorithm, "--math", math)
@@ -69,7 +74,7 @@ def test_tf32_that_was_forbidden_is_caught(monkeypatch: pytest.MonkeyPatch, caps
 @pytest.mark.parametrize("model", ["alexnet", "torchvision:mobilenet_v2"])
 def test_rules_and_card_agree_on_what_each_layer_can_use(model: str):
     run = made_run(model, "guess")
-    with verify.subject(run) as subject:
+    with open_subject(run) as subject:
         rows = support.survey(subject, environment.read(torch.device(run.device)))
     assert support.disagreements(rows) == []
     assert len(rows) == len(subject.layers) * len(support.ALGORITHMS)
@@ -80,7 +85,7 @@ def test_rules_and_card_agree_on_what_each_layer_can_use(model: str):
 
 def test_one_kernel_under_three_names_is_marked_as_one():
     run = made_run("torchvision:mobilenet_v2", "guess")
-    with verify.subject(run) as subject:
+    with open_subject(run) as subject:
         rows = support.survey(subject, environment.read(torch.device(run.device)))
     depthwise = [row for row in rows if row.groups > 1 and row.algorithm == "gemm" and row.status == support.OK]
     assert depthwise
@@ -89,7 +94,7 @@ def test_one_kernel_under_three_names_is_marked_as_one():
 
 def test_a_workspace_over_the_limit_is_a_reason():
     run = made_run("vgg16", "guess")
-    with verify.subject(run) as subject:
+    with open_subject(run) as subject:
         rows = support.survey(subject, environment.read(torch.device(run.device)), limit_bytes=2**20)
     large = [row for row in rows if row.status == support.WORKSPACE]
     assert {"fft", "winograd nonfused"} <= {row.algorithm for row in large}
@@ -98,7 +103,7 @@ def test_a_workspace_over_the_limit_is_a_reason():
 
 def test_the_choice_ranks_every_algorithm_of_every_layer():
     run = made_run("alexnet", "torch")
-    with verify.subject(run) as subject:
+    with open_subject(run) as subject:
         timer = CUDALayerTimer(subject.model, "cuda")
         bench = Bench(run, subject.model, subject.given.device, timer, PowerMonitor(), print)
         bench.calibrate(224)
@@ -118,7 +123,7 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
 
 
 def test_each_step_has_the_kernels_that_it_launched():
-    trace.prepare()
+    trace.start_cupti()
     left = torch.randn(64, 64, device="cuda")
     product, nothing, total = trace.record_each([lambda: left @ left, lambda: None, lambda: left.sum()])
     assert any("gemm" in name for name in product.kernels)

@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from convscope.cudnn import Convolution
-from convscope.kernels import conv3d, conv3d_cuts, conv3d_gemm
-from convscope.kernels.conv3d_layout import Blocks
+from convscope.cudnn.shape import Convolution
+from convscope.kernels.conv3d import candidates, catalogue, gemm
+from convscope.kernels.conv3d.layout import Blocks3d
 
 
 def convolution(
@@ -21,7 +21,7 @@ def convolution(
     return Convolution((images, channels, *size), (filters, channels // groups, *kernel), **given)
 
 
-def error(name: str, shape: Convolution, blocks: Blocks | None = None) -> float:
+def error(name: str, shape: Convolution, blocks: Blocks3d | None = None) -> float:
     """Return the relative error against float64; the memory of the output holds NaN before."""
     torch.manual_seed(0)
     dtype = getattr(torch, shape.dtype)
@@ -29,7 +29,7 @@ def error(name: str, shape: Convolution, blocks: Blocks | None = None) -> float:
     empty = torch.empty
     try:
         torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
-        y = conv3d.Plan(name, shape, blocks=blocks).run(x, weight)
+        y = catalogue.Conv3dPlan(name, shape, blocks=blocks).run(x, weight)
     finally:
         torch.empty = empty
     options = shape.stride, shape.padding, shape.dilation, shape.groups
@@ -51,9 +51,9 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", conv3d.KERNELS)
+@pytest.mark.parametrize("name", catalogue.KERNELS)
 def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
-    made = conv3d.KERNELS[name].default(shape)
+    made = catalogue.KERNELS[name].default(shape)
     small = dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))
     assert error(name, shape, small) < 1e-6
 
@@ -62,31 +62,31 @@ def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
 @pytest.mark.parametrize("channels", [4, 20])
 def test_the_tuned_kernel_splits_the_sum(variant: str, channels: int):
     shape = convolution(channels=channels, size=(2, 2, 5), kernel=(3, 2, 2))
-    assert error("gemm", shape, Blocks(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
+    assert error("gemm", shape, Blocks3d(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
 
 
 @pytest.mark.parametrize("cut", ["boxes", "slices"])
 def test_with_64_filters_the_product_is_turned_over(cut: str):
     shape = convolution(channels=17, filters=33, size=(3, 2, 5), kernel=(3, 2, 2))
-    assert error("gemm", shape, Blocks(cut, 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4))) < 1e-6
+    assert error("gemm", shape, Blocks3d(cut, 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4))) < 1e-6
 
 
 def test_slices_with_a_sum_for_each_tap_and_with_one():
     shape = convolution(channels=4, filters=3, size=(3, 2, 5), kernel=(3, 2, 2))
-    few, many = (Blocks("slices", 16, 64, 16, warps, 1, box=(2, 2, 4)) for warps in (4, 8))
-    wide = Blocks("slices", 128, 64, 16, 1, 1, box=(2, 8, 8))
-    assert [conv3d_gemm.sums(blocks, 3) for blocks in (few, many, wide)] == [3, 3, 1]
+    few, many = (Blocks3d("slices", 16, 64, 16, warps, 1, box=(2, 2, 4)) for warps in (4, 8))
+    wide = Blocks3d("slices", 128, 64, 16, 1, 1, box=(2, 8, 8))
+    assert [gemm.sums(blocks, 3) for blocks in (few, many, wide)] == [3, 3, 1]
     assert error("gemm", shape, few) < 1e-6
     assert error("gemm", shape, wide) < 1e-6
 
 
 def test_slices_that_hang_over_the_end_are_not_stored():
     shape = convolution(channels=20, size=(4, 2, 5), kernel=(2, 1, 2), padding=(1, 0, 0))
-    assert error("gemm", shape, Blocks("slices", 64, 16, 16, 4, 1, box=(4, 2, 8))) < 1e-6
+    assert error("gemm", shape, Blocks3d("slices", 64, 16, 16, 4, 1, box=(4, 2, 8))) < 1e-6
 
 
 def test_the_cuts_of_the_stress_test_are_right():
     shape = convolution(channels=3, size=(2, 2, 3), kernel=(2, 1, 2), math="tf32")
-    every = conv3d_cuts.samples(shape)
+    every = candidates.samples(shape)
     assert {blocks.variant for blocks in every} == {"pipelined", "boxes", "slices"}
     assert all(error("gemm", shape, blocks) < 1e-6 for blocks in every)

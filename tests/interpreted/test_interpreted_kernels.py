@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from convscope.cudnn import Convolution
-from convscope.kernels import direct, plan, sums, winograd
-from convscope.kernels.blocks import Blocks
-from convscope.kernels.plan import Plan
+from convscope.cudnn.shape import Convolution
+from convscope.kernels import direct, plan, reduction, winograd
+from convscope.kernels.blocks import Blocks2d
+from convscope.kernels.plan import TritonPlan
 
 CPU = torch.device("cpu")
-TAPS = Blocks("taps", 32, 32, 16, 4, 1)
-GATHERED = Blocks("gathered", 32, 32, 16, 4, 1)
-THIN = Blocks("thin", 1, 64, 1, 4, 1)
-F2, F4 = Blocks("F2", 32, 16, 16, 8, 1), Blocks("F4", 16, 16, 16, 8, 1)
+TAPS = Blocks2d("taps", 32, 32, 16, 4, 1)
+GATHERED = Blocks2d("gathered", 32, 32, 16, 4, 1)
+THIN = Blocks2d("thin", 1, 64, 1, 4, 1)
+F2, F4 = Blocks2d("F2", 32, 16, 16, 8, 1), Blocks2d("F4", 16, 16, 16, 8, 1)
 
 
 def convolution(
@@ -29,11 +29,11 @@ def convolution(
     return Convolution((images, channels, *size), (filters, channels // groups, *kernel), **given)
 
 
-def run(algorithm: str, shape: Convolution, blocks: Blocks, scale: float = 1.0) -> float:
+def run(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1.0) -> float:
     """Return the relative error against float64; the memory of the output holds NaN before."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(shape.input) * scale, torch.randn(shape.weight), torch.randn(shape.weight[0])
-    made = Plan(algorithm, shape, CPU, blocks)
+    made = TritonPlan(algorithm, shape, CPU, blocks)
     empty = torch.empty
     try:
         torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
@@ -99,7 +99,7 @@ def test_direct_of_thin_groups_agrees_with_float64(shape: Convolution):
     ids=str,
 )
 @pytest.mark.parametrize(("blocks", "bound"), [(F2, 5e-7), (F4, 3e-6)], ids=["F2", "F4"])
-def test_winograd_agrees_with_float64(blocks: Blocks, bound: float, shape: Convolution, splits: int):
+def test_winograd_agrees_with_float64(blocks: Blocks2d, bound: float, shape: Convolution, splits: int):
     assert run("winograd", shape, dataclasses.replace(blocks, splits=splits)) < bound
 
 
@@ -108,7 +108,7 @@ def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(scale: 
     torch.manual_seed(0)
     shape = convolution(images=1, size=(6, 6))
     x, weight = torch.randn(shape.input) * scale, torch.randn(shape.weight)
-    y = Plan("winograd", shape, CPU, F4).run(x, weight, None)
+    y = TritonPlan("winograd", shape, CPU, F4).run(x, weight, None)
     expected = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
     assert (y - expected).norm() / expected.norm() < 3e-6
 
@@ -118,7 +118,7 @@ def test_infinity_reaches_only_the_outputs_that_see_it():
     shape = convolution(channels=20, images=1, size=(12, 12))
     x, weight = torch.randn(shape.input), torch.randn(shape.weight)
     x[0, 3, 0, 0] = float("inf")
-    y = Plan("direct", shape, CPU, GATHERED).run(x, weight, None)
+    y = TritonPlan("direct", shape, CPU, GATHERED).run(x, weight, None)
     assert not y[0, :, :2, :2].isfinite().any()
     y[..., :2, :2] = 0
     assert y.isfinite().all()
@@ -127,7 +127,7 @@ def test_infinity_reaches_only_the_outputs_that_see_it():
 def test_the_filters_are_laid_out_again_after_they_were_written_to():
     shape = convolution(images=1, size=(5, 5))
     x, weight = torch.randn(shape.input), torch.randn(shape.weight)
-    made = Plan("direct", shape, CPU, TAPS)
+    made = TritonPlan("direct", shape, CPU, TAPS)
     first = made.run(x, weight, None)
     weight.mul_(2)
     assert torch.allclose(made.run(x, weight, None), 2 * first, rtol=1e-5, atol=1e-5)
@@ -152,7 +152,7 @@ def test_the_reference_of_winograd_is_a_convolution(size: tuple[int, int]):
 def test_partial_sums_are_added_with_the_bias():
     parts, bias = torch.randn(3, 2, 5, 4, 7), torch.randn(5)
     y = torch.full(parts.shape[1:], float("nan"))
-    sums.add(parts, bias, y)
+    reduction.add(parts, bias, y)
     np.testing.assert_allclose(y, parts.sum(0) + bias.view(1, 5, 1, 1), rtol=1e-5, atol=1e-5)
 
 
@@ -168,7 +168,7 @@ def test_partial_sums_are_added_with_the_bias():
 def test_what_the_kernels_cannot_do_is_refused_with_a_reason(algorithm: str, shape: Convolution, reason: str):
     assert (plan.why_not(algorithm, shape) or "").startswith(reason)
     with pytest.raises(NotImplementedError, match=reason):
-        Plan(algorithm, shape, CPU)
+        TritonPlan(algorithm, shape, CPU)
 
 
 @pytest.mark.parametrize("math", ["fp32", "tf32"])

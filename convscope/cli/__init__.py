@@ -1,0 +1,1 @@
+"""Parts that all commands share: parser, options, signals, text display."""

@@ -1,0 +1,107 @@
+"""From what a user asks to a `Run` in which everything is decided, or to one line that says what cannot be."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from convscope import gpus
+from convscope.errors import InputError
+
+MATHS = ("tf32", "fp32")
+INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
+ENERGY_MOST_S = 3600
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        InputError: no such device here.
+    """
+    if name == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto":
+        return torch.device("cuda:0" if count else "cpu")
+    kind, _, index = name.partition(":")
+    if kind != "cuda" or (index and not index.isdecimal()) or name.endswith(":"):
+        raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N")
+    if int(index or 0) >= count:
+        raise InputError(f"--device {name}: PyTorch sees {count} CUDA devices here; --device cpu measures on the CPU")
+    return torch.device(f"cuda:{int(index or 0)}")
+
+
+def folder_gpu(wanted: str | None, device: torch.device) -> str:
+    """Return the GPU's name for the folder, "cpu" on a CPU.
+
+    Raises:
+        InputError: `wanted` is not the card that is there.
+    """
+    if device.type == "cpu":
+        if wanted not in (None, "cpu"):
+            raise InputError(f"--gpu {wanted}: the device is a CPU; leave --gpu out, or run where that GPU is")
+        return "cpu"
+    name = torch.cuda.get_device_name(device)
+    if wanted is not None and not gpus.matches(wanted, name):
+        raise InputError(f"--gpu {wanted}: the card that is here is {name}; say --gpu {gpus.label(name)}")
+    return gpus.label(name)
+
+
+def math_on(device: torch.device, wanted: str | None) -> str:
+    """Return the math mode: what was asked for, else tf32 on a GPU (cuDNN's own default) and fp32 on a CPU.
+
+    Raises:
+        InputError: tf32 on a CPU, or no math mode at all.
+    """
+    if wanted is None:
+        return "tf32" if device.type == "cuda" else "fp32"
+    one_of("--math", wanted, MATHS)
+    if device.type == "cpu" and wanted == "tf32":
+        raise InputError("--math tf32 needs a CUDA device: a CPU computes in fp32")
+    return wanted
+
+
+def parse_bytes(option: str, text: str) -> int:
+    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024).
+
+    Raises:
+        InputError: it is none of these.
+    """
+    found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise InputError(f"{option} {text}: say a number of bytes, such as 1048576, 512MB or 2GiB")
+    number, prefix, binary = found.groups()
+    power = 0 if prefix is None else "kmgt".index(prefix.lower()) + 1
+    return int(float(number) * (1024 if binary else 1000) ** power)
+
+
+def at_least(option: str, value: float, least: int) -> None:
+    """Refuse a number that is too small, naming its option.
+
+    Raises:
+        InputError: it is.
+    """
+    if not value >= least:
+        raise InputError(f"{option} {value}: it must be at least {least}")
+
+
+def at_most(option: str, value: float, most: int) -> None:
+    """Refuse a number that is too large, naming its option.
+
+    Raises:
+        InputError: it is.
+    """
+    if value > most:
+        raise InputError(f"{option} {value}: it must be at most {most}")
+
+
+def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
+    """Refuse a word that is none of the valid ones, naming its option.
+
+    Raises:
+        InputError: it is none.
+    """
+    if value not in valid:
+        raise InputError(f"{option} {value}: choose one of {', '.join(valid)}")

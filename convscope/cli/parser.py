@@ -1,0 +1,63 @@
+"""What the command lines share: errors are one line and an exit code, and tables are text in columns."""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from convscope.errors import DeviceFaultError, StopError
+
+_kept: list[DeviceFaultError] = []
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Prints one line for bad arguments, exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with this message on one line."""
+        self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
+
+
+def report_error(program: str, error: StopError) -> int:
+    """Print an error on one line; return the exit code.
+
+    With the error of a lost GPU everything is kept that its traceback holds: taking down what lives there may abort.
+    """
+    print(f"{program}: {one_line(error)}", file=sys.stderr)
+    if isinstance(error, DeviceFaultError):
+        _kept.append(error)
+    return error.exit_code
+
+
+def as_program(main: Callable[[], int]) -> int:
+    """Run a command line as a program: a reader that has gone away (`| head`) is no error.
+
+    Where native code crashes, the standard error says in which call of Python. Returns the exit code; where a GPU was
+    lost the process ends here, and nothing of it is taken down.
+    """
+    faulthandler.enable()
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    if code == DeviceFaultError.exit_code:
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return what stands before the first "--", and what stands after it: flags for another program."""
+    at = arguments.index("--") if "--" in arguments else len(arguments)
+    return list(arguments[:at]), list(arguments[at + 1 :])
+
+
+def one_line(text: object) -> str:
+    """Return a message, and what it quotes, as one line that a terminal can show."""
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))

@@ -1,0 +1,107 @@
+"""Signals that ask a run to stop, and how it ends.
+
+USR2 is SLURM's warning before the time limit (`--signal=USR2@180`; not USR1, which NCCL may catch): the run finishes
+the input size at hand, however long that takes, and ends with `STOPPED`; the batch script knows that number and puts
+the job into the queue again. TERM, INT and USR1 mean the end: the size at hand has `GRACE_S` seconds to be finished,
+then the process ends where it is. That loses no size that is whole: files are replaced, never written in place
+(`tables`). A second INT ends it at once. The exit code is then `ENDED`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from types import FrameType, TracebackType
+
+from convscope.storage import lock
+
+STOPPED = 85
+"""The exit code of a run that was warned and has sizes left: the same command goes on."""
+ENDED = 75
+"""The exit code of a run that was told to end and has sizes left (EX_TEMPFAIL): the same command goes on."""
+
+GRACE_S = 20.0
+"""Less than SLURM's KillWait, 30 s unless a site sets it, from TERM to KILL."""
+
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class StopSignal:
+    """Within the `with` block, remembers whether a signal has come: calling the object tells.
+
+    A thread of its own keeps the time, for Python's handlers wait while the main thread is inside a long call.
+
+    Args:
+        grace_s: how long after TERM, INT or USR1 the block may go on.
+        name: what the last line begins with.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S, name: str = "run_profile.py") -> None:
+        self._grace_s, self._name = grace_s, name
+        self.number: int | None = None
+        self._left = threading.Event()
+
+    def __enter__(self) -> StopSignal:
+        self._told, self._tell = socket.socketpair()
+        self._tell.setblocking(False)
+        self._before = {number: signal.signal(number, self._remember) for number in (*_ENDING, signal.SIGUSR2)}
+        self._wakeup = signal.set_wakeup_fd(self._tell.fileno())
+        self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._left.set()
+        signal.set_wakeup_fd(self._wakeup)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._tell.close()  # which ends the thread's wait
+        self._thread.join()
+        self._told.close()
+
+    def __call__(self) -> bool:
+        """Tell whether a signal has come."""
+        return self.number is not None
+
+    @property
+    def exit_code(self) -> int:
+        """How a run that was stopped ends; to be asked only once a signal has come."""
+        return STOPPED if self.number == signal.SIGUSR2 else ENDED
+
+    @property
+    def said(self) -> str:
+        """The name of the signal that has come, "TERM"."""
+        return signal.Signals(self.number or 0).name.removeprefix("SIG")
+
+    def _remember(self, number: int, frame: FrameType | None) -> None:
+        if self.number in (None, signal.SIGUSR2):
+            self.number = number
+
+    def _watch(self) -> None:
+        """Wait for the signals as the kernel gives them; end the process when the block outlasts its grace."""
+        interrupted = False
+        timer: threading.Timer | None = None
+        while numbers := self._told.recv(64):
+            for number in numbers:
+                if number == signal.SIGINT and interrupted:
+                    self._end(number)
+                interrupted |= number == signal.SIGINT
+                if number in _ENDING and timer is None:
+                    timer = threading.Timer(self._grace_s, self._end, [number])
+                    timer.daemon = True
+                    timer.start()
+        if timer is not None:
+            timer.cancel()
+
+    def _end(self, number: int) -> None:
+        """End the process where it is, without its lock and without unwinding what may never return."""
+        if self._left.is_set():
+            return
+        lock.release_all()
+        line = f"{self._name}: ended by {signal.Signals(number).name.removeprefix('SIG')}; the same command goes on\n"
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
+        os._exit(ENDED)

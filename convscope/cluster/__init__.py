@@ -1,0 +1,1 @@
+"""Many runs: progress, status, matrices of combinations, batches without SLURM; no torch."""

@@ -1,0 +1,144 @@
+"""A file of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
+
+`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stage 3_full --into DIR` makes of it
+what the stages submit: for each GPU, files of at most as many lines as one job array may have tasks, without the
+combinations that are finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convscope.cli.parser import OneLineParser, split_flags
+from convscope.cluster import progress
+from convscope.convolution import algorithms
+from convscope.errors import InputError
+from convscope.storage.paths import RESULTS, SIZES_BY_STAGE, STAGES, Combination
+
+_NAME = re.compile(r"(torchvision:)?[A-Za-z0-9][A-Za-z0-9._-]*")
+_DEFAULT_RANGE = (224, 512)
+
+
+@dataclass(frozen=True)
+class RequestedSizes:
+    """Which sizes a run is asked for: how many, from where to where. `overwrite` asks for all of them anew."""
+
+    count: int
+    low: int
+    high: int
+    overwrite: bool = False
+
+    def met_by(self, found: progress.Progress | None) -> bool:
+        """Tell whether a folder has all that is asked for."""
+        if found is None or self.overwrite or not found.complete:
+            return False
+        last = self.low if self.count == 1 else self.high
+        return (len(found.sizes), found.sizes[0], found.sizes[-1]) == (self.count, self.low, last)
+
+
+def read(path: Path, gpu: str | None = None) -> list[Combination]:
+    """Return the combinations of a file, each once, in order; `gpu` stands in where a line names none.
+
+    Raises:
+        InputError: the file cannot be read, or a line is no combination.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--matrix {path} cannot be read ({error})") from None
+    told = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    found = dict.fromkeys(_combination(line, f"{path}, line {number}", gpu) for number, line in told)
+    if not found:
+        raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
+    return list(found)
+
+
+def _combination(line: str, where: str, gpu: str | None) -> Combination:
+    fields = [field.strip() for field in line.split("\t")]
+    if len(fields) == 2 and gpu:
+        fields.append(gpu)
+    if len(fields) == 2:
+        raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
+    if len(fields) != 3 or not all(_NAME.fullmatch(field) for field in (fields[0], fields[2])):
+        raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
+    return Combination(fields[0], algorithms.find(fields[1]).name, fields[2])
+
+
+def text(combinations: Iterable[Combination]) -> str:
+    """Return combinations as the lines of such a file."""
+    return "".join(f"{each.model}\t{each.algorithm}\t{each.gpu}\n" for each in combinations)
+
+
+def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
+    """Return which sizes `run_profile.py` measures in a stage, given these further flags.
+
+    Raises:
+        InputError: they send every combination to one folder.
+    """
+    parser = OneLineParser(prog="run_profile.py", add_help=False)
+    parser.add_argument("--num-sizes", type=int)
+    parser.add_argument("--input-range", type=int, nargs=2, default=_DEFAULT_RANGE)
+    parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--output-dir")
+    options, _ = parser.parse_known_args(list(flags))
+    if options.output_dir:
+        raise InputError("--output-dir does not go with --matrix: every combination needs a folder of its own")
+    low, high = options.input_range
+    return RequestedSizes(options.num_sizes or SIZES_BY_STAGE[stage], low, high, options.overwrite)
+
+
+def unfinished(
+    combinations: Sequence[Combination], stage: str, wanted: RequestedSizes, results: Path
+) -> list[Combination]:
+    """Return the combinations that have not all the sizes that are asked for."""
+    found = ((each, progress.read(results / stage / each.folder_name, stage)) for each in combinations)
+    return [each for each, there in found if not wanted.met_by(there)]
+
+
+def slices(combinations: Sequence[Combination], most: int) -> list[list[Combination]]:
+    """Return the combinations in parts of one GPU each, and of at most `most`."""
+    by_gpu: dict[str, list[Combination]] = {}
+    for each in combinations:
+        by_gpu.setdefault(each.gpu, []).append(each)
+    return [same[at : at + most] for same in by_gpu.values() for at in range(0, len(same), most)]
+
+
+def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Path:
+    """Write a part into a file named after its GPU and content, so that the file of a job never changes."""
+    content = text(part)
+    path = folder / f"{part[0].gpu}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.tsv"
+    if not dry_run:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return path
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the files that the stages submit; print path, GPU and number of lines of each."""
+    own, flags = split_flags(arguments)
+    options = _parser().parse_args(own)
+    every = read(options.file, options.gpu)
+    left = unfinished(every, options.stage, requested_sizes(options.stage, flags), RESULTS)
+    if len(left) < len(every):
+        print(f"{len(every) - len(left)} of {len(every)} combinations are finished and left out", file=sys.stderr)
+    for part in slices(left, options.most):
+        print(save(part, options.into, options.dry_run), part[0].gpu, len(part), sep="\t")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    what = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
+    made = OneLineParser(prog="python -m convscope matrix", description=what)
+    made.add_argument("file", type=Path, metavar="FILE")
+    made.add_argument("--stage", choices=STAGES, required=True)
+    made.add_argument("--gpu", metavar="NAME", help="for lines that name none")
+    made.add_argument("--into", type=Path, required=True, metavar="DIR")
+    made.add_argument("--most", type=int, default=1000, metavar="N", help="lines in a file")
+    made.add_argument("--dry-run", action="store_true", help="write nothing")
+    return made

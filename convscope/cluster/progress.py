@@ -1,0 +1,204 @@
+"""How far a run has come, from what it wrote: `run.json`, the overall table, and the history of its jobs.
+
+Light on purpose: no pandas, no table of layers, so that a thousand folders are read in a second on a login node.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import operator
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from convscope.profiling.rows import SCHEMA_VERSION
+from convscope.storage.paths import KEPT, SIZES_BY_STAGE, STAGES, Combination, slug
+
+HISTORY = "jobs.log"
+"""A line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
+_TAIL_BYTES = 8192
+_NUMBER = re.compile(r"(\d+(\.\d+)?(e-?\d{1,3})?)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Job:
+    """The latest job of a folder: `event` is submitted, started, requeued or ended; `flags` as a shell reads them."""
+
+    number: str
+    event: str
+    exit_code: int | None = None
+    flags: str = ""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one folder says. `sizes` is empty as long as no run has begun; `bad` counts rows by a status not ok."""
+
+    path: Path
+    stage: str
+    combination: Combination
+    sizes: tuple[int, ...] = ()
+    done: int = 0
+    bad: Counter[str] = field(default_factory=Counter)
+    reason: str = ""
+    fallback_layers: int = 0
+    throttled: int = 0
+    slowest_s: float = 0.0
+    job: Job | None = None
+    written_s: float = 0.0
+    broken: str = ""
+
+    @property
+    def expected(self) -> int:
+        """How many sizes the run measures: what it said, else what its stage does."""
+        return len(self.sizes) or SIZES_BY_STAGE[self.stage]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every size that the run set out to measure has a row."""
+        return bool(self.sizes) and self.done >= len(self.sizes)
+
+
+def read_all(results: Path, stages: Sequence[str] = STAGES) -> Iterator[Progress]:
+    """Yield the progress of every folder under `results/<stage>/`, in order; folders without any trace are left out."""
+    for stage in stages:
+        for path in sorted((results / stage).glob("[!.]*/")):
+            found = None if KEPT in path.name else read(path, stage)
+            if found is not None:
+                yield found
+
+
+def read(path: Path, stage: str) -> Progress | None:
+    """Return the progress of one folder, None where nothing was submitted or run."""
+    document, broken = _document(path / "run.json")
+    job, told = _history(path / HISTORY)
+    run = document.get("run", {})
+    named = Combination(run["model"], run["algorithm"], run["gpu"]) if document else told
+    if named is None:
+        return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
+    sizes = tuple(run.get("input_sizes", ()))
+    rows, unread = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", sizes)
+    bad = [row for row in rows if row.status != "ok"]
+    return Progress(
+        path,
+        stage,
+        named,
+        sizes,
+        done=len({row.input_size for row in rows}),
+        bad=Counter(row.status for row in bad),
+        reason=bad[-1].reason if bad else "",
+        fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
+        throttled=sum(row.throttle_reasons not in ("", "none") for row in rows),
+        slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
+        job=job,
+        written_s=_last_write(path),
+        broken=broken or unread,
+    )
+
+
+def _document(path: Path) -> tuple[dict[str, Any], str]:
+    """Return the content of `run.json`, and what is wrong with it; a run just begun may have none."""
+    try:
+        document = json.loads(path.read_text())
+        version = document["schema_version"]
+        if version > SCHEMA_VERSION:
+            return {}, f"run.json has schema version {version}, this program reads {SCHEMA_VERSION}"
+        named = [document["run"][name] for name in ("model", "algorithm", "gpu")]
+        if not all(isinstance(name, str) for name in named) or not all(map(int, document["run"]["input_sizes"])):
+            return {}, "run.json cannot be read"
+    except FileNotFoundError:
+        return {}, ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return {}, "run.json cannot be read"
+    return dict(document), ""
+
+
+class _Row(NamedTuple):
+    """The columns of the overall table that matter here, as they are written; "" where the table has none of a name."""
+
+    input_size: str
+    status: str
+    reason: str
+    fallback_layers: str
+    throttle_reasons: str
+    wall_s: str
+
+    def mended(self) -> _Row:
+        """Return the row with cells that should be numbers and are not emptied."""
+        odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(self, name))]
+        return self._replace(**dict.fromkeys(odd, "")) if odd else self
+
+
+def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
+    """Return the rows that belong to the run, and what is wrong with the file.
+
+    A row cut off at the end is no row.
+    """
+    wanted = set(map(str, sizes))
+    try:
+        text = path.read_text()
+        # Where nothing is quoted, cutting at the commas is the same, and several times as fast.
+        lines = csv.reader(io.StringIO(text)) if '"' in text else (line.split(",") for line in text.split("\n"))
+        header = next(lines, [])
+        width = len(header)
+        pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
+        rows = [_Row(*pick([*line, ""])) for line in lines if len(line) == width]
+    except FileNotFoundError:
+        return [], ""
+    except (OSError, ValueError, csv.Error):
+        return [], f"{path.name} cannot be read"
+    mine = [row for row in rows if row.input_size in wanted]
+    if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in mine} | {row.wall_s for row in mine})):
+        return mine, ""
+    return [row.mended() for row in mine], f"{path.name} has words where numbers belong"
+
+
+def _history(path: Path) -> tuple[Job | None, Combination | None]:
+    """Return the latest job and the combination it is for.
+
+    A job may start before its submitter has written "submitted": that event counts only where the job has no other.
+    """
+    try:
+        lines = [line.split("\t") for line in path.read_text(errors="replace").splitlines()]
+    except OSError:
+        return None, None
+    events = [line for line in lines if len(line) == 7]
+    if not events:
+        return None, None
+    mine = [event for event in events if event[1] == events[-1][1]]
+    _, number, event, model, algorithm, gpu, flags = ([e for e in mine if e[2] != "submitted"] or mine)[-1]
+    word, _, code = event.partition(" ")
+    return Job(number, word, int(code) if code.isdecimal() else None, flags), Combination(model, algorithm, gpu)
+
+
+def _last_write(path: Path) -> float:
+    written = (file for file in path.iterdir() if file.suffix in (".csv", ".json") or file.name == HISTORY)
+    return max((file.stat().st_mtime for file in written), default=0.0)
+
+
+def note_event(path: Path, time_utc: str, job: str, event: str, who: Combination, flags: Sequence[str]) -> None:
+    """Add a line to the history of a folder's jobs."""
+    fields = (time_utc, job, event, who.model, who.algorithm, who.gpu, shlex.join(flags))
+    with (path / HISTORY).open("a") as file:
+        file.write("\t".join(fields) + "\n")
+
+
+def last_error(path: Path) -> str:
+    """Return the last line that says something in the newest `.err` log of a folder, "" where there is none.
+
+    What srun adds after the program's own last words ("task 0: Exited with exit code 2") is passed over.
+    """
+    logs = sorted(path.glob("*.err"), key=lambda log: log.stat().st_mtime)
+    if not logs:
+        return ""
+    with logs[-1].open("rb") as file:
+        file.seek(max(0, logs[-1].stat().st_size - _TAIL_BYTES))
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    telling = [line for line in lines if line and not line.startswith("srun: ")]
+    return telling[-1] if telling else ""

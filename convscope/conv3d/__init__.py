@@ -1,0 +1,1 @@
+"""Study of 3-D convolutions (`run_conv3d.py`)."""

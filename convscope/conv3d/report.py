@@ -1,0 +1,235 @@
+"""One call of the 3-D study from end to end: what is measured is written as tables, run.json and pictures, and told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from convscope.cli.display import table
+from convscope.conv3d.rows import Conv3dRow, EndToEndRow, StressRow
+from convscope.convolution.roofline import Ceilings
+
+if TYPE_CHECKING:
+    from convscope.conv3d.study import Findings
+
+
+def summary(found: Findings) -> str:
+    """Return what was found as text: a table of the layers, means over them, stress test, the network."""
+    parts = []
+    rows: list[Conv3dRow] = found.tables["conv3d"]
+    if found.limits is not None:
+        rates = ", ".join(f"{name} {rate:.4g} TFLOP/s" for name, rate in found.limits.tflops.items())
+        parts.append(f"ceilings measured here: copy {found.limits.copy_gbps:.4g} GB/s, {rates}")
+    if rows:
+        header = ("layer", "implementation", "median, ms", "95 %", "TFLOP/s", "of cuDNN's best", "of torch benchmark",
+                  "of roofline", "error / tolerance", "blocks, or why not")  # fmt: skip
+        parts += [table(header, [_line(row) for row in rows]), *means(rows)]
+    if found.tables["stress"]:
+        parts.append(stress_line(found.tables["stress"]))
+    if found.tables["end_to_end"]:
+        columns = ("end to end", "inference, ms", "training step, ms", "convolutions", "reason")
+        shares = {row.implementation: row.share_pct for row in found.tables["breakdown"] if row.kind == "convolution"}
+        parts.append(table(columns, [_whole(row, shares) for row in found.tables["end_to_end"]]))
+    return "\n".join(parts)
+
+
+def _line(row: Conv3dRow) -> tuple[str, ...]:
+    interval = "-" if row.median_low_ms is None else f"{row.median_low_ms:.4f} … {row.median_high_ms:.4f}"
+    ratios = row.ratio_to_cudnn_best, row.ratio_to_torch_benchmark, row.ratio_to_roofline
+    error = "-" if row.elementwise_error is None else f"{row.elementwise_error:.1e} / {row.tolerance:.1e}"
+    why = row.blocks or "" if row.status == "ok" else f"{row.status}: {row.reason}"
+    return (
+        row.layer, row.implementation, _or_dash(row.median_ms, ".4f"), interval, _or_dash(row.tflops, ".1f"),
+        *(_or_dash(ratio, ".2f") for ratio in ratios), error, why,
+    )  # fmt: skip
+
+
+def means(rows: Sequence[Conv3dRow]) -> list[str]:
+    """Return for each implementation the geometric means of its ratios over the layers that it could do."""
+    lines = []
+    for name in dict.fromkeys(row.implementation for row in rows):
+        of_name = [row for row in rows if row.implementation == name]
+        said = []
+        for what, field in (
+            ("cuDNN's best", "ratio_to_cudnn_best"),
+            ("torch benchmark", "ratio_to_torch_benchmark"),
+            ("the roofline", "ratio_to_roofline"),
+        ):
+            ratios = [getattr(row, field) for row in of_name if getattr(row, field) is not None]
+            if ratios:
+                mean, layers = geometric_mean(ratios), f"{len(ratios)} layer{'s' if len(ratios) > 1 else ''}"
+                said.append(f"{mean:.3f} of {what} ({layers}, {min(ratios):.2f} to {max(ratios):.2f})")
+        if said:
+            lines.append(f"{name}, geometric means: {', '.join(said)}")
+    return lines
+
+
+def stress_line(rows: Sequence[StressRow]) -> str:
+    """Return the outcome of a stress test in one line."""
+    counts = {status: sum(row.status == status for row in rows) for status in ("ok", "failed", "oom", "unsupported")}
+    shapes = len({row.round for row in rows})
+    worst = max((row.elementwise_error / row.tolerance for row in rows if row.elementwise_error and row.tolerance),
+                default=0.0)  # fmt: skip
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"stress test: {shapes} shapes: {told}; largest error {worst:.2f} of its tolerance"
+
+
+def _whole(row: EndToEndRow, shares: dict[str, float]) -> tuple[str, ...]:
+    share = shares.get(row.implementation)
+    return (
+        row.implementation, _or_dash(row.inference_ms, ".3f"), _or_dash(row.training_step_ms, ".3f"),
+        "-" if share is None else f"{share:.0f} %", row.reason or "",
+    )  # fmt: skip
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+_DPI = 120
+PICTURES = ("violins", "relative", "roofline", "breakdown")
+_MARKERS = "osD^v<>pPX*hd"
+_COLOURS = "tab20"
+
+
+def draw(
+    rows: pd.DataFrame,
+    samples: pd.DataFrame,
+    kinds: pd.DataFrame,
+    limits: Ceilings | None,
+    folder: Path,
+    note: Callable[[str], None],
+) -> list[Path]:
+    """Draw what the tables have into a folder, and return the files; without matplotlib none, which is noted."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        note("no plots: pip install 'convscope[study]'")
+        return []
+    made: list[Path] = []
+
+    def figure(name: str, width: float, height: float) -> Any:
+        made.append(folder / f"{name}.png")
+        return Figure((width, height), layout="constrained")
+
+    measured = rows[rows["median_ms"].notna()] if len(rows) else rows
+    if len(samples):
+        _violins(figure("violins", 11, 2.6 * samples["position"].nunique() + 0.6), samples, made[-1])
+    if len(measured):
+        beside = "ratio_to_cudnn_best" if measured["ratio_to_cudnn_best"].notna().any() else "tflops"
+        _bars(figure("relative", max(8, 2.4 * measured["position"].nunique()), 4.5), measured, beside, made[-1])
+    if len(measured) and limits is not None:
+        _roofline(figure("roofline", 9, 6), measured, limits, made[-1])
+    if len(kinds):
+        _breakdown(figure("breakdown", 9, 0.35 * kinds["implementation"].nunique() + 1.6), kinds, made[-1])
+    return made
+
+
+def _colour(names: Sequence[str]) -> dict[str, Any]:
+    from matplotlib import colormaps
+
+    return {name: colormaps[_COLOURS](index % 20) for index, name in enumerate(names)}
+
+
+def _layers(rows: pd.DataFrame) -> list[tuple[int, str]]:
+    """Return position and name of the layers that rows are of, in their order."""
+    named = rows.drop_duplicates("position").sort_values("position")
+    return [(int(position), str(layer)) for position, layer in zip(named["position"], named["layer"], strict=True)]
+
+
+def _violins(figure: Any, samples: pd.DataFrame, path: Path) -> None:
+    """Draw every sample against the median of its implementation: the times are far apart, their spreads a percent."""
+    layers = _layers(samples)
+    colours = _colour(list(dict.fromkeys(samples["implementation"])))
+    panels = figure.subplots(len(layers), 1, squeeze=False)[:, 0]
+    for axes, (position, layer) in zip(panels, layers, strict=True):
+        of_layer = samples[samples["position"] == position]
+        names = list(dict.fromkeys(of_layer["implementation"]))
+        times = {name: of_layer.loc[of_layer["implementation"] == name, "sample_ms"].astype(float) for name in names}
+        apart = [(100 * (one / one.median() - 1)).to_numpy() for one in times.values()]
+        drawn = axes.violinplot(apart, showmedians=True, widths=0.85)
+        for body, name in zip(drawn["bodies"], names, strict=True):
+            body.set(facecolor=colours[name], alpha=0.8)
+        labels = [f"{name}\n{one.median():.4g} ms" for name, one in times.items()]
+        axes.set_xticks(range(1, len(names) + 1), labels, rotation=25, ha="right", fontsize=8)
+        axes.set(ylabel="from the median, %", title=layer)
+        axes.grid(alpha=0.3, axis="y")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _bars(figure: Any, rows: pd.DataFrame, column: str, path: Path) -> None:
+    axes = figure.subplots()
+    layers = _layers(rows)
+    names = list(dict.fromkeys(rows["implementation"]))
+    colours, width = _colour(names), 0.85 / len(names)
+    for index, name in enumerate(names):
+        of_name = rows[rows["implementation"] == name].set_index("position")[column]
+        places = [at + (index - (len(names) - 1) / 2) * width for at in range(len(layers))]
+        heights = [of_name.get(position, math.nan) for position, _ in layers]
+        axes.bar(places, heights, width, label=name, color=colours[name])
+    relative = column != "tflops"
+    if relative:
+        axes.axhline(1, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(layers)), [layer for _, layer in layers])
+    axes.set(ylabel="speed, cuDNN's best = 1" if relative else "rate, TFLOP/s", xlabel="layer")
+    axes.grid(alpha=0.3, axis="y")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)
+
+
+def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> None:
+    axes = figure.subplots()
+    intensity = rows["flops"] / rows["bytes"]
+    used = set(rows["arithmetic"])
+    lines = roofs(limits, [name for name in limits.tflops if name in used], intensity)
+    for name, (xs, ys) in lines.items():
+        axes.plot(xs, ys, color="black", linewidth=1)
+        axes.annotate(f"{name}: {ys[-1]:.4g} TFLOP/s", (xs[-1], ys[-1]), ha="right", va="bottom", fontsize=8)
+    ridge = max(((xs[1], ys[1]) for xs, ys in lines.values()), default=(1.0, 1.0))
+    axes.annotate(f"copy: {limits.copy_gbps:.4g} GB/s", ridge, ha="right", fontsize=8,
+                  xytext=(-8, -4), textcoords="offset points")  # fmt: skip
+    colours = _colour(list(dict.fromkeys(rows["implementation"])))
+    marks = {layer: _MARKERS[index % len(_MARKERS)] for index, layer in enumerate(dict.fromkeys(rows["layer"]))}
+    points = zip(rows["layer"], rows["implementation"], intensity, rows["tflops"], strict=True)
+    for layer, name, at, rate in points:
+        axes.plot(at, rate, marks[layer], color=colours[name], markersize=6, markeredgewidth=0)
+    for name, colour in colours.items():
+        axes.plot([], [], "s", color=colour, label=name)
+    for layer, mark in marks.items():
+        axes.plot([], [], mark, color="grey", label=layer)
+    axes.set(xscale="log", yscale="log", xlabel="operations a byte, counted", ylabel="rate, TFLOP/s")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)
+
+
+def roofs(
+    limits: Ceilings, names: Sequence[str], intensity: pd.Series[float]
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Return each roof as a line through its ridge that spans all points: operations a byte, and TFLOP/s."""
+    slope = limits.copy_gbps / 1e3  # TFLOP/s for each operation a byte
+    ridges = {name: limits.tflops[name] / slope for name in names}
+    low = min([float(intensity.min()) / 4, *(ridge / 3 for ridge in ridges.values())])
+    high = max([float(intensity.max()) * 4, *(ridge * 3 for ridge in ridges.values())])
+    return {name: ([low, ridge, high], [low * slope, ridge * slope, ridge * slope]) for name, ridge in ridges.items()}
+
+
+def _breakdown(figure: Any, kinds: pd.DataFrame, path: Path) -> None:
+    axes = figure.subplots()
+    names = list(dict.fromkeys(kinds["implementation"]))
+    left = dict.fromkeys(names, 0.0)
+    for kind, of_kind in kinds.groupby("kind", sort=False):
+        times = of_kind.set_index("implementation")["median_ms"].to_dict()
+        lengths = [float(times.get(name, 0.0)) for name in names]
+        axes.barh(names, lengths, left=[left[name] for name in names], label=kind)
+        left = {name: left[name] + length for name, length in zip(names, lengths, strict=True)}
+    axes.invert_yaxis()
+    axes.set(xlabel="time of an inference pass, ms")
+    axes.grid(alpha=0.3, axis="x")
+    figure.legend(fontsize=8, loc="outside right upper")
+    figure.savefig(path, dpi=_DPI)

@@ -1,0 +1,53 @@
+"""Request of the 3-D study."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from convscope.conv3d.layersets import Layer3d
+from convscope.storage.paths import slug
+
+
+@dataclass(frozen=True)
+class Conv3d:
+    """What was asked for."""
+
+    params: str
+    implementations: tuple[str, ...]
+    gpu: str
+    device: str
+    first_layer: int = 0
+    last_layer: int | None = None
+    batch_size: int | None = None
+    math: str = "tf32"
+    dtype: str = "float32"
+    verify: bool = False
+    compare: bool = True
+    warmup: int = 10
+    measure: int = 100
+    budget_s: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Which parts of the study to do.
+
+    Attributes:
+        stress: a number of shapes.
+        load_tuned: a file of choices to take as they are, "" for this card's own; None has new ones made.
+    """
+
+    layers: bool = True
+    plots: bool = False
+    stress: int = 0
+    end_to_end: bool = False
+    load_tuned: str | None = None
+
+
+def folder_name(asked: Conv3d, layers: Sequence[Layer3d]) -> str:
+    """Return the name of the folder of one call: layer set, batch, arithmetic, card."""
+    arithmetic = "fp16" if asked.dtype == "float16" else asked.math
+    return f"{slug(Path(asked.params).stem)}_batch{layers[0].batch}_{arithmetic}_{asked.gpu}"

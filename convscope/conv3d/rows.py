@@ -1,0 +1,121 @@
+"""Tables of the 3-D study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Conv3dRow:
+    """One layer by one implementation. Times in ms; ratios are times of another over this one's: 1 is as fast."""
+
+    layer: str
+    position: int
+    implementation: str
+    provider: str
+    median_ms: float | None = None
+    median_low_ms: float | None = None
+    median_high_ms: float | None = None
+    mean_ms: float | None = None
+    std_ms: float | None = None
+    min_ms: float | None = None
+    p95_ms: float | None = None
+    samples: int | None = None
+    tflops: float | None = None
+    ratio_to_cudnn_best: float | None = None
+    cudnn_best: str | None = None
+    ratio_to_torch_benchmark: float | None = None
+    ratio_to_roofline: float | None = None
+    attainable_ms: float | None = None
+    elementwise_error: float | None = None
+    tolerance: float | None = None
+    blocks: str | None = None
+    workspace_bytes: int | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    batch: int | None = None
+    channels: int | None = None
+    filters: int | None = None
+    size: str | None = None
+    kernel: str | None = None
+    stride: str | None = None
+    padding: str | None = None
+    dilation: str | None = None
+    groups: int | None = None
+    arithmetic: str | None = None
+    math: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One sample of a time, for the violins."""
+
+    layer: str
+    position: int
+    implementation: str
+    sample_ms: float
+
+
+@dataclass(frozen=True)
+class StressRow:
+    """One round by one implementation; `smallest` is the smallest shape found that fails as well."""
+
+    round: int
+    implementation: str
+    shape: str
+    elementwise_error: float | None = None
+    tolerance: float | None = None
+    blocks: str | None = None
+    smallest: str | None = None
+    math: str | None = None
+    dtype: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class EndToEndRow:
+    """The network with one implementation: an inference pass and a training step. Times in ms."""
+
+    implementation: str
+    inference_ms: float | None = None
+    inference_low_ms: float | None = None
+    inference_high_ms: float | None = None
+    training_step_ms: float | None = None
+    training_low_ms: float | None = None
+    training_high_ms: float | None = None
+    relative_error: float | None = None
+    tolerance: float | None = None
+    batch: int | None = None
+    math: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """What one kind of layer takes of an inference pass."""
+
+    implementation: str
+    kind: str
+    layers: int
+    median_ms: float
+    share_pct: float
+
+
+TABLES: dict[str, type[Any]] = {
+    "conv3d": Conv3dRow,
+    "samples": SampleRow,
+    "stress": StressRow,
+    "end_to_end": EndToEndRow,
+    "breakdown": KindRow,
+}

@@ -1,0 +1,194 @@
+"""The catalogue of convolution algorithms: their names, cuDNN's numbers, and the rules a layer must meet.
+
+The rules here are those that can be told from a layer's shape alone. What remains is the library's own word, asked
+on the card at hand (`swap.Engine.why_refused`): a rule may pass a layer that cuDNN refuses, never the other way round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from convscope.convolution.layer import Layer
+from convscope.errors import InputError
+
+FALLBACK = "implicit precomp gemm"
+
+# From cuDNN's API reference (cudnnConvolutionForward), found again by asking cuDNN 9.19 on an H200.
+FFT_EXTENT_PX = 256
+FFT_TILE_PX = 32
+HOPPER = (9, 0)  # compute capability
+_TYPES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("fft", "fft tiling", "winograd"), ("float32", "float16")),
+    "winograd nonfused": ("float32", "float16", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One way to compute a convolution.
+
+    `cudnn_number` is the value of cudnnConvolutionFwdAlgo_t, None where cuDNN is not told one. `cpu_provider` names the
+    library that runs it on a CPU, None where none does; `cuda_providers` those on a GPU, asked in this order. `rule`
+    gives the reason why a layer's shape rules it out, or None.
+    """
+
+    name: str
+    title: str
+    cudnn_number: int | None
+    cpu_provider: str | None
+    cuda_providers: tuple[str, ...]
+    rule: Callable[[Layer], str | None]
+    rule_depends_on_size: bool = False
+
+    @property
+    def slug(self) -> str:
+        """The name in paths, spaces as underscores."""
+        return self.name.replace(" ", "_")
+
+
+def _any_shape(layer: Layer) -> str | None:
+    return None
+
+
+def _ai3_on_cpu(layer: Layer) -> str | None:
+    if layer.groups != 1:
+        return "ai3 has no grouped convolution on a CPU"
+    return None
+
+
+def _winograd(layer: Layer) -> str | None:
+    if layer.kernel != (3, 3) or layer.stride != (1, 1):
+        return "winograd needs 3×3 kernels with stride 1"
+    return _undilated("winograd", layer)
+
+
+def _winograd_nonfused(layer: Layer) -> str | None:
+    if layer.kernel not in ((3, 3), (5, 5)) or layer.stride != (1, 1):
+        return "winograd nonfused needs 3×3 or 5×5 kernels with stride 1"
+    return _undilated("winograd nonfused", layer)
+
+
+def _fft(layer: Layer) -> str | None:
+    if layer.stride != (1, 1):
+        return "fft needs stride 1"
+    height, width = (
+        extent + 2 * pad for extent, pad in zip((layer.in_height, layer.in_width), layer.padding, strict=True)
+    )
+    if max(height, width) > FFT_EXTENT_PX:
+        return f"fft needs padded inputs of at most {FFT_EXTENT_PX}×{FFT_EXTENT_PX}"
+    return _padded_less_than_kernel("fft", layer) or _undilated("fft", layer)
+
+
+def _fft_tiling(layer: Layer) -> str | None:
+    if max(layer.stride) > 2:
+        return "fft tiling needs strides of at most 2"
+    if layer.stride != (1, 1) and min(layer.kernel) == 1:
+        return "fft tiling needs stride 1 with 1-wide kernels"
+    if max(layer.kernel) > FFT_TILE_PX:
+        return f"fft tiling needs kernels of at most {FFT_TILE_PX}×{FFT_TILE_PX}"
+    return _padded_less_than_kernel("fft tiling", layer) or _undilated("fft tiling", layer)
+
+
+def _padded_less_than_kernel(name: str, layer: Layer) -> str | None:
+    if layer.padding[0] >= layer.kernel[0] or layer.padding[1] >= layer.kernel[1]:
+        return f"{name} needs less padding than kernel"
+    return None
+
+
+def _undilated(name: str, layer: Layer) -> str | None:
+    return None if layer.dilation == (1, 1) else f"{name} needs dilation 1"
+
+
+ALGORITHMS: Mapping[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm("direct", "direct convolution", None, "ai3", ("triton",), _any_shape),
+        Algorithm("smm", "scalar matrix multiplication", None, "ai3", (), _any_shape),
+        Algorithm("gemm", "im2col and a matrix product", 2, None, ("cudnn",), _any_shape),
+        Algorithm("implicit gemm", "matrix product without im2col in memory", 0, None, ("cudnn",), _any_shape),
+        Algorithm("implicit precomp gemm", "implicit gemm, precomputed indices", 1, None, ("cudnn",), _any_shape),
+        Algorithm("fft", "fast Fourier transform", 4, None, ("cudnn",), _fft, rule_depends_on_size=True),
+        Algorithm("fft tiling", "fast Fourier transform in tiles", 5, None, ("cudnn",), _fft_tiling),
+        Algorithm("winograd", "Winograd, fused", 6, None, ("cudnn", "triton"), _winograd),
+        Algorithm("winograd nonfused", "Winograd, transforms apart", 7, None, ("cudnn",), _winograd_nonfused),
+        Algorithm("guess", "cuDNN's own choice by its heuristic", None, None, ("cudnn",), _any_shape),
+        Algorithm("torch", "PyTorch as it is, nothing swapped", None, "torch", ("torch",), _any_shape),
+    )
+}
+
+NAMES_BY_CUDNN_NUMBER: Mapping[int, str] = {
+    algorithm.cudnn_number: algorithm.name for algorithm in ALGORITHMS.values() if algorithm.cudnn_number is not None
+} | {3: "direct"}
+
+
+def find(name: str) -> Algorithm:
+    """Return the algorithm of this name; spaces and underscores, capitals and not, are the same.
+
+    Raises:
+        InputError: no such algorithm; the message lists those there are.
+    """
+    plain = " ".join(name.replace("_", " ").lower().split())
+    if plain not in ALGORITHMS:
+        raise InputError(f"unknown algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
+    return ALGORITHMS[plain]
+
+
+def why_no_device(algorithm: Algorithm, device_type: str) -> str | None:
+    """Return why the algorithm has no provider on this kind of device ("cpu" or "cuda"), or None where it has one."""
+    if device_type == "cpu":
+        return None if algorithm.cpu_provider else f"{algorithm.name} needs a CUDA device"
+    return None if algorithm.cuda_providers else f"{algorithm.name} runs on a CPU only"
+
+
+def why_not_by(provider: str, algorithm: Algorithm) -> str | None:
+    """Return why an algorithm cannot be run by this provider on a GPU ("cudnn" or "triton"), or None where it can."""
+    if provider in algorithm.cuda_providers:
+        return None
+    if provider == "cudnn" and algorithm.name == "direct":
+        return "cuDNN implements no direct convolution"
+    return f"{algorithm.name} is not one of {provider}'s"
+
+
+def why_not(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
+    """Return why a layer cannot use the algorithm on this kind of device, or None where no rule is against it."""
+    if algorithm.name == "torch":
+        return None
+    no_device = why_no_device(algorithm, device_type)
+    if no_device:
+        return no_device
+    if layer.padding_mode != "zeros":
+        return f"{algorithm.name} pads with zeros only, not {layer.padding_mode!r}"
+    if layer.uneven_padding:
+        return f"{algorithm.name} pads both sides alike: padding 'same' needs an odd extent of the kernel"
+    if device_type == "cpu":
+        return _ai3_on_cpu(layer)
+    return algorithm.rule(layer)
+
+
+def why_not_on(name: str, capability: tuple[int, int]) -> str | None:
+    """Return why cuDNN does not have an algorithm on cards of this compute capability, or None where it has it."""
+    if name == "winograd" and capability >= HOPPER:
+        return "cuDNN has no fused Winograd on Hopper and later"
+    return None
+
+
+def why_not_of(name: str, dtype: str) -> str | None:
+    """Return why cuDNN does not have an algorithm for a data type (of NCHW tensors), or None where it has it."""
+    if dtype not in _TYPES.get(name, (dtype,)):
+        return f"{name} needs {', '.join(_TYPES[name][:-1])} or {_TYPES[name][-1]}"
+    return None
+
+
+def refusals(reasons: Iterable[str | None], model: str) -> tuple[str, ...]:
+    """Sum up the reasons of a model's layers (None for a layer that can): one sentence a reason, most frequent first.
+
+    "winograd needs 3×3 kernels with stride 1: 108 of 155 convolutions of resnet152 are not"
+    """
+    every = list(reasons)
+    counted = Counter(reason for reason in every if reason is not None)
+    return tuple(
+        f"{reason}: {count} of {len(every)} convolutions of {model}{' are not' if ' needs ' in reason else ''}"
+        for reason, count in counted.most_common()
+    )

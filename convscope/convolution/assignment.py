@@ -1,0 +1,102 @@
+"""Which algorithm each layer of a model gets, and what becomes of the layers that cannot use the one asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from convscope.convolution import algorithms
+from convscope.convolution.algorithms import Algorithm
+from convscope.convolution.layer import Layer
+from convscope.errors import InputError
+
+CardCheck = Callable[[Layer, str], str | None]
+"""Asks the library on the card whether it takes a layer with an algorithm: a reason, or None for yes."""
+
+_SHAPES_SHOWN = 4
+
+
+class Asked(Protocol):
+    """The part of a request that decides which algorithm each layer gets."""
+
+    @property
+    def model(self) -> str:
+        """The model's name, for messages."""
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+
+    @property
+    def unsupported(self) -> str:
+        """The fate of layers that cannot use the algorithm: "error", "fallback" or "skip"."""
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The algorithm of each layer by the layer's name, and the reason of each that cannot have the one asked for."""
+
+    algorithms: Mapping[str, str]
+    reasons: Mapping[str, str]
+
+
+def reasons_not(
+    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, ask: CardCheck | None
+) -> list[str | None]:
+    """Return for each layer why it cannot use the algorithm, None where it can: first by rule, then as `ask` says."""
+    answered: dict[tuple[object, ...], str | None] = {}
+
+    def reason(layer: Layer) -> str | None:
+        by_rule = algorithms.why_not(algorithm, layer, device_type)
+        if by_rule or ask is None or device_type == "cpu" or algorithm.name == "torch":
+            return by_rule
+        if layer.shape not in answered:
+            answered[layer.shape] = ask(layer, algorithm.name)
+        return answered[layer.shape]
+
+    return [reason(layer) for layer in layers]
+
+
+def assign(run: Asked, layers: Sequence[Layer], ask: CardCheck | None) -> Assignment:
+    """Give each layer the algorithm asked for, or what `run.unsupported` puts in its place.
+
+    A layer that a pass calls more than once at different shapes has one algorithm: the one that all its calls take.
+
+    Raises:
+        InputError: a layer cannot use the algorithm and `run.unsupported` is "error"; or, on this kind of device,
+            nothing runs the algorithm and no layer could fall back.
+    """
+    algorithm = algorithms.find(run.algorithm)
+    every = reasons_not(algorithm, layers, run.device_type, ask)
+    nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
+    if any(every) and (run.unsupported == "error" or nothing_to_measure):
+        raise InputError(refusal(algorithm, layers, every, run))
+    fallback = algorithms.find(algorithms.FALLBACK)
+    stuck = reasons_not(fallback, layers, run.device_type, ask) if any(every) else []
+    cannot_fall_back = {layer.name for layer, reason in zip(layers, stuck, strict=False) if reason is not None}
+    reasons = {layer.name: reason for layer, reason in zip(layers, every, strict=True) if reason is not None}
+
+    def chosen(name: str) -> str:
+        if name not in reasons:
+            return algorithm.name
+        return "torch" if run.unsupported == "skip" or name in cannot_fall_back else fallback.name
+
+    return Assignment({layer.name: chosen(layer.name) for layer in layers}, reasons)
+
+
+def refusal(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: Asked) -> str:
+    """Return the one line that lists what cannot be, why, and the way on."""
+    sentences = "; ".join(algorithms.refusals(every, run.model))
+    whole = algorithms.why_no_device(algorithm, run.device_type)
+    if whole and run.device_type == "cpu":
+        return f"{whole}: on a CPU choose direct, smm or torch, or run where a GPU is"
+    names = [layer.name for layer, reason in zip(layers, every, strict=True) if reason]
+    shown = ", ".join(names[:_SHAPES_SHOWN]) + (" …" if len(names) > _SHAPES_SHOWN else "")
+    instead = algorithms.FALLBACK if run.device_type == "cuda" else "PyTorch"
+    size = f" at {layers[0].in_height} px" if algorithm.rule_depends_on_size and layers else ""
+    return f"{sentences}{size} ({shown}); --unsupported fallback runs these with {instead}"

@@ -1,0 +1,133 @@
+"""Convolutions in float64 by PyTorch, and how far other results are from them."""
+
+from __future__ import annotations
+
+import copy
+import math as mathematics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from ai3.swap_torch import Conv2D as SwappedConv2d
+from torch import nn
+
+from convscope.convolution import tolerance
+from convscope.convolution.layer import Layer
+from convscope.cudnn.shape import Convolution
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A convolution in float64: the exact result, and for each output the root of the sum of its products' squares."""
+
+    exact: torch.Tensor
+    spread: torch.Tensor
+
+    def error(self, output: torch.Tensor) -> float:
+        """Return the largest elementwise error, relative to spread + |exact|; infinite where it is not finite."""
+        worst = 0.0
+        for found, exact, spread in zip(output, self.exact, self.spread, strict=True):  # an image at a time
+            ratio = (found.double() - exact).abs_() / (spread + exact.abs())
+            ratio = torch.where(found == exact, 0.0, ratio)  # 0 where both are, whatever the spread
+            worst = max(worst, float(ratio.nan_to_num_(nan=float("inf"), posinf=float("inf")).max()))
+        return worst
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> Reference:
+    """Convolve in float64 by PyTorch, an image at a time."""
+    options = shape.stride, shape.padding, shape.dilation, shape.groups
+    wide = weight.double()
+    exact, spread = [], []
+    for image in x.split(1):
+        given = image.double()
+        exact.append(torch.nn.functional.conv3d(given, wide, None, *options))
+        squares = torch.nn.functional.conv3d(given.square_(), wide.square(), None, *options)
+        spread.append(squares.clamp_(min=0).sqrt_())  # a library that sums by transforms may leave -1e-17
+    return Reference(torch.cat(exact), torch.cat(spread))
+
+
+def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
+    """Return the `relative_distance` of a convolution's output from that of the same input in float64."""
+    return relative_distance(output, reference_of(module)(given.double()))
+
+
+def relative_distance(output: torch.Tensor, reference: torch.Tensor) -> float | None:
+    """Return ‖output − reference‖ / ‖reference‖, None where the reference is all zeros; not finite where it is not."""
+    length = float(torch.linalg.vector_norm(reference))
+    return float(torch.linalg.vector_norm(output.double() - reference)) / length if length else None
+
+
+def reference_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return PyTorch's convolution with this module's weights and options, in float64."""
+    assert isinstance(module, (nn.Conv2d, SwappedConv2d))
+    weight = module.weight.double()
+    bias = None if module.bias is None else module.bias.double()
+    if isinstance(module, nn.Conv2d):
+        return lambda x: module._conv_forward(x, weight, bias)
+    options = module.stride, module.padding, module.dilation, module.groups
+    return lambda x: nn.functional.conv2d(x, weight, bias, *options)
+
+
+_MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
+_TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
+_STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
+
+def allowed_error(
+    model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str
+) -> float | None:
+    """Return the largest ‖output − exact‖ / ‖exact‖ to be expected of an engine.
+
+    It is twice what the roundings move the output by, and at least what the layers' own tolerances add up to. In
+    float32 without TF32 the reference rounds as much as an engine; there the roundings are those of TF32, scaled down.
+    None where the model's numbers leave the range of the type.
+
+    Args:
+        model: in float32, on the device of `given`; it is left as it is.
+        given: some images, N × 3 × H × W.
+        layers: the model's convolutions and fully connected layers.
+        dtype: what the engine stores numbers in.
+        math: "fp32" or "tf32", for float32.
+    """
+    tolerances = [tolerance.stored_tolerance(layer, dtype, math) for layer in layers]
+    apart = rounding_error(model, given, dtype)
+    if not mathematics.isfinite(apart):
+        return None
+    if dtype not in _STORED and math == "fp32":
+        apart *= max(tolerances, default=0.0) / _TF32_CUT
+    return max(tolerance.whole_model_tolerance(tolerances), _MARGIN * apart)
+
+
+def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
+    """Return how far a model's output moves, relative to its length, where its layers' numbers are rounded to `dtype`.
+
+    float32 is taken as TF32: the factors keep 10 digits, the results all. Layers are modules that are called: what
+    `nn.MultiheadAttention` does with its weights by itself is not rounded, and counts as exact.
+
+    Args:
+        model: in float32, on the device of `given`; it is left as it is.
+        given: N × 3 × H × W.
+    """
+    with torch.no_grad():
+        return relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0
+
+
+def _rounded(model: nn.Module, dtype: str) -> nn.Module:
+    """Return a copy of a model whose layers round their factors, and their results where these are stored so."""
+    model = copy.deepcopy(model)
+    stored = _STORED.get(dtype)
+    rounding: Rounding = cut_to_tf32 if stored is None else lambda x: x.to(stored).to(x.dtype)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.weight.data = rounding(module.weight.data)
+            module.register_forward_pre_hook(lambda module, given: (rounding(given[0]),))
+            if stored is not None:
+                module.register_forward_hook(lambda module, given, result: rounding(result))
+    return model
+
+
+def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """Cut float32 off after 10 digits, as the matrix unit does with what it takes from memory."""
+    return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

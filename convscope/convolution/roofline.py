@@ -1,0 +1,169 @@
+"""What a convolution must do at least: operations and bytes, counted from its shape alone."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from convscope.convolution import models
+from convscope.convolution.layer import Layer
+from convscope.gpus import Gpu
+from convscope.timing.stopwatch import times_ms
+
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def flops(layer: Layer) -> int:
+    """Return the floating-point operations of a layer's forward pass by the direct definition.
+
+    A multiply and an add count as two; the bias adds one for each output. Fast algorithms (FFT, Winograd) do fewer:
+    this is the work asked for, the same for every algorithm, so that rates compare.
+    """
+    taps = layer.kernel[0] * layer.kernel[1] * layer.in_channels // layer.groups
+    return output_elements(layer) * (2 * taps + int(layer.bias))
+
+
+def minimum_bytes(layer: Layer, element_bytes: int = 4) -> int:
+    """Return the bytes that must cross the memory at least: input, weights and bias read once, output written once."""
+    weights = layer.out_channels * layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
+    inputs = layer.batch * layer.in_channels * layer.in_height * layer.in_width
+    bias = layer.out_channels * int(layer.bias)
+    return (weights + inputs + bias + output_elements(layer)) * element_bytes
+
+
+def output_elements(layer: Layer) -> int:
+    """Return the number of elements of a layer's output, batch × channels × height × width."""
+    return layer.batch * layer.out_channels * layer.out_height * layer.out_width
+
+
+@dataclass(frozen=True)
+class HardwareLimit:
+    """What a pass must do at least, and how long that takes at a card's peaks, in ms.
+
+    `memory_ms` and `compute_ms` are of the whole pass; `time_ms` takes for each layer the longer of the two, as layers
+    follow each other. The bytes are of weights, inputs and outputs of each layer, once: where the card's cache holds an
+    activation between two layers, less crosses the memory.
+    """
+
+    flops: int
+    minimum_bytes: int
+    memory_ms: float
+    compute_ms: float
+    time_ms: float
+
+
+def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[Layer]:
+    """List the convolutions and fully connected layers of one pass; a connected one as a 1×1 convolution of 1×1 pixel.
+
+    Raises:
+        InputError: the model cannot take this input.
+    """
+    shapes = copy.deepcopy(model).float().to("meta").eval()
+    connected: list[Layer] = []
+
+    def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        assert isinstance(module, nn.Linear)
+        connected.append(_connected(len(connected), module, given[0].shape))
+
+    handles = [m.register_forward_hook(note) for m in shapes.modules() if isinstance(m, nn.Linear)]
+    try:
+        return models.called(name, shapes, torch.empty(*given_shape, device="meta")) + connected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _connected(number: int, module: nn.Linear, given: torch.Size) -> Layer:
+    return Layer(
+        name=f"linear.{number}",
+        position=number,
+        batch=given[:-1].numel(),
+        in_channels=module.in_features,
+        out_channels=module.out_features,
+        kernel=(1, 1),
+        stride=(1, 1),
+        padding=(0, 0),
+        dilation=(1, 1),
+        groups=1,
+        in_height=1,
+        in_width=1,
+        out_height=1,
+        out_width=1,
+        bias=module.bias is not None,
+    )
+
+
+def matrix_tflops(gpu: Gpu, dtype: str, math: str) -> float:
+    """Return the rate at which a card can multiply in a data type; float32 in `math` "tf32" where the card has it."""
+    if dtype != "float32":
+        return gpu.fp16_tflops
+    return (gpu.tf32_tflops if math == "tf32" else None) or gpu.fp32_tflops
+
+
+def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> HardwareLimit:
+    """Return the floor of a pass over these layers on a card."""
+    per_ms = matrix_tflops(gpu, dtype, math) * 1e9
+    bytes_per_ms = gpu.bandwidth_gbps * 1e6
+    work = [(flops(layer), minimum_bytes(layer, ELEMENT_BYTES[dtype])) for layer in layers]
+    flops, least_bytes = sum(flops for flops, _ in work), sum(moved for _, moved in work)
+    return HardwareLimit(
+        flops=flops,
+        minimum_bytes=least_bytes,
+        memory_ms=least_bytes / bytes_per_ms,
+        compute_ms=flops / per_ms,
+        time_ms=sum(max(flops / per_ms, moved / bytes_per_ms) for flops, moved in work),
+    )
+
+
+_ON_GPU = 2**28, 8192, 10  # elements of the copy, side of the matrices, repetitions
+_ON_CPU = 2**22, 384, 3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured on one device: copy bandwidth, and operations per second by arithmetic ("fp32", "tf32", "fp16")."""
+
+    copy_gbps: float
+    tflops: dict[str, float]
+
+    def attainable_ms(self, flops: float, bytes_moved: float, arithmetic: str) -> float:
+        """Return the least time that these ceilings allow."""
+        return max(flops / self.tflops[arithmetic] / 1e9, bytes_moved / self.copy_gbps / 1e6)
+
+
+def measure_ceilings(device: torch.device) -> Ceilings:
+    """Measure them; takes well under a second on a GPU."""
+    elements, side, count = _ON_GPU if device.type == "cuda" else _ON_CPU
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    copies = (lambda: target.copy_(source), lambda: torch.mul(source, 1.0, out=target))
+    copy_ms = min(_best_ms(copy, device, count) for copy in copies)
+    left = torch.randn(side, side, device=device)
+    rates = {}
+    for name in ("fp32", "tf32", "fp16") if device.type == "cuda" else ("fp32",):
+        factor = left.half() if name == "fp16" else left
+        with _tf32(name == "tf32"):
+            best_ms = _best_ms(functools.partial(torch.matmul, factor, factor), device, count)
+        rates[name] = 2 * side**3 / best_ms / 1e9
+    return Ceilings(2 * source.nbytes / copy_ms / 1e6, rates)
+
+
+@contextlib.contextmanager
+def _tf32(permitted: bool) -> Iterator[None]:
+    """Permit or forbid TF32 in products of matrices for the length of the block."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = permitted
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _best_ms(work: Callable[[], object], device: torch.device, count: int) -> float:
+    return min(times_ms(work, device, 1, count, 60.0))

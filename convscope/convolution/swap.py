@@ -1,0 +1,105 @@
+"""Puts a convolution algorithm into a model through ai3, and owns what `ai3::conv2d` does with CUDA tensors.
+
+The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
+On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
+cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied (but an input that
+lies otherwise than the layout in force), and it can be captured in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+
+import ai3
+import torch
+from ai3.swap_torch import Conv2D as SwappedConv2d
+from torch import nn
+from torch.fx.proxy import TraceError
+
+from convscope.convolution import algorithms, models
+from convscope.convolution.operator import Execution, cuda_operator
+from convscope.cudnn import legacy
+
+
+class Swap:
+    """A model whose convolutions can be given algorithms by name, and given back.
+
+    The model is changed in place; its weights are shared, never copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.originals = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        every_name = model.named_modules(remove_duplicate=False)
+        self._names = {name: module for name, module in every_name if isinstance(module, nn.Conv2d)}
+        self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
+        if next(model.parameters()).is_cuda:
+            cuda_operator()
+
+    def apply(self, assignment: Mapping[str, str]) -> None:
+        """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch."""
+        wanted = {name: assignment.get(name, "torch") for name in self.originals}
+        if wanted == self._assignment:
+            return
+        self.restore()
+        if set(wanted.values()) != {"torch"}:
+            self._swap(wanted)
+        self._assignment = wanted
+
+    def restore(self) -> None:
+        """Put PyTorch's own modules back."""
+        for name, module in self._names.items():
+            models.set_module(self.model, name, module)
+        self._assignment = dict.fromkeys(self.originals, "torch")
+
+    def _swap(self, wanted: Mapping[str, str]) -> None:
+        by_module = {id(module): wanted[name] for name, module in self.originals.items()}
+
+        def choose(module: nn.Module) -> str:
+            return module.algorithm if isinstance(module, SwappedConv2d) else by_module[id(module)]
+
+        # ai3 follows a symbolic trace, which data-dependent control flow defeats; then, and for layers off the
+        # traced path, the modules are walked instead.
+        with _names_accepted(), contextlib.suppress(TraceError, TypeError):
+            ai3.swap_conv2d(self.model, choose)
+        for name, module in self.originals.items():
+            if wanted[name] != "torch" and self.model.get_submodule(name) is module:
+                models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+        for swapped in self.model.modules():
+            if isinstance(swapped, SwappedConv2d):
+                # By ai3 it is of a type of its own, which torch.compile of torch 2.11 cannot follow.
+                swapped.padding_mode = int(swapped.padding_mode)
+        now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
+        for name, module in self._names.items():  # a module may have more than one name
+            models.set_module(self.model, name, now[id(module)])
+
+
+@contextlib.contextmanager
+def _names_accepted() -> Iterator[None]:
+    """Let ai3 accept every algorithm of the catalogue for the length of the block; its own list lacks some."""
+    listed: list[str] = ai3.utils.SUPPORTED_ALGORITHMS["conv2d"]
+    before = list(listed)
+    listed.extend(name for name in algorithms.ALGORITHMS if name not in listed)
+    try:
+        yield
+    finally:
+        listed[:] = before
+
+
+def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
+    """Return what computed the last call of this convolution, which gave `output`; ask right after the call."""
+    if not isinstance(module, SwappedConv2d):
+        return Execution("torch", "torch")
+    if not output.is_cuda:
+        return Execution(module.algorithm, "ai3")
+    last = cuda_operator().last
+    assert last is not None, "a swapped convolution ran on CUDA without this project's kernel"
+    if isinstance(last, legacy.LegacyPlan):
+        return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
+    return Execution(last.algorithm, "triton", last.workspace_bytes)
+
+
+def carried(module: nn.Module) -> str:
+    """Return the algorithm's name that a convolution carries, "torch" where it is PyTorch's own module."""
+    return str(module.algorithm) if isinstance(module, SwappedConv2d) else "torch"

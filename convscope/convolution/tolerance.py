@@ -1,0 +1,80 @@
+"""How far from the exact result a convolution may be: tolerances derived from the arithmetic, not from results.
+
+Errors here are ‖output − reference‖ / ‖reference‖ (Euclidean norms) against float64. Rounding errors of a sum of n
+terms are taken as independent, so that they grow with √n (Higham, "Accuracy and Stability of Numerical Algorithms",
+section 2.8).
+"""
+
+from __future__ import annotations
+
+import math as mathematics
+from collections.abc import Iterable
+
+from convscope.convolution.layer import Layer
+
+UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
+STORAGE_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # added where the result is stored in fewer bits
+_FIXED, _GROWING = 16, 8  # of the unit roundoff: what transforms and products cost, and each √n of a sum
+# What the transforms of Winograd's algorithm add, as a multiple of _FIXED by the extent of the kernel. They round each
+# factor, and their numbers grow exponentially with the tile: 4×4 for 3×3 kernels, 9×9 for 5×5 ones in cuDNN (Barabasz
+# et al., "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", ACM TOMS 46(4),
+# 2020). A 9×9 tile in float32 errs by 200 to 70,000 unit roundoffs, according to the points it interpolates at.
+_WINOGRAD_GROWTH = {3: 8.0, 5: 1024.0}
+
+
+def fp32_tolerance(layer: Layer, algorithm: str) -> float:
+    """Return the largest error to be expected of a layer that multiplies and adds in float32."""
+    terms = layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
+    growth = _WINOGRAD_GROWTH.get(max(layer.kernel), 1.0) if algorithm.startswith("winograd") else 1.0
+    return UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(terms))
+
+
+def tolerance(layer: Layer, algorithm: str, math: str) -> float:
+    """Return the largest error to be expected of a layer in a math mode, "fp32" or "tf32".
+
+    TF32 rounds both factors of each product; how many are summed up does not change the relative error of the result.
+    """
+    exact = fp32_tolerance(layer, algorithm)
+    return exact if math == "fp32" else exact + 2 * UNIT_ROUNDOFF["tf32"]
+
+
+def stored_tolerance(layer: Layer, dtype: str, math: str) -> float:
+    """Return the largest error of a layer whose input, weights and output are kept in `dtype`.
+
+    Fewer bits round both factors of each product and the result; the sums are of float32 all the same.
+    """
+    if dtype in STORAGE_ROUNDOFF:
+        return fp32_tolerance(layer, "") + 3 * STORAGE_ROUNDOFF[dtype]
+    return tolerance(layer, "", math)
+
+
+def whole_model_tolerance(tolerances: Iterable[float]) -> float:
+    """Return the largest error to be expected of a model's output: its layers' errors, taken as independent."""
+    return mathematics.sqrt(sum(tolerance**2 for tolerance in tolerances))
+
+
+_TERMS_A_STEP = 8  # that a matrix instruction adds at once, at least
+_FFT_GROWTH = 16.0  # of what is fixed: both transforms and their inverse
+
+
+def elementwise_tolerance(terms: int, arithmetic: str, dtype: str = "float32", transformed: bool = False) -> float:
+    """Return the largest elementwise error to be expected of a sum of products, relative to `spread` + |result|.
+
+    `spread` is the root of the sum of the products' squares: what independent errors of the products add up to, and
+    what one product left out stands against as 1 / √terms. Everything is eight standard deviations or the worst case:
+
+    - adding in float32: 8 √terms unit roundoffs, and a fixed few;
+    - the matrix unit drops digits where it adds, always towards zero: a rounding of 2^-23 for every 8 terms;
+    - TF32 as Hopper's matrix unit takes it from memory: both factors cut off after 10 digits, 2^-10 each. That is 2^-10
+      of the result on average, and a deviation of 0.4 · 2^-10 a product;
+    - a result that is stored in half precision: its rounding.
+
+    Args:
+        arithmetic: "fp32", "tf32" or "fp16" (products are exact, sums in float32).
+        transformed: computed by Fourier transforms.
+    """
+    growth = _FFT_GROWTH if transformed else 1.0
+    sums = UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(terms))
+    dropped = 0.0 if arithmetic == "fp32" else terms / _TERMS_A_STEP * 2.0**-23
+    factors = 4 * 2.0**-10 if arithmetic == "tf32" else 0.0
+    return sums + dropped + factors + STORAGE_ROUNDOFF.get(dtype, 0.0)

@@ -1,0 +1,1 @@
+"""The cuDNN library through ctypes: shapes, descriptors, legacy algorithms; no torch."""

@@ -1,0 +1,165 @@
+"""cuDNN's legacy convolution calls through ctypes: load, check, describe, plan, run. Integers in, no torch.
+
+cuDNN marks these calls deprecated since 9.0 and still ships them; everything that depends on them is in this file.
+They are the only ones that take the algorithm's number. The same calls serve two and three spatial dimensions.
+Source: NVIDIA cuDNN backend API reference, `cudnn_cnn.h` and `cudnn_graph.h`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import byref, c_float, c_int, c_size_t, c_void_p
+from types import TracebackType
+from typing import Any
+
+from convscope.cudnn.library import (
+    ALGORITHM_COUNT,
+    CROSS_CORRELATION,
+    DATA_TYPES,
+    FILTER_FORMATS,
+    FLOAT32,
+    FLOAT64,
+    _AlgorithmPerformance,
+    _call,
+    check,
+    library,
+)
+from convscope.cudnn.shape import Convolution
+from convscope.errors import CudnnError, NotSupportedError
+
+
+class Handle:
+    """A cuDNN context on the device that is current when it is made."""
+
+    def __init__(self) -> None:
+        pointer = c_void_p()
+        _call("cudnnCreate", byref(pointer))
+        self.pointer = pointer.value or 0
+        self._stream: int | None = None
+
+    def use_stream(self, stream: int) -> None:
+        """Send the following work to this CUDA stream (its address)."""
+        if stream != self._stream:
+            _call("cudnnSetStream", self.pointer, stream)
+            self._stream = stream
+
+    def close(self) -> None:
+        """Destroy the context; twice is once."""
+        if self.pointer:
+            _call("cudnnDestroy", self.pointer)
+            self.pointer = 0
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+class LegacyPlan:
+    """One convolution with one algorithm: descriptors, output shape and workspace, made once and run many times.
+
+    Args:
+        algorithm: cuDNN's number, or None to take the first choice of cuDNN's heuristic; `self.algorithm` is the
+            number that runs. The arithmetic stays what is permitted, whichever the heuristic ranked it with.
+
+    Raises:
+        NotSupportedError: cuDNN refuses the algorithm for this convolution.
+    """
+
+    def __init__(self, handle: Handle, convolution: Convolution, algorithm: int | None) -> None:
+        self._handle = handle
+        self._destroyers: list[tuple[str, int]] = []
+        scalar = ctypes.c_double if convolution.dtype == "float64" else c_float
+        self._one, self._zero = scalar(1.0), scalar(0.0)
+        self._alpha, self._beta = ctypes.addressof(self._one), ctypes.addressof(self._zero)
+        self._forward = library().cudnnConvolutionForward
+        try:
+            self._describe(convolution)
+            self.algorithm = self._heuristic_choice() if algorithm is None else algorithm
+            self.workspace_bytes = self._workspace_bytes()
+        except CudnnError:
+            self.close()
+            raise
+
+    def _describe(self, convolution: Convolution) -> None:
+        data_type = DATA_TYPES[convolution.dtype]
+        compute_type = FLOAT64 if convolution.dtype == "float64" else FLOAT32
+        rank = len(convolution.input)
+        self._x = self._tensor(data_type, convolution.input, convolution.layout)
+        self._w = self._create("Filter")
+        filters = FILTER_FORMATS[convolution.layout], rank, _integers(convolution.weight)
+        _call("cudnnSetFilterNdDescriptor", self._w, data_type, *filters)
+        self._conv = self._create("Convolution")
+        _call(
+            "cudnnSetConvolutionNdDescriptor", self._conv, rank - 2, _integers(convolution.padding),
+            _integers(convolution.stride), _integers(convolution.dilation), CROSS_CORRELATION, compute_type,
+        )  # fmt: skip
+        _call("cudnnSetConvolutionGroupCount", self._conv, convolution.groups)
+        _call("cudnnSetConvolutionMathType", self._conv, convolution.math_type)
+        output = (c_int * rank)()
+        _call("cudnnGetConvolutionNdForwardOutputDim", self._conv, self._x, self._w, rank, output)
+        self.output_shape = tuple(output)
+        self._y = self._tensor(data_type, self.output_shape, convolution.layout)
+
+    def _create(self, kind: str) -> int:
+        pointer = c_void_p()
+        _call(f"cudnnCreate{kind}Descriptor", byref(pointer))
+        address = pointer.value or 0
+        self._destroyers.append((f"cudnnDestroy{kind}Descriptor", address))
+        return address
+
+    def _tensor(self, data_type: int, shape: Sequence[int], layout: str) -> int:
+        descriptor = self._create("Tensor")
+        sizes = _integers(shape), _integers(_strides(shape, layout))
+        _call("cudnnSetTensorNdDescriptor", descriptor, data_type, len(shape), *sizes)
+        return descriptor
+
+    def _heuristic_choice(self) -> int:
+        count, ranked = c_int(), (_AlgorithmPerformance * ALGORITHM_COUNT)()
+        descriptors = self._handle.pointer, self._x, self._w, self._conv, self._y
+        _call("cudnnGetConvolutionForwardAlgorithm_v7", *descriptors, ALGORITHM_COUNT, byref(count), ranked)
+        usable = [entry.algorithm for entry in ranked[: count.value] if entry.status == 0]
+        if not usable:
+            raise NotSupportedError("cudnnGetConvolutionForwardAlgorithm_v7: no algorithm for this convolution")
+        return int(usable[0])
+
+    def _workspace_bytes(self) -> int:
+        size = c_size_t()
+        descriptors = self._handle.pointer, self._x, self._w, self._conv, self._y
+        _call("cudnnGetConvolutionForwardWorkspaceSize", *descriptors, self.algorithm, byref(size))
+        return size.value
+
+    def run(self, x: int, w: int, y: int, workspace: int) -> None:
+        """Launch on the handle's stream; `x`, `w`, `y` and `workspace` are device addresses.
+
+        Raises:
+            NotSupportedError: refused only now; some refusals come as late as this.
+        """
+        status = self._forward(
+            self._handle.pointer, self._alpha, self._x, x, self._w, w, self._conv,
+            self.algorithm, workspace, self.workspace_bytes, self._beta, self._y, y,
+        )  # fmt: skip
+        if status:
+            check(status, "cudnnConvolutionForward")
+
+    def close(self) -> None:
+        """Destroy every descriptor; twice is once."""
+        while self._destroyers:
+            name, address = self._destroyers.pop()
+            _call(name, address)
+
+
+def _strides(shape: Sequence[int], layout: str) -> list[int]:
+    """Return the strides, in elements, of a contiguous N × C × spatial tensor, channels second or last in memory."""
+    order = [*range(len(shape))] if layout == "nchw" else [0, *range(2, len(shape)), 1]
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= shape[axis]
+    return strides
+
+
+def _integers(values: Sequence[int]) -> Any:
+    return (c_int * len(values))(*values)

@@ -1,0 +1,124 @@
+"""The cuDNN library: found, loaded, its C signatures, its version and its errors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_void_p
+from pathlib import Path
+from typing import Any
+
+from convscope.errors import CudnnError, CudnnMissingError, NotSupportedError
+
+DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
+FLOAT32, FLOAT64 = DATA_TYPES["float32"], DATA_TYPES["float64"]
+MATH_TYPES = {"tf32": 0, "fp32": 3}  # of float32: CUDNN_DEFAULT_MATH permits TF32, CUDNN_FMA_MATH forbids it
+HALF_MATH_TYPE = 1  # CUDNN_TENSOR_OP_MATH: without it 16-bit types are computed by the CUDA cores
+HALF_TYPES = ("float16", "bfloat16")
+FILTER_FORMATS = {"nchw": 0, "nhwc": 1}  # cudnnTensorFormat_t
+CROSS_CORRELATION = 1
+ALGORITHM_COUNT = 8
+
+# Each C function beside its argument types; all return cudnnStatus_t unless `_load` says otherwise.
+_SIGNATURES: dict[str, list[Any]] = {
+    "cudnnCreate": [POINTER(c_void_p)],
+    "cudnnDestroy": [c_void_p],
+    "cudnnSetStream": [c_void_p, c_void_p],
+    "cudnnCreateTensorDescriptor": [POINTER(c_void_p)],
+    "cudnnSetTensorNdDescriptor": [c_void_p, c_int, c_int, POINTER(c_int), POINTER(c_int)],
+    "cudnnDestroyTensorDescriptor": [c_void_p],
+    "cudnnCreateFilterDescriptor": [POINTER(c_void_p)],
+    "cudnnSetFilterNdDescriptor": [c_void_p, c_int, c_int, c_int, POINTER(c_int)],
+    "cudnnDestroyFilterDescriptor": [c_void_p],
+    "cudnnCreateConvolutionDescriptor": [POINTER(c_void_p)],
+    "cudnnSetConvolutionNdDescriptor": [
+        c_void_p, c_int, POINTER(c_int), POINTER(c_int), POINTER(c_int), c_int, c_int,
+    ],
+    "cudnnSetConvolutionGroupCount": [c_void_p, c_int],
+    "cudnnSetConvolutionMathType": [c_void_p, c_int],
+    "cudnnDestroyConvolutionDescriptor": [c_void_p],
+    "cudnnGetConvolutionNdForwardOutputDim": [c_void_p, c_void_p, c_void_p, c_int, POINTER(c_int)],
+    "cudnnGetConvolutionForwardWorkspaceSize": [
+        c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_size_t),
+    ],
+    "cudnnGetConvolutionForwardAlgorithm_v7": [
+        c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_int, POINTER(c_int), c_void_p,
+    ],
+    "cudnnConvolutionForward": [
+        c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+        c_int, c_void_p, c_size_t, c_void_p, c_void_p, c_void_p,
+    ],
+}  # fmt: skip
+
+
+class _AlgorithmPerformance(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", c_int),
+        ("status", c_int),
+        ("time_ms", c_float),
+        ("memory_bytes", c_size_t),
+        ("determinism", c_int),
+        ("math_type", c_int),
+        ("reserved", c_int * 3),
+    )
+
+
+def _library_path() -> str:
+    """Return where PyTorch's wheels keep cuDNN, or the bare name for the loader (conda, modules) to resolve."""
+    try:
+        spec = importlib.util.find_spec("nvidia.cudnn")
+    except ModuleNotFoundError:
+        spec = None
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder) / "lib" / "libcudnn.so.9"
+        if path.exists():
+            return str(path)
+    return "libcudnn.so.9"
+
+
+@functools.lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """Load cuDNN once.
+
+    Raises:
+        CudnnMissingError: there is none.
+    """
+    try:
+        loaded = ctypes.CDLL(_library_path())
+    except OSError as error:
+        raise CudnnMissingError(
+            f"cuDNN 9 cannot be loaded ({error}): install PyTorch's CUDA wheels, "
+            "or put libcudnn.so.9 on LD_LIBRARY_PATH"
+        ) from None
+    for name, argument_types in _SIGNATURES.items():
+        getattr(loaded, name).argtypes = argument_types
+        getattr(loaded, name).restype = c_int
+    loaded.cudnnGetVersion.restype = c_size_t
+    loaded.cudnnGetErrorString.argtypes = [c_int]
+    loaded.cudnnGetErrorString.restype = c_char_p
+    return loaded
+
+
+def version() -> str:
+    """Return the library's version, "9.19.0"."""
+    number = int(library().cudnnGetVersion())
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def check(status: int, call: str) -> None:
+    """Raise what a status other than success means.
+
+    Raises:
+        NotSupportedError: the library refuses the request.
+        CudnnError: any other failure.
+    """
+    if status == 0:
+        return
+    name = library().cudnnGetErrorString(status).decode()
+    error = NotSupportedError if name.startswith("CUDNN_STATUS_NOT_SUPPORTED") else CudnnError
+    raise error(f"{call}: {name}")
+
+
+def _call(name: str, *arguments: Any) -> None:
+    check(getattr(library(), name)(*arguments), name)

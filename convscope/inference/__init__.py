@@ -1,0 +1,1 @@
+"""Study of inference engines (`run_inference.py`)."""

@@ -1,0 +1,1 @@
+"""Inference engines: each turns a PyTorch model into a runner."""

@@ -1,0 +1,179 @@
+"""The engines: what turns a PyTorch model into something that answers fast. Each makes a `runner.Runner` of a task.
+
+Every engine but eager gets the model with its batch normalisation folded (`fusion`), on a GPU with PyTorch's search for
+the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic where that is faster
+(`ways`).
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from convscope import failures
+from convscope.convolution import algorithms, backends, roofline, swap
+from convscope.errors import MissingError, WorkerError
+from convscope.failures import Failure
+from convscope.inference.engines import compilers, exported, fusion, variants
+from convscope.inference.engines.runners import LocalRunner
+from convscope.inference.engines.variants import Variant
+from convscope.inference.engines.workload import BuildCost, Engine, Workload
+from convscope.profiling.request import Run
+from convscope.verification import choice
+from convscope.verification.evidence import Subject
+
+CHOICE_ROUNDS = 2
+
+
+def eager(task: Workload) -> Engine:
+    """PyTorch as it is, called from Python: the baseline, nothing folded."""
+    model, given = task.placed(copy.deepcopy(task.model)), task.input()
+
+    def step() -> torch.Tensor:
+        with torch.inference_mode():
+            output: torch.Tensor = model(given)
+            return output
+
+    return task.local(step), BuildCost()
+
+
+def graph(task: Workload) -> Engine:
+    """The same operators launched by a CUDA graph."""
+    task.needs_gpu("graph")
+    folded, remark = task.folded()
+
+    def make(way: Variant) -> LocalRunner:
+        return _captured(task, copy.deepcopy(folded))
+
+    return _fastest(task, make, variants.GRAPH_STEPS, remark)
+
+
+def fused(task: Workload) -> Engine:
+    """A CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
+    task.needs_gpu("fused")
+    folded, remark = task.folded()
+    _, count = fusion.fused(copy.deepcopy(folded))
+
+    def make(way: Variant) -> LocalRunner:
+        model, _ = fusion.fused(copy.deepcopy(folded), way.channels, way.products)
+        return _captured(task, model)
+
+    return _fastest(task, make, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")
+
+
+def _captured(task: Workload, model: nn.Module) -> LocalRunner:
+    model, given = task.placed(model), task.input()
+    return task.local(lambda: model(given), captured=True)
+
+
+def _fastest(
+    task: Workload, make: Callable[[Variant], LocalRunner], steps: Sequence[Mapping[str, int]], remark: str
+) -> Engine:
+    started_s = time.perf_counter()
+    runner, way, tried = variants.fastest(make, task.device, steps)
+    return runner, BuildCost(compile_s=time.perf_counter() - started_s, remark=f"{remark}; best of {tried}: {way}")
+
+
+def cudnn_best(task: Workload) -> Engine:
+    """This project's choice of the fastest of cuDNN's algorithms for each layer, timed first, as a CUDA graph."""
+    task.needs_gpu("cudnn-best")
+    model, remark = task.folded()
+    layers = [
+        one for one in roofline.layers_of(task.name, model, task.given.shape) if not one.name.startswith("linear.")
+    ]
+    model, given = task.placed(model), task.input()
+    run = Run(
+        model=task.name,
+        algorithm="guess",
+        stage="1_sanity",
+        gpu="cuda",
+        input_sizes=(task.given.shape[-1],),
+        device=str(task.device),
+        batch_size=task.given.shape[0],
+        math=task.math,
+        dtype=task.dtype,
+        energy=False,
+    )
+    started_s = time.perf_counter()
+    with backends.layout(task.layout):
+        subject = Subject(run, model, layers, given)
+        best = choice.pick(subject, task.make_bench(run, model), task.note, rounds=CHOICE_ROUNDS)
+        compile_s = time.perf_counter() - started_s
+        swap.Swap(model).apply(best)
+        runner = task.local(lambda: model(given), captured=True)
+    counts = [
+        f"{sum(name == one for one in best.values())} {name}" for name in algorithms.ALGORITHMS if name in best.values()
+    ]
+    return runner, BuildCost(compile_s=compile_s, remark=f"{remark}; {', '.join(counts)}")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An engine of the catalogue: how it is made, the packages that it needs, and how these are installed."""
+
+    make: Callable[[Workload], Engine]
+    needs: tuple[str, ...] = ()
+    install: str = ""
+
+
+ENGINES = {
+    "eager": Recipe(eager),
+    "graph": Recipe(graph),
+    "fused": Recipe(fused),
+    "compile": Recipe(compilers.compiled),
+    "compile-max": Recipe(compilers.compiled_most),
+    "aot": Recipe(compilers.aot),
+    "onnxruntime": Recipe(
+        exported.onnxruntime,
+        ("onnx", "onnxscript", "onnxruntime"),
+        "pip install 'convscope[inference]' (on a GPU onnxruntime-gpu in onnxruntime's place)",
+    ),
+    "tensorrt": Recipe(exported.tensorrt, ("onnx", "onnxscript", "tensorrt"), "pip install tensorrt onnx onnxscript"),
+    "cudnn-best": Recipe(cudnn_best),
+}
+BASELINE = "eager"
+
+
+def make(name: str, task: Workload) -> Engine:
+    """Set an engine up.
+
+    Raises:
+        MissingError: what it needs is not here; the message says how to get it.
+    """
+    engine = ENGINES[name]
+    missing = [package for package in engine.needs if importlib.util.find_spec(package) is None]
+    if missing:
+        raise MissingError(f"{name} needs {' and '.join(missing)}, not installed: {engine.install}")
+    held_bytes = torch.cuda.memory_allocated(task.device) if task.on_gpu else 0
+    runner, setup = engine.make(task)
+    if isinstance(runner, LocalRunner) and runner.held_before_bytes is None:
+        runner.held_before_bytes = held_bytes
+    return runner, setup
+
+
+def failure_of(error: Exception) -> Failure | None:
+    """Return the status and reason of a cell whose engine failed so, None for an error that is not a cell's own."""
+    found = failures.of_size(error)
+    if found is not None:
+        return found
+    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler  # seconds of imports, for a failure only
+
+    known = (
+        NotImplementedError,
+        torch._dynamo.exc.TorchDynamoException,
+        torch.onnx.errors.OnnxExporterError,
+        CppCompileError,
+        InvalidCxxCompiler,
+        subprocess.CalledProcessError,
+        WorkerError,
+    )
+    if isinstance(error, known):
+        return Failure("failed", next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__))
+    return None

@@ -1,0 +1,73 @@
+"""A process that runs an ONNX model with ONNX Runtime and NumPy alone: PyTorch is never imported here.
+
+`python -m convscope.onnx_worker MODEL INPUT PROVIDER THREADS`, from `remote.Remote`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+from convscope.inference.engines import worker
+
+
+class Session:
+    """A session of ONNX Runtime and what it is fed with: from NumPy array to NumPy array."""
+
+    def __init__(self, model: str, given: str, provider: str, threads: str) -> None:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = int(threads)
+        self._session = onnxruntime.InferenceSession(model, options, providers=[provider])
+        self._feed = {self._session.get_inputs()[0].name: np.load(given)}
+        self.version = onnxruntime.__version__
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls, each alone."""
+        return [self._timed_s() * 1e3 for _ in range(count)]
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again for about so long."""
+        calls, started_s = 0, time.perf_counter()
+        while (passed_s := time.perf_counter() - started_s) < seconds or not calls:
+            self.call()
+            calls += 1
+        return calls, passed_s
+
+    def call(self) -> None:
+        """Run once."""
+        self._output()
+
+    def peak_memory_bytes(self) -> None:
+        """Nobody counts."""
+
+    def save(self, path: str) -> None:
+        """Run once and write the output."""
+        np.save(path, self._output())
+
+    def _output(self) -> Any:
+        return self._session.run(None, self._feed)[0]
+
+    def _timed_s(self) -> float:
+        started_s = time.perf_counter()
+        self.call()
+        return time.perf_counter() - started_s
+
+
+def main(arguments: list[str]) -> None:
+    """Load, answer, and do what is asked until there is nothing more."""
+    say = worker.channel()
+    started_s = time.perf_counter()
+    session = Session(*arguments)
+    session.call()
+    load_s = time.perf_counter() - started_s
+    say(load_s=load_s, version=session.version, has_torch="torch" in sys.modules)
+    worker.serve(session, say)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

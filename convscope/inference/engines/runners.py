@@ -1,0 +1,311 @@
+"""What an engine is once it is set up: something that can be called, timed and kept busy, here or in another process.
+
+A latency is one call of a batch while nothing else is under way: until the result is there. On a GPU it is the time
+between two CUDA events, the first recorded on the idle stream before the call, so that the host's launch is in it and
+the host's waiting is not. Input and output stay on the device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from convscope.errors import WorkerError
+from convscope.storage.paths import ROOT
+from convscope.timing import graphs
+
+CUDA_METHOD = "cuda events around a call, launch included"
+CPU_METHOD = "time.perf_counter around a call"
+_QUEUED_S = 0.02  # of calls that the host may be ahead by
+
+
+def method(device: torch.device) -> str:
+    """Return how a call is timed there."""
+    return CUDA_METHOD if device.type == "cuda" else CPU_METHOD
+
+
+class Runner(Protocol):
+    """An engine with its input."""
+
+    timing_method: str
+
+    def output(self) -> torch.Tensor:
+        """Return what comes out for the input, as float32 on the CPU."""
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls, each alone."""
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again for about so long, without waiting in between; return the calls and the seconds."""
+
+    def call(self) -> None:
+        """Run once and wait for the result."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the most that the engine held on the GPU since it was set up, None where nobody counts."""
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+
+class LocalRunner:
+    """An engine in this process.
+
+    Args:
+        step: enqueues one inference and returns its output.
+        captured: make a CUDA graph of the step; a call is then a replay of it.
+        counted: PyTorch's allocator sees all that the engine holds.
+
+    Attributes:
+        held_before_bytes: what PyTorch's allocator held before the engine was set up: not the engine's. PyTorch keeps a
+            workspace of cuBLAS for each thread and stream, also of those that have ended.
+    """
+
+    held_before_bytes: int | None = None
+
+    def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
+        self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
+        self.timing_method = method(device)
+        self._closed: Callable[[], None] | None = None
+        self._output = step()
+        self._wait()
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        self._graph: graphs.Captured | None = None
+
+        def run() -> None:
+            self._output = step()
+
+        self._run: Callable[[], None] = run
+        if captured:
+            self.timing_method += ", replay of a cuda graph"
+            self._graph = graphs.capture(run)
+            self._run = self._graph.replay
+
+    def output(self) -> torch.Tensor:
+        """Run once and copy the output."""
+        self.call()
+        return self._output.float().cpu()
+
+    def save(self, path: str) -> None:
+        """Run once and write the output as a NumPy file, in float32."""
+        np.save(path, self.output().numpy())
+
+    def call(self) -> None:
+        """Run once and wait for the result."""
+        self._run()
+        self._wait()
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls, each alone."""
+        with undisturbed():
+            return [self._latency_ms() for _ in range(count)]
+
+    def _latency_ms(self) -> float:
+        if not self._on_gpu:
+            started_s = time.perf_counter()
+            self._run()
+            return (time.perf_counter() - started_s) * 1e3
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize()
+        start.record()
+        self._run()
+        end.record()
+        torch.cuda.synchronize()
+        return float(start.elapsed_time(end))
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again for about so long; the host runs ahead of the GPU by a few calls at most."""
+        each_s = max(1e-6, min(self.latencies_ms(3)) / 1e3)
+        chunk = max(1, round(_QUEUED_S / 2 / each_s))
+        ahead: list[torch.cuda.Event] = []
+        with undisturbed():
+            calls, started_s = 0, time.perf_counter()
+            while time.perf_counter() - started_s < seconds:
+                for _ in range(chunk):
+                    self._run()
+                calls += chunk
+                if self._on_gpu:
+                    ahead.append(torch.cuda.Event())
+                    ahead[-1].record()
+                    if len(ahead) > 1:
+                        ahead.pop(0).synchronize()
+            self._wait()
+            return calls, time.perf_counter() - started_s
+
+    def peak_memory_bytes(self) -> int | None:
+        """Return the peak of PyTorch's allocator since the engine was set up, over what it held before."""
+        return torch.cuda.max_memory_allocated() - (self.held_before_bytes or 0) if self._counted else None
+
+    def when_closed(self, callback: Callable[[], None]) -> None:
+        """Have something called once the graph is freed."""
+        self._closed = callback
+
+    def close(self) -> None:
+        """Free the graph."""
+        if self._graph is not None:
+            self._graph.close()
+        if self._closed is not None:
+            self._closed()
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Keep Python's garbage collector from stepping in for the length of the block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_PATIENCE_S = 20.0  # for a process to end that nothing more is asked of
+
+
+class RemoteRunner:
+    """A model in a process of its own (`worker`).
+
+    What is asked of it raises `WorkerError` where the process ends over it.
+
+    Attributes:
+        timing_method: how it times a call.
+        load_s: seconds that it took there to load the model and to run it once.
+        version: of the library that runs it.
+        has_torch: PyTorch was imported there.
+        ready: all that it said when it was ready.
+    """
+
+    def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
+        """Start the process and wait until the model is loaded.
+
+        Args:
+            engine: what messages call it.
+            command: the program and its arguments.
+            folder: for the output and the errors.
+            timing_method: how it times a call, in words.
+
+        Raises:
+            WorkerError: the model could not be loaded or run.
+        """
+        self.timing_method = timing_method
+        self._engine, self._output, self._errors = engine, folder / "output.npy", folder / "errors.txt"
+        if torch.cuda.is_initialized():  # what this process no longer uses is the other's
+            gc.collect()
+            torch.cuda.empty_cache()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            )
+        try:
+            self.ready = self._answer()
+            self.load_s, self.version = float(self.ready["load_s"]), str(self.ready["version"])
+            self.has_torch = bool(self.ready["has_torch"])
+        except BaseException:
+            self.close()
+            raise
+
+    def _ask(self, **what: object) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
+            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.endswith("\n"):  # nothing, or what it had written of a line when it ended
+            raise WorkerError(f"{self._engine}: {self._last_word()}")
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except json.JSONDecodeError:
+            raise WorkerError(f"{self._engine}: its process said {line.strip()!r}") from None
+        return answer
+
+    def _last_word(self) -> str:
+        code = self._ended()
+        said = self._errors.read_text(errors="replace").strip()
+        if code < 0:
+            return f"its process was ended by {_signal(-code)}{_where(said)}"
+        return said.splitlines()[-1] if said else "the process ended without a word"
+
+    def _ended(self) -> int:
+        """Wait for the process to end, and end it where it does not."""
+        try:
+            return self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def output(self) -> torch.Tensor:
+        """Run once there, and fetch the output."""
+        self._ask(save=str(self._output))
+        return torch.from_numpy(np.load(self._output).astype(np.float32))
+
+    def latencies_ms(self, count: int) -> list[float]:
+        """Time so many calls there."""
+        return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
+
+    def window(self, seconds: float) -> tuple[int, float]:
+        """Call again and again there; return the calls and the seconds."""
+        answer = self._ask(window_s=seconds)
+        return int(answer["calls"]), float(answer["seconds"])
+
+    def call(self) -> None:
+        """Run once there, and wait for the word that it is done."""
+        self._ask(call=True)
+
+    def peak_memory_bytes(self) -> int | None:
+        """Ask what it held there at most."""
+        peak_bytes: int | None = self._ask(peak=True)["peak_memory_bytes"]
+        return peak_bytes
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._ended()
+        self._process.stdout.close()
+
+
+def module(name: str, *arguments: object) -> list[str]:
+    """Return the command that runs a module of this package."""
+    return [sys.executable, "-m", f"convscope.inference.engines.{name}", *map(str, arguments)]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names
+        return f"signal {number}"
+
+
+def _where(said: str) -> str:
+    """Return the innermost call of Python that `faulthandler` named."""
+    found = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', said)
+    return f" in {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""

@@ -1,0 +1,82 @@
+"""What an engine is given, and what its set-up came to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from convscope.convolution import backends
+from convscope.errors import MissingError
+from convscope.inference.engines import fusion
+from convscope.inference.engines.runners import LocalRunner, Runner
+from convscope.profiling.bench import Bench
+from convscope.profiling.request import Run
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What an engine is given: a model in float32 on the CPU, and its input, N × 3 × H × W, likewise.
+
+    Attributes:
+        folder: an empty directory for the engine's files, gone when the cell is done.
+        make_bench: makes the bench that times a model's layers (`cudnn-best`).
+    """
+
+    name: str
+    model: nn.Module
+    given: torch.Tensor
+    device: torch.device
+    dtype: str
+    layout: str
+    math: str
+    folder: Path
+    make_bench: Callable[[Run, nn.Module], Bench]
+    note: Callable[[str], None]
+
+    @property
+    def on_gpu(self) -> bool:
+        """The device is a GPU."""
+        return self.device.type == "cuda"
+
+    def input(self, layout: str | None = None) -> torch.Tensor:
+        """Return the input as the engine takes it."""
+        memory = backends.LAYOUTS[layout or self.layout]
+        return self.given.to(self.device, DTYPES[self.dtype]).contiguous(memory_format=memory)
+
+    def placed(self, model: nn.Module) -> nn.Module:
+        """Move a model of this task's own to the device, in its data type and layout."""
+        return model.to(self.device, DTYPES[self.dtype]).to(memory_format=backends.LAYOUTS[self.layout])
+
+    def local(self, step: Callable[[], torch.Tensor], captured: bool = False, counted: bool = True) -> LocalRunner:
+        """Make a runner in this process; see `runner.Local`."""
+        return LocalRunner(step, self.device, captured, counted)
+
+    def folded(self) -> tuple[nn.Module, str]:
+        """Return the model with its batch normalisation folded, and a remark on it."""
+        model, done, count = fusion.folded(self.model)
+        return model, f"{done} of {count} batch normalisations folded"
+
+    def needs_gpu(self, engine: str) -> None:
+        """Raise `MissingError` where the device is none."""
+        if not self.on_gpu:
+            raise MissingError(f"{engine} needs an NVIDIA GPU: run where one is, with --device cuda")
+
+
+@dataclass(frozen=True)
+class BuildCost:
+    """What setting up an engine took: seconds of its steps, the bytes of what it leaves on disk, and a remark."""
+
+    export_s: float | None = None
+    compile_s: float | None = None
+    disk_bytes: int | None = None
+    remark: str | None = None
+    layout: str | None = None
+
+
+Engine = tuple[Runner, BuildCost]

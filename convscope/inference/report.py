@@ -1,0 +1,213 @@
+"""What the table of an inference study says: every cell in a line, engines beside each other, a server's highest rate.
+
+Reads the table and returns text; nothing here measures.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from convscope.cli.display import figure_type, size_axis, table
+from convscope.inference.engines.catalogue import BASELINE
+from convscope.inference.request import BATCH, METRICS, SERVER
+
+Cell = dict[str, Any]
+
+
+def cells(rows: pd.DataFrame) -> str:
+    """Return a line for each cell that is not under load: latency, throughput, memory, energy, set-up, agreement."""
+    header = ("batch", "engine", "GPUs", "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
+              "peak MB", "set-up s", "disk MB", "error", "note")  # fmt: skip
+    quiet = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
+    return table(header, [_line(cell, rows) for cell in _records(quiet)])
+
+
+def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
+    name = str(cell["batch_size"]), cell["engine"], str(cell["processes"])
+    if cell["status"] != "ok":
+        return *name, *["-"] * 12, f"{cell['status']}: {cell['reason']}"
+    spread: str = "" if pd.isna(cell["latency_std_ms"]) else f" ± {cell['latency_std_ms']:.3f}"
+    return (
+        *name,
+        _text(cell["latency_mean_ms"], ".3f") + spread,
+        _text(cell["latency_p50_ms"], ".3f"),
+        _text(cell["latency_p90_ms"], ".3f"),
+        _text(cell["latency_p99_ms"], ".3f"),
+        _text(cell["images_per_s"], ",.0f"),
+        _text(times_baseline(cell, rows), ".1f"),
+        _text(cell["times_floor"], ".1f"),
+        _text(cell["energy_per_image_j"] * 1e3, ".1f"),
+        _text(cell["peak_memory_bytes"] / 1e6, ",.0f"),
+        _text(cell["setup_s"], ".1f"),
+        _text(cell["disk_bytes"] / 1e6, ".1f"),
+        _text(cell["relative_error"], ".1e"),
+        "" if cell["scenario"] == BATCH else _metric(cell),
+    )
+
+
+def _metric(cell: Cell) -> str:
+    name = METRICS[cell["scenario"]]
+    return f"{cell['scenario']}: {name} {_text(cell[name], ',.3f')}"
+
+
+def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
+    """Return how many times faster than eager a cell is by its mean latency; NaN without an eager row like it."""
+    same = [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]
+    baseline = rows[same[0] & same[1] & same[2] & same[3] & (rows["engine"] == BASELINE)]["latency_mean_ms"]
+    return float(baseline.iloc[0] / cell["latency_mean_ms"]) if len(baseline) else float("nan")
+
+
+def side_by_side(rows: pd.DataFrame) -> str:
+    """Return the engines beside each other as Markdown, a line for each batch size, a table for each number of GPUs."""
+    measured = rows[(rows["scenario"] == BATCH) & (rows["status"] == "ok")]
+    return "\n\n".join(_side_by_side(part, int(str(count))) for count, part in measured.groupby("processes"))
+
+
+def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
+    names = list(dict.fromkeys(rows["engine"]))
+    header = ["batch size", "floor, ms"]
+    for name in names:
+        header += [f"{name}, ms", f"{name}, images/s"] + ([] if name == BASELINE else ["× eager"])
+    lines = []
+    for size, part in rows.groupby("batch_size"):
+        found = {cell["engine"]: cell for cell in _records(part)}
+        line = [str(size), _text(part["floor_ms"].max(), ".3f")]
+        for name in names:
+            line += _pair(found.get(name), rows, name)
+        lines.append(line)
+    ruler = ["---:"] * len(header)
+    title = f"{processes} GPU" + ("s, each its share of the batch" if processes > 1 else "")
+    return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in (header, ruler, *lines))])
+
+
+def _pair(cell: Cell | None, rows: pd.DataFrame, name: str) -> list[str]:
+    if cell is None:
+        return ["", ""] + ([] if name == BASELINE else [""])
+    found = [_text(cell["latency_mean_ms"], ".3f"), _text(cell["images_per_s"], ",.0f")]
+    return found if name == BASELINE else [*found, _text(times_baseline(cell, rows), ".1f")]
+
+
+def under_load(rows: pd.DataFrame) -> str:
+    """Return a line for each rate of requests, and for each engine the highest whose p99 kept the limit."""
+    loaded = rows[(rows["scenario"] == SERVER) & (rows["status"] == "ok")].sort_values(["engine", "target_qps"])
+    header = (
+        "engine",
+        "requests/s",
+        "answered/s",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "mean batch",
+        "seconds",
+        "kept",
+        "note",
+    )
+    lines = [table(header, [_load_line(cell) for cell in _records(loaded)])] if len(loaded) else []
+    broken = _records(rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")])
+    lines += [f"{cell['engine']}: {cell['status']}: {cell['reason']}" for cell in broken]
+    for (engine, limit, slo_ms), part in loaded.groupby(["engine", "batch_size", "slo_ms"]):
+        kept = part[part["within_slo"].astype(str) == "True"]["target_qps"]
+        best = f"{kept.max():,.0f} requests/s" if len(kept) else "none of these rates"
+        lines.append(f"{engine}, batches of at most {limit}: p99 within {slo_ms:g} ms up to {best}")
+    return "\n".join(lines)
+
+
+def _load_line(cell: Cell) -> tuple[str, ...]:
+    return (
+        cell["engine"],
+        f"{cell['target_qps']:,.0f}",
+        f"{cell['images_per_s']:,.0f}",
+        *(_text(cell[f"latency_{name}_ms"], ".2f") for name in ("p50", "p90", "p99")),
+        _text(cell["mean_batch"], ".1f"),
+        f"{cell['window_s']:.0f}",
+        "yes" if str(cell["within_slo"]) == "True" else "no",
+        "" if pd.isna(cell["reason"]) else cell["reason"],
+    )
+
+
+def _records(rows: pd.DataFrame) -> list[Cell]:
+    found: list[Any] = rows.to_dict("records")
+    return found
+
+
+def _text(value: float, spec: str) -> str:
+    return "-" if pd.isna(value) else format(value, spec)
+
+
+_MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
+
+
+def draw(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
+    """Draw an inference study's table into a folder, and return the files; without matplotlib none, which is noted."""
+    figure = figure_type(note)
+    if figure is None:
+        return []
+    made = []
+    measured = rows[rows["status"] == "ok"]
+    batches, loaded = measured[measured["scenario"] == "batch"], measured[measured["scenario"] == "server"]
+    pictures = (("latency.png", batches, _latency), ("pareto.png", batches, _pareto), ("server.png", loaded, _server))
+    for name, part, draw_one in pictures:
+        if len(part):
+            made.append(folder / name)
+            axes = (whole := figure((10, 5), layout="constrained")).subplots()
+            draw_one(axes, part)
+            axes.grid(alpha=0.3)
+            whole.legend(loc="outside right upper", fontsize=9)
+            whole.savefig(made[-1], dpi=120)
+    return made
+
+
+def _latency(axes: Any, measured: pd.DataFrame) -> None:
+    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
+        ordered = rows.sort_values("batch_size")
+        axes.plot(ordered["batch_size"], ordered["latency_p50_ms"], mark, alpha=0.7, label=label)
+    floors = measured.dropna(subset=["floor_ms"]).drop_duplicates("batch_size").sort_values("batch_size")
+    if len(floors):
+        axes.plot(floors["batch_size"], floors["floor_ms"], "k--", label="the card's floor")
+    size_axis(axes, measured["batch_size"])
+    axes.set_yscale("log")
+    axes.set(xlabel="batch size", ylabel="median latency of a batch, ms")
+
+
+def _pareto(axes: Any, measured: pd.DataFrame) -> None:
+    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
+        ordered = rows.sort_values("batch_size")
+        axes.plot(ordered["latency_p50_ms"], ordered["images_per_s"], mark, alpha=0.6, label=label)
+    best = front(list(zip(measured["latency_p50_ms"], measured["images_per_s"], strict=True)))
+    axes.step(*zip(*best, strict=True), "k--", where="post", label="front: none is faster\nand has more images/s")
+    axes.set_xscale("log")
+    axes.set(xlabel="median latency of a batch, ms", ylabel="images/s")
+
+
+def _server(axes: Any, loaded: pd.DataFrame) -> None:
+    for label, rows in _engines(loaded):
+        ordered = rows.sort_values("target_qps")
+        (line,) = axes.plot(ordered["target_qps"], ordered["latency_p99_ms"], "o-", label=label)
+        ended = ordered[ordered["reason"].notna()]
+        if len(ended):
+            told = f"{label}: ended early,\nthe queue grew too long"
+            axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=told)
+    for slo_ms in sorted(set(loaded["slo_ms"])):
+        axes.axhline(slo_ms, color="k", linestyle="--", label=f"limit, {slo_ms:g} ms")
+    axes.set_yscale("log")
+    axes.set(xlabel="requests/s", ylabel="p99 from arrival to answer, ms")
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the points (latency, throughput) that no other beats in both, by rising latency."""
+    best: list[tuple[float, float]] = []
+    for latency, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or throughput > best[-1][1]:
+            best.append((latency, throughput))
+    return best
+
+
+def _engines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    several = rows["processes"].nunique() > 1
+    groups = rows.groupby(["engine", "processes"], sort=False)
+    return [(f"{one} on {many}" if several else str(one), part) for (one, many), part in groups]

@@ -1,0 +1,128 @@
+"""Request of an inference study, checked; its scenarios."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+from torch import nn
+
+from convscope.cli.options import INTEGER_MOST, at_least, at_most
+from convscope.convolution import models
+from convscope.errors import InputError
+from convscope.inference.engines import catalogue
+
+BATCH = "batch"
+SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE = "single-stream", "multi-stream", "server", "offline"
+SCENARIOS = (BATCH, SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)
+"""`batch` is this project's own: latency and throughput of one batch size. The others are MLPerf's, by its names."""
+
+MULTI_STREAM_SAMPLES = 8  # of one query, as MLPerf Inference has it since version 2.0
+METRICS = {
+    BATCH: "latency_mean_ms",
+    SINGLE_STREAM: "latency_p90_ms",
+    MULTI_STREAM: "latency_p99_ms",
+    SERVER: "target_qps",
+    OFFLINE: "images_per_s",
+}
+"""The column that a scenario is judged by; for the server the highest rate whose p99 is within the limit."""
+
+
+@dataclass(frozen=True)
+class Inference:
+    """What was asked for: one model with many engines at many batch sizes (of all processes together)."""
+
+    model: str
+    engines: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    gpu: str
+    device: str = "cpu"
+    processes: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    math: str = "fp32"
+    image_size_px: int = 224
+    pretrained: bool = False
+    seed: int = 0
+    warmup_iters: int = 10
+    measure_iters: int = 100
+    min_seconds: float = 1.0
+    energy: bool = True
+    scenario: str = BATCH
+    qps: tuple[float, ...] = ()
+    slo_ms: float = 15.0
+    max_delay_ms: float = 0.0
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.split(":")[0]
+
+
+LONGEST_S = 86_400
+_REQUESTS_MOST, _PIXELS_MOST = 1e8, 1e12
+
+
+def check(inference: Inference) -> Inference:
+    """Return a request with its names in one spelling, after looking at every setting.
+
+    Raises:
+        InputError: one that cannot be, or two that cannot be together.
+    """
+    unknown = [name for name in inference.engines if name not in catalogue.ENGINES]
+    if unknown or not inference.engines:
+        raise InputError(f"--engines {','.join(unknown)}: choose from {','.join(catalogue.ENGINES)}")
+    if inference.scenario not in SCENARIOS:
+        raise InputError(f"--scenario {inference.scenario}: choose one of {', '.join(SCENARIOS)}")
+    for option, value, least in (
+        *(("--batch-sizes", size, 1) for size in inference.batch_sizes),
+        ("--image-size", inference.image_size_px, 1),
+        ("--gpus", inference.processes, 1),
+        ("--warmup", inference.warmup_iters, 0),
+        ("--measure", inference.measure_iters, 1),
+        ("--seed", inference.seed, 0),
+        ("--max-delay-ms", inference.max_delay_ms, 0),
+    ):
+        at_least(option, value, least)
+        at_most(option, value, INTEGER_MOST)
+    for option, number in (
+        ("--min-seconds", inference.min_seconds),
+        ("--slo-ms", inference.slo_ms),
+        *(("--qps", rate) for rate in inference.qps),
+    ):
+        if not 0 < number < math.inf:
+            raise InputError(f"{option} {number}: a number above 0")
+    at_most("--min-seconds", inference.min_seconds, LONGEST_S)
+    for size in inference.batch_sizes:
+        if size * inference.image_size_px**2 > _PIXELS_MOST:
+            many = f"{inference.image_size_px}×{inference.image_size_px} images"
+            raise InputError(f"--batch-sizes {size}: so many {many} have more than {_PIXELS_MOST:.0e} pixels")
+    _check_load(inference)
+    sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
+    return dataclasses.replace(inference, model=models.check_any_name(inference.model), batch_sizes=sizes)
+
+
+def _check_load(inference: Inference) -> None:
+    serving = inference.scenario == SERVER
+    if inference.qps and not serving:
+        raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
+    if serving and inference.processes > 1:
+        raise InputError(f"--scenario {SERVER} is measured on one GPU: leave out --gpus")
+    if serving and inference.max_delay_ms >= inference.slo_ms:
+        raise InputError(f"--max-delay-ms {inference.max_delay_ms}: it must be less than --slo-ms {inference.slo_ms:g}")
+    for rate in inference.qps:
+        if rate * inference.min_seconds > _REQUESTS_MOST:
+            raise InputError(f"--qps {rate:g}: more than {_REQUESTS_MOST:.0e} requests in --min-seconds")
+
+
+def build_model(inference: Inference) -> nn.Module:
+    """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
+    model = models.build_any(inference.model, inference.pretrained, inference.seed)
+    if not inference.pretrained:
+        try:
+            models.settle_statistics(model, inference.image_size_px, inference.seed)
+        except (RuntimeError, AssertionError, ValueError) as error:
+            size, cause = inference.image_size_px, str(error).splitlines()[0]
+            raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
+    return model

@@ -1,0 +1,152 @@
+"""What an inference study writes: a request, and one row for each engine at each batch size, or under each load.
+
+The files are a `ledger.Ledger`'s. Nothing here measures, and nothing needs PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from convscope.inference.loadgen import Served
+from convscope.power.energy import EnergyWindow
+from convscope.storage.schema import Schema
+from convscope.timing.summary import summarize
+
+
+@dataclass(frozen=True)
+class InferenceKey:
+    """Names a cell. Under a server's load `batch_size` is the limit of the batcher, and what follows is set."""
+
+    model: str
+    engine: str
+    batch_size: int
+    processes: int
+    scenario: str
+    target_qps: float | None = None
+    slo_ms: float | None = None
+    max_delay_ms: float | None = None
+    sizes: str | None = None
+
+
+@dataclass(frozen=True)
+class InferenceRow(InferenceKey):
+    """One cell. Latencies are of one call of a batch; under a server's load of one request, from arrival to answer."""
+
+    latency_mean_ms: float | None = None
+    latency_std_ms: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p90_ms: float | None = None
+    latency_p99_ms: float | None = None
+    samples: int | None = None
+    images_per_s: float | None = None
+    images_per_s_per_process: str | None = None
+    window_s: float | None = None
+    scaling_efficiency_pct: float | None = None
+    mean_batch: float | None = None
+    within_slo: bool | None = None
+    relative_error: float | None = None
+    tolerance: float | None = None
+    energy_per_image_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    power_mean_w: float | None = None
+    energy_source: str | None = None
+    peak_memory_bytes: int | None = None
+    setup_s: float | None = None
+    export_s: float | None = None
+    compile_s: float | None = None
+    disk_bytes: int | None = None
+    floor_ms: float | None = None
+    floor_memory_ms: float | None = None
+    floor_compute_ms: float | None = None
+    times_floor: float | None = None
+    flops: int | None = None
+    minimum_bytes: int | None = None
+    timing_method: str | None = None
+    remark: str | None = None
+    dtype: str | None = None
+    layout: str | None = None
+    math: str | None = None
+    image_size_px: int | None = None
+    warmup_iters: int | None = None
+    device: str | None = None
+    started_utc: str | None = None
+    wall_s: float | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+TABLE = "inference"
+SCHEMA = Schema(
+    request="inference",
+    version=1,
+    key=InferenceKey,
+    tables={TABLE: InferenceRow},
+    free=(
+        "engines",
+        "batch_sizes",
+        "device",
+        "processes",
+        "warmup_iters",
+        "measure_iters",
+        "min_seconds",
+        "energy",
+        "scenario",
+        "qps",
+        "slo_ms",
+        "max_delay_ms",
+    ),
+)
+
+
+def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
+    """Return what a run under load came to as columns."""
+    times_ms = [1e3 * latency_s for latency_s in served.latencies_s]
+    found = latency_figures(times_ms) if times_ms else {"samples": 0}
+    p99_ms = found.get("latency_p99_ms")
+    return {
+        **found,
+        "images_per_s": len(served.latencies_s) / served.duration_s,
+        "window_s": served.duration_s,
+        "mean_batch": served.mean_batch if served.batches else None,
+        "within_slo": p99_ms is not None and p99_ms <= slo_ms and not served.gave_up,
+        "reason": "the queue grew too long: the run was ended early" if served.gave_up else None,
+    }
+
+
+def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:
+    """Return the columns of repeated latencies."""
+    found = summarize(times_ms)
+    p90_ms, p99_ms = (float(value) for value in np.percentile(times_ms, [90, 99]))
+    return {
+        "latency_mean_ms": found.mean_ms,
+        "latency_std_ms": found.std_ms,
+        "latency_p50_ms": found.median_ms,
+        "latency_p90_ms": p90_ms,
+        "latency_p99_ms": p99_ms,
+        "samples": found.count,
+    }
+
+
+def energy_figures(
+    energies: Sequence[EnergyWindow | None], reasons: Sequence[str | None], images_per_s: float
+) -> dict[str, object]:
+    """Return the energy of an image as columns: the power of all processes' windows, over the images in a second.
+
+    Where a window has no energy, the reason why.
+    """
+    windows = [window for window in energies if window is not None]
+    if len(windows) < len(energies):
+        return {"reason": next(filter(None, reasons), None)}
+    power_w = sum(window.power_mean_w for window in windows)
+    uncertainty_w = math.hypot(*(window.uncertainty_j / window.duration_s for window in windows))
+    return {
+        "energy_per_image_j": power_w / images_per_s,
+        "energy_uncertainty_j": uncertainty_w / images_per_s,
+        "power_mean_w": power_w,
+        "energy_source": windows[0].source,
+    }

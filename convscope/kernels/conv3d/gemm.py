@@ -1,0 +1,216 @@
+"""9 of 9. Implicit GEMM, auto-tuned: what the files before it learnt, by the copy engine, cut as the card likes it.
+
+Variant "boxes": the output pixels of a program are a box of depth × height × width. The input that one tap sees is then
+a box as well, the same box moved by the tap; a tensor descriptor describes it, and one instruction of one thread has
+Hopper's copy engine (TMA) fetch BLOCK_P × BLOCK_C numbers. What lies outside the input arrives as zeros: no mask, no
+address, no bit for each row in the loop:
+
+    for each step (tap, block of channels):
+        X[box, BLOCK_C] = x[image, box + tap · dilation - padding, channels]
+        acc += X · W[filters, tap, channels]ᵀ                              wgmma, both factors from shared memory
+
+A box of several rows reaches wgmma as its first factor by way of registers only, and then each product waits for the
+one before it: with 64 filters or more the product is W · Xᵀ, and is turned over at the end.
+
+Each step reads its blocks anew from the L2 cache: BLOCK_P · BLOCK_C + BLOCK_K · BLOCK_C numbers for
+2 · BLOCK_P · BLOCK_K · BLOCK_C operations. A layer of 64 filters has less than 32 operations a byte in float32, however
+large the block, and waits for that cache. Variant "slices" reads less: a program computes several neighbouring slices
+of depth, and a slice of the input, once in shared memory, serves all taps in depth that see it from one of them:
+
+    for each step (tap in height and width, block of channels):
+        W[r] = weight[filters, r, s, t, channels] for the taps in depth r = 0, 1, 2
+        for each slice z of the input, SLICES + 2 of them:
+            X = x[image, z, box + (s, t) - padding, channels]
+            acc[z - r] += X · W[r]ᵀ for each r with a slice z - r
+
+Two slices of 128 pixels × 64 filters read 704 rows of BLOCK_C numbers for what "boxes" of 128 reads 1152 for. Without
+stride, and without dilation in depth.
+
+First layers come as a view with the taps of a row as channels (`conv3d_layout`): the same kernels, and 9 steps of 16
+for 3 × 3 × 3 taps of 4 channels. Variant "pipelined" is the seventh file's kernel, for strides and wherever it is
+faster. All may have their sum split as in the eighth. Which variant, block, box, stages, warps and splits:
+`conv3d_cuts` has a few for each shape, likeliest first, and `tuning` times them on the card once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from convscope.cudnn.shape import Convolution
+from convscope.kernels.conv3d import gemm_pipelined, layout
+from convscope.kernels.conv3d.candidates import candidates as candidates
+from convscope.kernels.conv3d.candidates import programs_of
+from convscope.kernels.conv3d.layout import Blocks3d, place_of
+
+NAME = "gemm"
+_REGISTERS_MOST = 192  # of a thread, for sums: of 255
+
+_BOX_SIZES = [
+    *("kernels", "blocks", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
+    *layout.by_axis("out", "pad", "dil", "tiles"),
+]
+
+
+@triton.jit
+def _added(acc, values, filters, SWAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """Return acc + values · filtersᵀ, turned over if `SWAPPED`."""
+    if SWAPPED:
+        acc = tl.dot(filters, values.T, acc, input_precision=PRECISION)
+    else:
+        acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit(do_not_specialize=_BOX_SIZES)
+def gemm_boxes(
+    x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+    PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
+
+    `x` and `w` are tensor descriptors, `blocks` the blocks of channels of a group, `outputs` the elements of a split.
+    """
+    BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0, tile = tl.program_id(0) % k_blocks * BLOCK_K, tl.program_id(0) // k_blocks
+    w0, h0 = tile % tiles_w * BOX_W, tile // tiles_w % tiles_h * BOX_H
+    d0, image = tile // (tiles_w * tiles_h) % tiles_d * BOX_D, tile // (tiles_w * tiles_h * tiles_d)
+    first = split * share
+    last = min(first + share, steps)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
+    acc = tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32)
+    tap, start = first // blocks, first % blocks
+    r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
+    for step in range(first, last):
+        d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
+        values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
+        filters = w.load([group * w_rows + k0, step * BLOCK_C])
+        start += 1
+        t = tl.where(start == blocks, t + 1, t)
+        start = tl.where(start == blocks, 0, start)
+        s = tl.where(t == kernel_w, s + 1, s)
+        t = tl.where(t == kernel_w, 0, t)
+        r = tl.where(s == kernel_h, r + 1, r)
+        s = tl.where(s == kernel_h, 0, s)
+        acc = _added(acc, values, filters, SWAPPED, PRECISION)
+    i = tl.arange(0, BLOCK_P)
+    k = k0 + tl.arange(0, BLOCK_K)
+    d, h, v = d0 + i // (BOX_H * BOX_W), h0 + i // BOX_W % BOX_H, w0 + i % BOX_W
+    # The compiler does not see that neighbouring pixels are wanted together, and would store them one by one.
+    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    out_plane = out_d * out_h * out_w
+    if LONG:
+        image = image.to(tl.int64)
+    image_at = (image * groups + group) * kernels * out_plane
+    place = place_of(image_at, (d * out_h + h) * out_w + v, k, out_plane, VECTOR)
+    tl.store(
+        y + tl.multiple_of(split.to(tl.int64) * outputs, VECTOR) + place,
+        acc.T if SWAPPED else acc,
+        mask=wanted[:, None] & (k < kernels)[None, :],
+    )
+
+
+@triton.jit
+def _replaced(values, at: tl.constexpr, value):
+    """Return a tuple with another value in one place."""
+    return values[:at] + (value,) + values[at + 1 :]
+
+
+@triton.jit(do_not_specialize=[name for name in _BOX_SIZES if name != "dil_d"])
+def gemm_slices(
+    x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
+
+    `steps` are those of one tap in depth, of which there are TAPS. Each slice has SUMS sums, one or one for each tap in
+    depth: a product waits for the one before it in its sum.
+    """
+    BLOCK_P: tl.constexpr = BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0, tile = tl.program_id(0) % k_blocks * BLOCK_K, tl.program_id(0) // k_blocks
+    w0, h0 = tile % tiles_w * BOX_W, tile // tiles_w % tiles_h * BOX_H
+    d0, image = tile // (tiles_w * tiles_h) % tiles_d * SLICES, tile // (tiles_w * tiles_h * tiles_d)
+    first = split * share
+    last = min(first + share, steps)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
+    sums = ()
+    for _ in tl.static_range(SLICES * SUMS):
+        sums = sums + (tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32),)
+    for step in range(first, last):
+        tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
+        h, v = h0 - pad_h + tap // kernel_w * dil_h, w0 - pad_w + tap % kernel_w * dil_w
+        filters = ()
+        for r in tl.static_range(TAPS):
+            filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]),)
+        for z in tl.static_range(SLICES + TAPS - 1):
+            values = x.load([image, d0 - pad_d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+            for r in tl.static_range(TAPS):
+                if z >= r and z - r < SLICES:
+                    added = _added(sums[(z - r) * SUMS + r % SUMS], values, filters[r], SWAPPED, PRECISION)
+                    sums = _replaced(sums, (z - r) * SUMS + r % SUMS, added)
+    i = tl.arange(0, BLOCK_P)
+    k = k0 + tl.arange(0, BLOCK_K)
+    h, v = h0 + i // BOX_W, w0 + i % BOX_W
+    inside = tl.max_constancy((h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    out_plane = out_d * out_h * out_w
+    if LONG:
+        image = image.to(tl.int64)
+    y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+    for z in tl.static_range(SLICES):
+        at = ((d0 + z) * out_h + h) * out_w + v
+        place = place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
+        total: tl.tensor = sums[z * SUMS]
+        for r in tl.static_range(1, SUMS):
+            total += sums[z * SUMS + r]
+        wanted = (inside & (d0 + z < out_d))[:, None] & (k < kernels)[None, :]
+        tl.store(y + place, total.T if SWAPPED else total, mask=wanted)
+
+
+def default(shape: Convolution) -> Blocks3d:
+    """Return the likeliest of the candidates, for who will not wait for tuning."""
+    return candidates(shape)[0]
+
+
+def sums(blocks: Blocks3d, taps: int) -> int:
+    """Return how many sums "slices" keeps for each: one for each tap in depth, if there are registers for so many."""
+    registers = blocks.pixels * blocks.filters * taps // (32 * blocks.warps)
+    return taps if registers <= _REGISTERS_MOST else 1
+
+
+def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
+    """Convolve N × C × D × H × W with packed filters on the current stream; adds up the splits where there are some."""
+    if blocks.variant == "pipelined":
+        return gemm_pipelined.convolve(x, packed, shape, blocks)
+    copied, y = layout.channels_last(x, shape), layout.split_output(x, shape, blocks.splits)
+    seen, (box_d, box_h, box_w) = layout.problem(shape), blocks.box
+    slices = blocks.variant == "slices"
+    tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
+    steps = packed.shape[2] // blocks.depth // (seen.kernel[0] if slices else 1)
+    view = TensorDescriptor(
+        copied,
+        [seen.images, *seen.size, seen.channels * seen.groups],
+        [*seen.pitch, 1],
+        [1, 1 if slices else box_d, box_h, box_w, blocks.depth],
+    )
+    filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
+    kernel, variant = gemm_boxes, {"BOX_D": box_d}
+    if slices:
+        kernel, variant = gemm_slices, {"TAPS": seen.kernel[0], "SLICES": box_d, "SUMS": sums(blocks, seen.kernel[0])}
+    kernel[programs_of(seen, blocks) // seen.groups, seen.groups, blocks.splits](
+        view, filters, y, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:], *seen.padding,
+        *seen.dilation[1 if slices else 0 :], *tiles, seen.groups, packed.shape[1], steps,
+        triton.cdiv(steps, blocks.splits), y[0].numel(), BOX_H=box_h, BOX_W=box_w, BLOCK_K=blocks.filters,
+        BLOCK_C=blocks.depth, PRECISION=layout.precision(shape), VECTOR=1 if seen.output[2] % 4 or box_w % 4 else 4,
+        LONG=layout.is_long(y[0]), num_warps=blocks.warps, num_stages=blocks.stages, **variant,
+    )  # fmt: skip
+    return layout.add_splits(y, x.dtype)

@@ -1,0 +1,300 @@
+"""How 3-D convolutions are laid out for the kernels beside this file: shapes, blocks, input and filters.
+
+Tensors come and go as PyTorch has them, N × C × D × H × W. Kernels that multiply matrices on Hopper's tensor cores want
+both factors with the summed index contiguous: the channels. So the input is copied to N × D × H × W × C first (in each
+call, inside what is timed), and the filters to [filter, tap, channel] once.
+
+A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
+kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
+memory whose rows overlap has KW · C channels and a kernel of width 1 (`Problem.folded`). Nothing is copied for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from convscope.cudnn.shape import Convolution
+
+LEAST_CHANNELS = 16  # of a step of a product
+_ALIGNED_BYTES = 16  # what tensor descriptors and wide copies ask of strides
+FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
+_FOLD_BELOW = 16
+_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
+_COPY_BLOCK = 2048
+
+Triple = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Blocks3d:
+    """One way to cut a convolution into programs.
+
+    A program computes `pixels` × `filters` outputs, `depth` terms of the sum a step, `stages` steps of loads in flight;
+    `splits` programs share the sum of one block. With "boxes" and "slices" the pixels are a `box` of depth × height ×
+    width.
+    """
+
+    variant: str
+    pixels: int
+    filters: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+    box: Triple = (1, 1, 1)
+
+    def __str__(self) -> str:
+        box = f" {'x'.join(map(str, self.box))}" if self.box != (1, 1, 1) else ""
+        cut = f"{self.variant}{box} {self.pixels}x{self.filters}x{self.depth}, {self.warps} warps, {self.stages} stages"
+        return cut + (f", {self.splits} splits" if self.splits > 1 else "")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A convolution as a kernel for channels-last memory sees it; numbers of channels and filters are of a group.
+
+    `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
+    images, planes, rows and pixels, in elements. `rows` is how many pixels a row of the copied input has, `left` how
+    many of them are zeros in front, `copied` how many channels.
+    """
+
+    groups: int
+    filters: int
+    channels: int
+    images: int
+    size: Triple
+    kernel: Triple
+    stride: Triple
+    padding: Triple
+    dilation: Triple
+    output: Triple
+    pitch: tuple[int, int, int, int]
+    copied: int
+    rows: int
+    left: int
+    folded: bool
+
+    @property
+    def taps(self) -> int:
+        """The number of positions of the kernel."""
+        return math.prod(self.kernel)
+
+    @property
+    def pixels(self) -> int:
+        """The number of output pixels of all images."""
+        return self.images * math.prod(self.output)
+
+    @property
+    def elements(self) -> int:
+        """The number of elements of the copied input."""
+        return self.images * self.pitch[0]
+
+
+def precision(shape: Convolution) -> str:
+    """Return what `tl.dot` is told: "ieee" forbids TF32."""
+    return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
+
+
+def triple(values: tuple[int, ...]) -> Triple:
+    """Return depth, height and width."""
+    depth, height, width = values
+    return depth, height, width
+
+
+@functools.lru_cache(maxsize=1024)
+def problem(shape: Convolution) -> Problem:
+    """Return how a convolution looks in channels-last memory."""
+    images, total, depth, height, width = shape.input
+    groups, channels = shape.groups, total // shape.groups
+    kernel, stride, padding = triple(shape.weight[2:]), triple(shape.stride), triple(shape.padding)
+    dilation, output = triple(shape.dilation), triple(shape.output[2:])
+    folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
+    if not folded:
+        padded = _up(channels, LEAST_CHANNELS)
+        copied = padded * groups
+        pitch = (depth * height * width * copied, height * width * copied, width * copied, copied)
+        return Problem(groups, shape.weight[0] // groups, padded, images, (depth, height, width), kernel, stride,
+                       padding, dilation, output, pitch, copied, width, 0, folded)  # fmt: skip
+    copied = _up(channels, lanes(shape))
+    seen = _up(kernel[2] * copied, LEAST_CHANNELS)
+    # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
+    rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
+    pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, stride[2] * copied)
+    return Problem(groups, shape.weight[0], seen, images, (depth, height, output[2]), (*kernel[:2], 1),
+                   (*stride[:2], 1), (*padding[:2], 0), dilation, output, pitch, copied, rows, padding[2],
+                   folded)  # fmt: skip
+
+
+def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
+    """Lay filters K × C/G × KD × KH × KW out as [group, filters, taps · channels], filters and channels padded."""
+    seen = problem(shape)
+    grouped = weight.unflatten(0, (shape.groups, -1)).permute(0, 1, 3, 4, 5, 2)  # G, K / G, KD, KH, KW, C / G
+    if seen.folded:
+        grouped = torch.nn.functional.pad(grouped, (0, seen.copied - grouped.shape[-1])).flatten(4, 5).unsqueeze(4)
+    grouped = torch.nn.functional.pad(grouped, (0, seen.channels - grouped.shape[-1]))
+    rows = grouped.flatten(2)
+    return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % FILTERS_PADDED)).contiguous()
+
+
+@triton.jit(do_not_specialize=["channels", "group_channels", "width", "rows", "left", "planes", "copied"])
+def copy_channels_last(
+    x, y, channels, group_channels, width, rows, left, planes, copied,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
+
+    `planes` are the rows of all planes of an image, `rows` the pixels of a row of the copy, `copied` its channels, in
+    units of LANES. Neighbouring threads are to read neighbouring pixels: the compiler goes by what is said to adjoin.
+    """
+    copied *= LANES
+    at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
+    c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    image = tl.program_id(2).to(tl.int64)
+    column = at % rows - left
+    padded = copied // tl.cdiv(channels, group_channels)
+    channel = c // padded * group_channels + c % padded
+    there = (at < planes * rows) & (column >= 0) & (column < width)
+    real = (c % padded < group_channels) & (c < copied)
+    source = x + image * channels * planes * width
+    source += channel[:, None].to(tl.int64) * planes * width + (at // rows * width + column)[None, :]
+    source = tl.max_contiguous(source, (1, 2))
+    values = tl.load(source, mask=real[:, None] & there[None, :], other=0.0)
+    place = y + image * planes * rows * copied + at[:, None].to(tl.int64) * copied + c[None, :]
+    tl.store(place, tl.trans(values), mask=(at < planes * rows)[:, None] & (c // LANES < copied // LANES)[None, :])
+
+
+def channels_last(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
+    """Return a copy of the input as `problem` has it, flat; on the current stream."""
+    seen = problem(shape)
+    images, channels, depth, height, width = x.shape
+    copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
+    block_c = min(32, triton.next_power_of_2(seen.copied))
+    block_s = min(_COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
+    grid = (triton.cdiv(depth * height * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
+    copy_channels_last[grid](
+        x, copy, channels, channels // shape.groups, width, seen.rows, seen.left, depth * height,
+        seen.copied // lanes(shape), BLOCK_S=block_s, BLOCK_C=block_c, LANES=lanes(shape), num_warps=4,
+    )  # fmt: skip
+    return copy
+
+
+@triton.jit
+def corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w):
+    """Return depth, row and column of the input pixel that the first tap sees from output pixels `at` of an image."""
+    plane = out_h * out_w
+    return at // plane * stride_d - pad_d, at % plane // out_w * stride_h - pad_h, at % out_w * stride_w - pad_w
+
+
+@triton.jit
+def bits_inside(start, count, step, limit):
+    """Return a bit for each of `count` positions start, start + step, … that is one of 0 … limit - 1."""
+    bits = start * 0
+    for i in range(count):
+        at = start + i * step
+        bits |= ((at >= 0) & (at < limit)).to(tl.int32) << i
+    return bits
+
+
+@triton.jit
+def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
+    """Return the places, pixels × filters, of outputs in N × K × D × H × W; `image` is what lies before the image."""
+    place = image + at
+    place = place[:, None] + filters[None, :].to(place.dtype) * plane
+    return tl.max_contiguous(tl.multiple_of(place, (VECTOR, 1)), (VECTOR if VECTOR > 1 else 2, 1))
+
+
+def vector(output: tuple[int, ...]) -> int:
+    """Return how many neighbouring pixels always lie together, aligned, in one plane of an output."""
+    return 1 if math.prod(output) % 4 else 4
+
+
+def planar_sizes(shape: Convolution) -> tuple[int, ...]:
+    """Return what the kernels for N × C × D × H × W take: channels and filters of a group, sizes, taps, options."""
+    numbers = shape.weight[1], shape.weight[0] // shape.groups, *shape.input[2:], *shape.output[2:]
+    return (*numbers, *shape.weight[2:], *shape.stride, *shape.padding, *shape.dilation, shape.groups)
+
+
+def by_axis(*names: str) -> list[str]:
+    """Return "NAME_d", "NAME_h", "NAME_w" of each name: what kernels call the parts of a triple."""
+    return [f"{name}_{axis}" for name in names for axis in "dhw"]
+
+
+PLANAR_SIZES = [
+    *("channels", "kernels", "groups", "pixels"),
+    *by_axis("in", "out", "kernel", "stride", "pad", "dil"),
+]
+
+
+def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int) -> torch.Tensor:
+    """Lay filters out as [group, rows, filters]: rows are taps · channels (`by_tap`) or channels · taps, padded."""
+    grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, KD, KH, KW
+    if by_tap:
+        grouped = torch.nn.functional.pad(grouped.movedim(2, -1), (0, -weight.shape[1] % steps_of))
+    rows = grouped.flatten(2).transpose(1, 2)
+    missing = -rows.shape[1] % steps_of, -rows.shape[2] % FILTERS_PADDED
+    return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
+
+
+def empty_output(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
+    """Return memory for the output, N × K × D × H × W."""
+    return torch.empty(shape.output, dtype=x.dtype, device=x.device)
+
+
+CHANNELS_LAST_SIZES = [
+    *("groups", "kernels", "channels", "pixels", "w_rows", "w_pitch", "share"),
+    *by_axis("size", "out", "kernel", "stride", "pad", "dil"),
+]
+
+
+def channels_last_sizes(shape: Convolution) -> tuple[int, ...]:
+    """Return what the kernels for channels-last memory take of a convolution, as `problem` sees it."""
+    seen = problem(shape)
+    numbers = seen.groups, seen.filters, seen.channels, *seen.size, *seen.output
+    return (*numbers, *seen.kernel, *seen.stride, *seen.padding, *seen.dilation, seen.pixels)
+
+
+def pitches(shape: Convolution) -> tuple[int, ...]:
+    """Return the distances between images, planes, rows and pixels in units of 16 bytes, which all of them are."""
+    seen, unit = problem(shape), lanes(shape)
+    return tuple(pitch // unit for pitch in seen.pitch)
+
+
+def lanes(shape: Convolution) -> int:
+    """Return how many elements 16 bytes hold."""
+    return _ALIGNED_BYTES // _element_bytes(shape.dtype)
+
+
+def _element_bytes(dtype: str) -> int:
+    return torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+
+
+def depth_of(shape: Convolution) -> int:
+    """Return how many terms of the sum a step takes: 128 bytes of them where the channels allow it."""
+    wanted = 8 * lanes(shape)
+    return min(wanted, math.gcd(problem(shape).channels, wanted))
+
+
+def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:
+    """Return memory for splits × N × K × D × H × W: in float32 where partial sums go there."""
+    dtype = x.dtype if splits == 1 else torch.float32
+    return torch.empty((splits, *shape.output), dtype=dtype, device=x.device)
+
+
+def add_splits(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Add up the partial sums of a split reduction, always in the same order."""
+    return parts[0] if parts.shape[0] == 1 else parts.sum(0).to(dtype)
+
+
+def is_long(*tensors: torch.Tensor) -> bool:
+    """Tell whether elements of these are counted in 64 bits."""
+    return max(tensor.numel() for tensor in tensors) >= _LONG_ELEMENTS
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

@@ -1,0 +1,1 @@
+"""Watts to joules: sensors, sampling, windows with an uncertainty."""

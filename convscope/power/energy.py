@@ -1,0 +1,237 @@
+"""From what a sensor read to joules with an uncertainty, or to a reason why not. Pure numbers, no sensor.
+
+An energy counter changes every 20 to 100 ms, however often it is read. A window is therefore cut at its ticks: between
+two moments at which the counter was seen to change, energy and time belong to each other. A power reading is an
+average over a window of the sensor's own; its integral by trapezoids stands beside the counter as a check, and in its
+place where there is no counter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from convscope.errors import WindowError
+
+COVERAGE = 2.0  # stated uncertainties are two standard deviations, about 95 %
+COUNTER, INSTANT, AVERAGE = "nvml energy counter", "nvml instant power", "nvml average power"
+RAPL = "rapl energy counter"
+
+# Over how long one reading averages, where there is no counter: NVML's reference says 1 s for power usage on Ampere and
+# later; the instant reading is no older than one update of the sensor. `--check-power` measures both on a card.
+AVERAGING_S = {INSTANT: 0.1, AVERAGE: 1.0}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One look at a sensor: joules since some zero, watts, each None where the sensor has none."""
+
+    time_s: float
+    energy_j: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A change of the counter: it happened within `half_width_s` of `time_s`, and left the counter at `energy_j`."""
+
+    time_s: float
+    half_width_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True)
+class EnergyWindow:
+    """The energy of one device between two moments.
+
+    `uncertainty_j` is two standard deviations: of the edges in time, of the scatter from tick to tick, and of what a
+    power sensor's own averaging can hide. The gain of the sensor (NVIDIA states ±5 % for power) is not in it.
+    `integral_j` is the trapezoidal integral of the power readings over the same window, None without them.
+    """
+
+    start_s: float
+    end_s: float
+    energy_j: float
+    uncertainty_j: float
+    source: str
+    integral_j: float | None = None
+    power_std_w: float | None = None
+    power_min_w: float | None = None
+    power_max_w: float | None = None
+    power_samples: int = 0
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the window."""
+        return self.end_s - self.start_s
+
+    @property
+    def power_mean_w(self) -> float:
+        """Mean power over the window."""
+        return self.energy_j / self.duration_s
+
+    @property
+    def relative_uncertainty(self) -> float:
+        """The uncertainty as a share of the energy."""
+        return self.uncertainty_j / self.energy_j if self.energy_j > 0 else math.inf
+
+    @property
+    def disagreement_pct(self) -> float | None:
+        """How far the integral of power is above the counter, in percent; None where there are not both."""
+        if self.integral_j is None or self.source not in (COUNTER, RAPL):
+            return None
+        return 100 * (self.integral_j / self.energy_j - 1)
+
+
+@dataclass(frozen=True)
+class CardState:
+    """A device at one moment; None where it does not say."""
+
+    temperature_c: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: str | None = None
+    other_processes: int | None = None
+
+
+@dataclass(frozen=True)
+class LoadEnergy:
+    """A window of steady load: how many inferences it held, and the device's state at its begin and end."""
+
+    window: EnergyWindow
+    inferences: float
+    before: CardState = CardState()
+    after: CardState = CardState()
+
+    @property
+    def per_inference_j(self) -> float:
+        """Energy of one inference."""
+        return self.window.energy_j / self.inferences
+
+    @property
+    def uncertainty_j(self) -> float:
+        """Uncertainty of the energy of one inference."""
+        return self.window.uncertainty_j / self.inferences
+
+    def dynamic_j(self, idle_power_w: float) -> float:
+        """Return the energy of one inference above what the device would have taken idle in the same time."""
+        return self.per_inference_j - idle_power_w * self.window.duration_s / self.inferences
+
+    @property
+    def throttle_reasons(self) -> str | None:
+        """What throttled the device at either end, "none" where nothing did, None where it does not say."""
+        said = [state.throttle_reasons for state in (self.before, self.after) if state.throttle_reasons is not None]
+        return next((reasons for reasons in said if reasons != "none"), said[0] if said else None)
+
+
+def ticks(samples: Sequence[Sample]) -> list[Tick]:
+    """Return the changes of the counter.
+
+    Raises:
+        WindowError: the counter went backwards (the driver was loaded anew, or the card was reset).
+    """
+    counted = [sample for sample in samples if sample.energy_j is not None]
+    found = []
+    for before, now in pairwise(counted):
+        if now.energy_j == before.energy_j:
+            continue
+        assert now.energy_j is not None
+        assert before.energy_j is not None
+        if now.energy_j < before.energy_j:
+            raise WindowError(f"the energy counter went back from {before.energy_j:.3f} J to {now.energy_j:.3f} J")
+        half_s = (now.time_s - before.time_s) / 2
+        found.append(Tick(before.time_s + half_s, half_s, now.energy_j))
+    return found
+
+
+def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, source: str = COUNTER) -> EnergyWindow:
+    """Return the longest window inside [start_s, end_s] that begins and ends on a tick of the counter.
+
+    Raises:
+        WindowError: fewer than two ticks inside, or a counter that went backwards.
+    """
+    inside = [tick for tick in ticks(samples) if start_s <= tick.time_s <= end_s]
+    if len(inside) < 2:
+        raise WindowError(
+            f"the energy counter ticked {len(inside)} times in {end_s - start_s:.2f} s, a window needs two"
+        )
+    first, last = inside[0], inside[-1]
+    energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
+    steps_j = np.diff([tick.energy_j for tick in inside])
+    scatter_j = float(np.std(steps_j, ddof=1)) * math.sqrt(len(steps_j)) if len(steps_j) > 1 else 0.0
+    # A tick lies anywhere between two looks: a rectangle, whose standard deviation is its half width over √3.
+    edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
+    uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
+    return _with_power(
+        EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples, first.time_s, last.time_s
+    )
+
+
+def power_window(
+    samples: Sequence[Sample], start_s: float, end_s: float, averaging_s: float, source: str
+) -> EnergyWindow:
+    """Return the window [start_s, end_s] by integrating power, for sensors without a counter.
+
+    Args:
+        averaging_s: over how long a reading of this sensor averages. What the power did within that time of the
+            window's edges may belong to the other side: that much of its range is uncertain.
+
+    Raises:
+        WindowError: fewer than two readings of power in the window.
+    """
+    readings = [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
+    changes = 1 + sum(a != b for a, b in pairwise(readings))
+    if changes < 2:
+        raise WindowError(f"the power reading changed {changes - 1} times in {end_s - start_s:.2f} s")
+    energy_j = integrate(samples, start_s, end_s)
+    scatter_w = float(np.std(readings, ddof=1)) / math.sqrt(changes)
+    lag_j = averaging_s * (max(readings) - min(readings)) / math.sqrt(3)
+    uncertainty_j = COVERAGE * math.hypot(scatter_w * (end_s - start_s), lag_j)
+    return _with_power(EnergyWindow(start_s, end_s, energy_j, uncertainty_j, source), samples, start_s, end_s)
+
+
+def integrate(samples: Sequence[Sample], start_s: float, end_s: float) -> float:
+    """Return the integral of power over [start_s, end_s] by trapezoids, the edges interpolated, in joules.
+
+    Raises:
+        WindowError: the readings do not reach over both edges.
+    """
+    known = [(sample.time_s, sample.power_w) for sample in samples if sample.power_w is not None]
+    if not known or known[0][0] > start_s or known[-1][0] < end_s:
+        raise WindowError("the power readings do not cover the window")
+    times_s, powers_w = np.array(known, dtype=np.float64).T
+    inside = (times_s > start_s) & (times_s < end_s)
+    edges_w = np.interp([start_s, end_s], times_s, powers_w)
+    grid_s = np.concatenate([[start_s], times_s[inside], [end_s]])
+    grid_w = np.concatenate([[edges_w[0]], powers_w[inside], [edges_w[1]]])
+    return float(np.sum(np.diff(grid_s) * (grid_w[1:] + grid_w[:-1]) / 2))
+
+
+def _with_power(found: EnergyWindow, samples: Sequence[Sample], start_s: float, end_s: float) -> EnergyWindow:
+    readings = [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
+    if len(readings) < 2:
+        return found
+    try:
+        integral_j: float | None = integrate(samples, start_s, end_s)
+    except WindowError:
+        integral_j = None
+    return EnergyWindow(
+        found.start_s,
+        found.end_s,
+        found.energy_j,
+        found.uncertainty_j,
+        found.source,
+        integral_j=integral_j,
+        power_std_w=float(np.std(readings, ddof=1)),
+        power_min_w=min(readings),
+        power_max_w=max(readings),
+        power_samples=len(readings),
+    )
+
+
+def needed_s(window: EnergyWindow, precision: float) -> float:
+    """Return how long a window would have to be for this relative precision: its edges weigh less the longer it is."""
+    return window.duration_s * window.relative_uncertainty / precision

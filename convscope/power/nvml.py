@@ -1,0 +1,228 @@
+"""One NVIDIA card through NVML: energy counter, power, temperature, clocks, throttling, who else is on it.
+
+Cards are found by UUID, because NVML knows every card of the machine and `CUDA_VISIBLE_DEVICES` renumbers PyTorch's.
+The library is `nvidia-ml-py` (`import pynvml`), loaded at first use.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from convscope.errors import SensorError
+from convscope.power import energy
+from convscope.power.energy import CardState
+
+POWER_AVERAGE, POWER_INSTANT, ENERGY_FIELD = 185, 186, 191  # nvml.h, NVML_FI_DEV_*
+MEMORY_SCOPE = 2  # NVML_POWER_SCOPE_MEMORY
+
+# nvmlClocksEventReasons: what slows a card down. Idle and clocks that somebody set are not throttling.
+THROTTLING = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+
+def load() -> Any:
+    """Return NVML's Python module.
+
+    Raises:
+        SensorError: it is not installed.
+    """
+    try:
+        import pynvml
+    except ImportError:
+        raise SensorError("nvidia-ml-py is not installed") from None
+    return pynvml
+
+
+class NvmlCard:
+    """An open card. The first source of energy that answers is used: counter, instant power, average power.
+
+    Args:
+        uuid: "GPU-…", or "MIG-…" for a part of a card; power and energy are then those of the whole card.
+        nvml: the module `pynvml`, or a test's own.
+
+    Raises:
+        SensorError: no driver, no such card, no permission, or no source of energy at all.
+    """
+
+    def __init__(self, uuid: str, nvml: Any = None) -> None:
+        self._nvml = nvml or load()
+        self.name = uuid
+        self._open = False
+        self._call("NVML cannot start", self._nvml.nvmlInit)
+        self._open = True
+        try:
+            self._handle = self._find(uuid)
+            self.source, self._power_field = self._sources()
+        except SensorError:
+            self.close()
+            raise
+
+    def _find(self, uuid: str) -> Any:
+        handle = self._call(f"NVML does not know {uuid}", self._nvml.nvmlDeviceGetHandleByUUID, uuid)
+        if not uuid.startswith("MIG-"):
+            return handle
+        return self._call(
+            "no card behind the MIG device", self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle
+        )
+
+    def _sources(self) -> tuple[str, int | None]:
+        """Return the source of energy, and the field by which power is read (None: by the older call)."""
+        field = next((f for f in (POWER_INSTANT, POWER_AVERAGE) if self.field(f) is not None), None)
+        try:
+            self.counter_j()
+        except SensorError as refused:
+            if field is not None:
+                return (energy.INSTANT if field == POWER_INSTANT else energy.AVERAGE), field
+            try:
+                self._usage_w()
+            except SensorError:
+                raise SensorError(f"neither energy nor power can be read ({refused})") from None
+            return energy.AVERAGE, None
+        return energy.COUNTER, field
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Return the counter in joules and the power in watts, each None where the card has none.
+
+        Raises:
+            SensorError: a source that answered before no longer does.
+        """
+        joules = self.counter_j() if self.source == energy.COUNTER else None
+        watts = self.field(self._power_field) if self._power_field is not None else None
+        if watts is None and joules is None:
+            watts = self._usage_w()
+        elif watts is None and self._power_field is not None:
+            raise SensorError("the power field no longer answers")
+        return joules, watts
+
+    def counter_j(self) -> float:
+        """Return the energy counter in joules since the driver was loaded (Volta and later).
+
+        Raises:
+            SensorError: the card has none, or is gone.
+        """
+        millijoules = self._call("no energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
+        return float(millijoules) / 1e3
+
+    def _usage_w(self) -> float:
+        return float(self._call("no power reading", self._nvml.nvmlDeviceGetPowerUsage, self._handle)) / 1e3
+
+    def field(self, number: int, scope: int = 0) -> float | None:
+        """Return a field of power in watts (or of energy in joules), None where the card does not answer it."""
+        try:
+            value = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(number, scope)])[0]
+        except (self._nvml.NVMLError, AttributeError):
+            return None
+        if value.nvmlReturn != 0:
+            return None
+        wide = number == ENERGY_FIELD
+        return float(value.value.ullVal if wide else value.value.uiVal) / 1e3
+
+    def state(self) -> CardState:
+        """Return temperature, clock, what throttles the card now, and how many other processes compute on it."""
+        nvml, handle = self._nvml, self._handle
+        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        return CardState(
+            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            throttle_reasons=None if reasons is None else throttling(reasons),
+            other_processes=None if processes is None else sum(p.pid != os.getpid() for p in processes),
+        )
+
+    def settings(self) -> dict[str, object]:
+        """Return driver, clocks, power limit and ECC by the names of `Environment`'s fields, None where unknown."""
+        nvml, handle = self._nvml, self._handle
+        return {
+            "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
+            "sm_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "sm_clock_max_mhz": self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_limit_w": self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
+            "ecc": self._ask(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
+        }
+
+    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return question(*arguments)
+        except self._nvml.NVMLError:
+            return None
+
+    def _call(self, what: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return call(*arguments)
+        except self._nvml.NVMLError as error:
+            raise SensorError(f"{what}: NVML says {error}") from None
+
+    def close(self) -> None:
+        """Let NVML go; twice is once."""
+        if self._open:
+            self._open = False
+            self._nvml.nvmlShutdown()
+
+
+def throttling(reasons: int) -> str:
+    """Return NVML's mask of clock reasons in words, those that slow a card down; "none" where nothing does."""
+    return ", ".join(words for bit, words in THROTTLING.items() if reasons & bit) or "none"
+
+
+def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
+    """Return the UUIDs of the cards that CUDA shows a program, in CUDA's order.
+
+    Args:
+        visible: `CUDA_VISIBLE_DEVICES`: indices, UUIDs (a unique beginning is enough), MIG UUIDs; as in CUDA the list
+            ends at the first entry that names nothing. None shows all. Indices are NVML's, by PCI bus: set
+            `CUDA_DEVICE_ORDER=PCI_BUS_ID` where cards differ.
+
+    Raises:
+        SensorError: there is no driver.
+    """
+    try:
+        nvml.nvmlInit()
+        count = nvml.nvmlDeviceGetCount()
+        everyone = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise SensorError(f"the cards cannot be counted: NVML says {error}") from None
+    return everyone if visible is None else _named(visible, everyone)
+
+
+def card_name(nvml: Any, uuid: str) -> str:
+    """Return the driver's name of a card ("NVIDIA H200").
+
+    Raises:
+        SensorError: there is no driver, or no such card.
+    """
+    try:
+        nvml.nvmlInit()
+        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        nvml.nvmlShutdown()
+    except nvml.NVMLError as error:
+        raise SensorError(f"{uuid} has no name: NVML says {error}") from None
+    return name
+
+
+def _named(visible: str, everyone: list[str]) -> list[str]:
+    found: list[str] = []
+    for entry in (part.strip() for part in visible.split(",")):
+        if entry.startswith("MIG-"):
+            found.append(entry)
+            continue
+        if entry.isdecimal():
+            named = everyone[int(entry) : int(entry) + 1]
+        else:
+            named = [uuid for uuid in everyone if entry.startswith("GPU-") and uuid.startswith(entry)]
+        if len(named) != 1:
+            break
+        found += named
+    return found
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

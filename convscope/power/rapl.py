@@ -1,0 +1,60 @@
+"""CPU packages through RAPL: the kernel's energy counters under /sys/class/powercap, one for each package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from convscope.errors import SensorError
+from convscope.power import energy
+from convscope.power.energy import CardState
+
+POWERCAP = Path("/sys/class/powercap")
+
+
+class RaplPackages:
+    """All CPU packages of the machine as one counter; each wraps around at its own range, which is accounted for.
+
+    Raises:
+        SensorError: no package, or none that this user may read.
+    """
+
+    source = energy.RAPL
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self.name = "cpu packages"
+        self._counters = sorted(
+            path for path in root.glob("intel-rapl:*/energy_uj") if path.parent.name.count(":") == 1
+        )
+        if not self._counters:
+            raise SensorError(f"{root} has no counters of CPU packages")
+        self._ranges = [_microjoules(path.with_name("max_energy_range_uj")) for path in self._counters]
+        self._last = [_microjoules(path) for path in self._counters]
+        self._total_j = 0.0
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Return joules since this object was made; RAPL has no power reading."""
+        for index, path in enumerate(self._counters):
+            now = _microjoules(path)
+            step = now - self._last[index]
+            self._total_j += (step if step >= 0 else step + self._ranges[index]) / 1e6
+            self._last[index] = now
+        return self._total_j, None
+
+    def state(self) -> CardState:
+        """RAPL says nothing of clocks and temperature."""
+        return CardState()
+
+    def settings(self) -> dict[str, object]:
+        """RAPL has no settings that are recorded."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _microjoules(path: Path) -> int:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not a number"
+        raise SensorError(f"{path} cannot be read ({why}); the kernel reserves it to root") from None

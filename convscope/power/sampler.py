@@ -1,0 +1,120 @@
+"""Looks at sensors again and again, keeps what they said, and answers for any stretch of time.
+
+The looking happens in a thread of its own, because one reading can take milliseconds (NVML's energy counter: 2 to 18 ms
+seen in a virtual machine), and nothing that is being measured may wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Protocol
+
+from convscope.errors import SensorError
+from convscope.power import energy
+from convscope.power.energy import CardState, EnergyWindow, Sample
+
+
+class Sensor(Protocol):
+    """One device that can be asked for energy and power: `nvml.NvmlCard`, `rapl.RaplPackages`, or a test's own."""
+
+    name: str
+    source: str
+
+    def read(self) -> tuple[float | None, float | None]:
+        """Return joules on a counter and watts, each None where the device has none."""
+
+    def state(self) -> CardState:
+        """Return temperature, clock and throttling now."""
+
+    def settings(self) -> dict[str, object]:
+        """Return what stays the same in a run."""
+
+    def close(self) -> None:
+        """Let the device go."""
+
+
+@dataclass
+class PowerWindow:
+    """A window of time, one entry a device: its energy, or the reason why there is none."""
+
+    start_s: float
+    end_s: float | None = None
+    energies: list[EnergyWindow | None] = field(default_factory=list)
+    reasons: list[str | None] = field(default_factory=list)
+
+
+class Sampler:
+    """The samples of some sensors; inside its `with` block a thread takes them.
+
+    Args:
+        period_s: time between two looks; None starts no thread, and `poll` is the caller's to call.
+    """
+
+    KEPT_S = 60.0
+    MARGIN_S = 1.0  # of samples before a stretch, so that its edges can be interpolated
+
+    def __init__(self, sensors: Sequence[Sensor], clock: Callable[[], float], period_s: float | None) -> None:
+        self.sensors = list(sensors)
+        self.failure: str | None = None
+        self._clock, self._period_s = clock, period_s
+        self._samples: list[list[Sample]] = [[] for _ in self.sensors]
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Sampler:
+        if self.sensors and self._period_s is not None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, name="power", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s) and self.failure is None:
+            self.poll()
+
+    def pause(self, sleep: Callable[[float], None], seconds: float) -> None:
+        """Let the thread work for some seconds; without a thread, look once and then wait."""
+        if self._thread is None:
+            self.poll()
+        sleep(seconds)
+
+    def poll(self) -> None:
+        """Look at every sensor once. A sensor that no longer answers ends the sampling; `failure` says why."""
+        with self._lock:
+            for sensor, samples in zip(self.sensors, self._samples, strict=True):
+                before_s = self._clock()
+                try:
+                    joules, watts = sensor.read()
+                except SensorError as error:
+                    self.failure = str(error)
+                    return
+                samples.append(Sample((before_s + self._clock()) / 2, joules, watts))
+
+    def forget(self) -> None:
+        """Drop what is older than a minute."""
+        oldest_s = self._clock() - self.KEPT_S
+        with self._lock:
+            self._samples = [[sample for sample in kept if sample.time_s >= oldest_s] for kept in self._samples]
+
+    def energy(self, index: int, start_s: float, end_s: float) -> EnergyWindow:
+        """Return the energy of a sensor in a stretch of time: from tick to tick where it counts, else by integration.
+
+        Raises:
+            energy.WindowError: the samples do not carry it.
+        """
+        with self._lock:
+            samples = [sample for sample in self._samples[index] if sample.time_s >= start_s - self.MARGIN_S]
+        source = self.sensors[index].source
+        if source in energy.AVERAGING_S:
+            return energy.power_window(samples, start_s, end_s, energy.AVERAGING_S[source], source)
+        return energy.counter_window(samples, start_s, end_s, source)

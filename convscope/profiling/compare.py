@@ -1,0 +1,401 @@
+"""Two runs of the same work side by side, with a verdict for each row: `python -m convscope compare A B`.
+
+A verdict rests on the interval of the difference of the means, on a tolerance, and on what the card did meanwhile:
+where its clocks or a throttle could account for a difference, the row is ambiguous. Reads results, measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pandas as pd
+
+from convscope.cli.display import table
+from convscope.cli.parser import OneLineParser
+from convscope.errors import InputError
+from convscope.profiling.rows import LayerRow, OverallRow, Row
+from convscope.storage.environment import PROCESSOR, SOFTWARE
+from convscope.storage.paths import slug
+from convscope.storage.store import Folder
+from convscope.storage.table import columns
+from convscope.timing import summary
+from convscope.timing.summary import Summary
+
+VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
+
+# Runs of the same kernels on an H200 were up to 4 % apart, from one place of their tensors in memory to another.
+TOLERANCE_PCT = 5.0
+
+WORK = ("model", "batch_size", "dtype")
+ENVIRONMENT = ("device_type", "math", "tf32_override", *SOFTWARE, "power_limit_w", "ecc")
+NOTED = ("algorithm", "unsupported", "pretrained", "warmup_iters", "measure_iters", "host", "gpu_uuid", "git_commit")
+
+AnyRow = TypeVar("AnyRow", OverallRow, LayerRow)
+Differences = dict[str, tuple[Any, Any]]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One folder of results: its request and environment as one mapping, and its rows by what identifies them."""
+
+    path: Path
+    about: Mapping[str, Any]
+    overall: Mapping[int, OverallRow]
+    layers: Mapping[tuple[int, int], LayerRow]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of both runs: the whole pass at one size, or a layer of it. `change_pct` is how much longer B took."""
+
+    input_size: int
+    verdict: str
+    reason: str = ""
+    position: int | None = None
+    layer: str | None = None
+    a_ms: float | None = None
+    b_ms: float | None = None
+    change_pct: float | None = None
+    low_pct: float | None = None
+    high_pct: float | None = None
+    a_w: float | None = None
+    b_w: float | None = None
+    a_j: float | None = None
+    b_j: float | None = None
+
+
+def read(path: Path) -> Result:
+    """Read one folder of results.
+
+    Raises:
+        InputError: it is not one, cannot be read, or has no row yet.
+    """
+    document = Folder(path, "").read_run()
+    if document is None:
+        raise InputError(f"{path} has no run.json: give the folder of a run, like results/2_quick/vgg16_gemm_h200")
+    run = document["run"]
+    folder = Folder(path, f"{slug(run['model'])}_{slug(run['algorithm'])}")
+    overall = _rows(folder.read_overall(), OverallRow)
+    if not overall:
+        raise InputError(f"{path} has no row in {folder.overall.name}: wait until its run has measured a size")
+    layers = _rows(folder.read_layers(), LayerRow)
+    return Result(
+        path,
+        run | document["environment"] | {"device_type": str(run.get("device", "")).split(":")[0]},
+        {row.input_size: row for row in overall},
+        {(row.input_size, row.position): row for row in layers},
+    )
+
+
+def _rows(table: pd.DataFrame, row_type: type[AnyRow]) -> list[AnyRow]:
+    records: list[dict[Any, Any]] = table[columns(row_type)].to_dict("records")
+    return [row_type(**_with_none(each)) for each in records]
+
+
+def _with_none(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if pd.isna(cell) else cell for name, cell in record.items()}
+
+
+def differences(a: Result, b: Result, across: bool) -> Differences:
+    """Return in what the two runs differ, by name.
+
+    Args:
+        across: whether their environments may differ.
+
+    Raises:
+        InputError: they did different work, or their environments differ and must not.
+    """
+    work = _differing(a, b, WORK)
+    if work:
+        raise InputError(f"A and B are different work ({in_words(work)}): compare runs that agree in {', '.join(WORK)}")
+    names = ENVIRONMENT + (PROCESSOR if "cpu" in (a.about["device_type"], b.about["device_type"]) else ())
+    environment = _differing(a, b, names)
+    if environment and not across:
+        raise InputError(f"A and B ran in different environments ({in_words(environment)}): --across compares them")
+    return environment | _differing(a, b, NOTED)
+
+
+def _differing(a: Result, b: Result, names: Sequence[str]) -> Differences:
+    pairs = {name: (a.about.get(name), b.about.get(name)) for name in names}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+
+
+def in_words(found: Differences) -> str:
+    """Return differences on one line: "driver 580.1 and 590.2, math tf32 and fp32"."""
+    return ", ".join(f"{name} {one} and {other}" for name, (one, other) in found.items()) or "nothing"
+
+
+def passes(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
+    """Compare the whole pass at every size that one of the runs has, in order."""
+    sizes = sorted({*a.overall, *b.overall})
+    return [_compare_pass(size, a.overall.get(size), b.overall.get(size), tolerance_pct) for size in sizes]
+
+
+def layers(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
+    """Compare the layers at the sizes that both runs have, by size and position."""
+    both = a.overall.keys() & b.overall.keys()
+    keys = sorted(key for key in {*a.layers, *b.layers} if key[0] in both)
+    found = []
+    for size, position in keys:
+        rows = a.layers.get((size, position)), b.layers.get((size, position))
+        compared = _compare_layer(size, *rows, a.overall[size], b.overall[size], tolerance_pct)
+        name = next(row.layer for row in rows if row)
+        found.append(dataclasses.replace(compared, position=position, layer=name))
+    return found
+
+
+def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, tolerance_pct: float) -> Comparison:
+    if a is None or b is None:
+        return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
+    compared = _judged(size, a, b, (a, b), 0.0, tolerance_pct)
+    fell_back = ", ".join(
+        f"{name} ran {row.fallback_layers:.0f} layers with a fallback"
+        for name, row in (("A", a), ("B", b))
+        if row.fallback_layers
+    )
+    return dataclasses.replace(
+        compared,
+        reason=", ".join(filter(None, (compared.reason, fell_back))),
+        a_w=a.power_mean_w,
+        b_w=b.power_mean_w,
+        a_j=a.energy_per_inference_j,
+        b_j=b.energy_per_inference_j,
+    )
+
+
+def _compare_layer(
+    size: int,
+    a: LayerRow | None,
+    b: LayerRow | None,
+    a_pass: OverallRow,
+    b_pass: OverallRow,
+    tolerance_pct: float,
+) -> Comparison:
+    if a is None or b is None:
+        return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
+    if a.layer != b.layer:
+        return Comparison(size, "not compared", f"{a.layer} in A, {b.layer} in B")
+    # What was taken off each layer is measured anew in each run: the two may disagree by as much.
+    doubt_ms = abs((a_pass.event_overhead_us or 0.0) - (b_pass.event_overhead_us or 0.0)) / 1e3
+    compared = _judged(size, a, b, (a_pass, b_pass), doubt_ms, tolerance_pct)
+    return dataclasses.replace(compared, a_j=a.energy_j, b_j=b.energy_j)
+
+
+def _judged(
+    size: int, a: Row, b: Row, conditions: tuple[OverallRow, OverallRow], doubt_ms: float, tolerance_pct: float
+) -> Comparison:
+    """Compare the times of two rows; `conditions` are the passes that they were taken in."""
+    one, other = _summary(a), _summary(b)
+    status = ", ".join(f"{name} is {row.status}" for name, row in (("A", a), ("B", b)) if row.status != "ok")
+    if one is None or other is None or status:
+        a_ms, b_ms = (each.mean_ms if each else None for each in (one, other))
+        return Comparison(size, "not compared", status or "no time", a_ms=a_ms, b_ms=b_ms)
+    to_pct = 100 / one.mean_ms
+    if one.std_ms is None or other.std_ms is None:
+        change_pct = (other.mean_ms - one.mean_ms) * to_pct
+        reason = "a single sample says nothing of its spread"
+        return Comparison(size, "ambiguous", reason, a_ms=one.mean_ms, b_ms=other.mean_ms, change_pct=change_pct)
+    found = summary.difference(other, one)
+    reach_ms = found.half_width_ms + doubt_ms
+    low_pct, high_pct = ((found.mean_ms + sign * reach_ms) * to_pct for sign in (-1, 1))
+    said, reason = verdict(low_pct, high_pct, tolerance_pct), ""
+    if said == "ambiguous":
+        reason = f"the interval crosses {_crossed(low_pct, high_pct, tolerance_pct)} %"
+    elif doubt := _doubt(conditions, (low_pct, high_pct), other.mean_ms * to_pct, tolerance_pct):
+        said, reason = "ambiguous", doubt
+    return Comparison(
+        size,
+        said,
+        reason,
+        a_ms=one.mean_ms,
+        b_ms=other.mean_ms,
+        change_pct=found.mean_ms * to_pct,
+        low_pct=low_pct,
+        high_pct=high_pct,
+    )
+
+
+def _summary(row: Row) -> Summary | None:
+    """Return count, mean and spread of a row's times; no more is asked of it here."""
+    mean_ms, std_ms = (row.mean, row.std) if isinstance(row, OverallRow) else (row.mean_ms, row.std_ms)
+    if mean_ms is None or mean_ms <= 0 or row.samples is None:
+        return None
+    spread = std_ms if row.samples > 1 else None
+    return Summary(int(row.samples), mean_ms, spread, mean_ms, mean_ms, mean_ms, mean_ms, None)
+
+
+def verdict(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
+    """Return what an interval of B's change against A says: faster, slower, same, or ambiguous where it may be two."""
+    if low_pct > tolerance_pct:
+        return "slower"
+    if high_pct < -tolerance_pct:
+        return "faster"
+    return "same" if -tolerance_pct <= low_pct and high_pct <= tolerance_pct else "ambiguous"
+
+
+def _crossed(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
+    borders = (-tolerance_pct, tolerance_pct)
+    return " and ".join(f"{border:+g}" for border in borders if low_pct <= border <= high_pct)
+
+
+def _doubt(
+    conditions: tuple[OverallRow, OverallRow], interval_pct: tuple[float, float], b_pct: float, tolerance_pct: float
+) -> str:
+    """Return why a verdict of the intervals does not stand, "" where it does.
+
+    Time goes at most with the inverse of the clock: at A's clock B would lie between what it is and that bound.
+    """
+    a, b = conditions
+    for name, row in (("A", a), ("B", b)):
+        if row.throttle_reasons not in (None, "none"):
+            return f"{name} was throttled ({row.throttle_reasons})"
+    if a.timing_method != b.timing_method:
+        return f"timed in different ways ({a.timing_method}; {b.timing_method})"
+    if not a.sm_clock_mhz or not b.sm_clock_mhz:
+        return ""
+    shift_pct = b_pct * (b.sm_clock_mhz / a.sm_clock_mhz - 1)
+    low_pct, high_pct = interval_pct
+    if verdict(low_pct + min(0, shift_pct), high_pct + max(0, shift_pct), tolerance_pct) != "ambiguous":
+        return ""
+    return f"clocks of {a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz can account for {abs(shift_pct):.1f} %"
+
+
+def as_text(
+    a: Result, b: Result, found: Differences, by_pass: Sequence[Comparison], by_layer: Sequence[Comparison]
+) -> str:
+    """Return both runs, their differences, and a line a comparison."""
+    lines = [f"{name}  {_title(result)}" for name, result in (("A", a), ("B", b))]
+    lines += [f"they differ in: {in_words(found)}", "", _table(by_pass)]
+    return "\n".join(lines + (["", _table(by_layer)] if by_layer else []))
+
+
+def _title(result: Result) -> str:
+    about = result.about
+    named = about["model"], about["algorithm"], about["math"], f"batch {about['batch_size']}"
+    return f"{result.path}: {', '.join(named)}, on {about['gpu_name'] or about['cpu']}"
+
+
+def _table(found: Sequence[Comparison]) -> str:
+    """Return a line a comparison; power and energy where a row of both runs has them, layers where they are some."""
+    wanted = [
+        ("size", [str(each.input_size) for each in found]),
+        ("layer", [each.layer or "" for each in found]),
+        ("A, ms", [_number(each.a_ms, ".4f") for each in found]),
+        ("B, ms", [_number(each.b_ms, ".4f") for each in found]),
+        ("change, %", [_number(each.change_pct, "+.1f") for each in found]),
+        ("95 % interval", [_interval(each) for each in found]),
+    ]
+    if any(each.a_w is not None and each.b_w is not None for each in found):
+        wanted += [
+            (f"{name}, W", [_number(getattr(each, f"{name.lower()}_w"), ".0f") for each in found]) for name in "AB"
+        ]
+    if any(each.a_j is not None and each.b_j is not None for each in found):
+        wanted += [
+            (f"{name}, mJ", [_millijoules(getattr(each, f"{name.lower()}_j")) for each in found]) for name in "AB"
+        ]
+    wanted.append(("verdict", [": ".join(filter(None, (each.verdict, each.reason))) for each in found]))
+    shown = [(name, cells) for name, cells in wanted if any(cells)]
+    return table([name for name, _ in shown], list(zip(*(cells for _, cells in shown), strict=True)))
+
+
+def _number(value: float | None, spec: str) -> str:
+    return "-" if value is None else format(value, spec)
+
+
+def _millijoules(energy_j: float | None) -> str:
+    return _number(None if energy_j is None else energy_j * 1e3, ".1f")
+
+
+def _interval(each: Comparison) -> str:
+    return "-" if each.low_pct is None else f"{each.low_pct:+.1f} … {each.high_pct:+.1f}"
+
+
+def counted(found: Sequence[Comparison]) -> str:
+    """Return how many comparisons have each verdict: "1 slower, 9 same"."""
+    counts = Counter(each.verdict for each in found)
+    return ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name]) or "none"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print both runs side by side; return 1 where something is slower, 0 where nothing is.
+
+    Raises:
+        InputError: a folder cannot be read, the runs must not be compared, or no row of them can be.
+    """
+    options = _parser().parse_args(arguments)
+    a, b = read(options.a), read(options.b)
+    found = differences(a, b, options.across)
+    by_pass, by_layer = passes(a, b, options.tolerance), layers(a, b, options.tolerance)
+    if all(each.verdict == "not compared" for each in by_pass):
+        raise InputError(f"no size of A and B can be compared ({by_pass[0].input_size} px: {by_pass[0].reason})")
+    judged = by_pass + (by_layer if options.layers else [])
+    exit_code = int(any(each.verdict == "slower" for each in judged))
+    if options.json:
+        print(as_json(a, b, found, options.tolerance, by_pass, by_layer, exit_code))
+        return exit_code
+    print(as_text(a, b, found, by_pass, by_layer if options.layers else ()))
+    print(f"\npasses: {counted(by_pass)}\nlayers: {counted(by_layer)}")
+    print(f"same: within {options.tolerance:g} % (--tolerance)")
+    return exit_code
+
+
+def as_json(
+    a: Result,
+    b: Result,
+    found: Differences,
+    tolerance_pct: float,
+    by_pass: Sequence[Comparison],
+    by_layer: Sequence[Comparison],
+    exit_code: int,
+) -> str:
+    """Return everything as one JSON object."""
+    document = {
+        "a": str(a.path),
+        "b": str(b.path),
+        "differences": {name: list(pair) for name, pair in found.items()},
+        "tolerance_pct": tolerance_pct,
+        "passes": [dataclasses.asdict(each) for each in by_pass],
+        "layers": [dataclasses.asdict(each) for each in by_layer],
+        "exit_code": exit_code,
+    }
+    return json.dumps(document, indent=2)
+
+
+def _percent(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError
+    return value
+
+
+_percent.__name__ = "percentage"  # argparse says "invalid percentage value"
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = OneLineParser(
+        prog="convscope compare",
+        description="Two runs of the same work side by side. Exit code 1: something is slower; 0: nothing is.",
+    )
+    made.add_argument("a", type=Path, metavar="A", help="folder of the run to compare with")
+    made.add_argument("b", type=Path, metavar="B", help="folder of the run to judge")
+    made.add_argument(
+        "--tolerance",
+        type=_percent,
+        default=TOLERANCE_PCT,
+        metavar="PCT",
+        help="up to here it is the same (%(default)g)",
+    )
+    made.add_argument(
+        "--layers", action="store_true", help="list the layers too, and let them decide the exit code too"
+    )
+    made.add_argument("--across", action="store_true", help="compare runs of different GPU, software or math too")
+    made.add_argument("--json", action="store_true", help="for programs")
+    return made

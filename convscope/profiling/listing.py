@@ -1,0 +1,122 @@
+"""Which combinations of model and algorithm can be measured, as the file that `--matrix` reads."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+import torchvision
+
+from convscope import gpus
+from convscope.cli.display import table
+from convscope.cli.options import at_least, find_device
+from convscope.convolution import algorithms, assignment, models
+from convscope.convolution.algorithms import Algorithm
+from convscope.convolution.assignment import reasons_not
+from convscope.convolution.layer import Layer
+from convscope.convolution.operator import card_check
+from convscope.cudnn import library
+from convscope.errors import CudnnError
+from convscope.storage.paths import slug
+
+
+def combination_list(
+    model_names: Sequence[str] | None,
+    algorithm_names: Sequence[str] | None,
+    gpu: str | None,
+    input_range: tuple[int, int],
+    unsupported: str = "error",
+) -> str:
+    """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
+
+    What the rules rule out is a comment with the reason. No GPU is asked: cuDNN may refuse more than its rules say.
+
+    Args:
+        gpu: the GPU's name; "cpu" lists what a CPU runs, None leaves the column out.
+        input_range: smallest and largest size in pixels, both of which must be possible.
+        unsupported: "error" rules out an algorithm that one layer cannot use, else only one that no layer can use.
+
+    Raises:
+        InputError: an unknown model or algorithm.
+    """
+    chosen = [algorithms.find(name) for name in algorithm_names or algorithms.ALGORITHMS]
+    lines = []
+    for name in map(models.check_name, model_names or models.MODELS):
+        layers = [layer for size in sorted(set(input_range)) for layer in models.convolutions(name, size)]
+        for algorithm in chosen:
+            why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported)
+            fields = filter(None, (name, algorithm.name, gpu))
+            lines.append(f"# {name} {algorithm.name}: {why}" if why else "\t".join(fields))
+    return "\n".join(lines) + "\n"
+
+
+def _why_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str) -> str | None:
+    nowhere = algorithms.why_no_device(algorithm, device_type)
+    if nowhere:
+        return nowhere
+    reasons = reasons_not(algorithm, layers, device_type, None)
+    ruled_out = any(reasons) if unsupported == "error" else all(reasons)
+    return next(filter(None, reasons)) if ruled_out else None
+
+
+def model_list() -> str:
+    """Return the models by name, and the other classification models of torchvision."""
+    others = [name for name in torchvision.models.list_models(module=torchvision.models) if name not in models.MODELS]
+    return "\n".join([*models.MODELS, *(models.PREFIX + name for name in others)])
+
+
+def algorithm_list(model: str | None, batch_size: int, input_size: int, device_name: str) -> str:
+    """Return the algorithms, each with who runs it; for a model, how many of its convolutions can use it, and why not.
+
+    On a GPU cuDNN is asked; without one its rules decide, and the text says so.
+    """
+    if model is None:
+        header = ("algorithm", "CPU", "GPU", "what it is")
+        every = algorithms.ALGORITHMS.values()
+        return table(
+            header, [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in every]
+        )
+    at_least("--batch-size", batch_size, 1)
+    device = find_device(device_name)
+    name = models.check_name(model)
+    layers = models.convolutions(name, input_size, batch_size)
+    ask = card_check(device)
+    rows = []
+    for kind in ("cpu", "cuda"):
+        for algorithm in algorithms.ALGORITHMS.values():
+            if kind == "cpu" and algorithm.cpu_provider is None:
+                continue
+            every_reason = assignment.reasons_not(algorithm, layers, kind, ask)
+            usable = sum(reason is None for reason in every_reason)
+            whole = algorithms.why_no_device(algorithm, kind)
+            why = whole or "; ".join(algorithms.refusals(every_reason, slug(name)))
+            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", why))
+    where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
+    title = f"{slug(name)} at {input_size} px, batch {batch_size} ({where})"
+    return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
+
+
+def cuda_report() -> tuple[str, bool]:
+    """Return what is here to measure with, and whether a GPU and cuDNN are."""
+    lines = [f"Python {sys.version.split()[0]}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}"]
+    try:
+        lines.append(f"cuDNN {library.version()} (loaded through ctypes)")
+    except CudnnError as error:
+        lines.append(f"cuDNN: {error}")
+        return "\n".join(lines), False
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count:
+        lines.append("no CUDA device: direct, smm and torch can be measured here, on the CPU")
+    for index in range(count):
+        name = torch.cuda.get_device_name(index)
+        lines.append(f"cuda:{index} {name} (--gpu {gpus.label(name)}){_peaks(name)}")
+    return "\n".join(lines), count > 0
+
+
+def _peaks(device_name: str) -> str:
+    gpu = gpus.identify(device_name)
+    if gpu is None:
+        return ""
+    tf32 = f"{gpu.tf32_tflops:g} TFLOP/s tf32, " if gpu.tf32_tflops else ""
+    return f": {gpu.fp32_tflops:g} TFLOP/s fp32, {tf32}{gpu.bandwidth_gbps:g} GB/s by {gpu.source}"

@@ -1,0 +1,221 @@
+"""What was measured at one input size, and the rows that it becomes. Pure: nothing here measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from convscope.convolution import roofline
+from convscope.convolution.assignment import Assignment
+from convscope.convolution.layer import Layer, dimensions
+from convscope.convolution.operator import Execution
+from convscope.failures import Failure
+from convscope.power.energy import LoadEnergy
+from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
+from convscope.profiling.request import Run
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.timing.summary import Summary
+from convscope.timing.trace import LayerTrace
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What an eager pass showed of one layer: what really ran, and how exact it was (None where not asked)."""
+
+    execution: Execution
+    relative_error: float | None = None
+
+
+@dataclass
+class Measurement:
+    """What was measured at one input size; lists over layers go by position, empty where nothing was measured."""
+
+    passes: Summary
+    layers: list[Summary]
+    method: str
+    eager: Summary | None = None
+    repeated: int | None = None
+    overhead_us: float | None = None
+    witnesses: list[Observation] = field(default_factory=list)
+    traces: list[LayerTrace] = field(default_factory=list)
+    energy: LoadEnergy | None = None
+    energy_reason: str | None = None
+    idle_power_w: float | None = None
+    peak_memory_bytes: int | None = None
+    breakdown: Breakdown | None = None
+
+
+def overall_row(
+    run: Run, size: int, found: Measurement, assigned: Assignment, started_utc: str, wall_s: float
+) -> OverallRow:
+    """Return the row of the whole model."""
+    passes, eager, energy = found.passes, found.eager, found.energy
+    row = OverallRow(
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        mean=passes.mean_ms,
+        std=passes.std_ms,
+        min=passes.min_ms,
+        max=passes.max_ms,
+        median_ms=passes.median_ms,
+        p95_ms=passes.p95_ms,
+        mean_ci95_ms=passes.ci95_ms,
+        samples=passes.count,
+        repeated_samples=found.repeated,
+        timing_method=found.method,
+        eager_mean_ms=eager.mean_ms if eager else None,
+        eager_std_ms=eager.std_ms if eager else None,
+        eager_samples=eager.count if eager else None,
+        event_overhead_us=found.overhead_us,
+        layers_sum_ms=sum(layer.mean_ms for layer in found.layers),
+        convolutions=len(found.layers),
+        fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
+        unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
+        peak_memory_bytes=found.peak_memory_bytes,
+        batch_size=run.batch_size,
+        math=run.math,
+        dtype=run.dtype,
+        device=run.device,
+        started_utc=started_utc,
+        wall_s=wall_s,
+        idle_power_w=found.idle_power_w,
+        reason=found.energy_reason,
+    )
+    if found.breakdown is not None:
+        row = with_breakdown(row, found.breakdown, energy)
+    return row if energy is None else with_energy(row, energy, found.idle_power_w)
+
+
+def with_breakdown(row: OverallRow, breakdown: Breakdown, energy: LoadEnergy | None) -> OverallRow:
+    """Return a row with the sum over its layers' energies, the rest, and what both are above the pass."""
+    return dataclasses.replace(
+        row,
+        energy_layers_sum_j=breakdown.layers_sum_j,
+        energy_rest_j=breakdown.rest_j,
+        energy_residual_pct=None if energy is None else breakdown.residual_pct(energy.per_inference_j),
+    )
+
+
+def with_energy(row: OverallRow, energy: LoadEnergy, idle_power_w: float | None) -> OverallRow:
+    """Return a row with what is known of its power and energy filled in."""
+    window, after = energy.window, energy.after
+    return dataclasses.replace(
+        row,
+        power_mean_w=window.power_mean_w,
+        power_std_w=window.power_std_w,
+        power_min_w=window.power_min_w,
+        power_max_w=window.power_max_w,
+        power_samples=window.power_samples,
+        energy_total_j=window.energy_j,
+        energy_per_inference_j=energy.per_inference_j,
+        energy_uncertainty_j=energy.uncertainty_j,
+        energy_source=window.source,
+        energy_disagreement_pct=window.disagreement_pct,
+        energy_dynamic_j=None if idle_power_w is None else energy.dynamic_j(idle_power_w),
+        energy_window_s=window.duration_s,
+        energy_inferences=energy.inferences,
+        temperature_start_c=energy.before.temperature_c,
+        temperature_end_c=after.temperature_c,
+        sm_clock_mhz=after.sm_clock_mhz,
+        throttle_reasons=energy.throttle_reasons,
+        other_processes=after.other_processes,
+    )
+
+
+def failed_row(run: Run, size: int, failure: Failure, started_utc: str, wall_s: float) -> OverallRow:
+    """Return the row of a size that could not be measured; its figures are empty."""
+    return OverallRow(
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        batch_size=run.batch_size,
+        math=run.math,
+        dtype=run.dtype,
+        device=run.device,
+        started_utc=started_utc,
+        wall_s=wall_s,
+        oom_asked_bytes=failure.asked_bytes,
+        status=failure.status,
+        reason=failure.reason,
+    )
+
+
+def layer_rows(
+    run: Run, size: int, layers: Sequence[Layer], found: Measurement, assigned: Assignment
+) -> list[LayerRow]:
+    """Return a row for each convolution, in the order in which the pass calls them."""
+    traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
+    measured = zip(layers, found.layers, found.witnesses, traces, strict=True)
+    rows = [
+        _layer_row(run, size, layer, times, witness, traced, found.passes.mean_ms, assigned)
+        for layer, times, witness, traced in measured
+    ]
+    if found.breakdown is None:
+        return rows
+    return [_with_layer_energy(row, alone) for row, alone in zip(rows, found.breakdown.layers, strict=True)]
+
+
+def _with_layer_energy(row: LayerRow, alone: LayerEnergy) -> LayerRow:
+    return dataclasses.replace(
+        row,
+        energy_j=alone.energy_j,
+        energy_uncertainty_j=alone.uncertainty_j,
+        energy_attribution=ATTRIBUTION if alone.energy_j is not None else None,
+        reason=row.reason or alone.reason,
+    )
+
+
+def _layer_row(
+    run: Run,
+    size: int,
+    layer: Layer,
+    times: Summary,
+    witness: Observation,
+    traced: LayerTrace | None,
+    pass_ms: float,
+    assigned: Assignment,
+) -> LayerRow:
+    reason = assigned.reasons.get(layer.name)
+    skipped = reason is not None and run.unsupported == "skip"
+    return LayerRow(
+        layer=layer.name,
+        in_channels=layer.in_channels,
+        out_channels=layer.out_channels,
+        kernel_size=dimensions(layer.kernel),
+        mean_ms=None if skipped else times.mean_ms,
+        percentage=None if skipped else 100 * times.mean_ms / pass_ms,
+        model=run.model,
+        algorithm=run.algorithm,
+        input_size=size,
+        position=layer.position,
+        stride=dimensions(layer.stride),
+        padding=dimensions(layer.padding),
+        dilation=dimensions(layer.dilation),
+        groups=layer.groups,
+        batch_size=layer.batch,
+        in_height_px=layer.in_height,
+        in_width_px=layer.in_width,
+        out_height_px=layer.out_height,
+        out_width_px=layer.out_width,
+        ran_algorithm=witness.execution.algorithm,
+        ran_provider=witness.execution.provider,
+        workspace_bytes=witness.execution.workspace_bytes,
+        flops=roofline.flops(layer),
+        bytes=roofline.minimum_bytes(layer, roofline.ELEMENT_BYTES[run.dtype]),
+        std_ms=None if skipped else times.std_ms,
+        min_ms=None if skipped else times.min_ms,
+        max_ms=None if skipped else times.max_ms,
+        median_ms=None if skipped else times.median_ms,
+        p95_ms=None if skipped else times.p95_ms,
+        samples=None if skipped else times.count,
+        kernel_ms=traced.kernel_ms if traced and not skipped else None,
+        span_ms=traced.span_ms if traced and not skipped else None,
+        kernels=json.dumps(dict(traced.kernels)) if traced else None,
+        relative_error=witness.relative_error,
+        math=run.math,
+        status="unsupported" if skipped else "fallback" if reason else "ok",
+        reason=reason,
+    )

@@ -1,0 +1,89 @@
+"""What the command lines print: tables and lists as text. Returns strings; printing is the caller's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from convscope.cli.display import or_dash, table
+from convscope.power.sensor_test import SensorReport
+from convscope.storage.table import write_atomically
+
+
+def results_table(overall: pd.DataFrame, layers: pd.DataFrame) -> str:
+    """Return one line an input size: mean ± std, power, energy, and the slowest three layers with their shares."""
+    header = ("size", "mean ± std, ms", "W", "mJ", "slowest three layers, ms (% of the pass)")
+    ordered: list[dict[Any, Any]] = overall.sort_values("input_size").to_dict("records")
+    return table(header, [_size_line(row, layers[layers["input_size"] == row["input_size"]]) for row in ordered])
+
+
+def _size_line(row: dict[Any, Any], layers: pd.DataFrame) -> tuple[str, ...]:
+    size = str(row["input_size"])
+    if pd.isna(row["mean"]):
+        return size, row["status"], "-", "-", row["reason"]
+    times = f"{row['mean']:.3f} ± {or_dash(row['std'], '.3f')}"
+    energy = or_dash(row["energy_per_inference_j"] * 1e3, ".1f")
+    return size, times, or_dash(row["power_mean_w"], ".0f"), energy, _slowest(layers)
+
+
+def _slowest(layers: pd.DataFrame) -> str:
+    if layers.empty:
+        return ""
+    timed: list[dict[Any, Any]] = layers.dropna(subset=["mean_ms"]).nlargest(3, "mean_ms").to_dict("records")
+    return ", ".join(f"{row['layer']} {row['mean_ms']:.3f} ({row['percentage']:.0f} %)" for row in timed)
+
+
+def sensor_report(found: SensorReport) -> str:
+    """Return a sensor self-test as a table: update period, averaging window, rise time, swing under a square wave."""
+    rows = [
+        (
+            "energy counter",
+            or_dash(found.counter_period_ms, ".0f"),
+            "-",
+            "-",
+            or_dash(found.counter_swing_pct, ".0f"),
+        ),
+        (
+            "instant power",
+            or_dash(found.instant_period_ms, ".0f"),
+            or_dash(found.instant_window_ms, ".0f"),
+            or_dash(found.instant_rise_ms, ".0f"),
+            or_dash(found.instant_swing_pct, ".0f"),
+        ),
+        (
+            "average power",
+            or_dash(found.average_period_ms, ".0f"),
+            or_dash(found.average_window_ms, ".0f"),
+            or_dash(found.average_rise_ms, ".0f"),
+            "-",
+        ),
+    ]
+    header = ("sensor", "period ms", "window ms", "rise ms", "swing %")
+    differ = ", ".join(
+        f"{name} {or_dash(value, '+.1f')} %"
+        for name, value in (
+            ("idle", found.idle_disagreement_pct),
+            ("full load", found.load_disagreement_pct),
+            ("square wave", found.wave_disagreement_pct),
+        )
+    )
+    field_191 = {True: "equals the counter", False: "differs from the counter", None: "does not answer"}
+    lines = [
+        f"{found.gpu_name}, driver {found.driver}, {found.looked_s:.0f} s, one look in {found.read_time_ms:.1f} ms",
+        f"idle {or_dash(found.idle_power_w, '.1f')} W, full load {or_dash(found.load_power_w, '.1f')} W",
+        table(header, rows),
+        f"integral of instant power against the counter: {differ}",
+        f"memory power {or_dash(found.memory_power_w, '.1f')} W; energy field 191 "
+        + field_191[found.energy_field_equals_counter],
+    ]
+    return "\n".join(lines)
+
+
+def save(found: SensorReport, path: Path) -> None:
+    """Write the report as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(dataclasses.asdict(found), indent=2) + "\n")

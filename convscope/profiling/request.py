@@ -1,0 +1,193 @@
+"""Request of a profile, checked: one model with one algorithm at many input sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from convscope.cli.options import ENERGY_MOST_S, INTEGER_MOST, at_least, at_most, folder_gpu, math_on, one_of
+from convscope.convolution import algorithms, models
+from convscope.errors import InputError
+from convscope.storage.paths import STAGES, slug
+
+# Settings that two runs must share for their sizes to stand in one table.
+SETTINGS = (
+    "model",
+    "algorithm",
+    "device_type",
+    "batch_size",
+    "warmup_iters",
+    "measure_iters",
+    "math",
+    "dtype",
+    "unsupported",
+    "provider",
+    "pretrained",
+    "seed",
+    "energy",
+    "energy_warmup_s",
+    "energy_precision",
+    "energy_budget_s",
+    "layer_energy",
+    "max_workspace_bytes",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was asked for: one model with one algorithm at many input sizes."""
+
+    model: str
+    algorithm: str
+    stage: str
+    gpu: str
+    input_sizes: tuple[int, ...]
+    device: str = "cpu"
+    batch_size: int = 1
+    warmup_iters: int = 10
+    measure_iters: int = 20
+    math: str = "tf32"
+    dtype: str = "float32"
+    unsupported: str = "error"
+    provider: str | None = None
+    pretrained: bool = False
+    seed: int = 0
+    energy: bool = True
+    energy_warmup_s: float = 0.2
+    energy_precision: float = 0.01
+    energy_budget_s: float = 5.0
+    layer_energy: bool = False
+    max_workspace_bytes: int | None = None
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.split(":")[0]
+
+    @property
+    def folder_name(self) -> str:
+        """`<model>_<algorithm>_<gpu>`, the name of the folder under `results/<stage>/`."""
+        return f"{self.stem}_{slug(self.gpu)}"
+
+    @property
+    def stem(self) -> str:
+        """`<model>_<algorithm>`, what the names of both tables begin with."""
+        return f"{slug(self.model)}_{slug(self.algorithm)}"
+
+
+UNSUPPORTED = ("error", "fallback", "skip")
+PROVIDERS = ("cudnn", "triton")
+SIZES_MOST = 10_000
+SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
+
+
+def make_run(
+    model: str,
+    algorithm: str,
+    *,
+    num_sizes: int,
+    input_size_range: tuple[int, int],
+    device: torch.device,
+    gpu: str | None,
+    stage: str | None,
+    math: str | None,
+    unsupported: str,
+    batch_size: int,
+    warmup_iters: int,
+    measure_iters: int,
+    pretrained: bool,
+    seed: int,
+    energy: bool,
+    energy_warmup_s: float = Run.energy_warmup_s,
+    energy_precision: float = Run.energy_precision,
+    energy_budget_s: float = Run.energy_budget_s,
+    layer_energy: bool = False,
+    max_workspace_bytes: int | None = None,
+    provider: str | None = None,
+) -> Run:
+    """Decide every setting of a run.
+
+    Raises:
+        InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
+    """
+    run = Run(
+        model=models.check_name(model),
+        algorithm=algorithms.find(algorithm).name,
+        stage=stage or stage_of(num_sizes),
+        gpu=folder_gpu(gpu, device),
+        input_sizes=spread_sizes(num_sizes, input_size_range),
+        device=str(device),
+        batch_size=batch_size,
+        warmup_iters=warmup_iters,
+        measure_iters=measure_iters,
+        math=math_on(device, math),
+        unsupported=unsupported,
+        provider=provider,
+        pretrained=pretrained,
+        seed=seed,
+        energy=energy,
+        energy_warmup_s=energy_warmup_s,
+        energy_precision=energy_precision,
+        energy_budget_s=energy_budget_s,
+        layer_energy=layer_energy,
+        max_workspace_bytes=max_workspace_bytes,
+    )
+    _check(run)
+    return run
+
+
+def _check(run: Run) -> None:
+    at_least("--batch-size", run.batch_size, 1)
+    at_least("--warmup", run.warmup_iters, 0)
+    at_least("--measure", run.measure_iters, 1)
+    at_least("--seed", run.seed, 0)
+    at_most("--batch-size", run.batch_size, INTEGER_MOST)
+    at_most("--seed", run.seed, INTEGER_MOST)
+    at_least("--energy-warmup", run.energy_warmup_s, 0)
+    at_least("--energy-budget", run.energy_budget_s, 1)
+    at_most("--energy-warmup", run.energy_warmup_s, ENERGY_MOST_S)
+    at_most("--energy-budget", run.energy_budget_s, ENERGY_MOST_S)
+    if not 0 < run.energy_precision < 1:
+        raise InputError(f"--energy-precision {run.energy_precision}: a share between 0 and 1, such as 0.01")
+    if run.layer_energy and (run.device_type == "cpu" or not run.energy):
+        raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
+    if run.max_workspace_bytes is not None:
+        at_least("--max-workspace", run.max_workspace_bytes, 0)
+        if run.device_type == "cpu":
+            raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
+    one_of("--unsupported", run.unsupported, UNSUPPORTED)
+    if run.provider is not None:
+        _check_provider(run.provider, run.algorithm, run.device_type)
+
+
+def _check_provider(provider: str, algorithm: str, device_type: str) -> None:
+    one_of("--provider", provider, PROVIDERS)
+    if device_type == "cpu":
+        raise InputError(f"--provider {provider} needs a CUDA device")
+    reason = algorithms.why_not_by(provider, algorithms.find(algorithm))
+    if reason:
+        raise InputError(f"--provider {provider}: {reason}")
+
+
+def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
+    """Return `count` sizes in pixels from the first bound to the second, evenly: low + int(i (high - low) / (n - 1)).
+
+    Raises:
+        InputError: no sizes, bounds the wrong way round, or more sizes than pixels between them.
+    """
+    low, high = bounds
+    at_least("--num-sizes", count, 1)
+    at_most("--num-sizes", count, SIZES_MOST)
+    at_least("--input-range", low, 1)
+    at_most("--input-range", high, INTEGER_MOST)
+    if high < low:
+        raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
+    if count > high - low + 1:
+        raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
+    return (low,) if count == 1 else tuple(low + int(i * (high - low) / (count - 1)) for i in range(count))
+
+
+def stage_of(num_sizes: int) -> str:
+    """Return the stage that measures this many sizes; any other count is a full run."""
+    return next((stage for stage, count in SIZES_BY_STAGE.items() if count == num_sizes), STAGES[-1])

@@ -1,0 +1,119 @@
+"""What goes to disk and comes back: a run, its environment, the rows of its two tables.
+
+Every other module speaks in these types. A column is a field: its name carries its unit, and None is an empty cell.
+`folder` writes and reads them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA_VERSION = 2
+
+
+@dataclass(frozen=True)
+class OverallRow:
+    """The whole model at one input size. Times in milliseconds."""
+
+    model: str
+    algorithm: str
+    input_size: int
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    max: float | None = None
+    power_mean_w: float | None = None
+    energy_per_inference_j: float | None = None
+    median_ms: float | None = None
+    p95_ms: float | None = None
+    mean_ci95_ms: float | None = None
+    samples: int | None = None
+    repeated_samples: int | None = None
+    timing_method: str | None = None
+    eager_mean_ms: float | None = None
+    eager_std_ms: float | None = None
+    eager_samples: int | None = None
+    event_overhead_us: float | None = None
+    layers_sum_ms: float | None = None
+    convolutions: int | None = None
+    fallback_layers: int | None = None
+    unsupported_layers: int | None = None
+    power_std_w: float | None = None
+    power_min_w: float | None = None
+    power_max_w: float | None = None
+    power_samples: int | None = None
+    energy_total_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    energy_source: str | None = None
+    energy_disagreement_pct: float | None = None
+    idle_power_w: float | None = None
+    energy_dynamic_j: float | None = None
+    energy_window_s: float | None = None
+    energy_inferences: float | None = None
+    energy_layers_sum_j: float | None = None
+    energy_rest_j: float | None = None
+    energy_residual_pct: float | None = None
+    temperature_start_c: int | None = None
+    temperature_end_c: int | None = None
+    sm_clock_mhz: int | None = None
+    throttle_reasons: str | None = None
+    other_processes: int | None = None
+    peak_memory_bytes: int | None = None
+    oom_asked_bytes: int | None = None
+    batch_size: int | None = None
+    math: str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    started_utc: str | None = None
+    wall_s: float | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One convolution of the model at one input size. `percentage` is its share of the forward pass (`mean`)."""
+
+    layer: str
+    in_channels: int
+    out_channels: int
+    kernel_size: str
+    mean_ms: float | None
+    percentage: float | None
+    model: str
+    algorithm: str
+    input_size: int
+    position: int
+    stride: str
+    padding: str
+    dilation: str
+    groups: int
+    batch_size: int
+    in_height_px: int
+    in_width_px: int
+    out_height_px: int
+    out_width_px: int
+    ran_algorithm: str | None = None
+    ran_provider: str | None = None
+    workspace_bytes: int | None = None
+    flops: int | None = None
+    bytes: int | None = None
+    std_ms: float | None = None
+    min_ms: float | None = None
+    max_ms: float | None = None
+    median_ms: float | None = None
+    p95_ms: float | None = None
+    samples: int | None = None
+    kernel_ms: float | None = None
+    span_ms: float | None = None
+    kernels: str | None = None
+    relative_error: float | None = None
+    energy_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    energy_attribution: str | None = None
+    math: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+Row = OverallRow | LayerRow

@@ -1,0 +1,62 @@
+"""What SLURM says of jobs: `squeue`, and `sacct` where the site keeps accounts. Each is used only where it answers."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+RunCommand = Callable[[Sequence[str]], str | None]
+"""Runs a command: what it printed, or None where it does not exist or fails."""
+
+_TIMEOUT_S = 20
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job in the queue: its state ("PENDING", "RUNNING"), SLURM's reason, the time it has left."""
+
+    state: str
+    reason: str
+    time_left: str
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """Run a command of SLURM's; return what it printed, None where there is no answer."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def queue(ask: RunCommand = run_command) -> Mapping[str, QueuedJob] | None:
+    """Return the user's jobs by number ("12", a task of an array "12_3"), or None where no queue answers."""
+    answer = ask(["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format=%i|%T|%r|%L"])
+    if answer is None:
+        return None
+    fields = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]
+    return {number: QueuedJob(state, reason, left) for number, state, reason, left in fields}
+
+
+def states(ask: RunCommand = run_command) -> Mapping[str, str] | None:
+    """Return the state of every job in the queue, anybody's, by the number it has itself; None where none answers."""
+    answer = ask(["squeue", "--noheader", "--array", "--format=%A|%T"])
+    if answer is None:
+        return None
+    return {number: state for number, _, state in (line.strip().partition("|") for line in answer.splitlines())}
+
+
+def accounts(numbers: Collection[str], ask: RunCommand = run_command) -> Mapping[str, str]:
+    """Return how each of these jobs ended ("TIMEOUT", "CANCELLED by 0"); empty where no accounts are kept."""
+    if not numbers:
+        return {}
+    whole = sorted({number.partition("_")[0] for number in numbers})
+    form = ("--noheader", "--parsable2", "--allocations", "--format=JobID,State")
+    command = ["sacct", *form, f"--jobs={','.join(whole)}"]
+    fields = [line.split("|") for line in (ask(command) or "").splitlines() if line.count("|") == 1]
+    return {number: state for number, state in fields if number in numbers}

@@ -1,0 +1,1 @@
+"""Results on disk: paths, tables, schemas, the store of a study, its lock, the environment it ran in."""

@@ -1,0 +1,44 @@
+"""Names on disk: stages, folders of results, names as they stand in paths."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+STAGES = ("1_sanity", "2_quick", "3_full")
+KEPT = ".before-"  # in the name of a folder beside a run's, where --overwrite keeps what was there
+
+
+def slug(name: str) -> str:
+    """Return a name as it stands in paths: spaces and colons become underscores, `torchvision:` falls away."""
+    return name.removeprefix("torchvision:").replace(" ", "_").replace(":", "_")
+
+
+def now_utc() -> str:
+    """Return the time as the files say it."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One model with one algorithm on one GPU, by the names that people write."""
+
+    model: str
+    algorithm: str
+    gpu: str
+
+    @property
+    def folder_name(self) -> str:
+        """`<model>_<algorithm>_<gpu>`, the folder under `results/<stage>/`."""
+        return "_".join(slug(name) for name in (self.model, self.algorithm, self.gpu))
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.algorithm}, {self.gpu}"
+
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"

@@ -1,0 +1,241 @@
+"""CUDA graphs as a stopwatch: capture a step once, replay it, and keep the host out of what the events read.
+
+A captured step launches without the host's help; a spin kernel in front of each replay holds the GPU until the launch
+is complete, and a sample for which it did not hold long enough is thrown away and taken again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from convscope.errors import HostTooSlowError
+
+
+class HostLoad:
+    """A pass on the CPU, again and again; each step is one."""
+
+    def __init__(self, step: Callable[[], object]) -> None:
+        self._step = step
+        self._ended_s = [time.perf_counter()]
+
+    def step(self) -> None:
+        """Run one pass."""
+        self._step()
+        self._ended_s.append(time.perf_counter())
+
+    def inferences(self, time_s: float) -> float:
+        """Return how many passes were done by this moment, the one under way by its share."""
+        return float(np.interp(time_s, self._ended_s, range(len(self._ended_s))))
+
+
+T = TypeVar("T")
+
+SPIN_CYCLES = 200_000  # about 0.1 ms
+_SPIN_CYCLES_MOST = SPIN_CYCLES * 2**9  # about 0.05 s: a launch that takes longer is not a matter of waiting
+_AHEAD_SHARE = 0.1  # of the time from launch to end
+_QUEUED_MS = 20.0  # of replays kept in the queue under steady load
+_QUEUED_MOST = 256
+
+
+class Captured:
+    """A step as a CUDA graph; leave its `with` block, or close it, to free the graph and its memory.
+
+    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure live on.
+    """
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, step: Callable[[], object]) -> None:
+        self.graph = graph
+        self._step: Callable[[], object] | None = step
+
+    def replay(self) -> None:
+        """Launch the step once on the current stream."""
+        self.graph.replay()
+
+    def close(self) -> None:
+        """Wait for the GPU and free the graph."""
+        torch.cuda.synchronize()
+        self.graph.reset()
+        self._step = None
+
+    def __enter__(self) -> Captured:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+def capture(
+    step: Callable[[], object],
+    around: contextlib.AbstractContextManager[object] | None = None,
+    beside: Captured | None = None,
+) -> Captured:
+    """Run a step once on a side stream, then capture it; nothing in it may wait for the GPU.
+
+    Args:
+        around: entered for the captured step only.
+        beside: a graph of the same step, never replayed at the same time: the new one uses the same memory, address
+            by address. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so graphs that
+            are compared must share it.
+    """
+    side = _side_stream(torch.cuda.current_device())
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    pool = beside.graph.pool() if beside else None
+    with around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
+        step()
+    return Captured(graph, step)
+
+
+@functools.cache
+def _side_stream(device_index: int) -> torch.cuda.Stream:
+    """Return one stream for all captures of a device: cuBLAS keeps a workspace for each stream that it ever saw."""
+    return torch.cuda.Stream(device_index)
+
+
+def timing_event() -> torch.cuda.Event:
+    """Return an event for use inside a captured graph: each replay writes its time anew."""
+    return torch.cuda.Event(enable_timing=True, external=True)
+
+
+class LaunchHider:
+    """Takes samples while the host is ahead: each behind a spin kernel that must outlast the launch.
+
+    `repeated` counts the samples thrown away because it did not; the spin is then doubled, and stays so. A graph of
+    tens of thousands of kernels does not fit the queue, so that its launch cannot end before the spin does. There the
+    host counts as ahead if a good part of the work was still to be done when the launch returned; `overfull` counts
+    such samples, which are not proved as the others are.
+    """
+
+    def __init__(self) -> None:
+        self.repeated = 0
+        self.overfull = 0
+        self._cycles = SPIN_CYCLES
+        self._spun = torch.cuda.Event()
+
+    def sample(self, launch: Callable[[], None], read: Callable[[], T]) -> T:
+        """Take one sample.
+
+        Args:
+            launch: enqueues the work and returns; it must not wait.
+            read: called when the GPU has finished; returns the sample.
+
+        Raises:
+            HostTooSlowError: the longest spin was too short, and the GPU was not kept ahead of.
+        """
+        while True:
+            torch.cuda._sleep(self._cycles)
+            self._spun.record()
+            started_s = time.perf_counter()
+            launch()
+            hidden, launched_s = not self._spun.query(), time.perf_counter()
+            torch.cuda.synchronize()
+            if hidden:
+                return read()
+            if self._cycles < _SPIN_CYCLES_MOST:
+                self.repeated += 1
+                self._cycles *= 2
+            elif stayed_ahead(started_s, launched_s, time.perf_counter()):
+                self.overfull += 1
+                return read()
+            else:
+                raise HostTooSlowError(
+                    f"launching outlasted a spin of {self._cycles} cycles: the host is too busy to measure beside it"
+                )
+
+
+def stayed_ahead(started_s: float, launched_s: float, finished_s: float) -> bool:
+    """Tell whether a launch that filled the queue returned well before the GPU had done the work."""
+    return finished_s - launched_s >= _AHEAD_SHARE * (finished_s - started_s)
+
+
+class _PassTimer:
+    """A pair of events around one replay."""
+
+    def __init__(self, captured: Captured) -> None:
+        self._captured = captured
+        self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+
+    def launch(self) -> None:
+        self._start.record()
+        self._captured.replay()
+        self._end.record()
+
+    def read_ms(self) -> float:
+        return float(self._start.elapsed_time(self._end))
+
+
+def replay_times_ms(captured: Captured, count: int) -> list[float]:
+    """Time `count` replays of a graph, in milliseconds, by a pair of events around each."""
+    timer, hider = _PassTimer(captured), LaunchHider()
+    return [hider.sample(timer.launch, timer.read_ms) for _ in range(count)]
+
+
+class ReplayLoad:
+    """Keeps the GPU busy with replays of a graph and counts those that have finished.
+
+    Enough replays are always queued that the host's own pauses do not reach the GPU. `starved` counts how often the
+    queue was found empty all the same; it is made deeper each time.
+    """
+
+    def __init__(self, captured: Captured, pass_ms: float) -> None:
+        self._captured = captured
+        self._depth = max(2, min(_QUEUED_MOST, round(_QUEUED_MS / max(pass_ms, 1e-3))))
+        self._queued: deque[torch.cuda.Event] = deque()
+        self._spare: list[torch.cuda.Event] = []
+        self._finished = 0
+        self._timeline = [(time.perf_counter(), 0)]
+        self.starved = 0
+
+    def step(self) -> None:
+        """Take note of what has finished and fill the queue up; returns at once."""
+        was_busy = bool(self._queued)
+        while self._queued and self._queued[0].query():
+            self._spare.append(self._queued.popleft())
+            self._finished += 1
+        if self._finished > self._timeline[-1][1]:
+            self._timeline.append((time.perf_counter(), self._finished))
+        if was_busy and not self._queued:
+            self.starved += 1
+            self._depth = min(_QUEUED_MOST, 2 * self._depth)
+        while len(self._queued) < self._depth:
+            event = self._spare.pop() if self._spare else torch.cuda.Event()
+            self._captured.replay()
+            event.record()
+            self._queued.append(event)
+
+    def keep_busy(self, seconds: float) -> None:
+        """Replay for this long."""
+        until_s = time.perf_counter() + seconds
+        while time.perf_counter() < until_s:
+            self.step()
+
+    def inferences(self, time_s: float) -> float:
+        """Return how many replays had finished at this moment (perf_counter), the one under way by its share."""
+        times_s, counts = zip(*self._timeline, strict=True)
+        return float(np.interp(time_s, times_s, counts))
+
+
+def full_load() -> Callable[[], None]:
+    """Return work that takes a few milliseconds of all multiprocessors: half-precision matrix products, waited for."""
+    left = torch.randn(8192, 8192, dtype=torch.float16, device="cuda")
+
+    def work() -> None:
+        for _ in range(4):
+            left @ left
+        torch.cuda.synchronize()
+
+    work()
+    return work

@@ -1,0 +1,46 @@
+"""Hooks around every convolution of a model, for the length of a block."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+import torch
+from ai3.swap_torch import Conv2D as SwappedConv2d
+from torch import nn
+
+Before = Callable[[str, nn.Module, torch.Tensor], None]
+After = Callable[[str, nn.Module, torch.Tensor, torch.Tensor], None]
+
+
+def convolution_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the model's convolutions by name, swapped or not."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, SwappedConv2d))}
+
+
+@contextlib.contextmanager
+def hooked(model: nn.Module, before: Before | None = None, after: After | None = None) -> Iterator[None]:
+    """Call `before(name, module, input)` and `after(name, module, input, output)` around every convolution.
+
+    The hooks are attached for the length of the `with` block only.
+    """
+    handles = []
+    for name, module in convolution_modules(model).items():
+        if before is not None:
+            handles.append(module.register_forward_pre_hook(functools.partial(_before, before, name)))
+        if after is not None:
+            handles.append(module.register_forward_hook(functools.partial(_after, after, name)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _before(call: Before, name: str, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+    call(name, module, given[0])
+
+
+def _after(call: After, name: str, module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    call(name, module, given[0], output)

@@ -1,0 +1,246 @@
+"""Which kernels each layer launched and for how long, as CUPTI saw them through torch.profiler.
+
+Two passes are traced. An eager one tells which layer launched which kernel: each kernel carries the correlation number
+of its launch, and the launch lies inside a range named after the layer. Replays of the captured graph tell the true
+times: the same kernels in the same order, with the gaps they have when the host is out of the way.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import tempfile
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from convscope.errors import TraceMissingError
+from convscope.timing import graphs
+from convscope.timing.hooks import hooked
+
+RANGE = "convscope:"
+EAGER, REPLAY = RANGE + "eager", RANGE + "replay"
+LAYER = RANGE + "layer:"
+_GPU_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel's run on the GPU; times in microseconds since the first one in the trace."""
+
+    name: str
+    start_us: float
+    duration_us: float
+    correlation: int
+
+    @property
+    def end_us(self) -> float:
+        """When it finished."""
+        return self.start_us + self.duration_us
+
+
+@dataclass(frozen=True)
+class LayerTrace:
+    """The kernels of one call of one layer.
+
+    `kernel_ms` is the sum of their times, `span_ms` the time from the start of the first to the end of the last
+    (None where the replay could not be matched); `kernels` counts them by name.
+    """
+
+    kernels: Mapping[str, int]
+    kernel_ms: float | None
+    span_ms: float | None
+
+
+def start_cupti() -> None:
+    """Start CUPTI once and keep it: a graph captured before its first start must not be traced after it.
+
+    Call it before the first capture. (PyTorch issue 75504: profiling such a graph fails or hangs.)
+    """
+    os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
+    os.environ.setdefault("TEARDOWN_CUPTI", "0")
+    record(torch.cuda.synchronize)
+
+
+def record(work: Callable[[], None]) -> list[dict[str, Any]]:
+    """Run `work` under torch.profiler and return the trace's events (Chrome's trace format, times in µs).
+
+    A graph with event records inside must not be replayed in `work`: with CUPTI watching, that hangs the process
+    (seen with driver 580, CUDA 13.0, torch 2.11).
+    """
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as profiler:
+        work()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_text(errors="replace"))["traceEvents"]
+    return events
+
+
+def record_layers(
+    model: nn.Module, given: torch.Tensor, replay: Callable[[], None], replays: int
+) -> list[dict[str, Any]]:
+    """Trace one eager pass with a range around each convolution, then `replays` replays of the same pass.
+
+    The result is what `by_layer` reads; positions count the calls of convolutions from 0.
+    """
+    opened: list[record_function] = []
+    positions = itertools.count()
+
+    def before(name: str, module: nn.Module, given: torch.Tensor) -> None:
+        opened.append(record_function(f"{LAYER}{next(positions)}"))
+        opened[-1].__enter__()
+
+    def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        opened.pop().__exit__(None, None, None)
+
+    def work() -> None:
+        with hooked(model, before, after), record_function(EAGER):
+            model(given)
+        for _ in range(replays):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(graphs.SPIN_CYCLES)
+            with record_function(REPLAY):
+                replay()
+
+    return record(work)
+
+
+def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
+    """Run each step once, and return what each launched on the GPU.
+
+    Raises:
+        TraceMissingError: CUPTI recorded no kernels.
+    """
+
+    def work() -> None:
+        with record_function(EAGER):
+            for position, step in enumerate(steps):
+                with record_function(f"{LAYER}{position}"):
+                    step()
+
+    return by_layer(record(work), replays=0)
+
+
+def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
+    """Return everything that ran on the GPU, copies and memsets too, by start time."""
+    work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]
+    # The trace counts from the machine's start: taken off, so that differences keep their nanoseconds.
+    zero_us = min((event["ts"] for event in work), default=0.0)
+    found = [
+        Kernel(event["name"], event["ts"] - zero_us, float(event["dur"]), int(event["args"]["correlation"]))
+        for event in work
+    ]
+    return sorted(found, key=lambda kernel: kernel.start_us)
+
+
+def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTrace]:
+    """Return what each layer launched, in the order of the layers' positions.
+
+    Args:
+        events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it, and of
+            `replays` replays of the same pass as a graph, each inside a range `REPLAY`.
+
+    Raises:
+        TraceMissingError: the trace has no kernels.
+    """
+    kernels = kernels_in_order(events)
+    if not kernels:
+        raise TraceMissingError("CUPTI recorded no kernels (clusters often reserve it to administrators)")
+    launches = _launch_times_us(events)
+    eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
+    replayed = _launched_inside(_ranges(events, REPLAY), kernels, launches)
+    layers = _ranges(events, LAYER)
+    owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
+    passes = _split(replayed, replays, eager, owners)
+    positions = sorted(int(named.name.removeprefix(LAYER)) for named in layers)
+    return [_layer_trace(f"{LAYER}{position}", eager, owners, passes) for position in positions]
+
+
+def _layer_trace(
+    name: str, eager: Sequence[Kernel], owners: Sequence[str | None], passes: Sequence[Sequence[Kernel]]
+) -> LayerTrace:
+    mine = [index for index, owner in enumerate(owners) if owner == name]
+    counted = Counter(eager[index].name for index in mine)
+    if not mine:
+        return LayerTrace(counted, None, None)
+    if not passes:
+        return LayerTrace(counted, sum(eager[index].duration_us for index in mine) / 1e3, None)
+    sums = [sum(replay[index].duration_us for index in mine) for replay in passes]
+    spans = [
+        max(replay[index].end_us for index in mine) - min(replay[index].start_us for index in mine) for replay in passes
+    ]
+    return LayerTrace(counted, statistics.median(sums) / 1e3, statistics.median(spans) / 1e3)
+
+
+def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Map each correlation number to when the host made the call."""
+    return {
+        int(event["args"]["correlation"]): float(event["ts"])
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+
+
+@dataclass(frozen=True, order=True)
+class _Range:
+    start_us: float
+    end_us: float
+    name: str
+
+
+def _ranges(events: Sequence[Mapping[str, Any]], prefix: str) -> list[_Range]:
+    """Return the host's ranges whose name begins so, by start; they do not overlap."""
+    return sorted(
+        _Range(float(event["ts"]), float(event["ts"]) + float(event["dur"]), event["name"])
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(prefix)
+    )
+
+
+def _range_at(ranges: Sequence[_Range], time_us: float) -> str | None:
+    index = bisect_right(ranges, time_us, key=lambda named: named.start_us) - 1
+    return ranges[index].name if index >= 0 and time_us <= ranges[index].end_us else None
+
+
+def _launched_inside(
+    ranges: Sequence[_Range], kernels: Sequence[Kernel], launches: Mapping[int, float]
+) -> list[Kernel]:
+    return [
+        kernel
+        for kernel in kernels
+        if kernel.correlation in launches and _range_at(ranges, launches[kernel.correlation]) is not None
+    ]
+
+
+def _split(
+    replayed: Sequence[Kernel], replays: int, eager: Sequence[Kernel], owners: Sequence[str | None]
+) -> list[Sequence[Kernel]]:
+    """Return the kernels of each replay in the order of the eager pass's layers, nothing if they are not the same ones.
+
+    Inside a layer the order is free: some algorithms (FFT) spread over streams of their own.
+    """
+    count = len(eager)
+    if count == 0 or len(replayed) != replays * count:
+        return []
+    expected = _names_by_run([kernel.name for kernel in eager], owners)
+    passes = [replayed[index * count : (index + 1) * count] for index in range(replays)]
+    same = all(_names_by_run([kernel.name for kernel in part], owners) == expected for part in passes)
+    return passes if same else []
+
+
+def _names_by_run(names: Sequence[str], owners: Sequence[str | None]) -> list[Counter[str]]:
+    """Count the names in each run of neighbours with one owner."""
+    together = itertools.groupby(zip(owners, names, strict=True), key=lambda pair: pair[0])
+    return [Counter(name for _, name in run) for _, run in together]

@@ -1,0 +1,1 @@
+"""Study of training steps (`run_training.py`)."""

@@ -1,0 +1,106 @@
+"""Request of a training study, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torchvision
+
+from convscope.cli.options import INTEGER_MOST, at_least, at_most
+from convscope.convolution import algorithms, models
+from convscope.errors import InputError
+from convscope.storage.paths import slug
+from convscope.training import datasets
+
+
+@dataclass(frozen=True)
+class Training:
+    """What was asked for: models and batch sizes (of one process) to train, and how."""
+
+    models: tuple[str, ...]
+    batch_sizes: tuple[int, ...]
+    gpu: str
+    device: str = "cpu"
+    processes: int = 1
+    compiled: bool = False
+    dataset: str = "digits"
+    image_size_px: int = 32
+    classes: int = 10
+    stem: str = "cifar"
+    algorithm: str = "torch"
+    epochs: int = 5
+    max_steps: int | None = None
+    skipped_steps: int = 10
+    learning_rate: float = 0.1
+    momentum: float = 0.0
+    workers: int = 0
+    dtype: str = "float32"
+    math: str = "tf32"
+    seed: int = 42
+    deterministic: bool = False
+    profiler: bool = False
+    profile_memory: bool = False
+    energy: bool = True
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.split(":")[0]
+
+
+DTYPES = ("float32", "bfloat16")
+RESNETS = tuple(
+    name
+    for name in torchvision.models.list_models(module=torchvision.models)
+    if torchvision.models.get_model_builder(name).__module__ == torchvision.models.resnet.__name__
+)
+
+
+def check(training: Training) -> Training:
+    """Return a request with its names in one spelling, after looking at every setting.
+
+    Raises:
+        InputError: one that cannot be, or two that cannot be together.
+    """
+    for option, value, least in (
+        ("--epochs", training.epochs, 1),
+        ("--skip-steps", training.skipped_steps, 0),
+        ("--num-workers", training.workers, 0),
+        ("--num-classes", training.classes, 2),
+        ("--image-size", training.image_size_px, 1),
+        ("--seed", training.seed, 0),
+        ("--momentum", training.momentum, 0),
+        *(("--batch-size", batch_size, 1) for batch_size in training.batch_sizes),
+        *((("--max-steps", training.max_steps, 1),) if training.max_steps is not None else ()),
+    ):
+        at_least(option, value, least)
+    if not (0 < training.learning_rate < math.inf and training.momentum < 1):
+        raise InputError("--learning-rate must be a number above 0, --momentum one from 0 to less than 1")
+    at_most("--seed", training.seed, INTEGER_MOST)
+    if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
+        raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
+    algorithm = algorithms.find(training.algorithm)
+    if (reason := algorithms.why_no_device(algorithm, training.device_type)) is not None:
+        raise InputError(f"{reason}: choose another --algorithm, or another --device")
+    if algorithm.name != "torch" and (training.compiled or training.dtype != "float32"):
+        raise InputError(f"--algorithm {algorithm.name} trains in float32 and without --compile")
+    if training.profile_memory and not training.profiler:
+        raise InputError("--profile-memory is a part of the trace: say --enable-pytorch-profiler too")
+    names = tuple(_full_name(name) for name in training.models)
+    for name in map(slug, names):
+        if training.stem == "cifar" and name not in RESNETS:
+            raise InputError(f"{name} is no ResNet and has no cifar stem: say --stem imagenet")
+    if training.max_steps is not None and training.max_steps <= training.skipped_steps:
+        raise InputError(
+            f"--max-steps {training.max_steps}: the first {training.skipped_steps} steps are not counted "
+            "(--skip-steps), so more are needed"
+        )
+    return dataclasses.replace(training, models=names, algorithm=algorithm.name)
+
+
+def _full_name(name: str) -> str:
+    """Return a model's name as `models` knows it; the ResNets go by their own names here."""
+    bare = name.strip().lower()
+    return models.check_name(models.PREFIX + bare if bare in RESNETS else name)

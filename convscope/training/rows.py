@@ -1,0 +1,125 @@
+"""Tables of a training study, and their schema."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convscope.storage.schema import Schema
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class TrainingKey:
+    """Names a cell: all rows of all tables begin with these."""
+
+    model: str
+    batch_size: int
+    processes: int
+    compiled: bool
+
+
+@dataclass(frozen=True)
+class TrainingRow(TrainingKey):
+    """One cell: times in ms a step, over the measured steps of all epochs; `batch_size` and times of one process."""
+
+    throughput_samples_per_s: float | None = None
+    throughput_per_process_samples_per_s: float | None = None
+    scaling_efficiency_pct: float | None = None
+    step_ms: float | None = None
+    step_std_ms: float | None = None
+    step_p95_ms: float | None = None
+    data_ms: float | None = None
+    data_std_ms: float | None = None
+    data_p95_ms: float | None = None
+    forward_ms: float | None = None
+    forward_std_ms: float | None = None
+    forward_p95_ms: float | None = None
+    backward_ms: float | None = None
+    backward_std_ms: float | None = None
+    backward_p95_ms: float | None = None
+    optimizer_ms: float | None = None
+    optimizer_std_ms: float | None = None
+    optimizer_p95_ms: float | None = None
+    steps: int | None = None
+    skipped_steps: int | None = None
+    window_s: float | None = None
+    launch_ms: float | None = None
+    gpu_busy_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    mean_memory_bytes: int | None = None
+    energy_per_sample_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    power_mean_w: float | None = None
+    energy_window_s: float | None = None
+    energy_source: str | None = None
+    parameters: int | None = None
+    loss: float | None = None
+    accuracy_pct: float | None = None
+    timing_method: str | None = None
+    dataset: str | None = None
+    stem: str | None = None
+    algorithm: str | None = None
+    dtype: str | None = None
+    math: str | None = None
+    device: str | None = None
+    started_utc: str | None = None
+    wall_s: float | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class EpochRow(TrainingKey):
+    """One epoch: the mean loss of its training steps; loss and accuracy over the held-out images after it."""
+
+    epoch: int
+    steps: int
+    train_loss: float
+    test_loss: float | None
+    accuracy_pct: float | None
+
+
+@dataclass(frozen=True)
+class OperatorRow(TrainingKey):
+    """One operator in one phase, by torch.profiler, each figure for one step."""
+
+    operator: str
+    phase: str
+    category: str
+    share_pct: float
+    calls: float
+    cpu_ms: float
+    device_ms: float
+
+
+@dataclass(frozen=True)
+class KernelRow(TrainingKey):
+    """One GPU kernel by its name, each figure for one step."""
+
+    kernel: str
+    launches: float
+    kernel_ms: float
+
+
+@dataclass(frozen=True)
+class MemoryRow(TrainingKey):
+    """The allocator after one allocation or release in the traced steps."""
+
+    time_ms: float
+    device: str
+    allocated_bytes: int
+
+
+Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
+RowType = type[TrainingRow] | type[EpochRow] | type[OperatorRow] | type[KernelRow] | type[MemoryRow]
+TABLES: dict[str, RowType] = {
+    "epochs": EpochRow,
+    "operators": OperatorRow,
+    "kernels": KernelRow,
+    "memory": MemoryRow,
+    "training": TrainingRow,  # the last to be written: it makes the cell count
+}
+TRAINING = Schema(
+    "training", SCHEMA_VERSION, TrainingKey, TABLES, free=("models", "batch_sizes", "device", "processes", "compiled")
+)

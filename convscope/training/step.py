@@ -1,0 +1,160 @@
+"""A training step, its four phases, and a clock that marks their borders without waiting for the GPU.
+
+A mark on a GPU is a CUDA event: it is recorded behind the work queued so far, and read when all is done. The end of a
+step is the start of the next, so that the steps fill a window without a gap and the phases add up to the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from convscope.training.datasets import LabelledBatch
+
+PHASES = ("data", "forward", "backward", "optimizer")
+RANGE = "convscope:"
+WEIGHT_DECAY = 5e-4
+CUDA_METHOD, CPU_METHOD = "cuda events between phases", "time.perf_counter"
+
+
+class StepClock:
+    """Times of the phases of steps that follow each other: `start` once, then `mark` at the end of each phase."""
+
+    def __init__(self, on_gpu: bool, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._on_gpu, self._clock = on_gpu, clock
+        self._marks: list[Any] = []
+
+    def start(self) -> None:
+        """Forget everything; the first step begins now."""
+        self._marks = [self._now()]
+
+    def mark(self) -> None:
+        """End a phase and begin the next."""
+        self._marks.append(self._now())
+
+    def _now(self) -> Any:
+        if not self._on_gpu:
+            return self._clock()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def read_ms(self) -> list[tuple[float, ...]]:
+        """Return the times of each whole step's phases; on a GPU everything marked must be done by now."""
+        between = [self._between_ms(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        count = len(PHASES)
+        return [tuple(between[at : at + count]) for at in range(0, len(between) - count + 1, count)]
+
+    def _between_ms(self, start: Any, end: Any) -> float:
+        return float(start.elapsed_time(end)) if self._on_gpu else (end - start) * 1e3
+
+
+class PhaseRanges:
+    """Names the phases in a trace: used in a clock's place under torch.profiler, where `close` ends the last one."""
+
+    def __init__(self) -> None:
+        self._marked = 0
+        self._open: record_function | None = None
+
+    def start(self) -> None:
+        """Begin the first phase."""
+        self._open = record_function(RANGE + PHASES[self._marked % len(PHASES)])
+        self._open.__enter__()
+
+    def mark(self) -> None:
+        """End a phase and begin the next."""
+        self.close()
+        self._marked += 1
+        self.start()
+
+    def close(self) -> None:
+        """End the phase that is open."""
+        if self._open is not None:
+            self._open.__exit__(None, None, None)
+            self._open = None
+
+
+class MemoryMarks:
+    """What PyTorch's allocator holds on the GPU at the borders of phases."""
+
+    def __init__(self) -> None:
+        self.held_bytes: list[int] = []
+
+    def start(self) -> None:
+        """Look at the start of the step."""
+        self.held_bytes = [torch.cuda.memory_allocated()]
+
+    def mark(self) -> None:
+        """Look at the end of a phase."""
+        self.held_bytes.append(torch.cuda.memory_allocated())
+
+    def mean_bytes(self, phases_ms: Sequence[float]) -> float:
+        """Return the mean over a step whose phases take so long, memory rising or falling evenly within each."""
+        means = [(a + b) / 2 for a, b in zip(self.held_bytes, self.held_bytes[1:], strict=False)]
+        return sum(held * phase_ms for held, phase_ms in zip(means, phases_ms, strict=True)) / sum(phases_ms)
+
+
+@dataclass
+class Stepper:
+    """A network with its optimizer (SGD, its learning rate falling to 0 along a cosine), and the steps that train it.
+
+    `network` may be compiled or distributed; `autocast` computes in bfloat16 where that is safe, weights in float32.
+    """
+
+    network: nn.Module
+    device: torch.device
+    learning_rate: float
+    momentum: float
+    steps: int
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        self.network.train()
+        self._optimizer = torch.optim.SGD(
+            self.network.parameters(), self.learning_rate, momentum=self.momentum, weight_decay=WEIGHT_DECAY
+        )
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, self.steps)
+        self._loss = nn.CrossEntropyLoss()
+
+    def step(self, batches: Iterator[LabelledBatch], mark: Callable[[], None]) -> torch.Tensor:
+        """Train on the next batch; `mark` is called as each of `PHASES` ends. Returns the loss, not waited for."""
+        images, labels = next(batches)
+        images = images.to(self.device, non_blocking=True)
+        labels = labels.to(self.device, non_blocking=True)
+        mark()
+        with self._casting():
+            loss: torch.Tensor = self._loss(self.network(images), labels)
+        mark()
+        loss.backward()
+        mark()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._schedule.step()
+        mark()
+        return loss.detach()
+
+    def _casting(self) -> contextlib.AbstractContextManager[Any]:
+        if not self.autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    def test(self, model: nn.Module, batches: Iterator[LabelledBatch]) -> tuple[float, float]:
+        """Return mean loss and accuracy (%) of a model, in evaluation mode, over labelled images."""
+        model.eval()
+        losses, right, count = 0.0, 0, 0
+        with torch.no_grad(), self._casting():
+            for images, labels in batches:
+                wanted = labels.to(self.device)
+                output = model(images.to(self.device)).float()
+                losses += float(nn.functional.cross_entropy(output, wanted, reduction="sum"))
+                right += int((output.argmax(1) == wanted).sum())
+                count += len(labels)
+        model.train()
+        return losses / count, 100 * right / count

@@ -1,0 +1,210 @@
+"""Trains one model at one batch size and measures it on the way: times, energy and memory of the steps, then a trace.
+
+A window is opened over the steps of each epoch, without the first steps of all, and closed before the held-out images
+are looked at. The GPU is waited for at a window's ends only. What would disturb the steps (the host's own cost of a
+launch, memory, the trace) is measured on further steps afterwards.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from convscope.convolution import algorithms, assignment, models, swap
+from convscope.convolution.operator import card_check
+from convscope.distributed import Ranks
+from convscope.errors import InputError
+from convscope.power.energy import EnergyWindow
+from convscope.power.meter import WindowMeter
+from convscope.storage.paths import slug
+from convscope.training import datasets, operators
+from convscope.training.datasets import Images, LabelledBatch, Noise
+from convscope.training.operators import StepProfile
+from convscope.training.request import Training
+from convscope.training.step import PHASES, MemoryMarks, PhaseRanges, StepClock, Stepper
+
+LAUNCH_STEPS = 5
+TRACED_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch: the losses of its steps, then loss and accuracy (%) over the held-out images, None without any."""
+
+    losses: list[float]
+    test_loss: float | None
+    accuracy_pct: float | None
+
+
+@dataclass
+class Trained:
+    """What one process measured of a cell: times of each measured step's phases, and the windows around them."""
+
+    parameters: int
+    epochs: list[Epoch] = field(default_factory=list)
+    phases_ms: list[tuple[float, ...]] = field(default_factory=list)
+    window_s: float = 0.0
+    energies: list[EnergyWindow] = field(default_factory=list)
+    energy_reason: str | None = None
+    launch_ms: float | None = None
+    peak_memory_bytes: int | None = None
+    mean_memory_bytes: int | None = None
+    profile: StepProfile | None = None
+
+
+class Trainer:
+    """One model at one batch size, on the device of this process."""
+
+    def __init__(
+        self, training: Training, model: str, batch_size: int, images: Images, device: torch.device, ranks: Ranks
+    ) -> None:
+        """Build the model and all that a step needs.
+
+        Raises:
+            InputError: the model cannot take these images, the algorithm some layer, or there is no whole batch.
+        """
+        self._training, self._device, self._ranks = training, device, ranks
+        self._on_gpu = device.type == "cuda"
+        self._held_out = datasets.test_loader(images.held_out) if images.held_out else None
+        self._loader = self._make_loader(images, batch_size)
+        torch.manual_seed(training.seed)
+        self._model = models.classifier(model, training.classes, training.stem, training.seed)
+        assigned = self._assigned(model, batch_size)
+        self._model.to(device)
+        swap.Swap(self._model).apply(assigned)
+        network = ranks.wrapped(self._model, device)
+        self.epoch_steps = len(self._loader)
+        self.total_steps = _at_most(training.epochs * self.epoch_steps, training.max_steps)
+        if self.total_steps <= training.skipped_steps:
+            raise InputError(
+                f"{self.total_steps} steps, of which the first {training.skipped_steps} are not counted, leave nothing "
+                "to time: more --epochs or --max-steps, or fewer --skip-steps"
+            )
+        self._stepper = Stepper(
+            torch.compile(network) if training.compiled else network,  # type: ignore[arg-type]
+            device,
+            training.learning_rate,
+            training.momentum,
+            self.total_steps,
+            training.dtype == "bfloat16",
+        )
+        self._clock = StepClock(self._on_gpu)
+        self._taken = 0
+        self.found = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
+
+    def _make_loader(self, images: Images, batch_size: int) -> torch.utils.data.DataLoader[LabelledBatch] | Noise:
+        training, ranks = self._training, self._ranks
+        if images.train is None:
+            return Noise(batch_size, training.classes, training.image_size_px, training.seed, self._device)
+        return datasets.train_loader(
+            images.train, batch_size, training.seed, training.workers, self._on_gpu, ranks.rank, ranks.world
+        )
+
+    def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
+        """Return the algorithm of each layer, after asking whether all of them can use it."""
+        training, side_px = self._training, self._training.image_size_px
+        shapes = copy.deepcopy(self._model).to("meta").eval()
+        layers = models.called(slug(model), shapes, torch.empty(batch_size, 3, side_px, side_px, device="meta"))
+        algorithm = algorithms.find(training.algorithm)
+        reasons = assignment.reasons_not(algorithm, layers, training.device_type, card_check(self._device))
+        if any(reasons):
+            raise InputError("; ".join(algorithms.refusals(reasons, slug(model))))
+        return {layer.name: algorithm.name for layer in layers}
+
+    def train(self, meter: WindowMeter) -> Trained:
+        """Train for all epochs and measure."""
+        for number in range(self._training.epochs):
+            count = min(self.epoch_steps, self.total_steps - self._taken)
+            if count <= 0:
+                break
+            self.found.epochs.append(self._epoch(number, count, meter))
+        return self.found
+
+    def _epoch(self, number: int, count: int, meter: WindowMeter) -> Epoch:
+        if not isinstance(self._loader, Noise):
+            self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
+        batches = iter(self._loader)
+        skipped = max(0, min(count, self._training.skipped_steps - self._taken))
+        losses = [self._stepper.step(batches, _nothing) for _ in range(skipped)]
+        if count > skipped:
+            losses += self._measured(batches, count - skipped, meter)
+        self._taken += count
+        tested = self._stepper.test(self._model, iter(self._held_out)) if self._held_out else (None, None)
+        return Epoch(torch.stack(losses).tolist(), *tested)
+
+    def _measured(self, batches: Iterator[LabelledBatch], count: int, meter: WindowMeter) -> list[torch.Tensor]:
+        """Take steps inside a window of time and energy that all processes open together."""
+        self._wait()
+        self._ranks.gather(None)
+        if self._on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        window, started_s = meter.begin(), time.perf_counter()
+        self._clock.start()
+        losses = [self._stepper.step(batches, self._clock.mark) for _ in range(count)]
+        self._wait()
+        self.found.window_s += time.perf_counter() - started_s
+        meter.end(window)
+        self.found.phases_ms += self._clock.read_ms()
+        self.found.energies += [energy for energy in window.energies[:1] if energy is not None]
+        missing = [f"no energy: {meter.reason}"] if meter.reason else window.reasons
+        self.found.energy_reason = next(filter(None, missing), self.found.energy_reason)
+        if self._on_gpu:
+            self.found.peak_memory_bytes = max(self.found.peak_memory_bytes or 0, torch.cuda.max_memory_allocated())
+        return losses
+
+    def look_closer(self, trace_path: Path) -> None:
+        """Take the further steps that nothing else is timed in: launch cost, memory, and the trace where asked for."""
+        batches = itertools.chain.from_iterable(itertools.repeat(self._loader))
+        if self._on_gpu:
+            self.found.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
+            memory = MemoryMarks()
+            memory.start()
+            self._stepper.step(batches, memory.mark)
+            means_ms = [statistics.fmean(times) for times in zip(*self.found.phases_ms, strict=True)]
+            self.found.mean_memory_bytes = round(memory.mean_bytes(means_ms))
+        if self._training.profiler:
+            self.found.profile = self._traced(batches, trace_path)
+
+    def _launch_ms(self, batches: Iterator[LabelledBatch]) -> float:
+        """Return how long the host is busy with one step while nothing keeps it waiting."""
+        self._wait()
+        started_s = time.perf_counter()
+        self._stepper.step(batches, _nothing)
+        return (time.perf_counter() - started_s) * 1e3
+
+    def _traced(self, batches: Iterator[LabelledBatch], path: Path) -> StepProfile:
+        ranges = PhaseRanges()
+
+        def work() -> None:
+            ranges.start()
+            for _ in range(TRACED_STEPS):
+                self._stepper.step(batches, ranges.mark)
+            ranges.close()
+
+        self._wait()
+        return operators.record(work, TRACED_STEPS, self._on_gpu, self._training.profile_memory, path)
+
+    def _wait(self) -> None:
+        if self._on_gpu:
+            torch.cuda.synchronize()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _at_most(steps: int, most: int | None) -> int:
+    return steps if most is None else min(steps, most)
+
+
+def phase_times(found: Trained) -> dict[str, list[float]]:
+    """Return the times of each phase and of the whole step, a measured step each."""
+    by_phase = zip(PHASES, zip(*found.phases_ms, strict=True), strict=True)
+    return {name: list(times) for name, times in by_phase} | {"step": [sum(times) for times in found.phases_ms]}

@@ -1,0 +1,58 @@
+"""Text of `run_verify.py`: title of a subject, table of choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from convscope.cli.display import or_dash, table
+from convscope.cudnn import library
+from convscope.profiling.request import Run
+from convscope.timing.summary import Summary
+from convscope.verification import choice
+from convscope.verification.choice import ChoiceRow
+
+
+def subject_title(run: Run) -> str:
+    """Return one line that says what is looked at, and on what."""
+    device = torch.device(run.device)
+    where = "a CPU"
+    if device.type == "cuda":
+        where = f"{torch.cuda.get_device_name(device)}, cuDNN {library.version()}"
+    return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
+
+
+def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary]) -> str:
+    """Return the fastest algorithm of each layer and what each choice takes more, then the totals and whole passes."""
+    layers: dict[int, list[ChoiceRow]] = {}
+    for row in rows:
+        layers.setdefault(row.position, []).append(row)
+    picks = [pick for pick in choice.PICKS if any(row.candidate == pick for row in rows)]
+    header = ("layer", "µs", *(f"{pick}: regret µs" for pick in picks), "fastest")
+    lines = [table(header, [_choice_line(found, picks) for found in layers.values()])]
+    fastest_ms = sum(found[0].mean_ms - found[0].regret_us / 1e3 for found in layers.values())
+    lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
+    for pick, regret in choice.totals(rows).items():
+        lines.append(
+            f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs "
+            f"({100 * regret.mean_ms / fastest_ms:+.1f} %)"
+        )
+    for name, found in passes.items():
+        lines.append(f"whole pass, {name}: {found.mean_ms:.4f} ± {or_dash(found.std_ms, '.4f')} ms")
+    return "\n".join(lines)
+
+
+def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, ...]:
+    field = [row for row in rows if row.candidate not in choice.PICKS]
+    ties = [row.candidate for row in field[1:] if row.rank == 1]
+    by_name = {row.candidate: row for row in rows}
+    fastest = field[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
+    return field[0].layer, f"{field[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks), fastest
+
+
+def _pick(row: ChoiceRow | None) -> str:
+    if row is None:
+        return "-"
+    sure = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
+    return f"{row.chosen or 'another'} {row.regret_us:+.1f}{sure}"

@@ -1,0 +1,290 @@
+"""Which of cuDNN's algorithms each layer of a model can use on this card: predicted by rule, and found by running it.
+
+The two are kept apart in every row, so that a rule that is wrong, or a card that differs, shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from convscope.convolution import algorithms, backends, tolerance
+from convscope.convolution.algorithms import NAMES_BY_CUDNN_NUMBER
+from convscope.convolution.layer import Layer, dimensions
+from convscope.convolution.operator import cuda_operator, release
+from convscope.convolution.reference import relative_distance
+from convscope.errors import CudnnError, TraceMissingError
+from convscope.profiling.request import Run
+from convscope.storage.environment import Environment
+from convscope.timing import trace
+from convscope.verification import kernel_families
+from convscope.verification.evidence import Subject
+
+OK = "ok"
+NEVER = "never implemented in cuDNN"
+GENERATION = "not on this GPU generation"
+SHAPE = "shape"
+TYPE = "type or layout"
+WORKSPACE = "workspace over the limit"
+FAILED = "failed when run"
+
+ALGORITHMS = tuple(name for _, name in sorted(NAMES_BY_CUDNN_NUMBER.items()))
+EASY = Layer("easy", 0, 1, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, 56, 56, 56, 56, bias=False)
+"""A shape that every algorithm takes where it is there at all."""
+
+
+@dataclass(frozen=True)
+class SupportRow:
+    """One layer with one algorithm. `predicted_status` is the rules' word, `status` what the card said.
+
+    `agrees` is empty where the rules have no word: they do not know a workspace's size.
+    `same_kernels_as` is the first algorithm that launched the same kernels for this layer.
+    """
+
+    model: str
+    layer: str
+    position: int
+    algorithm: str
+    status: str
+    reason: str | None
+    predicted_status: str
+    predicted_reason: str | None
+    agrees: bool | None
+    same_kernels_as: str | None
+    families: str | None
+    kernels: str | None
+    workspace_bytes: int | None
+    relative_error: float | None
+    in_channels: int
+    out_channels: int
+    kernel_size: str
+    stride: str
+    padding: str
+    dilation: str
+    groups: int
+    in_height_px: int
+    in_width_px: int
+    input_size: int
+    batch_size: int
+    math: str
+    dtype: str
+    gpu_name: str | None
+    compute_capability: str | None
+    driver: str | None
+    cudnn: str | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the card said to one shape with one algorithm."""
+
+    status: str
+    reason: str | None = None
+    workspace_bytes: int | None = None
+    relative_error: float | None = None
+
+
+def predict(layer: Layer, algorithm: str, capability: tuple[int, int], dtype: str = "float32") -> Answer:
+    """Return what the rules say of a layer, before anything is asked.
+
+    Args:
+        capability: the card's compute capability, (9, 0) for Hopper.
+    """
+    if algorithm == "direct":
+        return Answer(NEVER, "cuDNN implements no direct convolution")
+    by_generation = algorithms.why_not_on(algorithm, capability)
+    if by_generation:
+        return Answer(GENERATION, by_generation)
+    by_shape = algorithms.why_not(algorithms.find(algorithm), layer, "cuda")
+    if by_shape:
+        return Answer(SHAPE, by_shape)
+    by_type = algorithms.why_not_of(algorithm, dtype)
+    return Answer(TYPE, by_type) if by_type else Answer(OK)
+
+
+def survey(
+    subject: Subject, here: Environment, limit_bytes: int | None = None, dtype: str = "float32"
+) -> list[SupportRow]:
+    """Ask and run every algorithm of cuDNN for every layer of a model on a GPU; a row each, by layer.
+
+    Args:
+        limit_bytes: the largest workspace allowed; None is what is free on the card.
+        dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
+    """
+    device = subject.given.device
+    capability = torch.cuda.get_device_capability(device)
+    limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
+    found: dict[tuple[object, ...], list[Found]] = {}
+    for layer in subject.layers:
+        if layer.shape not in found:
+            found[layer.shape] = _Trial(layer, device, dtype).every(limit_bytes)
+            release(device)
+    return [
+        row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), found[layer.shape])
+        for layer in subject.layers
+        for one in found[layer.shape]
+    ]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the card said to one shape with one algorithm, and the kernels that it launched."""
+
+    algorithm: str
+    answer: Answer
+    kernels: Mapping[str, int] | None = None
+
+
+def row(
+    run: Run, here: Environment, dtype: str, layer: Layer, one: Found, predicted: Answer, siblings: Sequence[Found]
+) -> SupportRow:
+    """Return the row of one layer with one algorithm; `siblings` are all algorithms of this layer."""
+    answer = one.answer
+    agrees = None if answer.status == WORKSPACE else answer.status == predicted.status
+    kinds = sorted({kernel_families.family(kernel) for kernel in kernel_families.working(one.kernels or {})})
+    return SupportRow(
+        model=run.model,
+        layer=layer.name,
+        position=layer.position,
+        algorithm=one.algorithm,
+        status=answer.status,
+        # Where both agree the rule's sentence says why; cuDNN itself only says "not supported".
+        reason=predicted.reason if agrees else answer.reason,
+        predicted_status=predicted.status,
+        predicted_reason=predicted.reason,
+        agrees=agrees,
+        same_kernels_as=same_kernels_as(one, siblings),
+        families=", ".join(kinds) or None,
+        kernels=None if one.kernels is None else json.dumps(dict(one.kernels)),
+        workspace_bytes=answer.workspace_bytes,
+        relative_error=answer.relative_error,
+        in_channels=layer.in_channels,
+        out_channels=layer.out_channels,
+        kernel_size=dimensions(layer.kernel),
+        stride=dimensions(layer.stride),
+        padding=dimensions(layer.padding),
+        dilation=dimensions(layer.dilation),
+        groups=layer.groups,
+        in_height_px=layer.in_height,
+        in_width_px=layer.in_width,
+        input_size=run.input_sizes[0],
+        batch_size=run.batch_size,
+        math=run.math,
+        dtype=dtype,
+        gpu_name=here.gpu_name,
+        compute_capability=here.compute_capability,
+        driver=here.driver,
+        cudnn=here.cudnn,
+    )
+
+
+def same_kernels_as(one: Found, siblings: Sequence[Found]) -> str | None:
+    """Return the first algorithm of a layer that launched the same work as this one, None where this is the first."""
+    if not one.kernels:
+        return None
+    mine = kernel_families.working(one.kernels)
+    twins = [other.algorithm for other in siblings if other.kernels and kernel_families.working(other.kernels) == mine]
+    return None if twins[0] == one.algorithm else twins[0]
+
+
+def summary(rows: Sequence[SupportRow]) -> list[tuple[str, ...]]:
+    """Return for each algorithm: its name, how many layers can use it, and why the others cannot, most layers first."""
+    lines: list[tuple[str, ...]] = []
+    for algorithm in ALGORITHMS:
+        mine = [row for row in rows if row.algorithm == algorithm]
+        usable = sum(row.status == OK for row in mine)
+        reasons = Counter(f"{row.status}: {row.reason}" for row in mine if row.status != OK)
+        ties = Counter(row.same_kernels_as for row in mine if row.same_kernels_as)
+        notes = [f"{reason} ({count})" for reason, count in reasons.most_common()]
+        notes += [f"same kernels as {name} ({count})" for name, count in ties.most_common()]
+        lines.append((algorithm, f"{usable} of {len(mine)}", "; ".join(notes)))
+    return lines
+
+
+def disagreements(rows: Sequence[SupportRow]) -> list[str]:
+    """Return one line for each place where the rules and the card differ."""
+    return [
+        f"{row.layer}, {row.algorithm}: predicted {row.predicted_status}, found {row.status} ({row.reason})"
+        for row in rows
+        if row.agrees is False
+    ]
+
+
+class _Trial:
+    """One shape with random numbers in it, to be convolved by several algorithms."""
+
+    def __init__(self, layer: Layer, device: torch.device, dtype: str) -> None:
+        self._layer, self._device, self._dtype = layer, device, dtype
+        generator = torch.Generator(device).manual_seed(0)
+        wanted = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
+        fan_in = layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
+        self._x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, **wanted)
+        self._w = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, **wanted)
+        self._w *= fan_in**-0.5
+        options = layer.stride, layer.padding, layer.dilation, layer.groups
+        self._exact = torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *options)
+
+    def every(self, limit_bytes: int) -> list[Found]:
+        """Return what each algorithm does with this shape."""
+        answers = {name: self._answer(name, limit_bytes) for name in ALGORITHMS}
+        usable = [name for name, answer in answers.items() if answer.status == OK]
+        kernels = dict(zip(usable, self._kernels(usable), strict=False))
+        return [Found(name, answer, kernels.get(name)) for name, answer in answers.items()]
+
+    def _run(self, algorithm: str) -> torch.Tensor:
+        return cuda_operator().convolve(self._x, self._w, self._layer, algorithm)
+
+    def _answer(self, algorithm: str, limit_bytes: int) -> Answer:
+        engine = cuda_operator()
+        try:
+            workspace_bytes = engine.workspace_bytes(self._device, self._layer, algorithm, self._dtype)
+        except CudnnError as error:
+            return Answer(self._refused_as(algorithm), str(error))
+        if workspace_bytes > limit_bytes:
+            reason = f"needs a workspace of {workspace_bytes} bytes, allowed are {limit_bytes}"
+            return Answer(WORKSPACE, reason, workspace_bytes)
+        # What the allocator hands out next is this block: an algorithm that writes nothing must not find a result.
+        torch.full_like(self._exact, torch.nan, dtype=self._x.dtype)
+        try:
+            output = self._run(algorithm)
+        except (CudnnError, torch.OutOfMemoryError) as error:
+            return Answer(FAILED, str(error).splitlines()[0], workspace_bytes)
+        distance = relative_distance(output, self._exact)
+        return judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
+
+    def _refused_as(self, algorithm: str) -> str:
+        """Tell a shape, or a type, that is refused from an algorithm that is not there at all."""
+        if self._accepts(EASY, algorithm, self._dtype):
+            return SHAPE
+        if self._accepts(EASY, algorithm, "float32"):
+            return TYPE
+        return NEVER if algorithm == "direct" else GENERATION
+
+    def _accepts(self, layer: Layer, algorithm: str, dtype: str) -> bool:
+        try:
+            cuda_operator().workspace_bytes(self._device, layer, algorithm, dtype)
+        except CudnnError:
+            return False
+        return True
+
+    def _kernels(self, names: Sequence[str]) -> list[Mapping[str, int]]:
+        """Return the kernels that each algorithm launches, nothing where CUPTI does not tell."""
+        try:
+            return [found.kernels for found in trace.record_each([partial(self._run, name) for name in names])]
+        except TraceMissingError:
+            return []
+
+
+def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
+    """Return what a result with this relative error against float64 counts as, by the tolerance of its layer."""
+    allowed = tolerance.tolerance(layer, algorithm, backends.math_in_force())
+    allowed += tolerance.STORAGE_ROUNDOFF.get(dtype, 0.0)
+    if error is not None and not error <= allowed:
+        reason = f"its error against float64 is {error:.1e}, allowed are {allowed:.1e}"
+        return Answer(FAILED, reason, workspace_bytes, error)
+    return Answer(OK, None, workspace_bytes, error)
