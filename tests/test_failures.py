@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fakes import layer
+from fakes import ROOT, layer
 
 import profiler
 from convscope import failures
@@ -184,7 +184,7 @@ print(*seen)
 def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path):
     """Larger images take more: so in a second sweep, for which the first one's memory is there already."""
     folders = [str(tmp_path / "first"), str(tmp_path / "second")]
-    command = [sys.executable, "-c", GROWTH, str(Path(__file__).parents[1]), *folders]
+    command = [sys.executable, "-c", GROWTH, str(ROOT), *folders]
     seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
     second = [int(each) for each in seen[100:]]
     grown = (sum(second[80:]) - sum(second[20:40])) / 20

@@ -18,9 +18,9 @@ import copy
 from collections.abc import Iterator
 
 import ai3
-import peer
 import pytest
 import torch
+from fakes import peer
 from torch import nn
 
 from convscope.convolution import algorithms, backends, swap

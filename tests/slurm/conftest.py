@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from cluster import Cluster, NoSlurmError
-from flows import Flows, submitted
+from slurm_cluster import Cluster, NoSlurmError
+from slurm_flows import Flows, submitted
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ import re
 
 import pandas as pd
 import pytest
-from cluster import LARGEST_ARRAY, Cluster
-from flows import LIGHT, Flows
+from slurm_cluster import LARGEST_ARRAY, Cluster
+from slurm_flows import LIGHT, Flows
 
 
 def test_a_chain_runs_the_three_stages_in_turn_to_their_tables(cluster: Cluster, flows: Flows):

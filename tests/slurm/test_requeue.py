@@ -6,8 +6,8 @@ import time
 from pathlib import Path
 
 import pandas as pd
-from cluster import Cluster
-from flows import LONG, UNDISTURBED, Flows
+from slurm_cluster import Cluster
+from slurm_flows import LONG, UNDISTURBED, Flows
 
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
 

@@ -30,7 +30,7 @@ class _Cut(NamedTuple):
     resident: int
 
 
-# Chosen by what the assembler does not serialise (tests/test_hopper.py).
+# Chosen by what the assembler does not serialise (tests/kernels/test_hopper.py).
 _MATRIX = (
     _Cut("boxes", 1, 256, 128, 1, 8, 3, 1),
     _Cut("boxes", 1, 256, 128, 1, 8, 4, 1),

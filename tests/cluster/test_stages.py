@@ -1,0 +1,129 @@
+"""The stage scripts without a SLURM: what they would submit, what they refuse, and a stage run here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fakes import ROOT
+
+
+def call(*arguments: str, script: str = "1_sanity_check.sh") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(ROOT / script), *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", ["1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"])
+def test_a_stage_would_submit_itself_with_the_constraint_of_the_gpu_and_logs_in_the_results(script: str):
+    done = call("vgg16", "implicit precomp gemm", "l40s", "--dry-run", script=script)
+    stage = {"1": "1_sanity", "2": "2_quick", "3": "3_full"}[script[0]]
+    folder = f"results/{stage}/vgg16_implicit_precomp_gemm_l40s"
+    assert done.returncode == 0
+    assert "'--constraint=gpul40s'" in done.stdout
+    assert f"'--output={folder}/%x_%j.out'" in done.stdout
+    assert done.stdout.rstrip().endswith(f"'{script}' 'vgg16' 'implicit precomp gemm' 'l40s'")
+    assert not (ROOT / folder).exists()
+
+
+def test_a_chain_waits_for_the_stage_before_to_succeed():
+    lines = call("vgg16", "gemm", "l40s", "--dry-run", "--chain").stdout.splitlines()
+    assert len(lines) == 3
+    assert "dependency" not in lines[0]
+    assert "'--dependency=afterok:JOB_OF_1_sanity' '--kill-on-invalid-dep=yes'" in lines[1]
+    assert "'--dependency=afterok:JOB_OF_2_quick' '--kill-on-invalid-dep=yes'" in lines[2]
+
+
+def test_flags_after_the_names_are_handed_on_as_they_are():
+    done = call("vgg16", "gemm", "l40s", "--dry-run", "--batch-size", "4", "--output-dir", "a b;$(c)")
+    assert done.stdout.rstrip().endswith("'--batch-size' '4' '--output-dir' 'a b;$(c)'")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("$(touch /tmp/owned)", "gemm", "l40s"),
+        ("vgg16", "gemm; touch owned", "l40s"),
+        ("vgg16", "gemm", "l40s' --wrap 'touch owned"),
+        ("../vgg16", "gemm", "l40s"),
+        ("vgg16", "gemm", "k9000"),
+        ("vgg16", "gemm"),
+        (),
+    ],
+)
+def test_names_that_are_none_are_refused_in_one_line(names: tuple[str, ...]):
+    done = call(*names, "--dry-run")
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("1_sanity_check.sh: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_without_a_slurm_both_ways_out_are_named(tmp_path: Path):
+    for tool in ("bash", "dirname", "cat", "awk"):
+        (tmp_path / tool).symlink_to(shutil.which(tool) or tool)
+    done = subprocess.run(
+        ["bash", str(ROOT / "1_sanity_check.sh"), "vgg16", "gemm", "l40s"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tmp_path), "HOME": str(tmp_path)},
+    )
+    assert done.returncode == 2
+    assert "no sbatch on the PATH" in done.stderr
+    assert "--local" in done.stderr
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """Return a copy of the project, without results."""
+    copy = tmp_path / "a project"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "results", "__pycache__", "*.egg-info"))
+    return copy
+
+
+def run(project: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    return subprocess.run(command, cwd=project, capture_output=True, text=True, check=False, env=environment)
+
+
+FLAGS = ("--input-range", "64", "64", "--warmup", "1", "--measure", "2", "--no-energy")
+
+
+def test_a_stage_runs_here_and_the_status_shows_it(project: Path):
+    done = run(project, "./1_sanity_check.sh", "--local", "alexnet", "direct", "cpu", *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert (project / "results/1_sanity/alexnet_direct_cpu/alexnet_direct_layers.csv").exists()
+    assert "done 1/1" in run(project, "./check_status.sh").stdout
+
+
+def test_a_matrix_runs_here_two_at_a_time_and_the_status_has_the_command_for_what_failed(project: Path):
+    model = "torchvision:squeezenet1_1"
+    (project / "matrix").write_text("".join(f"{model}\t{name}\n" for name in ("gemm", "torch", "smm")))
+    matrix = ("--local", "--matrix", "matrix", "cpu", "--gpus", "cpu,cpu")
+    done = run(project, "./1_sanity_check.sh", *matrix, *FLAGS)
+    assert done.returncode == 1
+    assert "2 done, 1 failed" in done.stdout
+    assert f"failed: 1_sanity {model}, gemm, cpu: run_profile.py: gemm needs a CUDA device" in done.stdout
+    said = run(project, "./check_status.sh").stdout
+    assert "2 done, 1 failed" in said
+    assert said.rstrip().endswith(f"./1_sanity_check.sh {model} gemm cpu --local {' '.join(FLAGS)}")
+    again = run(project, "./1_sanity_check.sh", *matrix, *FLAGS).stdout
+    assert "1 of 3 combinations to run" in again
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--gpus", "0", "vgg16", "gemm", "l40s"), "--gpus goes with --local --matrix FILE"),
+        (("--matrix", "nowhere"), "--matrix nowhere cannot be read"),
+        (("--throttle", "0", "vgg16", "gemm", "l40s"), "--throttle 0: a number of tasks, at least 1"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_one_line(arguments: tuple[str, ...], why: str):
+    done = call(*arguments, "--dry-run")
+    assert done.returncode == 2
+    assert why in done.stderr.replace("'", "")
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,267 @@
+"""The 3-D study on a CPU: what is verified, what fails, what is written and drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from fakes import ROOT
+
+import run_conv3d
+from convscope.conv3d import comparison, implementations, report
+from convscope.conv3d.layersets import COLUMNS, Layer3d, load
+from convscope.conv3d.rows import TABLES, Conv3dRow
+from convscope.convolution import tolerance
+from convscope.convolution.reference import Reference, reference
+from convscope.convolution.roofline import Ceilings
+from convscope.errors import InputError
+from convscope.kernels.conv3d import candidates, catalogue, layout
+from convscope.timing import summary
+
+LAYER = Layer3d("one", 0, 2, 6, 5, (4, 5, 6), (3, 3, 2), padding=(1, 1, 0), groups=1)
+TINY = ",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
+
+
+def small() -> tuple[torch.Tensor, torch.Tensor, Reference]:
+    shape = LAYER.shape("float32", "fp32")
+    x, weight = comparison.tensors(shape, torch.device("cpu"), 0)
+    return x, weight, reference(x, weight, shape)
+
+
+def test_one_product_left_out_of_one_output_is_found():
+    x, weight, expected = small()
+    output = expected.exact.float()
+    assert expected.error(output) < 1e-6
+    output[1, 2, 1, 1, 1] -= x[1, 3, 1, 1, 1] * weight[2, 3, 1, 1, 0]
+    for arithmetic in ("fp32", "tf32", "fp16"):
+        assert expected.error(output) > tolerance.elementwise_tolerance(LAYER.terms, arithmetic)
+
+
+def test_what_is_not_finite_is_an_infinite_error():
+    _, _, expected = small()
+    output = expected.exact.float()
+    output[0, 0, 0, 0, 0] = float("nan")
+    assert expected.error(output) == float("inf")
+
+
+@pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
+def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer3d):
+    assert tolerance.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
+
+
+def test_factors_cut_off_to_tf32_are_within_the_tolerance():
+    layer = Layer3d("", 0, 1, 64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
+    shape = layer.shape("float32", "tf32")
+    x, weight = comparison.tensors(shape, torch.device("cpu"), 1)
+    cut = [torch.from_numpy((each.numpy().view(np.int32) & ~0x1FFF).view(np.float32)) for each in (x, weight)]
+    output = torch.nn.functional.conv3d(cut[0], cut[1], padding=1)
+    error = reference(x, weight, shape).error(output)
+    assert tolerance.elementwise_tolerance(layer.terms, "fp32") < error
+    assert error < tolerance.elementwise_tolerance(layer.terms, "tf32")
+
+
+def test_ratios_are_beside_the_fastest_of_cudnn_and_pytorchs_benchmark():
+    times = {"gemm": 2.0, "cudnn gemm": 4.0, "cudnn implicit gemm": 3.0, "torch benchmark": 1.0, "direct": None}
+    rows = [Conv3dRow("a", 0, name, "", median_ms=time) for name, time in times.items()]
+    found = {row.implementation: row for row in comparison.with_ratios(rows)}
+    assert found["gemm"].ratio_to_cudnn_best == 1.5
+    assert found["gemm"].cudnn_best == "cudnn implicit gemm"
+    assert found["gemm"].ratio_to_torch_benchmark == 0.5
+    assert found["direct"].ratio_to_cudnn_best is None
+
+
+def test_the_interval_of_a_median_is_of_ranks():
+    assert summary.median_interval_ms(list(range(5))) is None
+    assert summary.median_interval_ms([float(time) for time in range(6)]) == (0.0, 5.0)
+    assert summary.median_interval_ms([float(time) for time in range(100)]) == (39.0, 60.0)
+
+
+def test_the_older_names_are_understood():
+    assert implementations.find("directConvNCDHWtileIC,torch_benchmark") == ("direct tiled", "torch benchmark")
+    assert implementations.find("all") == implementations.NAMES
+    with pytest.raises(InputError, match="choose all, or some of direct, direct merged"):
+        implementations.find("gemm,nothing")
+
+
+def test_every_triton_kernel_comes_in_tutorial_order():
+    firsts = [(module.__doc__ or "").split(".")[0] for module in catalogue.KERNELS.values()]
+    assert firsts == [f"{number} of 9" for number in range(1, 10)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("conv3d")
+    (made / "tiny.csv").write_text(TINY)
+    asked = ["--paramscsv", str(made / "tiny.csv"), "--implementation", "torch,gemm", "--verify", "--compareprof"]
+    asked += ["--enableplots", "--stress", "2", "--device", "cpu", "--measure", "12", "--warmup", "1"]
+    assert run_conv3d.main([*asked, "--output-dir", str(made / "out")]) == 0
+    return made / "out"
+
+
+def test_a_call_leaves_tables_and_what_they_depend_on(folder: Path):
+    rows = pd.read_csv(folder / "conv3d.csv").set_index(["layer", "implementation"])
+    assert len(rows) == 4
+    row = rows.loc[("second", "torch")]
+    assert row["status"] == "ok"
+    assert row["median_low_ms"] <= row["median_ms"] <= row["median_high_ms"]
+    assert row["elementwise_error"] < row["tolerance"]
+    assert row["flops"] == 2 * 2 * 16 * 5 * 3 * 3 * 4 * 9
+    assert rows.loc[("second", "gemm"), "status"] == "unsupported"
+    assert len(pd.read_csv(folder / "samples.csv")) == 24
+    assert len(pd.read_csv(folder / "stress.csv")) == 4
+    document = json.loads((folder / "run.json").read_text())
+    assert document["conv3d"]["implementations"] == ["gemm", "torch"]
+    assert document["ceilings"]["copy_gbps"] > 0
+
+
+def test_pictures_are_written(folder: Path):
+    assert {path.name for path in folder.glob("*.png")} == {"violins.png", "relative.png", "roofline.png"}
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.glob("*.png"))
+
+
+def test_bad_input_leaves_an_earlier_calls_figures_alone(folder: Path):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    asked = ["--params", "cosmoflow", "--device", "cpu", "--load-tuned", str(folder / "no.json")]
+    assert run_conv3d.main([*asked, "--output-dir", str(folder)]) == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_new_call_leaves_nothing_of_an_earlier_one(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "out")
+    asked = ["--params", str(folder.parent / "tiny.csv"), "--implementation", "torch", "--stress", "1"]
+    assert run_conv3d.main([*asked, "--device", "cpu", "--output-dir", str(tmp_path / "out")]) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.json", "stress.csv"}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 85)])
+def test_a_call_that_is_told_to_stop_keeps_what_it_has(tmp_path: Path, number: signal.Signals, code: int):
+    asked = ["--implementation", "torch", "--stress", "100000", "--device", "cpu", "--output-dir", str(tmp_path)]
+    running = subprocess.Popen([sys.executable, run_conv3d.__file__, *asked], stderr=subprocess.PIPE, text=True)
+    deadline_s = time.monotonic() + 120
+    while not (tmp_path / "stress.csv").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    running.send_signal(number)
+    _, said = running.communicate(timeout=60)
+    assert running.returncode == code
+    assert "what was measured is in" in said.splitlines()[-1]
+    assert len(pd.read_csv(tmp_path / "stress.csv")) >= 10
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "stress.csv"}
+
+
+def test_means_say_over_how_many_layers_each_is():
+    rows = [
+        Conv3dRow("a", 0, "gemm", "", ratio_to_cudnn_best=2.0, ratio_to_roofline=0.5),
+        Conv3dRow("b", 1, "gemm", "", ratio_to_cudnn_best=8.0),
+    ]
+    (line,) = report.means(rows)
+    assert "4.000 of cuDNN's best (2 layers, 2.00 to 8.00)" in line
+    assert "0.500 of the roofline (1 layer, 0.50 to 0.50)" in line
+
+
+@pytest.mark.parametrize("intensity", [(6.75, 6.75), (48.0, 1500.0), (1000.0, 1500.0)])
+def test_a_roof_rises_to_its_ridge_and_is_level_from_there(intensity: tuple[float, float]):
+    limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0, "fp16": 800.0})
+    lines = report.roofs(limits, ["fp32", "tf32"], pd.Series(intensity))
+    assert lines.keys() == {"fp32", "tf32"}
+    for name, ((left, ridge, right), rates) in lines.items():
+        assert left < min(ridge, *intensity)
+        assert right > max(ridge, *intensity)
+        assert ridge == pytest.approx(limits.tflops[name] / 4)
+        assert rates == pytest.approx([left * 4, limits.tflops[name], limits.tflops[name]])
+
+
+def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path):
+    rows = [
+        Conv3dRow(layer, at, name, "", median_ms=1.0, ratio_to_cudnn_best=ratio, tflops=50 * ratio, flops=10**9,
+                  bytes=10**7, arithmetic="tf32")
+        for at, layer in enumerate(("conv1", "conv2"))
+        for name, ratio in (("gemm", 1.4 - at), ("cudnn gemm", 1.0), ("torch", 0.9))
+    ]  # fmt: skip
+    kinds = [
+        {"implementation": name, "kind": kind, "median_ms": time}
+        for name in ("gemm", "torch")
+        for kind, time in (("convolution", 3.0), ("pooling", 1.0))
+    ]
+    table = pd.DataFrame([vars(row) for row in rows])
+    limits = Ceilings(4000.0, {"fp32": 50.0, "tf32": 400.0})
+    made = report.draw(table, pd.DataFrame(), pd.DataFrame(kinds), limits, tmp_path, lambda line: None)
+    assert [path.name for path in made] == ["relative.png", "roofline.png", "breakdown.png"]
+    assert all(path.stat().st_size > 5000 for path in made)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--first-layer", "3", "--last-layer", "3"], "cosmoflow has the layers 0 to 4"),
+        (["--last-layer", "9"], "at most 5"),
+        (["--params", "nothing"], "choose one of c3d"),
+        (["--implementation", "fast"], "choose all, or some of"),
+        (["--dtype", "float16"], "needs a CUDA device"),
+        (["--math", "tf32"], "needs a CUDA device"),
+        (["--stress", "0"], "--stress 0: it must be at least 1"),
+        (["--budget", "nan"], "--budget nan"),
+        (["--load-tuned", "/dev/null"], "it holds no choices"),
+        (["--batch-size", "0"], "--batch-size 0: it must be at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    asked: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run_conv3d.main(["--device", "cpu", "--output-dir", str(tmp_path / "out"), *asked]) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("row_type", TABLES.values(), ids=TABLES)
+def test_every_column_is_explained(row_type: type):
+    explained = (ROOT / "docs" / "conv3d.md").read_text().split("## Columns")[1]
+    names = [field.name for field in dataclasses.fields(row_type)]
+    assert [name for name in names if not re.search(rf"\b{name}\b", explained)] == []
+
+
+def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]):
+    assert run_conv3d.main(["--list"]) == 0
+    assert "gemm split-k" in capsys.readouterr().out
+
+
+def tf32(batch: int, channels: int, filters: int, side: int, **more: object) -> object:
+    layer = Layer3d("", 0, batch, channels, filters, (side,) * 3, (3, 3, 3), padding=(1, 1, 1), **more)
+    return layer.shape("float32", "tf32")
+
+
+@pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
+def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer3d):
+    found = candidates.candidates(layer.shape("float32", "tf32"))
+    assert 5 <= len(found) == len(set(found)) <= sum(candidates.TRIED.values())
+    assert {blocks.variant for blocks in found} == {"boxes", "slices", "pipelined"}
+
+
+def test_a_small_deep_layer_has_its_sum_split_and_a_large_one_not():
+    assert candidates.candidates(tf32(4, 256, 512, 8))[0].splits > 1
+    assert candidates.candidates(tf32(4, 32, 64, 64))[0].splits == 1
+
+
+def test_strides_and_fma_leave_only_pointers():
+    strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
+    assert {blocks.variant for blocks in candidates.candidates(strided)} == {"pipelined"}
+    layer = load("cosmoflow")[1]
+    assert {blocks.variant for blocks in candidates.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
+
+
+def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():
+    seen = layout.problem(tf32(4, 4, 32, 128))
+    assert (seen.folded, seen.kernel, seen.channels, seen.taps) == (True, (3, 3, 1), 16, 9)
+    assert seen.pitch == (128 * 128 * 131 * 4, 128 * 131 * 4, 131 * 4, 4)

@@ -1,0 +1,230 @@
+"""Stand-ins that are handed to the code under test: a clock, a sensor, a load, instruments, a GPU, and first values."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from convscope.convolution.layer import Layer
+from convscope.power import energy
+from convscope.profiling.request import Run
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.environment import Environment
+from convscope.timing import graphs
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT / "tests" / "data"
+LAYER = Layer(
+    name="features.0",
+    position=0,
+    batch=1,
+    in_channels=16,
+    out_channels=32,
+    kernel=(3, 3),
+    stride=(1, 1),
+    padding=(1, 1),
+    dilation=(1, 1),
+    groups=1,
+    in_height=56,
+    in_width=56,
+    out_height=56,
+    out_width=56,
+    bias=True,
+)
+RUN = Run(
+    model="alexnet", algorithm="direct", stage="1_sanity", gpu="cpu", input_sizes=(64,), math="fp32", energy=False
+)
+ENVIRONMENT = Environment(
+    host="node1", cpu="a processor", python="3.11.7", torch="2.11.0", torchvision="0.26.0", ai3="0.1.0"
+)
+OVERALL = OverallRow(model="alexnet", algorithm="direct", input_size=64, mean=1.5)
+LAYER_ROW = LayerRow(
+    layer="features.0",
+    in_channels=3,
+    out_channels=64,
+    kernel_size="11x11",
+    mean_ms=0.5,
+    percentage=33.0,
+    model="alexnet",
+    algorithm="direct",
+    input_size=64,
+    position=0,
+    stride="4x4",
+    padding="2x2",
+    dilation="1x1",
+    groups=1,
+    batch_size=1,
+    in_height_px=64,
+    in_width_px=64,
+    out_height_px=15,
+    out_width_px=15,
+)
+
+
+def layer(**changes: Any) -> Layer:
+    """Return a 3×3 layer with stride 1 on 56×56, but for the changes."""
+    return dataclasses.replace(LAYER, **changes)
+
+
+def run(**changes: Any) -> Run:
+    """Return a run of AlexNet with direct on a CPU at 64 px, but for the changes."""
+    return dataclasses.replace(RUN, **changes)
+
+
+class Clock:
+    """Seconds that pass only when somebody looks, `step_s` a look."""
+
+    def __init__(self, step_s: float = 0.001) -> None:
+        self.now_s, self._step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        self.now_s += self._step_s
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Card:
+    """A sensor of one card under `power_w`: its counter changes every `tick_s` of the clock and holds in between."""
+
+    name, source = "GPU-1", energy.COUNTER
+
+    def __init__(self, clock: Clock, power_w: float = 400.0, tick_s: float = 0.1) -> None:
+        self._clock, self._power_w, self._tick_s = clock, power_w, tick_s
+        self.closed = 0
+
+    def read(self) -> tuple[float | None, float | None]:
+        ticks = int(self._clock.now_s / self._tick_s)
+        return ticks * self._tick_s * self._power_w, self._power_w
+
+    def state(self) -> energy.CardState:
+        return energy.CardState(temperature_c=40)
+
+    def settings(self) -> dict[str, object]:
+        return {"driver": "580.159"}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Load:
+    """A steady load: one inference every `pass_s` of the time that it is asked about."""
+
+    def __init__(self, pass_s: float) -> None:
+        self._pass_s = pass_s
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+
+    def inferences(self, time_s: float) -> float:
+        return time_s / self._pass_s
+
+
+class LayerTimer:
+    """A layer timer that reads the same times whatever runs."""
+
+    def __init__(self, times_ms: list[float]) -> None:
+        self._times_ms = times_ms
+        self.entered = 0
+
+    def __enter__(self) -> LayerTimer:
+        self.entered += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    def read_ms(self) -> list[float]:
+        return list(self._times_ms)
+
+
+class Meter:
+    """An energy meter that nobody should ask: the runs here measure no energy."""
+
+    def steady(self, load: object, **options: float) -> tuple[None, str]:
+        raise AssertionError("no energy was asked for")
+
+    def idle_power_w(self) -> None:
+        raise AssertionError("no energy was asked for")
+
+
+class Gpu:
+    """A GPU as far as events tell: work takes time on it, in order; its clock is in milliseconds.
+
+    `launch_ms` is how long the host needs for whatever it launches, `look_ms` for a look at its own clock; `patch` puts
+    the GPU in torch.cuda's place and the host's clock in that of `time`.
+    """
+
+    def __init__(self, cycles_per_ms: float = 2_000_000, launch_ms: float = 0.01, look_ms: float = 0.0) -> None:
+        self.host_ms = self.busy_until_ms = 0.0
+        self.launch_ms, self.look_ms = launch_ms, look_ms
+        self._cycles_per_ms = cycles_per_ms
+        gpu = self
+
+        class Event:
+            def __init__(self, **options: object) -> None:
+                self.at_ms = 0.0
+
+            def record(self) -> None:
+                self.at_ms = max(gpu.busy_until_ms, gpu.host_ms)
+
+            def query(self) -> bool:
+                return self.at_ms <= gpu.host_ms
+
+            def elapsed_time(self, end: Event) -> float:
+                return end.at_ms - self.at_ms
+
+        self.event_type = Event
+
+    def work(self, duration_ms: float) -> None:
+        self.busy_until_ms = max(self.busy_until_ms, self.host_ms) + duration_ms
+
+    def spin(self, cycles: int) -> None:
+        self.work(cycles / self._cycles_per_ms)
+
+    def synchronize(self) -> None:
+        self.host_ms = max(self.host_ms, self.busy_until_ms)
+
+    def perf_counter(self) -> float:
+        self.host_ms += self.look_ms
+        return self.host_ms / 1e3
+
+    def patch(self, monkeypatch: Any) -> None:
+        monkeypatch.setattr(graphs, "time", self)
+        monkeypatch.setattr(torch.cuda, "Event", self.event_type)
+        monkeypatch.setattr(torch.cuda, "_sleep", self.spin)
+        monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+
+
+class Captured:
+    """A graph of the fake GPU whose replay takes `duration_ms`."""
+
+    def __init__(self, gpu: Gpu, duration_ms: float) -> None:
+        self._gpu, self.duration_ms = gpu, duration_ms
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        self._gpu.host_ms += self._gpu.launch_ms
+        self._gpu.work(self.duration_ms)
+
+
+class Branching(nn.Module):
+    """Two convolutions behind control flow that depends on the data: no symbolic trace follows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = nn.Conv2d(3, 4, 3, padding=1)
+        self.two = nn.Conv2d(4, 4, 3, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if x.sum() > 1e9:
+            return x
+        return self.two(x)

@@ -1,0 +1,77 @@
+"""Runs run_profile.py again and again in processes that may be killed: PyTorch is loaded once, each run is a fork.
+
+Reads a line of JSON for each run: `arguments`, `log` (a file for what it prints), and optionally `die_at`, the number
+of the step on the file system below `below` at which the process kills itself with SIGKILL. Answers with the run's
+process number; to `{"wait": number}` with its status, as `os.waitpid` gives it, when it has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "shutil.copyfile")
+
+
+def main() -> None:
+    sys.path.insert(0, str(ROOT))
+    import torch
+
+    torch.set_num_threads(1)  # a pool of threads would not outlive the fork
+    import profiler  # noqa: F401
+    import run_profile
+    from convscope.cli.parser import as_program
+    from convscope.convolution import models
+    from convscope.profiling import report
+
+    assert report
+    for size in (32, 40):
+        models.convolutions("torchvision:squeezenet1_1", size)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            print(os.waitpid(request["wait"], 0)[1], flush=True)
+            continue
+        number = os.fork()
+        if number == 0:
+            sys.argv = ["run_profile.py", *request["arguments"]]
+            log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            os.close(0)
+            if request.get("die_at"):
+                _die(request["die_at"], request["below"])
+            try:
+                code = as_program(run_profile.main)
+                sys.stdout.flush()
+            except SystemExit as ended:
+                code = ended.code
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                code = 99
+            os._exit(code)
+        print(number, flush=True)
+
+
+def _die(at: int, below: str) -> None:
+    """Kill this process just before its `at`-th step on the file system below a folder."""
+    steps = 0
+
+    def count(event: str, arguments: tuple) -> None:
+        nonlocal steps
+        if event in STEPS and any(str(argument).startswith(below) for argument in arguments[:2]):
+            steps += 1
+            if steps == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""Two folders of results side by side: what differs, what may be compared, and the verdict on each row."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ENVIRONMENT, LAYER_ROW, OVERALL, ROOT, run
+
+from convscope.__main__ import main
+from convscope.errors import InputError
+from convscope.profiling import compare
+from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.store import Folder
+
+GPU = dataclasses.replace(ENVIRONMENT, gpu_name="NVIDIA H200", driver="580.159", cuda="13.0", cudnn="9.19.0")
+PASS = dataclasses.replace(OVERALL, mean=10.0, std=0.05, samples=20, sm_clock_mhz=1980, throttle_reasons="none")
+LAYER = dataclasses.replace(LAYER_ROW, mean_ms=1.0, std_ms=0.005, samples=20)
+
+
+def overall(**changes: Any) -> OverallRow:
+    return dataclasses.replace(PASS, **changes)
+
+
+def layer(**changes: Any) -> LayerRow:
+    return dataclasses.replace(LAYER, **changes)
+
+
+def written(
+    path: Path,
+    passes: list[OverallRow] | None = None,
+    layers: list[LayerRow] | None = None,
+    environment: dict[str, Any] | None = None,
+    **request: Any,
+) -> Path:
+    """Write a folder of results and return it: one pass and one layer at 64 px, on a GPU, but for what is given."""
+    asked = run(**{"device": "cuda:0", "gpu": "h200"} | request)
+    folder = Folder(path, asked.stem)
+    folder.prepare()
+    folder.write_run(asked, dataclasses.replace(GPU, **(environment or {})), {})
+    layers = [LAYER] if layers is None else layers
+    for row in [PASS] if passes is None else passes:
+        folder.append(row, [each for each in layers if each.input_size == row.input_size])
+    return path
+
+
+def judged(tmp_path: Path, a: OverallRow, b: OverallRow, tolerance_pct: float = 1.0) -> compare.Comparison:
+    """Return the comparison of two passes."""
+    results = [compare.read(written(tmp_path / name, [row])) for name, row in (("a", a), ("b", b))]
+    (found,) = compare.passes(*results, tolerance_pct)
+    return found
+
+
+def judged_layer(tmp_path: Path, a: Any, b: Any, tolerance_pct: float = 1.0) -> compare.Comparison:
+    """Return the comparison of two layers, each given with the pass that it was taken in."""
+    given = (("a", a), ("b", b))
+    results = [compare.read(written(tmp_path / name, [row], [of])) for name, (row, of) in given]
+    (found,) = compare.layers(*results, tolerance_pct)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [
+        ((1.1, 2.0), "slower"),
+        ((-2.0, -1.1), "faster"),
+        ((-0.9, 0.9), "same"),
+        ((0.5, 1.5), "ambiguous"),
+        ((-1.5, -0.5), "ambiguous"),
+        ((-3.0, 3.0), "ambiguous"),
+    ],
+)
+def test_an_interval_says_what_lies_wholly_on_one_side_of_the_borders(interval: tuple[float, float], verdict: str):
+    assert compare.verdict(*interval, 1.0) == verdict
+
+
+@pytest.mark.parametrize(("b_ms", "verdict"), [(10.5, "slower"), (9.5, "faster"), (10.02, "same")])
+def test_a_pass_is_judged_by_its_mean_against_the_tolerance(tmp_path: Path, b_ms: float, verdict: str):
+    assert judged(tmp_path, PASS, overall(mean=b_ms)).verdict == verdict
+
+
+def test_the_interval_is_welchs_in_percent_of_a(tmp_path: Path):
+    # scipy.stats.ttest_ind_from_stats(10.5, .2, 20, 10, .05, 20, equal_var=False): 0.5 ± 2.0799 · 0.0461 ms
+    found = judged(tmp_path, PASS, overall(mean=10.5, std=0.2))
+    assert (found.change_pct, found.low_pct, found.high_pct) == pytest.approx((5.0, 4.041, 5.959), abs=2e-3)
+
+
+def test_an_interval_across_a_border_is_ambiguous_and_names_the_border(tmp_path: Path):
+    found = judged(tmp_path, PASS, overall(mean=10.1, std=0.2))
+    assert (found.verdict, found.reason) == ("ambiguous", "the interval crosses +1 %")
+
+
+def test_a_single_sample_is_ambiguous(tmp_path: Path):
+    found = judged(tmp_path, PASS, overall(mean=20.0, std=None, samples=1))
+    assert (found.verdict, found.reason) == ("ambiguous", "a single sample says nothing of its spread")
+
+
+def test_a_throttled_pass_is_ambiguous_and_says_which_and_why(tmp_path: Path):
+    found = judged(tmp_path, PASS, overall(mean=20.0, throttle_reasons="power cap"))
+    assert (found.verdict, found.reason) == ("ambiguous", "B was throttled (power cap)")
+
+
+def test_a_difference_that_the_clocks_can_account_for_is_ambiguous(tmp_path: Path):
+    found = judged(tmp_path, PASS, overall(mean=11.0, sm_clock_mhz=1755))
+    assert (found.verdict, found.reason) == ("ambiguous", "clocks of 1980 and 1755 MHz can account for 12.5 %")
+
+
+def test_sameness_at_different_clocks_is_ambiguous(tmp_path: Path):
+    assert judged(tmp_path, PASS, overall(sm_clock_mhz=1755)).verdict == "ambiguous"
+
+
+def test_a_difference_beyond_what_the_clocks_can_account_for_stands(tmp_path: Path):
+    assert judged(tmp_path, PASS, overall(mean=20.0, sm_clock_mhz=1755)).verdict == "slower"
+
+
+def test_a_clock_that_makes_b_faster_does_not_hide_that_it_is_slower(tmp_path: Path):
+    assert judged(tmp_path, overall(sm_clock_mhz=1755), overall(mean=11.0)).verdict == "slower"
+
+
+def test_passes_timed_in_different_ways_are_ambiguous(tmp_path: Path):
+    found = judged(tmp_path, overall(timing_method="graph"), overall(mean=20.0, timing_method="hooks"))
+    assert (found.verdict, found.reason) == ("ambiguous", "timed in different ways (graph; hooks)")
+
+
+def test_without_clocks_the_intervals_decide(tmp_path: Path):
+    silent = {"sm_clock_mhz": None, "throttle_reasons": None}
+    assert judged(tmp_path, overall(**silent), overall(mean=20.0, **silent)).verdict == "slower"
+
+
+def test_a_size_that_was_not_measured_is_not_compared(tmp_path: Path):
+    found = judged(tmp_path, PASS, OverallRow("alexnet", "direct", 64, status="oom", reason="CUDA out of memory"))
+    assert (found.verdict, found.reason, found.a_ms, found.b_ms) == ("not compared", "B is oom", 10.0, None)
+
+
+def test_a_size_in_one_run_only_is_shown_as_such(tmp_path: Path):
+    a = compare.read(written(tmp_path / "a", [PASS, overall(input_size=96)]))
+    b = compare.read(written(tmp_path / "b"))
+    assert [(each.input_size, each.verdict, each.reason) for each in compare.passes(a, b, 1.0)] == [
+        (64, "same", ""),
+        (96, "not compared", "only in A"),
+    ]
+
+
+def test_layers_that_fell_back_are_counted_beside_the_verdict(tmp_path: Path):
+    found = judged(tmp_path, PASS, overall(mean=20.0, fallback_layers=3))
+    assert (found.verdict, found.reason) == ("slower", "B ran 3 layers with a fallback")
+
+
+def test_power_and_energy_stand_beside_the_times(tmp_path: Path):
+    found = judged(tmp_path, overall(power_mean_w=400.0, energy_per_inference_j=4.0), overall(power_mean_w=300.0))
+    assert (found.a_w, found.b_w, found.a_j, found.b_j) == (400.0, 300.0, 4.0, None)
+
+
+def test_a_layer_is_judged_at_its_size_and_position(tmp_path: Path):
+    found = judged_layer(tmp_path, (PASS, LAYER), (PASS, layer(mean_ms=1.2)))
+    assert (found.input_size, found.position, found.layer, found.verdict) == (64, 0, "features.0", "slower")
+
+
+def test_a_layer_of_a_throttled_pass_is_ambiguous(tmp_path: Path):
+    assert judged_layer(tmp_path, (PASS, LAYER), (overall(throttle_reasons="heat"), LAYER)).verdict == "ambiguous"
+
+
+def test_a_layer_is_no_surer_than_the_overhead_that_was_taken_off(tmp_path: Path):
+    a, b = ((overall(event_overhead_us=us), layer(mean_ms=ms)) for us, ms in ((100.0, 1.0), (2.5, 1.09)))
+    assert judged_layer(tmp_path, a, b).verdict == "ambiguous"
+
+
+def test_a_layer_that_fell_back_is_not_compared(tmp_path: Path):
+    found = judged_layer(tmp_path, (PASS, LAYER), (PASS, layer(status="fallback")))
+    assert (found.verdict, found.reason) == ("not compared", "B is fallback")
+
+
+def test_another_layer_in_the_same_place_is_not_compared(tmp_path: Path):
+    found = judged_layer(tmp_path, (PASS, LAYER), (PASS, layer(layer="conv1")))
+    assert (found.verdict, found.reason) == ("not compared", "features.0 in A, conv1 in B")
+
+
+@pytest.mark.parametrize("change", [{"model": "vgg16"}, {"batch_size": 4}, {"dtype": "float16"}])
+def test_different_work_is_refused_even_across(tmp_path: Path, change: dict[str, Any]):
+    a, b = compare.read(written(tmp_path / "a")), compare.read(written(tmp_path / "b", **change))
+    with pytest.raises(InputError, match=f"A and B are different work \\({next(iter(change))} "):
+        compare.differences(a, b, across=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"math": "tf32"},
+        {"device": "cpu"},
+        *({"environment": {name: "other"}} for name in ("gpu_name", "driver", "cuda", "cudnn", "torch")),
+        {"environment": {"power_limit_w": 300.0}},
+    ],
+    ids=str,
+)
+def test_another_environment_is_refused_and_named_unless_asked_for(tmp_path: Path, change: dict[str, Any]):
+    a, b = compare.read(written(tmp_path / "a")), compare.read(written(tmp_path / "b", **change))
+    with pytest.raises(InputError, match=r"A and B ran in different environments \(\w+ .* and .*\): --across"):
+        compare.differences(a, b, across=False)
+    name = next(iter(change.get("environment", change))).replace("device", "device_type")
+    assert list(compare.differences(a, b, across=True)) == [name]
+
+
+def test_another_processor_matters_to_a_run_on_a_cpu(tmp_path: Path):
+    a = compare.read(written(tmp_path / "a", device="cpu"))
+    b = compare.read(written(tmp_path / "b", device="cpu", environment={"cpu": "another"}))
+    with pytest.raises(InputError, match="cpu a processor and another"):
+        compare.differences(a, b, across=False)
+
+
+def test_another_algorithm_is_a_comparison_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = written(tmp_path / "a"), written(tmp_path / "b", algorithm="implicit gemm")
+    assert main(["compare", str(a), str(b)]) == 0
+    assert "they differ in: algorithm direct and implicit gemm\n" in capsys.readouterr().out
+
+
+def compared(a: Path, b: Path, *options: str) -> int:
+    return main(["compare", str(a), str(b), "--tolerance", "1", *options])
+
+
+def test_a_slower_pass_ends_with_exit_code_1(tmp_path: Path):
+    assert compared(written(tmp_path / "a"), written(tmp_path / "b", [overall(mean=12.0)])) == 1
+
+
+def test_a_faster_pass_ends_with_exit_code_0(tmp_path: Path):
+    assert compared(written(tmp_path / "a"), written(tmp_path / "b", [overall(mean=8.0)])) == 0
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--layers",), 1)])
+def test_a_slower_layer_decides_only_where_layers_are_asked_for(tmp_path: Path, options: tuple[str, ...], code: int):
+    a, b = written(tmp_path / "a"), written(tmp_path / "b", layers=[layer(mean_ms=1.2)])
+    assert compared(a, b, *options) == code
+
+
+def test_the_table_has_a_line_a_size_and_counts_below(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    passes = [overall(mean=12.0, power_mean_w=400.0, energy_per_inference_j=4.8)]
+    a = written(tmp_path / "a", [overall(power_mean_w=500.0, energy_per_inference_j=5.0)])
+    compared(a, written(tmp_path / "b", passes))
+    said = capsys.readouterr().out
+    assert said.splitlines()[:3] == [
+        f"A  {tmp_path}/a: alexnet, direct, fp32, batch 1, on NVIDIA H200",
+        f"B  {tmp_path}/b: alexnet, direct, fp32, batch 1, on NVIDIA H200",
+        "they differ in: nothing",
+    ]
+    header, line = said.splitlines()[4:6]
+    assert "A, W  B, W   A, mJ   B, mJ  verdict" in header
+    assert " ".join(line.split()) == "64 10.0000 12.0000 +20.0 +19.7 … +20.3 500 400 5000.0 4800.0 slower"
+    assert "passes: 1 slower\nlayers: 1 same\n" in said
+
+
+def test_power_that_one_run_lacks_has_no_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    compared(written(tmp_path / "a", [overall(power_mean_w=500.0)]), written(tmp_path / "b"))
+    assert "W" not in capsys.readouterr().out.splitlines()[4]
+
+
+def test_layers_are_listed_where_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    compared(written(tmp_path / "a"), written(tmp_path / "b"), "--layers")
+    assert "64    features.0  1.0000  1.0000" in capsys.readouterr().out
+
+
+def test_json_holds_every_row_the_differences_and_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = written(tmp_path / "a"), written(tmp_path / "b", [overall(mean=12.0)], environment={"host": "node2"})
+    compared(a, b, "--json")
+    said = json.loads(capsys.readouterr().out)
+    assert (said["exit_code"], said["tolerance_pct"], said["differences"]) == (1, 1.0, {"host": ["node1", "node2"]})
+    assert [row["verdict"] for row in said["passes"] + said["layers"]] == ["slower", "same"]
+
+
+def test_a_folder_without_a_run_is_one_line_and_exit_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert compared(tmp_path, tmp_path) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"convscope compare: {tmp_path} has no run.json: give the folder of a run")
+    assert said.count("\n") == 1
+
+
+def test_a_run_without_a_row_is_bad_input(tmp_path: Path):
+    with pytest.raises(InputError, match=r"has no row in alexnet_direct_overall\.csv"):
+        compare.read(written(tmp_path / "a", []))
+
+
+def test_runs_without_a_size_in_common_are_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = written(tmp_path / "a"), written(tmp_path / "b", [overall(input_size=96)])
+    assert compared(a, b) == 2
+    assert "no size of A and B can be compared (64 px: only in A)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["-1", "nan", "much"])
+def test_a_tolerance_that_is_none_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tolerance: str
+):
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", str(tmp_path), str(tmp_path), f"--tolerance={tolerance}"])
+    assert ended.value.code == 2
+    assert f"invalid percentage value: '{tolerance}'" in capsys.readouterr().err
+
+
+def test_comparing_needs_no_pytorch():
+    code = "import sys; from convscope import compare; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,308 @@
+"""The command line: exit codes, one line on stderr for what cannot be, and the files that a run leaves."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fakes import ROOT
+
+import run_profile
+
+FAST = [
+    "--device",
+    "cpu",
+    "--input-range",
+    "64",
+    "96",
+    "--num-sizes",
+    "1",
+    "--warmup",
+    "0",
+    "--measure",
+    "2",
+    "--no-energy",
+]
+ALEXNET = ["--model", "alexnet", "--algorithm", "direct", *FAST]
+MOBILENET = ["--model", "torchvision:mobilenet_v2", "--algorithm", "smm", *FAST]
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "run_profile.py"), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+
+class Printed:
+    """What one call of `main` answered and printed."""
+
+    def __init__(self, code: object, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]):
+    def main(*arguments: str) -> Printed:
+        capsys.readouterr()
+        try:
+            code: object = run_profile.main(list(arguments))
+        except SystemExit as ended:
+            code = ended.code
+        return Printed(code, *capsys.readouterr())
+
+    return main
+
+
+def test_a_run_from_a_shell_ends_with_0_and_leaves_three_files(tmp_path: Path):
+    done = command(*ALEXNET, "--output-dir", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "alexnet_direct_layers.csv", "alexnet_direct_overall.csv", "run.json",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "run.json").read_text())["command"][-1] == str(tmp_path)
+
+
+def test_bad_input_from_a_shell_ends_with_2_and_one_line():
+    done = command("--model", "lenet", "--algorithm", "direct")
+    assert done.returncode == 2
+    assert done.stderr == (
+        "run_profile.py: unknown model 'lenet': choose one of vgg16, densenet121, resnet152, googlenet, alexnet, "
+        "resnet50, or torchvision:NAME\n"
+    )
+
+
+def test_help_comes_without_loading_pytorch():
+    code = "import sys, run_profile\ntry: run_profile.main(['--help'])\nfinally: sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--unsupported" in done.stdout
+
+
+def test_a_run_prints_a_table_and_where_its_results_are(call, tmp_path: Path):
+    printed = call(*ALEXNET, "--output-dir", str(tmp_path))
+    header, line, where = printed.out.splitlines()
+    assert header.split()[:4] == ["size", "mean", "±", "std,"]
+    assert line.split()[0] == "64"
+    assert line.count(" %)") == 3
+    assert where == f"results: {tmp_path}"
+
+
+def test_a_second_run_measures_nothing_and_says_so(call, tmp_path: Path):
+    first = call(*ALEXNET, "--output-dir", str(tmp_path))
+    files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    second = call(*ALEXNET, "--output-dir", str(tmp_path))
+    assert (second.code, second.out) == (0, first.out)
+    assert second.err == f"all 1 sizes are in {tmp_path}: nothing measured (--overwrite)\n"
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_overwrite_measures_again(call, tmp_path: Path):
+    call(*ALEXNET, "--output-dir", str(tmp_path))
+    before = (tmp_path / "alexnet_direct_overall.csv").read_text()
+    printed = call(*ALEXNET, "--output-dir", str(tmp_path), "--overwrite")
+    after = (tmp_path / "alexnet_direct_overall.csv").read_text()
+    assert printed.code == 0
+    assert after != before
+    assert len(after.splitlines()) == 2
+    (kept,) = tmp_path.parent.glob(f"{tmp_path.name}.before-*")
+    assert printed.err == f"what was in {tmp_path} is kept in {kept}\n"
+    assert (kept / "alexnet_direct_overall.csv").read_text() == before
+
+
+def test_overwrite_takes_other_settings(call, tmp_path: Path):
+    call(*ALEXNET, "--output-dir", str(tmp_path))
+    assert call(*ALEXNET, "--output-dir", str(tmp_path), "--seed", "3", "--overwrite").code == 0
+    assert json.loads((tmp_path / "run.json").read_text())["run"]["seed"] == 3
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        (["--batch-size", "2"], "batch_size 1, now 2"),
+        (["--seed", "7"], "seed 0, now 7"),
+        (["--measure", "3"], "measure_iters 2, now 3"),
+        (["--algorithm", "smm"], "algorithm direct, now smm"),
+    ],
+)
+def test_other_settings_in_the_same_folder_are_refused_naming_the_difference(
+    call, measured: Path, changed: list[str], difference: str
+):
+    printed = call(*ALEXNET, "--output-dir", str(measured), *changed)
+    assert printed.code == 2
+    assert f"holds a run with other settings ({difference}): choose another --output-dir" in printed.err
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with one measured size; no test that uses it may change it."""
+    folder = tmp_path_factory.mktemp("measured")
+    assert run_profile.main([*ALEXNET, "--output-dir", str(folder)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--model", "lenet", "--algorithm", "direct"], "unknown model 'lenet'"),
+        (["--model", "torchvision:lenet", "--algorithm", "direct"], "torchvision has no classification model 'lenet'"),
+        (["--model", "alexnet", "--algorithm", "fastest"], "unknown algorithm 'fastest'"),
+        ([*ALEXNET, "--num-sizes", "0"], "--num-sizes 0: it must be at least 1"),
+        ([*ALEXNET, "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
+        ([*ALEXNET, "--measure", "0"], "--measure 0: it must be at least 1"),
+        ([*ALEXNET, "--input-range", "0", "0"], "--input-range 0: it must be at least 1"),
+        ([*ALEXNET, "--input-range", "8", "8"], "alexnet cannot take 8×8 images"),
+        ([*ALEXNET, "--gpu", "h200"], "--gpu h200: the device is a CPU"),
+        ([*ALEXNET, "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
+        ([*ALEXNET, "--device", "tpu"], "--device 'tpu' is none of auto, cpu, cuda, cuda:N"),
+        ([*ALEXNET, "--math", "tf32"], "--math tf32 needs a CUDA device"),
+        ([*ALEXNET, "--math", "fp64"], "argument --math: invalid choice: 'fp64'"),
+        ([*ALEXNET, "--num-sizes", "many"], "argument --num-sizes: invalid int value: 'many'"),
+        ([*ALEXNET, "--test"], "argument --test: not allowed with argument --num-sizes"),
+        ([*ALEXNET, "--algorithm", "winograd"], "winograd needs a CUDA device: on a CPU choose direct, smm or torch"),
+        (["--model", "alexnet"], "say --model NAME and --algorithm NAME"),
+        (["--colour"], "unrecognized arguments: --colour"),
+        (["--list-algorithms", "--model", "lenet"], "unknown model 'lenet'"),
+    ],
+    ids=lambda value: None if isinstance(value, list) else value.replace(":", "")[:40],
+)
+def test_what_cannot_be_ends_with_2_and_exactly_one_line(call, arguments: list[str], line: str):
+    printed = call(*arguments)
+    assert printed.code == 2
+    assert printed.out == ""
+    assert printed.err.startswith(f"run_profile.py: {line}")
+    assert printed.err.count("\n") == 1
+
+
+def test_a_batch_of_nothing_cannot_be_listed_either(call):
+    assert call("--list-algorithms", "--model", "alexnet", "--device", "cpu", "--batch-size", "0").code == 2
+
+
+def test_a_directory_that_cannot_be_written_ends_with_2_and_one_line(call, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    printed = call(*ALEXNET, "--output-dir", str(tmp_path / "file" / "results"))
+    assert printed.code == 2
+    assert printed.err == (
+        f"run_profile.py: cannot write results to {tmp_path}/file/results (Not a directory): "
+        "choose another folder with --output-dir\n"
+    )
+
+
+def test_layers_that_cannot_use_the_algorithm_stop_the_run_before_it_begins(call, tmp_path: Path):
+    printed = call(*MOBILENET, "--output-dir", str(tmp_path / "results"))
+    assert printed.code == 2
+    assert "ai3 has no grouped convolution on a CPU" in printed.err
+    assert "features.1.conv.0.0" in printed.err
+    assert "--unsupported fallback" in printed.err
+    assert printed.err.count("\n") == 1
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.fixture(scope="module", params=["fallback", "skip"])
+def mobilenet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple:
+    folder = tmp_path_factory.mktemp(request.param)
+    assert run_profile.main([*MOBILENET, "--unsupported", request.param, "--output-dir", str(folder)]) == 0
+    overall, layers = (pd.read_csv(folder / f"mobilenet_v2_smm_{table}.csv") for table in ("overall", "layers"))
+    return request.param, overall, layers
+
+
+def test_each_row_says_what_really_ran(mobilenet: tuple):
+    _, _, layers = mobilenet
+    grouped = layers["groups"] > 1
+    assert 0 < grouped.sum() < len(layers)
+    assert set(layers[grouped]["ran_algorithm"] + "/" + layers[grouped]["ran_provider"]) == {"torch/torch"}
+    assert set(layers[~grouped]["ran_algorithm"] + "/" + layers[~grouped]["ran_provider"]) == {"smm/ai3"}
+
+
+def test_layers_that_ran_something_else_have_a_status_and_a_reason(mobilenet: tuple):
+    unsupported, _, layers = mobilenet
+    grouped = layers["groups"] > 1
+    assert set(layers[grouped]["status"]) == {{"fallback": "fallback", "skip": "unsupported"}[unsupported]}
+    assert layers[grouped]["reason"].str.startswith("ai3 has no grouped convolution on a CPU").all()
+    assert set(layers[~grouped]["status"]) == {"ok"}
+
+
+def test_only_skipped_layers_have_no_time(mobilenet: tuple):
+    unsupported, _, layers = mobilenet
+    assert (layers["mean_ms"].isna() == ((layers["groups"] > 1) & (unsupported == "skip"))).all()
+
+
+def test_the_overall_row_counts_the_layers_that_ran_something_else(mobilenet: tuple):
+    unsupported, overall, layers = mobilenet
+    counts = overall.iloc[0][["fallback_layers", "unsupported_layers"]].tolist()
+    grouped = (layers["groups"] > 1).sum()
+    assert counts == ([grouped, 0] if unsupported == "fallback" else [0, grouped])
+
+
+def test_models_are_listed_one_a_line(call):
+    printed = call("--list-models")
+    assert (printed.code, printed.err) == (0, "")
+    assert printed.out.splitlines()[0] == "vgg16"
+
+
+def test_algorithms_are_listed_without_a_model(call):
+    printed = call("--list-algorithms")
+    assert printed.code == 0
+    assert printed.out.splitlines()[3].split()[:3] == ["gemm", "-", "cudnn"]
+
+
+def test_algorithms_are_listed_for_a_model_at_a_size(call):
+    printed = call("--list-algorithms", "--model", "alexnet", "--input-range", "64", "64", "--device", "cpu")
+    assert printed.code == 0
+    assert printed.out.splitlines()[0].startswith("alexnet at 64 px, batch 1")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_checking_for_cuda_without_a_gpu_says_so_and_ends_with_1(call):
+    printed = call("--check-cuda")
+    assert printed.code == 1
+    assert "no CUDA device" in printed.out
+
+
+def test_a_run_with_a_size_that_failed_ends_with_1(call, tmp_path: Path):
+    call(*ALEXNET, "--output-dir", str(tmp_path))
+    overall = tmp_path / "alexnet_direct_overall.csv"
+    overall.write_text(overall.read_text().replace(",ok,", ",oom,too large"))
+    assert call(*ALEXNET, "--output-dir", str(tmp_path)).code == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "stage", "count"),
+    [
+        (["--test"], "1_sanity", 1),
+        (["--quick"], "2_quick", 10),
+        (["--num-sizes", "3"], "3_full", 3),
+        ([], "3_full", 100),
+    ],
+)
+def test_each_stage_has_its_folder_and_number_of_sizes(
+    call, monkeypatch: pytest.MonkeyPatch, option: list[str], stage: str, count: int
+):
+    import profiler
+
+    runs: list[profiler.UnifiedProfiler] = []
+
+    def measure_nothing(self: profiler.UnifiedProfiler, *arguments: object, **options: object) -> tuple:
+        runs.append(self)
+        empty = pd.DataFrame(columns=["input_size", "status"])
+        return empty, empty
+
+    monkeypatch.setattr(profiler.UnifiedProfiler, "run", measure_nothing)
+    call("--model", "alexnet", "--algorithm", "direct", "--device", "cpu", *option)
+    assert runs[0].folder.parts[-2:] == (stage, "alexnet_direct_cpu")
+    assert len(runs[0].request.input_sizes) == count
+
+
+def test_a_reader_that_has_gone_away_is_no_error():
+    listing = f"{sys.executable} {ROOT / 'run_profile.py'} --list-models"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {listing} | head -1"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "vgg16\n", "")

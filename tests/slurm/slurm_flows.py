@@ -1,0 +1,90 @@
+"""Jobs that run side by side while the tests look at them, each there to show one thing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from slurm_cluster import Cluster
+
+LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64", "163")
+LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
+LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu", "--num-sizes", "60")
+UNDISTURBED = "undisturbed"
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Numbers of jobs, by what they are there to show."""
+
+    limited: str
+    chain: list[str]
+    by_hand: list[str]
+    broken_chain: list[str]
+    gated: list[str]
+    undisturbed: subprocess.Popen[bytes]
+
+
+@contextmanager
+def submitted(cluster: Cluster) -> Iterator[Flows]:
+    """Submit everything that takes long, and see the first job past its time limit.
+
+    SLURM looks at time limits every 30 s. The limit comes down to within the warning's reach when the first sizes are
+    there, and goes up again after one restart, which is enough to see.
+    """
+    (limited,) = cluster.submit("./3_full_run.sh", *LIMITED, *LONG, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@60")
+    chain = cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "torch", "cpu", *LIGHT)
+    with _undisturbed(cluster) as undisturbed:
+        flows = Flows(limited, chain, _by_hand(cluster), _broken_chain(cluster), _gated(cluster), undisturbed)
+        overall = cluster.results("3_full", "squeezenet1_1_torch_cpu") / "squeezenet1_1_torch_overall.csv"
+        cluster.until(lambda: overall.exists() and overall.read_text().count("\n") > 2, "the first sizes")
+        _limit(cluster, limited, 1 + _minutes(cluster, limited))
+        cluster.until(lambda: cluster.job(limited)["Restarts"] == "1", "the first restart")
+        _limit(cluster, limited, 30)
+        yield flows
+
+
+def _minutes(cluster: Cluster, job: str) -> int:
+    days, _, clock = cluster.job(job)["RunTime"].rpartition("-")
+    hours, minutes, _ = (int(part) for part in clock.split(":"))
+    return 1440 * int(days or 0) + 60 * hours + minutes
+
+
+def _limit(cluster: Cluster, job: str, minutes: int) -> None:
+    cluster.call("scontrol", "update", f"JobId={job}", f"TimeLimit={minutes}")
+
+
+def _by_hand(cluster: Cluster) -> list[str]:
+    command = ("sbatch", "--parsable", "--gres=none")
+    names = ("alexnet", "direct", "cpu", *LIGHT)
+    first = cluster.call(*command, "1_sanity_check.sh", *names).stdout.strip()
+    second = cluster.call(*command, f"--dependency=afterok:{first}", "2_quick_sweep.sh", *names).stdout.strip()
+    return [first, second]
+
+
+def _broken_chain(cluster: Cluster) -> list[str]:
+    foreign = cluster.results("2_quick", "alexnet_smm_cpu") / "alexnet_smm_overall.csv"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("somebody's table\n")
+    return cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "smm", "cpu", *LIGHT)
+
+
+def _gated(cluster: Cluster) -> list[str]:
+    matrix = cluster.project / "two of them.tsv"
+    matrix.write_text("torchvision:mnasnet0_5\tgemm\ntorchvision:mnasnet0_5\ttorch\n")
+    return cluster.submit("./1_sanity_check.sh", "--chain", "--matrix", matrix.name, "cpu", *LIGHT)
+
+
+def _undisturbed(cluster: Cluster) -> subprocess.Popen[bytes]:
+    model, algorithm, device, *sizes = LIMITED
+    command = [sys.executable, "run_profile.py", "--model", model, "--algorithm", algorithm, "--device", device]
+    return subprocess.Popen(
+        [*command, *sizes, *LIGHT, "--output-dir", UNDISTURBED],
+        cwd=cluster.project,
+        env=cluster.environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )

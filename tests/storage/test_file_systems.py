@@ -1,0 +1,161 @@
+"""Disks that are full, read-only or gone, and clocks that go back, under real runs: what was whole stays whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fakes.killing import STEM, Victims, assert_whole, wait_for
+
+from convscope.storage.store import Folder
+
+KIB = 1024
+
+
+def _namespaces() -> bool:
+    asked = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+in_a_namespace = pytest.mark.skipif(not _namespaces(), reason="mount namespaces are not permitted here")
+
+
+def said(log: Path) -> str:
+    return log.read_text().splitlines()[-1]
+
+
+@in_a_namespace
+def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_run_goes_on(tmp_path: Path):
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    disk.mkdir()
+    ends = []
+    with Victims(f"mount -t tmpfs -o size=1m none {disk}") as victims:
+        seen = Path(f"/proc/{victims.number}/root{disk}")  # the disk, as it is in the other namespace
+        wait_for(lambda: os.stat(seen).st_dev != os.stat(tmp_path).st_dev)
+        for free in range(0, 120 * KIB, 8 * KIB):
+            (seen / "ballast").write_bytes(bytes(KIB * KIB - free))
+            victims.start(disk / "run", log=str(log))
+            ends.append(victims.end())
+            overall, layers = Folder(seen / "run", STEM).read()
+            assert layers.groupby("input_size").size().to_dict() == dict.fromkeys(overall["input_size"], 26)
+            if ends[-1] == 74:
+                assert said(log) == (
+                    f"run_profile.py: cannot write to {disk}/run (No space left on device): the sizes that are there "
+                    "are whole; when that is mended, the same command goes on"
+                )
+            (seen / "ballast").unlink()
+            victims.start(disk / "run", log=str(log))
+            assert victims.end() == 0, log.read_text()
+            assert_whole(seen / "run")
+            shutil.rmtree(seen / "run")
+    assert set(ends) == {0, 2, 74}
+    assert ends.count(74) > 3
+
+
+@in_a_namespace
+def test_a_folder_on_a_disk_that_is_read_only_is_refused_before_anything_is_measured(tmp_path: Path):
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    disk.mkdir()
+    with Victims(f"mount --bind {disk} {disk}\nmount -o remount,bind,ro {disk}") as victims:
+        victims.start(disk, log=str(log))
+        assert victims.end() == 2
+    assert log.read_text() == (
+        f"run_profile.py: cannot write results to {disk} (Read-only file system): "
+        "choose another folder with --output-dir\n"
+    )
+
+
+MANY = ("--num-sizes", "16", "--input-range", "32", "47", "--measure", "5")
+
+
+@in_a_namespace
+def test_a_disk_that_becomes_read_only_under_a_run_ends_it_with_one_line(tmp_path: Path):
+    disk, log = tmp_path / "disk", tmp_path / "log"
+    disk.mkdir()
+    with Victims(f"mount -t tmpfs none {disk}") as victims:
+        seen = Folder(Path(f"/proc/{victims.number}/root{disk}/run"), STEM)
+        victims.start(disk / "run", *MANY, log=str(log))
+        wait_for(seen.overall.exists)
+        inside = ["nsenter", f"--target={victims.number}", "--user", "--mount", "--preserve-credentials"]
+        subprocess.run([*inside, "mount", "-o", "remount,ro", str(disk)], check=True)
+        assert victims.end() == 74
+        done = list(seen.read()[0]["input_size"])
+        subprocess.run([*inside, "mount", "-o", "remount,rw", str(disk)], check=True)
+        victims.start(disk / "run", *MANY, log=f"{log}2")
+        assert victims.end() == 0
+        assert_whole(seen.path, tuple(range(32, 48)))
+    assert 0 < len(done) < 16
+    assert "(Read-only file system)" in said(log)
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_folder_that_is_removed_under_a_run_ends_it_with_one_line(tmp_path: Path):
+    folder = tmp_path / "run"
+    with Victims() as victims:
+        victims.start(folder, *MANY)
+        wait_for((folder / f"{STEM}_overall.csv").exists)
+        folder.rename(tmp_path / "elsewhere")
+        assert victims.end() == 74
+    assert said(tmp_path / "run.log") == (
+        f"run_profile.py: {folder}/run.lock is gone: somebody took this run's folder away, nothing is written any more"
+    )
+    assert not folder.exists()
+    overall, layers = Folder(tmp_path / "elsewhere", STEM).read()
+    assert len(layers) == 26 * len(overall) > 0
+
+
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long back(void) { const char *flag = getenv("CLOCK_BACK"); return flag && !access(flag, F_OK) ? 7200 : 0; }
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, now);
+    if (id == CLOCK_REALTIME) now->tv_sec -= back();
+    return status;
+}
+time_t time(time_t *at) {
+    struct timespec now; clock_gettime(CLOCK_REALTIME, &now); if (at) *at = now.tv_sec; return now.tv_sec;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec exact; clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec; now->tv_usec = exact.tv_nsec / 1000; return 0;
+}
+"""
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler to make the clock's shim with")
+def test_a_clock_that_is_set_back_by_two_hours_under_a_run_changes_no_figure_and_loses_nothing(tmp_path: Path):
+    folder, shim, flag = tmp_path / "run", tmp_path / "shim.so", tmp_path / "back"
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", str(shim), "-x", "c", "-", "-ldl"], input=SHIM, text=True, check=True
+    )
+    with Victims(LD_PRELOAD=str(shim), CLOCK_BACK=str(flag)) as victims:
+        victims.start(folder, *MANY)
+        wait_for((folder / f"{STEM}_overall.csv").exists)
+        flag.touch()
+        assert victims.end() == 0
+        document = json.loads((folder / "run.json").read_text())
+        assert document["ended_utc"] < document["started_utc"]  # so it went back
+        overall = pd.read_csv(folder / f"{STEM}_overall.csv")
+        assert len(overall) == 16
+        assert overall["wall_s"].between(0, 60).all()
+        process = victims.start(folder, *MANY, "--overwrite")
+        wait_for(lambda: any(tmp_path.glob("run.before-*")))
+        os.kill(process, signal.SIGKILL)
+        victims.end()
+        assert victims.finish(folder, *MANY) == 0
+    (kept,) = tmp_path.glob("run.before-*")
+    assert len(pd.read_csv(kept / f"{STEM}_overall.csv")) == 16
+    assert len(Folder(folder, STEM).read()[0]) == 16

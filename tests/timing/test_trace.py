@@ -1,0 +1,156 @@
+"""Kernels given to the layers that launched them: a trace recorded on an H200, and small ones made by hand."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from fakes import DATA
+
+from convscope.convolution import models
+from convscope.errors import TraceMissingError
+from convscope.timing import trace
+
+GOLDEN = DATA / "trace_resnet50_tf32_h200.json.gz"
+REPLAYS = 3
+NANOSECOND_MS = 1e-6  # to which CUPTI's times are exact
+
+
+@pytest.fixture(scope="module")
+def events() -> list[dict[str, Any]]:
+    return json.loads(gzip.decompress(GOLDEN.read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def layers(events: list[dict[str, Any]]) -> list[trace.LayerTrace]:
+    return trace.by_layer(events, REPLAYS)
+
+
+def test_every_convolution_of_resnet50_has_its_trace(layers: list[trace.LayerTrace]):
+    assert len(layers) == len(models.convolutions("resnet50", 224)) == 53
+
+
+def test_every_layer_launched_between_one_and_four_kernels(layers: list[trace.LayerTrace]):
+    assert Counter(sum(layer.kernels.values()) for layer in layers) == {1: 27, 2: 8, 3: 9, 4: 9}
+
+
+def test_the_first_layer_is_the_implicit_product_and_takes_19_microseconds(layers: list[trace.LayerTrace]):
+    ((name, count),) = layers[0].kernels.items()
+    assert name.startswith("void implicit_convolve_sgemm<float, float, 1024, 5, 5, 3, 3, 3, 1")
+    assert count == 1
+    assert layers[0].kernel_ms == pytest.approx(0.01885, abs=1e-5)
+
+
+def test_a_tf32_layer_is_a_product_between_two_changes_of_layout(layers: list[trace.LayerTrace]):
+    counts = {name.split("<")[0].split("_tilesize")[0]: count for name, count in layers[2].kernels.items()}
+    assert counts == {
+        "void cudnn::engines_precompiled::nchwToNhwcKernel": 2,
+        "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw": 1,
+    }
+
+
+def test_no_layer_spans_less_than_its_kernels_take(layers: list[trace.LayerTrace]):
+    assert all(layer.span_ms is not None for layer in layers)
+    assert all(layer.kernel_ms <= layer.span_ms + NANOSECOND_MS for layer in layers)
+
+
+def test_the_span_of_a_single_kernel_is_its_time(layers: list[trace.LayerTrace]):
+    alone = [layer for layer in layers if sum(layer.kernels.values()) == 1]
+    assert [layer.span_ms for layer in alone] == pytest.approx([layer.kernel_ms for layer in alone], abs=1e-9)
+
+
+def test_the_layers_of_resnet50_add_up_to_what_was_measured(layers: list[trace.LayerTrace]):
+    assert sum(layer.kernel_ms for layer in layers) == pytest.approx(0.568, abs=0.001)
+    assert sum(layer.span_ms for layer in layers) == pytest.approx(0.638, abs=0.001)
+
+
+@pytest.mark.parametrize("between", ["bn_fw_inf", "max_pool_forward", "vectorized_elementwise", "gemvx", "spin_kernel"])
+def test_kernels_between_the_layers_belong_to_none(
+    events: list[dict[str, Any]], layers: list[trace.LayerTrace], between: str
+):
+    assert any(between in event["name"] for event in events)
+    assert not any(between in name for layer in layers for name in layer.kernels)
+
+
+def test_memory_set_by_a_layer_counts_among_its_kernels(layers: list[trace.LayerTrace]):
+    assert sum(layer.kernels.get("Memset (Device)", 0) for layer in layers) == 9
+
+
+def test_replays_that_cannot_be_matched_leave_no_span(events: list[dict[str, Any]]):
+    assert all(layer.span_ms is None for layer in trace.by_layer(events, REPLAYS + 1))
+
+
+def test_replays_that_cannot_be_matched_leave_the_times_of_the_eager_pass(events: list[dict[str, Any]]):
+    unmatched = trace.by_layer(events, REPLAYS + 1)
+    assert unmatched[0].kernel_ms == pytest.approx(0.018432)
+
+
+def test_one_foreign_kernel_in_a_replay_is_noticed(events: list[dict[str, Any]]):
+    last = max((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])
+    renamed = [event | {"name": "foreign"} if event is last else event for event in events]
+    assert all(layer.span_ms is None for layer in trace.by_layer(renamed, REPLAYS))
+
+
+def test_a_trace_without_kernels_says_that_cupti_gave_none(events: list[dict[str, Any]]):
+    with pytest.raises(TraceMissingError, match="CUPTI recorded no kernels"):
+        trace.by_layer([event for event in events if event["cat"] == "user_annotation"], REPLAYS)
+
+
+def on_host(name: str, start_us: float, end_us: float) -> dict[str, Any]:
+    return {"ph": "X", "cat": "user_annotation", "name": name, "ts": start_us, "dur": end_us - start_us}
+
+
+def launch(correlation: int, time_us: float, category: str = "cuda_runtime") -> dict[str, Any]:
+    given = {"correlation": correlation}
+    return {"ph": "X", "cat": category, "name": "launch", "ts": time_us, "dur": 1.0, "args": given}
+
+
+def kernel(name: str, correlation: int, start_us: float, duration_us: float) -> dict[str, Any]:
+    given = {"correlation": correlation}
+    return {"ph": "X", "cat": "kernel", "name": name, "ts": start_us, "dur": duration_us, "args": given}
+
+
+def two_layers() -> list[dict[str, Any]]:
+    """Two layers, a and b of two kernels each, something between them, and two replays at other speeds."""
+    made = [on_host("convscope:eager", 0, 100)]
+    made += [on_host("convscope:layer:0", 10, 30), on_host("convscope:layer:1", 50, 70)]
+    made += [launch(1, 11), launch(2, 12, "cuda_driver"), launch(3, 40), launch(4, 51), launch(5, 52)]
+    names = ["a1", "a2", "between", "b1", "b2"]
+    made += [kernel(name, index + 1, 500 + 20 * index, 8) for index, name in enumerate(names)]
+    for replay, (begin, gap) in enumerate([(1000, 2), (2000, 4)]):
+        made += [on_host("convscope:replay", begin, begin + 10), launch(10 + replay, begin + 1)]
+        made += [kernel(name, 10 + replay, begin + 100 + index * (10 + gap), 10) for index, name in enumerate(names)]
+    return made
+
+
+def test_kernels_go_to_the_layer_whose_range_holds_their_launch():
+    found = trace.by_layer(two_layers(), 2)
+    assert [dict(layer.kernels) for layer in found] == [{"a1": 1, "a2": 1}, {"b1": 1, "b2": 1}]
+
+
+def test_times_are_those_of_the_replays_not_of_the_eager_pass():
+    assert [layer.kernel_ms for layer in trace.by_layer(two_layers(), 2)] == pytest.approx([0.020, 0.020])
+
+
+def test_a_span_reaches_from_the_first_start_to_the_last_end_in_the_median_replay():
+    assert [layer.span_ms for layer in trace.by_layer(two_layers(), 2)] == pytest.approx([0.023, 0.023])
+
+
+def test_the_order_of_the_events_does_not_matter():
+    assert trace.by_layer(two_layers()[::-1], 2) == trace.by_layer(two_layers(), 2)
+
+
+def test_layers_come_by_position_also_beyond_the_ninth():
+    made = [on_host("convscope:eager", 0, 1000)]
+    for position in range(12):
+        made += [on_host(f"convscope:layer:{position}", 10 * position, 10 * position + 5)]
+        made += [launch(position, 10 * position + 1), kernel(f"k{position}", position, 2000 + position, 0.5)]
+    assert [list(layer.kernels) for layer in trace.by_layer(made, 0)] == [[f"k{p}"] for p in range(12)]
+
+
+def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
+    strangers = [kernel("stranger", 99, 1, 500), launch(98, 900), kernel("later", 98, 950, 500)]
+    assert trace.by_layer(two_layers() + strangers, 2) == trace.by_layer(two_layers(), 2)

@@ -1,0 +1,272 @@
+"""A training study: what can be asked, what a cell gives, and what becomes of one that fails."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+import fakes
+import pytest
+import torch
+
+from convscope.convolution import swap
+from convscope.distributed import Ranks
+from convscope.errors import InputError
+from convscope.power.energy import EnergyWindow
+from convscope.power.sampler import PowerWindow
+from convscope.storage.ledger import Ledger
+from convscope.timing.hooks import convolution_modules
+from convscope.training import datasets, report
+from convscope.training import study as training_study
+from convscope.training.request import Training, check
+from convscope.training.rows import TRAINING, TrainingKey
+from convscope.training.study import TrainingStudy
+from convscope.training.trainer import Epoch, Trained, Trainer
+from profiler import PowerMonitor
+
+CPU = torch.device("cpu")
+SMALL = "torchvision:squeezenet1_1"
+ASKED = Training(models=(SMALL,), batch_sizes=(4,), gpu="cpu", stem="imagenet", math="fp32", dataset="synthetic",
+                 skipped_steps=1, max_steps=3)  # fmt: skip
+NOISE = datasets.Images(None, None)
+
+
+def asked(**changes) -> Training:
+    return check(dataclasses.replace(ASKED, **changes))
+
+
+class Meter:
+    """A meter whose windows hold 20 J in 2 s each."""
+
+    reason = None
+
+    def __init__(self) -> None:
+        self.windows = 0
+
+    def begin(self) -> PowerWindow:
+        self.windows += 1
+        return PowerWindow(0.0)
+
+    def end(self, window: PowerWindow) -> PowerWindow:
+        window.energies.append(EnergyWindow(0.0, 2.0, 20.0, 0.2, "a counter"))
+        window.reasons.append(None)
+        return window
+
+
+def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingStudy:
+    notes: list[str] = []
+    made = TrainingStudy(
+        asked(**changes),
+        NOISE,
+        CPU,
+        Ranks(),
+        meter or Meter(),
+        Ledger(folder, TRAINING),
+        folder / "profiles",
+        stop,
+        notes.append,
+    )
+    made.ledger.prepare()
+    made.ledger.begin(made.training, fakes.ENVIRONMENT, ["x"], overwrite=False)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"models": ("resnet19",)}, "unknown model 'resnet19'"),
+        ({"models": ("vgg16",), "stem": "cifar"}, "vgg16 is no ResNet and has no cifar stem: say --stem imagenet"),
+        ({"batch_sizes": (4, 0)}, "--batch-size 0: it must be at least 1"),
+        ({"epochs": 0}, "--epochs 0"),
+        ({"learning_rate": float("nan")}, "--learning-rate must be a number above 0"),
+        ({"max_steps": 1}, "--max-steps 1: the first 1 steps are not counted"),
+        ({"dataset": "digits", "classes": 9}, "--num-classes 9: digits has 10"),
+        ({"algorithm": "gemm"}, "gemm needs a CUDA device"),
+        ({"algorithm": "direct", "dtype": "bfloat16"}, "--algorithm direct trains in float32 and without --compile"),
+        ({"algorithm": "direct", "compiled": True}, "--algorithm direct trains in float32 and without --compile"),
+        ({"profile_memory": True}, "--profile-memory is a part of the trace"),
+    ],
+)
+def test_what_cannot_be_asked_is_one_line(changes: dict, said: str):
+    with pytest.raises(InputError) as raised:
+        asked(**changes)
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_resnets_go_by_their_short_names_and_others_by_torchvision():
+    names = asked(models=("ResNet18", "resnet50", "torchvision:mobilenet_v2")).models
+    assert names == ("torchvision:resnet18", "resnet50", "torchvision:mobilenet_v2")
+
+
+def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
+    meter = Meter()
+    made = study(tmp_path, meter)
+    made.run()
+    row = made.ledger.read("training").iloc[0]
+    assert row["status"] == "ok"
+    assert (row["steps"], row["skipped_steps"], meter.windows) == (2, 1, 1)
+    parts_ms = sum(row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
+    assert parts_ms == pytest.approx(row["step_ms"])
+    assert row["step_ms"] * 2 / 1e3 == pytest.approx(row["window_s"], rel=0.03)
+    assert row["throughput_samples_per_s"] == pytest.approx(8 / row["window_s"])
+    assert row["power_mean_w"] == 10
+    assert row["energy_per_sample_j"] == pytest.approx(10 * row["window_s"] / 8)
+    assert row["energy_uncertainty_j"] == pytest.approx(row["energy_per_sample_j"] / 100)
+    assert row["parameters"] == 727_626
+    assert row["timing_method"] == "time.perf_counter"
+
+
+def test_without_a_sensor_the_row_says_why_there_is_no_energy(tmp_path: Path):
+    made = study(tmp_path, PowerMonitor(reason="nobody to ask"))
+    made.run()
+    row = made.ledger.read("training").iloc[0]
+    assert (row["status"], row["reason"]) == ("ok", "no energy: nobody to ask")
+    assert made.ledger.read("training")["energy_per_sample_j"].isna().all()
+
+
+def test_out_of_memory_is_a_row_and_the_next_cell_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    train = Trainer.train
+
+    def sometimes(self: Trainer, meter: Meter) -> Trained:
+        if self.found.parameters and self._loader._batch[0].shape[0] == 8:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
+        return train(self, meter)
+
+    monkeypatch.setattr(Trainer, "train", sometimes)
+    made = study(tmp_path, batch_sizes=(8, 4))
+    made.run()
+    table = made.ledger.read("training")
+    assert table[["batch_size", "status"]].to_numpy().tolist() == [[8, "oom"], [4, "ok"]]
+    assert table["reason"][0] == "CUDA out of memory. Tried to allocate 20.00 GiB."
+    assert table.loc[0, ["step_ms", "throughput_samples_per_s", "loss"]].isna().all()
+
+
+def test_an_error_that_is_not_a_cells_own_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Trainer, "train", lambda self, meter: (_ for _ in ()).throw(RuntimeError("a fault")))
+    made = study(tmp_path)
+    with pytest.raises(RuntimeError, match="a fault"):
+        made.run()
+    assert made.ledger.done() == set()
+
+
+def test_what_a_model_cannot_take_is_a_row(tmp_path: Path):
+    made = study(tmp_path, models=("alexnet",))
+    made.run()
+    row = made.ledger.read("training").iloc[0]
+    assert row["status"] == "unsupported"
+    assert row["reason"].startswith("alexnet cannot take 32×32 images")
+
+
+def test_a_single_image_that_cannot_be_normalised_is_a_row(tmp_path: Path):
+    made = study(tmp_path, batch_sizes=(1,), models=("resnet18",))
+    made.run()
+    assert made.ledger.read("training")["status"].tolist() == ["unsupported"]
+
+
+def test_cells_that_are_there_are_not_trained_again(tmp_path: Path):
+    study(tmp_path).run()
+    meter = Meter()
+    again = study(tmp_path, meter)
+    again.run()
+    assert meter.windows == 0
+    study(tmp_path, meter, batch_sizes=(4, 6)).run()
+    assert meter.windows == 1
+    assert again.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False), TrainingKey("squeezenet1_1", 6, 1, False)}
+
+
+def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: Path):
+    asked_to_stop = iter([False, True])
+    made = study(tmp_path, stop=lambda: next(asked_to_stop), batch_sizes=(4, 6))
+    made.run()
+    assert made.stopped
+    assert made.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False)}
+    later = study(tmp_path, batch_sizes=(4, 6))
+    later.run()
+    assert not later.stopped
+    assert len(later.ledger.done()) == 2
+
+
+def test_one_seed_gives_one_sequence_of_losses_when_deterministic():
+    def losses(seed: int) -> list[float]:
+        images = datasets.load("digits", Path("nowhere"), 32)
+        request = asked(dataset="digits", seed=seed, deterministic=True, models=("resnet18",))
+        small = datasets.Images(images.train, datasets.Pictures(images.held_out.images[:8], images.held_out.labels[:8],
+                                                                0.0, 1.0))  # fmt: skip
+        with training_study.deterministic(True):
+            return Trainer(request, request.models[0], 4, small, CPU, Ranks()).train(Meter()).epochs[0].losses
+
+    assert losses(42) == losses(42)
+    assert losses(42) != losses(43)
+
+
+def test_deterministic_algorithms_are_switched_back():
+    with training_study.deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_an_algorithm_of_ai3_trains_with_gradients_like_pytorchs():
+    def losses(algorithm: str) -> list[float]:
+        request = asked(algorithm=algorithm, learning_rate=0.01, models=(SMALL,))
+        trainer = Trainer(request, request.models[0], 2, NOISE, CPU, Ranks())
+        torch.manual_seed(3)  # for the dropout
+        assert {swap.carried(module) for module in convolution_modules(trainer._model).values()} == {algorithm}
+        return trainer.train(Meter()).epochs[0].losses
+
+    assert losses("direct") == pytest.approx(losses("torch"), rel=1e-4)
+
+
+def trained(window_s: float, steps: int = 10, energies=()) -> Trained:
+    return Trained(
+        parameters=1,
+        epochs=[Epoch([1.0] * steps, None, None)],
+        phases_ms=[(1.0, 2.0, 3.0, 4.0)] * steps,
+        window_s=window_s,
+        energies=list(energies),
+        energy_reason=None if energies else "no energy: nobody to ask",
+    )
+
+
+def test_several_processes_are_as_fast_as_the_slowest_and_take_all_their_energy():
+    window = EnergyWindow(0.0, 1.0, 100.0, 3.0, "a counter")
+    other = EnergyWindow(0.0, 2.0, 200.0, 8.0, "a counter")
+    figures = training_study._figures([trained(1.0, 10, [window]), trained(2.0, 10, [other])], 4, on_gpu=True)
+    assert figures["throughput_samples_per_s"] == 80 / 2.0
+    assert figures["throughput_per_process_samples_per_s"] == 20
+    assert figures["power_mean_w"] == 200
+    assert figures["energy_per_sample_j"] == pytest.approx(200 / 40)
+    assert figures["energy_uncertainty_j"] == pytest.approx(5 / 40)
+
+
+def test_efficiency_is_told_where_one_process_alone_was_measured(tmp_path: Path):
+    made = study(tmp_path)
+    alone = made._row(TrainingKey("squeezenet1_1", 4, 1, False), throughput_samples_per_s=100.0)
+    both = made._row(TrainingKey("squeezenet1_1", 4, 2, False), throughput_samples_per_s=180.0)
+    assert made._with_efficiency(both).scaling_efficiency_pct is None
+    made.ledger.add([alone])
+    assert made._with_efficiency(both).scaling_efficiency_pct == pytest.approx(90)
+    assert made._with_efficiency(alone).scaling_efficiency_pct is None
+    compiled = dataclasses.replace(both, compiled=True)
+    assert made._with_efficiency(compiled).scaling_efficiency_pct is None
+
+
+def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    said: list[str] = []
+    made = study(tmp_path)
+    report.write_scalars(
+        tmp_path / "x", made._row(TrainingKey("squeezenet1_1", 4, 1, False)), trained(1.0), said.append
+    )
+    assert said == ["no curves for TensorBoard: pip install 'convscope[study]'"]
+    with contextlib.suppress(FileNotFoundError):
+        assert not list((tmp_path / "x").iterdir())
+
+
+def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path):
+    made = study(tmp_path)
+    made.ranks = Ranks(rank=1, world=2)
+    made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
+    assert made.broken
+    assert made.ledger.done() == set()  # the first process writes

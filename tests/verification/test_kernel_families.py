@@ -1,0 +1,146 @@
+"""Kernel names as CUPTI recorded them (H200, cuDNN 9.19, unless said otherwise), and what they are taken for."""
+
+from __future__ import annotations
+
+import pytest
+from fakes.kernel_names import (
+    COMPLEX_PRODUCT,
+    COMPLEX_VECTOR,
+    CUTLASS_FMA,
+    CUTLASS_TF32,
+    EXPLICIT,
+    FFT_KERNEL,
+    GROUPED_DIRECT,
+    IM2COL_KERNEL,
+    IMPLICIT_KERNEL,
+    TO_NHWC,
+    WINOGRAD_DATA,
+    XMMA_FFMA,
+    XMMA_PRODUCT,
+    XMMA_SM90,
+    XMMA_TF32,
+)
+
+from convscope.verification import kernel_families
+from convscope.verification.kernel_families import (
+    DIRECT,
+    FFT,
+    IM2COL,
+    IMPLICIT,
+    LAYOUT,
+    OTHER,
+    PRECOMPUTED,
+    PRODUCT,
+    WINOGRAD,
+)
+
+RECORDED = [
+    (GROUPED_DIRECT, DIRECT),
+    (IM2COL_KERNEL, IM2COL),
+    (EXPLICIT, IM2COL),
+    (IMPLICIT_KERNEL, IMPLICIT),
+    (XMMA_FFMA, PRECOMPUTED),
+    (XMMA_TF32, PRECOMPUTED),
+    (XMMA_SM90, PRECOMPUTED),
+    (
+        "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<xmma__5x_cudnn::implicit_gemm::fprop"
+        "::Warp_specialized_params_non_template<xmma__5x_cudnn::Grid_constant_params> >()",
+        PRECOMPUTED,
+    ),
+    (CUTLASS_TF32, PRODUCT),
+    (CUTLASS_FMA, PRODUCT),
+    (XMMA_PRODUCT, PRODUCT),
+    ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false>()", PRODUCT),
+    ("void gemmSN_NN_kernel<float, 128, 2, 4, 8, 4, 4, false, cublasGemvTensorStridedBatched<float const>>()", PRODUCT),
+    (COMPLEX_PRODUCT, FFT),
+    (COMPLEX_VECTOR, FFT),
+    (FFT_KERNEL, FFT),
+    ("void fft1d_r2c_32<float, float, float2, true, false>(float2*, float const*, int, int3, int3, int2, int2)", FFT),
+    ("void DSE::regular_fft_pad<0, 1, 128, 16, 32, 1, float, float, float2>(float2*, float*, int, int3)", FFT),
+    ("void DSE::vector_fft<1, 2, 256, 16, 16, 1, float, float, float2>(float2*, float2*, int, int3, int3)", FFT),
+    ("void flip_filter<float, float>(float*, float const*, int, int, int, int)", FFT),
+    ("void internal::region_transform_ABC_val<int, 32, 32, false, internal::TransformParamsABC<float2>>()", FFT),
+    (WINOGRAD_DATA, WINOGRAD),
+    (TO_NHWC, LAYOUT),
+    ("void cudnn::engines_precompiled::nhwcToNchwKernel<float, float, float, true, false>()", LAYOUT),
+    ("Memset (Device)", OTHER),
+    ("void at::native::elementwise_kernel<128, 2, at::native::gpu_kernel_impl_nocast<>>()", OTHER),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), RECORDED)
+def test_a_recorded_kernel_is_of_its_family(name: str, family: str):
+    assert kernel_families.family(name) == family
+
+
+@pytest.mark.parametrize("name", [XMMA_TF32, XMMA_SM90, CUTLASS_TF32])
+def test_tensor_core_kernels_say_so_in_their_names(name: str):
+    assert kernel_families.uses_tensor_cores(name)
+
+
+@pytest.mark.parametrize("name", [XMMA_FFMA, XMMA_PRODUCT, CUTLASS_FMA, IMPLICIT_KERNEL, GROUPED_DIRECT, TO_NHWC])
+def test_fma_kernels_do_not_pass_for_tensor_core_kernels(name: str):
+    assert not kernel_families.uses_tensor_cores(name)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kernels"),
+    [
+        ("gemm", [IM2COL_KERNEL, EXPLICIT]),
+        ("implicit gemm", [IMPLICIT_KERNEL]),
+        ("implicit precomp gemm", [TO_NHWC, XMMA_TF32, "Memset (Device)"]),
+        ("implicit precomp gemm", [IMPLICIT_KERNEL]),
+        ("fft", [FFT_KERNEL, COMPLEX_VECTOR]),
+        ("fft tiling", [FFT_KERNEL, COMPLEX_PRODUCT]),
+        ("winograd nonfused", [WINOGRAD_DATA, XMMA_PRODUCT]),
+    ],
+)
+def test_an_algorithm_may_have_its_own_kernels(algorithm: str, kernels: list[str]):
+    assert kernel_families.stranger(algorithm, kernels, pointwise=False) is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "kernels", "odd"),
+    [
+        ("gemm", [GROUPED_DIRECT], GROUPED_DIRECT),
+        ("implicit gemm", [GROUPED_DIRECT], GROUPED_DIRECT),
+        ("implicit gemm", [XMMA_FFMA], XMMA_FFMA),
+        ("fft", [TO_NHWC, XMMA_TF32], XMMA_TF32),
+        ("winograd nonfused", [IMPLICIT_KERNEL], IMPLICIT_KERNEL),
+        ("winograd", [WINOGRAD_DATA, XMMA_PRODUCT], XMMA_PRODUCT),
+    ],
+)
+def test_a_kernel_of_another_algorithm_is_named(algorithm: str, kernels: list[str], odd: str):
+    assert kernel_families.stranger(algorithm, kernels, pointwise=False) == odd
+
+
+def test_a_matrix_product_is_the_whole_work_of_a_pointwise_layer_only():
+    assert kernel_families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=True) is None
+    assert kernel_families.stranger("implicit precomp gemm", [CUTLASS_TF32], pointwise=False) == CUTLASS_TF32
+
+
+def test_kernels_that_only_move_data_prove_nothing():
+    assert kernel_families.stranger("implicit precomp gemm", [TO_NHWC, "Memset (Device)"], pointwise=False) == ""
+    assert kernel_families.stranger("winograd nonfused", [XMMA_PRODUCT], pointwise=False) == ""
+
+
+def test_a_name_that_promises_no_kernel_is_never_contradicted():
+    assert kernel_families.stranger("guess", [GROUPED_DIRECT], pointwise=False) is None
+    assert kernel_families.stranger("torch", [XMMA_TF32], pointwise=False) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [
+        (GROUPED_DIRECT, "cudnn::cnn::conv2d_grouped_direct_kernel"),
+        (XMMA_TF32, "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nchw"),
+        (COMPLEX_VECTOR, "internal::gemvx::kernel"),
+        ("Memset (Device)", "Memset"),
+    ],
+)
+def test_the_short_name_leaves_out_templates_and_parameters(name: str, short: str):
+    assert kernel_families.short_name(name) == short
+
+
+def test_the_work_of_two_algorithms_is_compared_without_layout_changes_and_memsets():
+    assert kernel_families.working({TO_NHWC: 2, XMMA_TF32: 1, "Memset (Device)": 1}) == {XMMA_TF32: 1}
