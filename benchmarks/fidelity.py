@@ -43,7 +43,7 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
         algorithm,
         num_sizes=1,
         input_size_range=(size, size),
-        device=device,
+        device=str(device),
         gpu=None,
         stage=None,
         math=math,
@@ -74,12 +74,12 @@ def passes_ms(model_name: str, math: str, size: int, device: torch.device) -> di
     """
     layers = models.convolutions(model_name, size)
     model = models.build(model_name).to(device)
-    given = torch.randn(1, 3, size, size, device=device)
+    given = torch.randn(1, 3, size, size, device=str(device))
     swapped = swap.Swap(model)
     found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
     with torch.inference_mode(), backends.math(math):
         for place in range(CAPTURES):
-            shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=device)
+            shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=str(device))
             for name in ALGORITHMS:
                 swapped.apply({layer.name: name for layer in layers})
                 model(given)

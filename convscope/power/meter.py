@@ -26,6 +26,9 @@ class Meter(Protocol):
     ) -> tuple[LoadEnergy | None, str | None]:
         """Return the energy over a window from tick to tick."""
 
+    def settings(self) -> dict[str, object]:
+        """Return driver, clocks, power limit and ECC by the names of `Environment`'s fields."""
+
     def idle_power_w(self) -> float | None:
         """Return the power of the device with nothing to do, None where it does not say."""
 

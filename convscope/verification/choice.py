@@ -30,6 +30,7 @@ from convscope.timing.stopwatch import pass_ms
 from convscope.timing.summary import Difference, Summary, difference
 from convscope.verification import kernel_families
 from convscope.verification.evidence import Subject, look
+from convscope.verification.rows import ChoiceRow
 
 T = TypeVar("T")
 CONFIDENCE = 0.99
@@ -37,38 +38,6 @@ ROUNDS = 5
 GUESS, HEURISTIC, BENCHMARK = "guess", "torch", "torch benchmark"
 PICKS = (GUESS, HEURISTIC, BENCHMARK)
 """Who chooses: cuDNN's heuristic, PyTorch as it is, PyTorch with `torch.backends.cudnn.benchmark`."""
-
-
-@dataclass(frozen=True)
-class ChoiceRow:
-    """One layer with one candidate, an algorithm or somebody's choice. Times in milliseconds.
-
-    `rank` is 1 more than the number of algorithms that are faster at `CONFIDENCE`; of the fastest and those that tie
-    with it, all have rank 1. `regret_us` is what the candidate takes more than the fastest algorithm, with half its
-    interval. `chosen` is the algorithm of a choice: by identifier, or else by the kernels that it launched.
-    """
-
-    model: str
-    layer: str
-    position: int
-    candidate: str
-    chosen: str | None
-    mean_ms: float
-    std_ms: float | None
-    rounds: int
-    rank: int
-    fastest: str
-    regret_us: float
-    regret_ci99_us: float
-    beats_next: str | None
-    same_kernels_as: str | None
-    kernels: str | None
-    input_size: int
-    batch_size: int
-    math: str
-    gpu_name: str | None
-    driver: str | None
-    cudnn: str | None
 
 
 @dataclass(frozen=True)

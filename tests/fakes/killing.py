@@ -10,7 +10,8 @@ import sys
 import time
 from pathlib import Path
 
-from convscope.storage.store import Folder
+from convscope.profiling.rows import profile_store
+from fakes import both
 
 STEM = "squeezenet1_1_torch"
 SIZES = (32, 36, 40, 44, 48)
@@ -78,7 +79,7 @@ class Victims:
 
 def assert_whole(folder: Path, sizes: tuple[int, ...] = SIZES) -> None:
     """Every size once, with each of its layers once; nothing else in the folder."""
-    overall, layers = Folder(folder, STEM).read()
+    overall, layers = both(profile_store(folder, STEM))
     assert sorted(overall["input_size"]) == list(sizes)
     assert set(overall["status"]) == {"ok"}
     keys = sorted(zip(layers["input_size"], layers["position"], strict=True))

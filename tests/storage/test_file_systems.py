@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fakes import both
 from fakes.killing import STEM, Victims, assert_whole, wait_for
 
-from convscope.storage.store import Folder
+from convscope.profiling.rows import profile_store
 
 KIB = 1024
 
@@ -42,7 +43,7 @@ def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_r
             (seen / "ballast").write_bytes(bytes(KIB * KIB - free))
             victims.start(disk / "run", log=str(log))
             ends.append(victims.end())
-            overall, layers = Folder(seen / "run", STEM).read()
+            overall, layers = both(profile_store(seen / "run", STEM))
             assert layers.groupby("input_size").size().to_dict() == dict.fromkeys(overall["input_size"], 26)
             if ends[-1] == 74:
                 assert said(log) == (
@@ -79,7 +80,7 @@ def test_a_disk_that_becomes_read_only_under_a_run_ends_it_with_one_line(tmp_pat
     disk, log = tmp_path / "disk", tmp_path / "log"
     disk.mkdir()
     with Victims(f"mount -t tmpfs none {disk}") as victims:
-        seen = Folder(Path(f"/proc/{victims.number}/root{disk}/run"), STEM)
+        seen = profile_store(Path(f"/proc/{victims.number}/root{disk}/run"), STEM)
         victims.start(disk / "run", *MANY, log=str(log))
         wait_for(seen.overall.exists)
         inside = ["nsenter", f"--target={victims.number}", "--user", "--mount", "--preserve-credentials"]
@@ -106,7 +107,7 @@ def test_a_folder_that_is_removed_under_a_run_ends_it_with_one_line(tmp_path: Pa
         f"run_profile.py: {folder}/run.lock is gone: somebody took this run's folder away, nothing is written any more"
     )
     assert not folder.exists()
-    overall, layers = Folder(tmp_path / "elsewhere", STEM).read()
+    overall, layers = both(profile_store(tmp_path / "elsewhere", STEM))
     assert len(layers) == 26 * len(overall) > 0
 
 
@@ -158,4 +159,4 @@ def test_a_clock_that_is_set_back_by_two_hours_under_a_run_changes_no_figure_and
         assert victims.finish(folder, *MANY) == 0
     (kept,) = tmp_path.glob("run.before-*")
     assert len(pd.read_csv(kept / f"{STEM}_overall.csv")) == 16
-    assert len(Folder(folder, STEM).read()[0]) == 16
+    assert len(both(profile_store(folder, STEM))[0]) == 16

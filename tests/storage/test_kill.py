@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fakes import both
 from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, wait_for
 
+from convscope.profiling.rows import profile_store
 from convscope.storage import lock
-from convscope.storage.store import Folder
 
 KILLS = 200
 
@@ -28,7 +29,7 @@ def victims() -> Iterator[Victims]:
 
 
 def means(folder: Path) -> dict[int, float]:
-    overall = Folder(folder, STEM).read_overall()
+    overall = profile_store(folder, STEM).read("overall")
     return dict(zip(overall["input_size"], overall["mean"], strict=True))
 
 
@@ -84,7 +85,7 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
         victims.start(folder, *one, "--overwrite", die_at=step, below=str(folder))
         ended = victims.end()
         every = [folder, *folder.parent.glob("run.before-*")]
-        assert all(len(Folder(path, STEM).read()[1]) % CONVOLUTIONS == 0 for path in every)
+        assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in every)
         assert old in [means(path) for path in every]
         if ended == 0:
             break
@@ -96,10 +97,10 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
 
 
 def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_path: Path):
-    folder, seen, looks = Folder(tmp_path / "run", STEM), set(), 0
+    folder, seen, looks = profile_store(tmp_path / "run", STEM), set(), 0
     process = victims.start(folder.path)
     while Path(f"/proc/{process}/stat").exists() and lock._started_ticks(process) is not None:
-        overall, layers = folder.read()
+        overall, layers = both(folder)
         counts = layers.groupby("input_size").size().to_dict()
         assert counts == dict.fromkeys(overall["input_size"], CONVOLUTIONS)
         seen.add(len(overall))
@@ -113,11 +114,11 @@ def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_pa
 def test_pandas_alone_sees_whole_files_at_every_moment_and_layers_never_behind_the_sizes(
     victims: Victims, tmp_path: Path
 ):
-    folder, looks = Folder(tmp_path / "run", STEM), 0
+    folder, looks = profile_store(tmp_path / "run", STEM), 0
     process = victims.start(folder.path)
-    wait_for(folder.overall.exists)
+    wait_for(folder.files.table("overall").exists)
     while lock._started_ticks(process) is not None:
-        overall, layers = pd.read_csv(folder.overall), pd.read_csv(folder.layers)
+        overall, layers = pd.read_csv(folder.files.table("overall")), pd.read_csv(folder.files.table("layers"))
         counts = layers.groupby("input_size").size()
         assert set(counts) == {CONVOLUTIONS}
         assert set(overall["input_size"]) <= set(counts.index)
