@@ -111,13 +111,13 @@ def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> 
     per_ms = matrix_tflops(gpu, dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
     work = [(flops(layer), minimum_bytes(layer, ELEMENT_BYTES[dtype])) for layer in layers]
-    flops, least_bytes = sum(flops for flops, _ in work), sum(moved for _, moved in work)
+    operations, least_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
     return HardwareLimit(
-        flops=flops,
+        flops=operations,
         minimum_bytes=least_bytes,
         memory_ms=least_bytes / bytes_per_ms,
-        compute_ms=flops / per_ms,
-        time_ms=sum(max(flops / per_ms, moved / bytes_per_ms) for flops, moved in work),
+        compute_ms=operations / per_ms,
+        time_ms=sum(max(each / per_ms, moved / bytes_per_ms) for each, moved in work),
     )
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes import DATA, ENVIRONMENT, LAYER_ROW, OVERALL, both, run
-from hypothesis import given, settings
+from fakes.strategies import more_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convscope.cluster import progress
@@ -68,7 +69,7 @@ def tells(folder: Store, name: str) -> str | None:
 FILES = st.sampled_from([f"{STEM}_overall.csv", f"{STEM}_layers.csv", "run.json"])
 
 
-@settings(max_examples=300)
+@more_examples(7.5)
 @given(name=FILES, share=st.floats(0, 1))
 def test_a_truncated_file_is_told_or_was_cut_where_a_size_ends(whole: Store, scratch: Path, name: str, share: float):
     content = (whole.path / name).read_bytes()
@@ -78,7 +79,7 @@ def test_a_truncated_file_is_told_or_was_cut_where_a_size_ends(whole: Store, scr
     assert said or cut == content or (name.endswith("overall.csv") and line_ended) or cut == content[:-1]
 
 
-@settings(max_examples=300)
+@more_examples(7.5)
 @given(name=FILES, share=st.floats(0, 1))
 def test_a_truncated_table_is_mended_on_start_and_never_more_than_what_was_torn(
     whole: Store, scratch: Path, name: str, share: float
@@ -100,13 +101,13 @@ def test_an_emptied_file_is_told(whole: Store, scratch: Path, name: str):
     assert f"{name}, line 1: " in (tells(damaged(whole, scratch, name, b""), name) or "")
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, content=st.binary(max_size=300))
 def test_binary_content_is_told(whole: Store, scratch: Path, name: str, content: bytes):
     assert tells(damaged(whole, scratch, name, content), name)
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_one_byte_that_flipped_is_told_or_leaves_whole_tables(
     whole: Store, scratch: Path, name: str, at: float, byte: int
@@ -119,7 +120,7 @@ def test_one_byte_that_flipped_is_told_or_leaves_whole_tables(
 rows = st.lists(st.lists(st.text(max_size=8), max_size=60), max_size=6)
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, rows=rows)
 def test_a_foreign_table_is_told(whole: Store, scratch: Path, name: str, rows: list[list[str]]):
     text = io.StringIO()
@@ -135,7 +136,7 @@ values = st.recursive(
 keys = st.sampled_from(["schema_version", "run", "environment", "model", "input_sizes", "gpu", "host", "device"])
 
 
-@settings(max_examples=200)
+@more_examples(5)
 @given(document=values | st.dictionaries(keys, values | st.dictionaries(keys, values)))
 def test_foreign_json_is_told(whole: Store, scratch: Path, document: object):
     assert tells(damaged(whole, scratch, "run.json", json.dumps(document).encode()), "run.json")

@@ -59,12 +59,12 @@ _NOT_SENT = ("make_bench", "note")
 
 
 def apart(name: str, task: Workload) -> Engine:
-    """Set an engine of `APART` up in a process of its own (`engine_worker`)."""
+    """Set an engine of `APART` up in a process of its own (`torch_worker`)."""
     path = task.folder / "task.pt"
     torch.save(
         {field.name: getattr(task, field.name) for field in fields(Workload) if field.name not in _NOT_SENT}, path
     )
-    command = runners.module("engine_worker", name, path, torch.get_num_threads())
+    command = runners.module("torch_worker", name, path, torch.get_num_threads())
     runner = RemoteRunner(name, command, task.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     return runner, BuildCost(**runner.ready["setup"])
