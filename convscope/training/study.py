@@ -20,8 +20,6 @@ from convscope import failures
 from convscope.convolution import backends
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
-from convscope.errors import DeviceFaultError
-from convscope.failures import Failure
 from convscope.power.meter import WindowMeter
 from convscope.storage.ledger import Ledger
 from convscope.storage.paths import now_utc, slug
@@ -95,13 +93,7 @@ class TrainingStudy:
             found = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
         except (RuntimeError, ValueError) as error:
-            if (fault := failures.device_fault(self.device)) is not None:
-                raise DeviceFaultError(
-                    f"{cell_name(key)}: the GPU is lost ({fault}): the same command goes on"
-                ) from None
-            failure = failure_of(error)
-            if failure is None:
-                raise
+            failure = failures.of_cell(error, self.device, cell_name(key))
             told |= {"status": failure.status, "reason": failure.reason, "wall_s": time.perf_counter() - started_s}
             self._fail(self._row(key, **told))
             return
@@ -150,19 +142,6 @@ def cell_name(key: TrainingKey) -> str:
     """Return a cell's name, as a folder has it: resnet18_batch32, with _x2 for two processes and _compiled."""
     several = f"_x{key.processes}" if key.processes > 1 else ""
     return f"{key.model}_batch{key.batch_size}{several}{'_compiled' if key.compiled else ''}"
-
-
-def failure_of(error: Exception) -> Failure | None:
-    """Return the status and reason of a cell that failed so, None for an error that is not a cell's own."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
-        return Failure("unsupported", line)
-    if isinstance(error, ValueError) and "more than 1 value per channel when training" in str(error):
-        return Failure("unsupported", line)
-    found = failures.of_size(error)
-    if found is None and isinstance(error, torch._dynamo.exc.TorchDynamoException):
-        return Failure("failed", line)
-    return found
 
 
 @contextlib.contextmanager
