@@ -49,18 +49,17 @@ class Failure:
     asked_bytes: int | None = None
 
 
-def of_cell(error: Exception, device: torch.device, where: str = "", resumes: bool = True) -> Failure:
+def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
     """Return the row's status and reason for an error of one cell.
 
     Args:
         where: the cell's name, for the message of a lost device.
-        resumes: the same command measures what is missing.
 
     Raises:
         DeviceFaultError: the device is lost with it.
         Exception: the error itself, where it is none of a cell's own.
     """
-    raise_if_lost(device, where, resumes)
+    raise_if_lost(device, where)
     failure = classify(error)
     if failure is None:
         raise error
@@ -142,7 +141,7 @@ def asked_bytes(text: str) -> int | None:
     return round(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
-def raise_if_lost(device: torch.device, where: str = "", resumes: bool = True) -> None:
+def raise_if_lost(device: torch.device, where: str = "") -> None:
     """Raise where this process can use the device no more; arguments as `of_cell` takes them.
 
     Raises:
@@ -150,8 +149,8 @@ def raise_if_lost(device: torch.device, where: str = "", resumes: bool = True) -
     """
     fault = device_fault(device)
     if fault is not None:
-        advice = ": the same command goes on" if resumes else ""
-        raise DeviceFaultError(f"{where}{': ' if where else ''}the GPU is lost ({fault}){advice}")
+        cell = f"{where}: " if where else ""
+        raise DeviceFaultError(f"{cell}the GPU is lost ({fault}): the same command goes on")
 
 
 def device_fault(device: torch.device) -> str | None:

@@ -143,7 +143,6 @@ def test_an_error_of_a_cell_is_its_row_and_any_other_is_raised():
     [
         ({}, "the GPU is lost (ECC): the same command goes on"),
         ({"where": "resnet18_batch32"}, "resnet18_batch32: the GPU is lost (ECC): the same command goes on"),
-        ({"resumes": False}, "the GPU is lost (ECC)"),
     ],
 )
 def test_an_error_with_which_the_device_is_lost_is_no_row(

@@ -76,7 +76,7 @@ class LayerComparison:
             x, weight = tensors(shape, self._workshop.device, self.asked.seed)
             expected = reference(x, weight, shape) if self.asked.verify else None
         except RuntimeError as error:
-            found = failures.of_cell(error, self._workshop.device, resumes=False)
+            found = failures.of_cell(error, self._workshop.device)
             return [self._failed(self._row(layer, name, shape), found) for name in self.asked.implementations]
         return [self._one(layer, name, shape, x, weight, expected) for name in self.asked.implementations]
 
@@ -91,7 +91,7 @@ class LayerComparison:
         try:
             return self._workshop.run(name, lambda: self._measured(row, layer, shape, x, weight, expected))
         except Exception as error:
-            return self._failed(row, failures.of_cell(error, self._workshop.device, resumes=False))
+            return self._failed(row, failures.of_cell(error, self._workshop.device))
 
     def _measured(
         self, row: Conv3dRow, layer: Layer3d, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,

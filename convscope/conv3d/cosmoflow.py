@@ -159,7 +159,7 @@ class EndToEnd:
                     self._prepare()
                     self.rows.append(self._workshop.run(name, lambda row=row: self._one(row)))  # type: ignore[misc]
                 except Exception as error:
-                    failure = failures.of_cell(error, self._workshop.device, resumes=False)
+                    failure = failures.of_cell(error, self._workshop.device)
                     self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
                 if pause():
                     return

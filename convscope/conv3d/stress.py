@@ -92,7 +92,7 @@ def _round(
         x, weight = comparison.tensors(shape, workshop.device, asked.seed + turn)
         exact = reference(x, weight, shape)
     except Exception as error:
-        failure = failures.of_cell(error, workshop.device, resumes=False)
+        failure = failures.of_cell(error, workshop.device)
         return [_failed(row, failure) for row in rows]
 
     def tried(row: StressRow) -> StressRow:
@@ -101,7 +101,7 @@ def _round(
             ready = workshop.prepare(name, shape, weight, cuts[name])
             off = exact.error(workshop.run(name, lambda: ready.call(x)))
         except Exception as error:
-            return _failed(row, failures.of_cell(error, workshop.device, resumes=False))
+            return _failed(row, failures.of_cell(error, workshop.device))
         most = comparison.allowed_error(name, layer, shape)
         row = dataclasses.replace(row, elementwise_error=off, tolerance=most, blocks=ready.said())
         return row if off <= most else _failed(row, Failure("failed", f"elementwise error {off:.1e} over {most:.1e}"))

@@ -299,5 +299,5 @@ def test_a_tolerance_that_is_none_is_one_line_and_exit_code_2(
 
 
 def test_comparing_needs_no_pytorch():
-    code = "import sys; from convscope import compare; sys.exit('torch' in sys.modules)"
+    code = "import sys; from convscope.profiling import compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
