@@ -50,7 +50,7 @@ def main() -> int:
                 write(Path(folder), Combination(f"model{at}", "implicit precomp gemm", "h200"), stage)
         for _ in range(3):
             start_s, cpu_s = time.perf_counter(), time.process_time()
-            found = status.survey(Path(folder), ask=lambda command: "")
+            found = status.survey(Path(folder), run_command=lambda command: "")
             lines = status.table(found).count("\n")
             print(
                 f"{count} combinations, {len(found)} folders: {time.perf_counter() - start_s:.2f} s "

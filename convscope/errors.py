@@ -47,6 +47,10 @@ class NotSupportedError(CudnnError):
     """cuDNN refuses this algorithm for this convolution on this card."""
 
 
+class NothingFitsError(RuntimeError):
+    """No blocks of a kernel fit this card."""
+
+
 class WindowError(ValueError):
     """The readings do not carry a window; the message says what is missing."""
 

@@ -1,41 +1,79 @@
-"""What an error at one input size means: a row with a status and a reason, the loss of the device, or neither."""
+"""Classification of errors: a row with a status and a reason, the loss of the device, or an error of the program.
+
+Each study asks `of_cell` when a cell raises. Nothing slow is imported: Triton's and PyTorch's compilers' own error
+classes are recognised by package and name.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from convscope.errors import CudnnError, CudnnMissingError, HostTooSlowError, InputError, NotSupportedError
+from convscope.errors import (
+    CudnnError,
+    CudnnMissingError,
+    DeviceFaultError,
+    HostTooSlowError,
+    InputError,
+    NothingFitsError,
+    NotSupportedError,
+    WorkerError,
+)
 
-# What CUDA and its libraries begin their messages with when they turn something down.
+# Beginnings of the messages with which CUDA and its libraries refuse a call.
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
-_ASKED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+_REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
+_REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+# Classes by package and name: importing them takes seconds.
+_TRITON_LIMITS = {("triton", "OutOfResources"), ("triton", "PTXASError"), ("triton", "CompilationError")}
+_COMPILERS = {
+    ("torch", "TorchDynamoException"),
+    ("torch", "OnnxExporterError"),
+    ("torch", "CppCompileError"),
+    ("torch", "InvalidCxxCompiler"),
+}
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a size has no figures: the status and reason of its row, and how much memory could not be had."""
+    """Status and reason of a cell without figures, and the memory (bytes) that could not be allocated."""
 
     status: str
     reason: str
     asked_bytes: int | None = None
 
 
-def of_size(error: Exception) -> Failure | None:
-    """Return the row's status and reason for an error at one size, None for an error that is not a size's own."""
-    chain = list(_chain(error))
-    for link in chain:  # an allocation that fails while a graph is captured comes out as an error of the capture
+def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
+    """Return the row's status and reason for an error of one cell.
+
+    Args:
+        where: the cell's name, for the message of a lost device.
+
+    Raises:
+        DeviceFaultError: the device is lost with it.
+        Exception: the error itself, where it is none of a cell's own.
+    """
+    raise_if_lost(device, where)
+    failure = classify(error)
+    if failure is None:
+        raise error
+    return failure
+
+
+def classify(error: Exception) -> Failure | None:
+    """Return the row's status and reason for an error of one cell, None for an error of the program."""
+    for link in _chain(error):  # an allocation that fails during a graph's capture comes out as the capture's error
         if _is_out_of_memory(link):
             return Failure("oom", _line(link), asked_bytes(str(link)))
-    if isinstance(error, (NotSupportedError, InputError)):
+    if _is_unsupported(error):
         return Failure("unsupported", _line(error))
-    if isinstance(error, CudnnMissingError):
-        return None
-    if isinstance(error, (CudnnError, HostTooSlowError)) or str(error).startswith(_REFUSED_BY_CUDA):
+    if _is_failed(error):
         return Failure("failed", _line(error))
     return None
 
@@ -51,34 +89,81 @@ def _is_out_of_memory(error: BaseException) -> bool:
     text = str(error)
     return (
         isinstance(error, torch.OutOfMemoryError)
-        or "torch.OutOfMemoryError" in text  # what another process ended with
+        or "torch.OutOfMemoryError" in text  # the last line of another process
         # PyTorch's allocator on a CPU, and CUDA's libraries, have no type of their own for this.
         or "DefaultCPUAllocator: can't allocate memory" in text
         or (isinstance(error, RuntimeError) and bool(re.search(r"(CUDNN|CUBLAS)_STATUS_\w*ALLOC\w*FAILED", text)))
     )
 
 
+def _is_unsupported(error: Exception) -> bool:
+    text = str(error)
+    return (
+        isinstance(error, (NotSupportedError, InputError, NotImplementedError))
+        or (isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text)
+        or (isinstance(error, ValueError) and "more than 1 value per channel when training" in text)
+    )
+
+
+def _is_failed(error: Exception) -> bool:
+    if isinstance(error, CudnnMissingError):
+        return False
+    return (
+        isinstance(error, (CudnnError, HostTooSlowError, WorkerError, subprocess.CalledProcessError))
+        or str(error).startswith(_REFUSED_BY_CUDA)
+        or is_kernel_refusal(error)
+        or _is_of(error, _COMPILERS)
+    )
+
+
+def is_kernel_refusal(error: BaseException) -> bool:
+    """Tell whether this card, its driver or Triton cannot run a kernel with the blocks it was given."""
+    return (
+        isinstance(error, NothingFitsError)
+        or _is_of(error, _TRITON_LIMITS)
+        or str(error).startswith(_REFUSED_BY_TRITON)
+    )
+
+
+def _is_of(error: BaseException, classes: Collection[tuple[str, str]]) -> bool:
+    """Tell whether an error is of one of these classes or a subclass; a class is its package and its name."""
+    return any((kind.__module__.split(".")[0], kind.__name__) in classes for kind in type(error).__mro__)
+
+
 def _line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of a message that is not blank, else the name of the error's class."""
+    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return how much memory an allocator's error says was asked for; CUDA rounds it to 1/100 of its unit."""
-    found = _ASKED.search(text)
-    return round(float(found[1]) * _UNITS[found[2]]) if found else None
+    """Return the size of the allocation that an allocator's error names; CUDA rounds it to 1/100 of its unit."""
+    match = _REQUESTED.search(text)
+    return round(float(match[1]) * _UNITS[match[2]]) if match else None
+
+
+def raise_if_lost(device: torch.device, where: str = "") -> None:
+    """Raise where this process can use the device no more; arguments as `of_cell` takes them.
+
+    Raises:
+        DeviceFaultError: the device is lost.
+    """
+    fault = device_fault(device)
+    if fault is not None:
+        cell = f"{where}: " if where else ""
+        raise DeviceFaultError(f"{cell}the GPU is lost ({fault}): the same command goes on")
 
 
 def device_fault(device: torch.device) -> str | None:
-    """Return what the device says where this process can use it no more (illegal address, ECC, GPU lost), else None.
+    """Return the device's error where this process can use it no more (illegal address, ECC, GPU lost), else None.
 
     An error of one call is reported once and is over; one that the context is lost by comes back with every call.
     """
     if device.type != "cuda":
         return None
-    return _said(device) and _said(device)
+    return _synchronize_error(device) and _synchronize_error(device)
 
 
-def _said(device: torch.device) -> str | None:
+def _synchronize_error(device: torch.device) -> str | None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from fakes import ROOT, layer
+from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
 
 import profiler
 from convscope import failures
 from convscope.cli.options import parse_bytes
 from convscope.convolution.operator import CudaOperator, why_too_large
-from convscope.errors import CudnnError, CudnnMissingError, DeviceFaultError, InputError, NotSupportedError
+from convscope.errors import (
+    CudnnError,
+    CudnnMissingError,
+    DeviceFaultError,
+    HostTooSlowError,
+    InputError,
+    MissingError,
+    NothingFitsError,
+    NotSupportedError,
+    WorkerError,
+)
 from convscope.failures import Failure
 from convscope.profiling import sweep
 from profiler import UnifiedProfiler
@@ -41,19 +56,109 @@ CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total ca
     ],
 )  # fmt: skip
 def test_an_error_that_is_a_sizes_own_is_a_row(error: Exception, status: str, asked: int | None):
-    failure = failures.of_size(error)
+    failure = failures.classify(error)
     assert failure == Failure(status, str(error).splitlines()[0], asked)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("a fault of ours"), CudnnMissingError("no cuDNN")])
 def test_an_error_that_nobody_can_name_is_no_row(error: Exception):
-    assert failures.of_size(error) is None
+    assert failures.classify(error) is None
+
+
+DETERMINISTIC = "grid_sampler_2d_backward_cuda does not have a deterministic implementation, but you set"
+FULL = "aot: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+@pytest.mark.parametrize(
+    ("error", "failure"),
+    [
+        (MissingError("none"), Failure("unsupported", "none")),
+        (NotImplementedError("groups are not written yet"), Failure("unsupported", "groups are not written yet")),
+        (RuntimeError(DETERMINISTIC), Failure("unsupported", DETERMINISTIC)),
+        (ValueError("Expected more than 1 value per channel when training, got input size [1, 8]"),
+         Failure("unsupported", "Expected more than 1 value per channel when training, got input size [1, 8]")),
+        (HostTooSlowError("the launch took too long"), Failure("failed", "the launch took too long")),
+        (WorkerError("no"), Failure("failed", "no")),
+        (WorkerError(FULL), Failure("oom", FULL, 2 * 2**30)),
+        (torch.OutOfMemoryError("CUDA out of memory."), Failure("oom", "CUDA out of memory.")),
+        (subprocess.CalledProcessError(1, "g++"), Failure("failed", "Command 'g++' returned non-zero exit status 1.")),
+        (torch._dynamo.exc.TorchDynamoException("\n no\nmore"), Failure("failed", "no")),
+        (torch._dynamo.exc.Unsupported("no"), Failure("failed", "no")),
+        (torch.onnx.OnnxExporterError("no"), Failure("failed", "no")),
+        (InvalidCxxCompiler(), Failure("failed", str(InvalidCxxCompiler()).splitlines()[0])),
+        (CppCompileError(["g++"], "no"), Failure("failed", "C++ compile error")),
+    ],
+)  # fmt: skip
+def test_an_error_of_an_engine_or_a_training_step_is_a_row(error: Exception, failure: Failure):
+    assert failures.classify(error) == failure
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OutOfResources(300_000, 232_448, "shared memory"),
+        PTXASError("ptxas fatal: too many registers"),
+        CompilationError(None, ast.Pass(), "no such block"),
+        RuntimeError("Triton Error [CUDA]: invalid argument"),
+        RuntimeError("PassManager::run failed"),
+        NothingFitsError("no cut of gemm fits this card"),
+    ],
+)
+def test_a_kernel_that_the_card_or_its_compiler_refuses_is_a_failed_row(error: Exception):
+    assert failures.is_kernel_refusal(error)
+    failure = failures.classify(error)
+    assert failure is not None
+    assert failure.status == "failed"
+
+
+class ForeignError(RuntimeError):
+    """A class of the right name and another package."""
+
+
+ForeignError.__name__ = "OutOfResources"
+
+
+def test_a_class_of_the_same_name_of_another_package_is_none_of_tritons():
+    assert not failures.is_kernel_refusal(ForeignError("no"))
+
+
+def test_classifying_imports_no_compiler():
+    code = "import sys, convscope.failures; print('triton' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False False\n"
+
+
+CPU = torch.device("cpu")
+
+
+def test_an_error_of_a_cell_is_its_row_and_any_other_is_raised():
+    assert failures.of_cell(WorkerError("no"), CPU) == Failure("failed", "no")
+    mistake = RuntimeError("a mistake")
+    with pytest.raises(RuntimeError) as raised:
+        failures.of_cell(mistake, CPU)
+    assert raised.value is mistake
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "the GPU is lost (ECC): the same command goes on"),
+        ({"where": "resnet18_batch32"}, "resnet18_batch32: the GPU is lost (ECC): the same command goes on"),
+    ],
+)
+def test_an_error_with_which_the_device_is_lost_is_no_row(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], message: str
+):
+    monkeypatch.setattr(failures, "device_fault", lambda device: "ECC")
+    with pytest.raises(DeviceFaultError) as raised:
+        failures.of_cell(WorkerError("no"), CPU, **options)
+    assert str(raised.value) == message
 
 
 def test_memory_that_ran_out_while_a_graph_was_captured_is_found_behind_the_captures_own_error():
     capture = RuntimeError("CUDA error: operation failed due to a previous error during capture")
     capture.__context__ = torch.OutOfMemoryError(CUDA_OOM)
-    assert failures.of_size(capture) == Failure("oom", CUDA_OOM, 2_684_354_560)
+    assert failures.classify(capture) == Failure("oom", CUDA_OOM, 2_684_354_560)
 
 
 def test_a_cpu_is_never_lost():

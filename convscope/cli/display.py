@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
 
+DPI = 120
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of text in columns, the first column to the left, the others to the right where they are short."""
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool = False) -> str:
+    """Return rows of text in columns: the first and the last begin at the left, the others end at the right.
+
+    Args:
+        all_left: every column begins at the left.
+    """
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     last = len(header) - 1
 
     def line(row: Sequence[str]) -> str:
         cells = [
-            cell.ljust(width) if column in (0, last) else cell.rjust(width)
+            cell.ljust(width) if all_left or column in (0, last) else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
         return "  ".join(cells).rstrip()
@@ -29,19 +36,49 @@ def or_dash(value: float | None, spec: str, unit: str = "") -> str:
     return "-" if value is None or value != value else format(value, spec) + unit
 
 
-def figure_type(note: Callable[[str], None]) -> Any:
-    """Return what makes a figure, None without matplotlib, which is noted."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        note("no plots: pip install 'convscope[study]'")
-        return None
-    return Figure
+def interval_or_dash(low: float | None, high: float | None, spec: str) -> str:
+    """Return both ends of an interval by a format; "-" where there is none."""
+    ends = or_dash(low, spec), or_dash(high, spec)
+    return "-" if "-" in ends else " … ".join(ends)
+
+
+class Figures:
+    """Figures drawn into one folder; without matplotlib none, which is noted once.
+
+    Attributes:
+        paths: the files saved so far.
+    """
+
+    def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
+        self.paths: list[Path] = []
+        self._folder = folder
+        try:
+            from matplotlib.figure import Figure
+        except ImportError:
+            note("no plots: pip install 'convscope[study]'")
+            self._new: Any = None
+        else:
+            self._new = Figure
+
+    def save(self, name: str, size_in: tuple[float, float], draw: Callable[[Any], None]) -> None:
+        """Draw a figure of this width and height in inches, and save it as `<folder>/<name>.png`."""
+        if self._new is None:
+            return
+        figure = self._new(size_in, layout="constrained")
+        draw(figure)
+        path = self._folder / f"{name}.png"
+        figure.savefig(path, dpi=DPI)
+        self.paths.append(path)
+
+
+def grid(axes: Any, axis: str = "both", which: str = "major") -> None:
+    """Draw a faint grid behind a panel; arguments as matplotlib takes them."""
+    axes.grid(alpha=0.3, axis=axis, which=which)
 
 
 def size_axis(axes: Any, sizes: pd.Series[int]) -> None:
     """Give the horizontal axis the batch sizes that were measured, evenly apart by powers of two."""
-    each = sorted(set(sizes))
+    ticks = sorted(set(sizes))
     axes.set_xscale("log", base=2)
-    axes.set_xticks(each, [str(size) for size in each])
+    axes.set_xticks(ticks, [str(size) for size in ticks])
     axes.minorticks_off()

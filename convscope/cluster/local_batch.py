@@ -1,7 +1,7 @@
-"""A file of combinations on this machine, without SLURM: one process a GPU at a time, one progress display.
+"""Batch of combinations on this machine, without SLURM: one process a GPU at a time, one progress display.
 
-`./3_full_run.sh --local --matrix FILE --gpus 0,1,2,3` calls it. What it starts are the stages themselves with --local,
-each in a session of its own, so that signals reach them only from here; a combination that fails stops only itself.
+`./3_full_run.sh --local --matrix FILE --gpus 0,1,2,3` calls it. It starts the stages with --local, each in its own
+session, so that signals reach them only from here; a combination that fails stops only itself.
 """
 
 from __future__ import annotations
@@ -32,60 +32,60 @@ from convscope.storage.paths import ROOT, STAGES, Combination
 
 SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
 CPU = "cpu"
-_ENDS = ("done", "failed", "stopped", "not started")
-_LOOK_S = 0.5
+_OUTCOMES = ("done", "failed", "stopped", "not started")
+_POLL_S = 0.5
 
 
 @dataclass(frozen=True)
 class Device:
-    """What one process at a time runs on: its name in the display, and what CUDA is to show (None: no GPU)."""
+    """Device for one process at a time: its name in the display, and the UUID that CUDA is to show (None: no GPU)."""
 
     name: str
     uuid: str | None = None
 
 
-def devices(wanted: str, visible: str | None, library: Any = None) -> list[Device]:
+def devices(names: str, visible: str | None, library: Any = None) -> list[Device]:
     """Return the devices of `--gpus`.
 
     Args:
-        wanted: "0,1": indices into what CUDA shows; "cpu,cpu": two processes without a GPU; "": all GPUs there are.
+        names: "0,1": indices into what CUDA shows; "cpu,cpu": two processes without a GPU; "": all GPUs there are.
         visible: `CUDA_VISIBLE_DEVICES`, None where it is not set.
         library: the module `pynvml`, or a test's own.
 
     Raises:
         InputError: there is no such GPU.
     """
-    entries = [entry.strip() for entry in wanted.split(",")] if wanted else []
+    entries = [entry.strip() for entry in names.split(",")] if names else []
     if entries and all(entry == CPU for entry in entries):
-        return [Device(f"{CPU} {at}") for at in range(len(entries))]
+        return [Device(f"{CPU} {index}") for index in range(len(entries))]
     try:
         uuids = nvml.visible_uuids(library or nvml.load(), visible)
     except SensorError as error:
         raise InputError(f"--gpus: {error}; without a GPU say --gpus cpu") from None
-    chosen = entries or [str(at) for at in range(len(uuids))]
-    odd = [entry for entry in chosen if not (entry.isdecimal() and int(entry) < len(uuids))]
-    if odd or not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(f"--gpus {wanted or 'all'}: here are {len(uuids)} GPUs: name each once, 0 to {len(uuids) - 1}")
+    chosen = entries or [str(index) for index in range(len(uuids))]
+    unknown = [entry for entry in chosen if not (entry.isdecimal() and int(entry) < len(uuids))]
+    if unknown or not chosen or len(set(chosen)) < len(chosen):
+        raise InputError(f"--gpus {names or 'all'}: here are {len(uuids)} GPUs: name each once, 0 to {len(uuids) - 1}")
     return [Device(f"GPU {entry}", uuids[int(entry)]) for entry in chosen]
 
 
-def label(found: Sequence[Device], library: Any = None) -> str:
-    """Return the short name of the card that all these devices are, for folder names.
+def label(chosen: Sequence[Device], library: Any = None) -> str:
+    """Return the short name of these devices' model of card, for folder names.
 
     Raises:
         InputError: they are different cards.
     """
-    if found[0].uuid is None:
+    if chosen[0].uuid is None:
         return CPU
     library = library or nvml.load()
-    names = {gpus.label(nvml.card_name(library, each.uuid)) for each in found if each.uuid}
+    names = {gpus.label(nvml.card_name(library, each.uuid)) for each in chosen if each.uuid}
     if len(names) > 1:
         raise InputError(f"--gpus are different cards ({', '.join(sorted(names))}): name those of one kind")
     return names.pop()
 
 
 class Stop:
-    """Within the `with` block, counts how urgently a signal has asked to stop.
+    """Urgency with which signals have asked to stop, within the `with` block.
 
     `level` 1: finish the size at hand (USR2, the first Ctrl-C); 2: at once (TERM, the second Ctrl-C).
     """
@@ -111,7 +111,7 @@ class Stop:
 class CombinationRun:
     """One combination on its way through the stages, on one device; `stages` are those still to come."""
 
-    who: Combination
+    combination: Combination
     device: Device
     stages: deque[str]
     stage: str = ""
@@ -120,7 +120,7 @@ class CombinationRun:
 
 @dataclass
 class LocalBatch:
-    """Runs combinations, each through all stages up to one that fails, as many at a time as there are devices."""
+    """Combinations run one a device, each through all stages up to one that fails."""
 
     combinations: Sequence[Combination]
     stages: Sequence[str]
@@ -140,70 +140,73 @@ class LocalBatch:
             while running or (waiting and not stop.level):
                 while free and waiting and not stop.level:
                     running.append(self._start(CombinationRun(waiting.popleft(), free.popleft(), deque(self.stages))))
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
                 if stop.level > level:
                     level = stop.level
                     bar.write(_WORDS[level], file=sys.stderr)
                     _signal(running, signal.SIGUSR2 if level == 1 else signal.SIGTERM)
                 self._show(bar, running)
-                for task in [task for task in running if task.process and task.process.poll() is not None]:
-                    if not self._goes_on(task, stop, bar):
-                        running.remove(task)
-                        free.append(task.device)
+                for run in [run for run in running if run.process and run.process.poll() is not None]:
+                    if not self._goes_on(run, stop, bar):
+                        running.remove(run)
+                        free.append(run.device)
         self.ended["not started"] += len(waiting)
-        print(", ".join(f"{self.ended[how]} {how}" for how in _ENDS if self.ended[how]))
+        print(", ".join(f"{self.ended[outcome]} {outcome}" for outcome in _OUTCOMES if self.ended[outcome]))
         print(*self.failures, sep="\n", end="\n" if self.failures else "")
         if stop.level and (waiting or self.ended["stopped"]):
             return STOPPED
         return 1 if self.failures else 0
 
-    def commands(self, who: Combination) -> Iterator[list[str]]:
+    def commands(self, combination: Combination) -> Iterator[list[str]]:
         """Yield the command of each stage of one combination."""
+        names = combination.model, combination.algorithm, combination.gpu
         for stage in self.stages:
-            yield [f"./{SCRIPTS[stage]}", "--local", who.model, who.algorithm, who.gpu, *self.flags]
+            yield [f"./{SCRIPTS[stage]}", "--local", *names, *self.flags]
 
-    def _start(self, task: CombinationRun) -> CombinationRun:
-        task.stage = task.stages.popleft()
-        command = list(self.commands(task.who))[self.stages.index(task.stage)]
-        folder = self._folder(task.stage, task.who)
+    def _start(self, run: CombinationRun) -> CombinationRun:
+        run.stage = run.stages.popleft()
+        command = list(self.commands(run.combination))[self.stages.index(run.stage)]
+        folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / f"{task.stage}_{task.who.folder_name}_local{os.getpid()}"
-        shown = {} if task.device.uuid is None else {"CUDA_VISIBLE_DEVICES": task.device.uuid}
+        log = folder / f"{run.stage}_{run.combination.folder_name}_local{os.getpid()}"
+        visible = {} if run.device.uuid is None else {"CUDA_VISIBLE_DEVICES": run.device.uuid}
         with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
-            task.process = subprocess.Popen(
-                command, cwd=self.root, env=os.environ | shown, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+            run.process = subprocess.Popen(
+                command, cwd=self.root, env=os.environ | visible, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
                 start_new_session=True,
             )  # fmt: skip
-        return task
+        return run
 
-    def _goes_on(self, task: CombinationRun, stop: Stop, bar: tqdm[Any]) -> bool:
+    def _goes_on(self, run: CombinationRun, stop: Stop, bar: tqdm[Any]) -> bool:
         """Start the next stage of a combination whose process has ended, or note how the combination ended."""
-        code = task.process.returncode if task.process else 0
-        if code == 0 and task.stages and not stop.level:
-            self._start(task)
+        code = run.process.returncode if run.process else 0
+        if code == 0 and run.stages and not stop.level:
+            self._start(run)
             return True
-        how = "stopped" if code == STOPPED or (stop.level and (code or task.stages)) else "failed" if code else "done"
-        self.ended[how] += 1
-        bar.write(f"{how}: {task.stage} {task.who} ({task.device.name})")
-        if how == "failed":
-            why = progress.last_error(self._folder(task.stage, task.who)) or f"exit code {code}"
-            self.failures.append(f"failed: {task.stage} {task.who}: {why}")
+        was_stopped = code == STOPPED or (stop.level and (code or run.stages))
+        outcome = "stopped" if was_stopped else "failed" if code else "done"
+        self.ended[outcome] += 1
+        bar.write(f"{outcome}: {run.stage} {run.combination} ({run.device.name})")
+        if outcome == "failed":
+            reason = progress.last_error(self._folder(run)) or f"exit code {code}"
+            self.failures.append(f"failed: {run.stage} {run.combination}: {reason}")
         return False
 
-    def _folder(self, stage: str, who: Combination) -> Path:
-        return self.root / "results" / stage / who.folder_name
+    def _folder(self, run: CombinationRun) -> Path:
+        return self.root / "results" / run.stage / run.combination.folder_name
 
     def _expected(self) -> int:
         return len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
 
-    def _show(self, bar: tqdm[Any], tasks: Sequence[CombinationRun]) -> None:
+    def _show(self, bar: tqdm[Any], running: Sequence[CombinationRun]) -> None:
         if bar.disable:
             return
-        for task in tasks:
-            found = progress.read(self._folder(task.stage, task.who), task.stage)
-            self.sizes[task.stage, task.who] = found.done if found else 0
+        for run in running:
+            folder = progress.read(self._folder(run), run.stage)
+            self.sizes[run.stage, run.combination] = folder.done if folder else 0
         bar.n = sum(self.sizes.values())
-        bar.set_postfix_str("; ".join(f"{task.device.name}: {task.who.model} {task.who.algorithm}" for task in tasks))
+        names = (f"{run.device.name}: {run.combination.model} {run.combination.algorithm}" for run in running)
+        bar.set_postfix_str("; ".join(names))
 
 
 _WORDS = {
@@ -213,37 +216,38 @@ _WORDS = {
 
 
 def _signal(running: Sequence[CombinationRun], number: signal.Signals) -> None:
-    for task in running:
-        if task.process and task.process.poll() is None:
-            os.killpg(task.process.pid, number)
+    for run in running:
+        if run.process and run.process.poll() is None:
+            os.killpg(run.process.pid, number)
 
 
 def main(arguments: Sequence[str], root: Path = ROOT) -> int:
-    """Run the command line: the stages of every combination of a file that is not finished."""
+    """Run the command line: the stages of every unfinished combination of a file."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
-    found = devices(
-        CPU if options.gpu == CPU and not options.gpus else options.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")
-    )
-    here = label(found) if options.gpu == "local" else options.gpu
-    every = matrix.read(options.file, here)
+    names = CPU if options.gpu == CPU and not options.gpus else options.gpus
+    chosen = devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    gpu = label(chosen) if options.gpu == "local" else options.gpu
+    every = matrix.read(options.file, gpu)
     last = options.stages[-1]
     left = matrix.unfinished(every, last, matrix.requested_sizes(last, flags), root / "results")
-    batch = LocalBatch(left, options.stages, found, flags, root)
+    batch = LocalBatch(left, options.stages, chosen, flags, root)
     if options.dry_run:
-        print("\n".join(shlex.join(command) for who in left for command in batch.commands(who)))
+        print("\n".join(shlex.join(command) for each in left for command in batch.commands(each)))
         return 0
-    print(f"{len(left)} of {len(every)} combinations to run, {len(found)} at a time")
+    print(f"{len(left)} of {len(every)} combinations to run, {len(chosen)} at a time")
     with Stop() as stop:
         return batch.run(stop)
 
 
 def _parser() -> argparse.ArgumentParser:
-    what = "Run a matrix here, one process a GPU. After -- stands what run_profile.py is given."
-    made = OneLineParser(prog="python -m convscope local", description=what)
-    made.add_argument("file", type=Path, metavar="FILE")
-    made.add_argument("--stages", nargs="+", choices=STAGES, required=True, help="in this order, up to one that fails")
-    made.add_argument("--gpu", metavar="NAME", default="local", help="for lines that name none (local: what is here)")
-    made.add_argument("--gpus", metavar="0,1,…", default="", help="one process for each of these (all)")
-    made.add_argument("--dry-run", action="store_true", help="print the commands")
-    return made
+    description = "Run a matrix here, one process a GPU. After -- stands what run_profile.py is given."
+    parser = OneLineParser(prog="python -m convscope local", description=description)
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, required=True, help="in this order, up to one that fails"
+    )
+    parser.add_argument("--gpu", metavar="NAME", default="local", help="for lines that name none (local: what is here)")
+    parser.add_argument("--gpus", metavar="0,1,…", default="", help="one process for each of these (all)")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands")
+    return parser

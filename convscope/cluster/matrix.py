@@ -1,8 +1,8 @@
-"""A file of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
+"""File of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
 
-`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stage 3_full --into DIR` makes of it
-what the stages submit: for each GPU, files of at most as many lines as one job array may have tasks, without the
-combinations that are finished.
+`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stage 3_full --into DIR` cuts it into
+the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks, without
+the combinations that are finished.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _DEFAULT_RANGE = (224, 512)
 
 @dataclass(frozen=True)
 class RequestedSizes:
-    """Which sizes a run is asked for: how many, from where to where. `overwrite` asks for all of them anew."""
+    """Sizes that a run measures: their number, the smallest, the largest. `overwrite` measures all of them again."""
 
     count: int
     low: int
     high: int
     overwrite: bool = False
 
-    def met_by(self, found: progress.Progress | None) -> bool:
-        """Tell whether a folder has all that is asked for."""
-        if found is None or self.overwrite or not found.complete:
+    def met_by(self, folder: progress.Progress | None) -> bool:
+        """Tell whether a folder has all of these sizes."""
+        if folder is None or self.overwrite or not folder.complete:
             return False
         last = self.low if self.count == 1 else self.high
-        return (len(found.sizes), found.sizes[0], found.sizes[-1]) == (self.count, self.low, last)
+        return (len(folder.sizes), folder.sizes[0], folder.sizes[-1]) == (self.count, self.low, last)
 
 
 def read(path: Path, gpu: str | None = None) -> list[Combination]:
@@ -52,11 +52,11 @@ def read(path: Path, gpu: str | None = None) -> list[Combination]:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
-    told = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
-    found = dict.fromkeys(_combination(line, f"{path}, line {number}", gpu) for number, line in told)
-    if not found:
+    entries = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    combinations = dict.fromkeys(_combination(line, f"{path}, line {number}", gpu) for number, line in entries)
+    if not combinations:
         raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
-    return list(found)
+    return list(combinations)
 
 
 def _combination(line: str, where: str, gpu: str | None) -> Combination:
@@ -76,7 +76,7 @@ def text(combinations: Iterable[Combination]) -> str:
 
 
 def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
-    """Return which sizes `run_profile.py` measures in a stage, given these further flags.
+    """Return the sizes that `run_profile.py` measures in a stage, given these further flags.
 
     Raises:
         InputError: they send every combination to one folder.
@@ -94,11 +94,11 @@ def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
 
 
 def unfinished(
-    combinations: Sequence[Combination], stage: str, wanted: RequestedSizes, results: Path
+    combinations: Sequence[Combination], stage: str, sizes: RequestedSizes, results: Path
 ) -> list[Combination]:
-    """Return the combinations that have not all the sizes that are asked for."""
-    found = ((each, progress.read(results / stage / each.folder_name, stage)) for each in combinations)
-    return [each for each, there in found if not wanted.met_by(there)]
+    """Return the combinations that lack some of the sizes."""
+    folders = ((each, progress.read(results / stage / each.folder_name, stage)) for each in combinations)
+    return [each for each, folder in folders if not sizes.met_by(folder)]
 
 
 def slices(combinations: Sequence[Combination], most: int) -> list[list[Combination]]:
@@ -110,7 +110,7 @@ def slices(combinations: Sequence[Combination], most: int) -> list[list[Combinat
 
 
 def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Path:
-    """Write a part into a file named after its GPU and content, so that the file of a job never changes."""
+    """Write combinations of one GPU into a file named after GPU and content, so that a job's file never changes."""
     content = text(part)
     path = folder / f"{part[0].gpu}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.tsv"
     if not dry_run:
@@ -120,7 +120,7 @@ def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Pa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files that the stages submit; print path, GPU and number of lines of each."""
+    """Write the files for job arrays; print path, GPU and number of lines of each."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
     every = read(options.file, options.gpu)
@@ -133,12 +133,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    what = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
-    made = OneLineParser(prog="python -m convscope matrix", description=what)
-    made.add_argument("file", type=Path, metavar="FILE")
-    made.add_argument("--stage", choices=STAGES, required=True)
-    made.add_argument("--gpu", metavar="NAME", help="for lines that name none")
-    made.add_argument("--into", type=Path, required=True, metavar="DIR")
-    made.add_argument("--most", type=int, default=1000, metavar="N", help="lines in a file")
-    made.add_argument("--dry-run", action="store_true", help="write nothing")
-    return made
+    description = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
+    parser = OneLineParser(prog="python -m convscope matrix", description=description)
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--stage", choices=STAGES, required=True)
+    parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
+    parser.add_argument("--into", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--most", type=int, default=1000, metavar="N", help="lines in a file")
+    parser.add_argument("--dry-run", action="store_true", help="write nothing")
+    return parser

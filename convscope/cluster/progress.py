@@ -1,6 +1,6 @@
-"""How far a run has come, from what it wrote: `run.json`, the overall table, and the history of its jobs.
+"""Progress of a run, from the files it wrote: `run.json`, the overall table, and the history of its jobs.
 
-Light on purpose: no pandas, no table of layers, so that a thousand folders are read in a second on a login node.
+No pandas and no table of layers: a thousand folders are read in a second on a login node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convscope.profiling.rows import SCHEMA_VERSION
 from convscope.storage.paths import KEPT, SIZES_BY_STAGE, STAGES, Combination, slug
 
 HISTORY = "jobs.log"
-"""A line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
+"""One line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
 _TAIL_BYTES = 8192
 _NUMBER = re.compile(r"(\d+(\.\d+)?(e-?\d{1,3})?)?", re.ASCII)
 
@@ -38,7 +38,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """What one folder says. `sizes` is empty as long as no run has begun; `bad` counts rows by a status not ok."""
+    """Progress of one folder. `sizes` is empty as long as no run has begun; `bad` counts rows by a status not ok."""
 
     path: Path
     stage: str
@@ -56,39 +56,39 @@ class Progress:
 
     @property
     def expected(self) -> int:
-        """How many sizes the run measures: what it said, else what its stage does."""
+        """Number of sizes that the run measures: from `run.json`, else its stage's."""
         return len(self.sizes) or SIZES_BY_STAGE[self.stage]
 
     @property
     def complete(self) -> bool:
-        """Whether every size that the run set out to measure has a row."""
+        """True where every size of the run has a row."""
         return bool(self.sizes) and self.done >= len(self.sizes)
 
 
 def read_all(results: Path, stages: Sequence[str] = STAGES) -> Iterator[Progress]:
-    """Yield the progress of every folder under `results/<stage>/`, in order; folders without any trace are left out."""
+    """Yield the progress of every folder under `results/<stage>/`, in order; empty folders are left out."""
     for stage in stages:
         for path in sorted((results / stage).glob("[!.]*/")):
-            found = None if KEPT in path.name else read(path, stage)
-            if found is not None:
-                yield found
+            folder = None if KEPT in path.name else read(path, stage)
+            if folder is not None:
+                yield folder
 
 
 def read(path: Path, stage: str) -> Progress | None:
     """Return the progress of one folder, None where nothing was submitted or run."""
     document, broken = _document(path / "run.json")
-    job, told = _history(path / HISTORY)
+    job, submitted = _history(path / HISTORY)
     run = document.get("run", {})
-    named = Combination(run["model"], run["algorithm"], run["gpu"]) if document else told
-    if named is None:
+    combination = Combination(run["model"], run["algorithm"], run["gpu"]) if document else submitted
+    if combination is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     sizes = tuple(run.get("input_sizes", ()))
-    rows, unread = _rows(path / f"{slug(named.model)}_{slug(named.algorithm)}_overall.csv", sizes)
+    rows, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv", sizes)
     bad = [row for row in rows if row.status != "ok"]
     return Progress(
         path,
         stage,
-        named,
+        combination,
         sizes,
         done=len({row.input_size for row in rows}),
         bad=Counter(row.status for row in bad),
@@ -103,14 +103,14 @@ def read(path: Path, stage: str) -> Progress | None:
 
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
-    """Return the content of `run.json`, and what is wrong with it; a run just begun may have none."""
+    """Return the content of `run.json` and its fault, "" for none; a run just begun may have no file."""
     try:
         document = json.loads(path.read_text())
         version = document["schema_version"]
         if version > SCHEMA_VERSION:
             return {}, f"run.json has schema version {version}, this program reads {SCHEMA_VERSION}"
-        named = [document["run"][name] for name in ("model", "algorithm", "gpu")]
-        if not all(isinstance(name, str) for name in named) or not all(map(int, document["run"]["input_sizes"])):
+        names = [document["run"][name] for name in ("model", "algorithm", "gpu")]
+        if not all(isinstance(name, str) for name in names) or not all(map(int, document["run"]["input_sizes"])):
             return {}, "run.json cannot be read"
     except FileNotFoundError:
         return {}, ""
@@ -120,7 +120,7 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
 
 
 class _Row(NamedTuple):
-    """The columns of the overall table that matter here, as they are written; "" where the table has none of a name."""
+    """Columns of the overall table that are read here, as text; "" where the table lacks one."""
 
     input_size: str
     status: str
@@ -130,16 +130,13 @@ class _Row(NamedTuple):
     wall_s: str
 
     def mended(self) -> _Row:
-        """Return the row with cells that should be numbers and are not emptied."""
+        """Return the row with the cells emptied that should be numbers and are not."""
         odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(self, name))]
         return self._replace(**dict.fromkeys(odd, "")) if odd else self
 
 
 def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
-    """Return the rows that belong to the run, and what is wrong with the file.
-
-    A row cut off at the end is no row.
-    """
+    """Return the rows of the run's sizes and the fault of the file, "" for none; a row cut off at the end is none."""
     wanted = set(map(str, sizes))
     try:
         text = path.read_text()
@@ -153,10 +150,10 @@ def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
         return [], ""
     except (OSError, ValueError, csv.Error):
         return [], f"{path.name} cannot be read"
-    mine = [row for row in rows if row.input_size in wanted]
-    if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in mine} | {row.wall_s for row in mine})):
-        return mine, ""
-    return [row.mended() for row in mine], f"{path.name} has words where numbers belong"
+    of_run = [row for row in rows if row.input_size in wanted]
+    if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in of_run} | {row.wall_s for row in of_run})):
+        return of_run, ""
+    return [row.mended() for row in of_run], f"{path.name} has words where numbers belong"
 
 
 def _history(path: Path) -> tuple[Job | None, Combination | None]:
@@ -171,8 +168,8 @@ def _history(path: Path) -> tuple[Job | None, Combination | None]:
     events = [line for line in lines if len(line) == 7]
     if not events:
         return None, None
-    mine = [event for event in events if event[1] == events[-1][1]]
-    _, number, event, model, algorithm, gpu, flags = ([e for e in mine if e[2] != "submitted"] or mine)[-1]
+    of_job = [event for event in events if event[1] == events[-1][1]]
+    _, number, event, model, algorithm, gpu, flags = ([e for e in of_job if e[2] != "submitted"] or of_job)[-1]
     word, _, code = event.partition(" ")
     return Job(number, word, int(code) if code.isdecimal() else None, flags), Combination(model, algorithm, gpu)
 
@@ -190,9 +187,9 @@ def note_event(path: Path, time_utc: str, job: str, event: str, who: Combination
 
 
 def last_error(path: Path) -> str:
-    """Return the last line that says something in the newest `.err` log of a folder, "" where there is none.
+    """Return the last line of the newest `.err` log of a folder that is not blank, "" where there is none.
 
-    What srun adds after the program's own last words ("task 0: Exited with exit code 2") is passed over.
+    Lines that srun adds after the program's own ("task 0: Exited with exit code 2") are passed over.
     """
     logs = sorted(path.glob("*.err"), key=lambda log: log.stat().st_mtime)
     if not logs:
@@ -200,5 +197,5 @@ def last_error(path: Path) -> str:
     with logs[-1].open("rb") as file:
         file.seek(max(0, logs[-1].stat().st_size - _TAIL_BYTES))
         lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
-    telling = [line for line in lines if line and not line.startswith("srun: ")]
-    return telling[-1] if telling else ""
+    messages = [line for line in lines if line and not line.startswith("srun: ")]
+    return messages[-1] if messages else ""

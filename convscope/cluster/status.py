@@ -1,7 +1,7 @@
-"""Where every combination stands in each stage: `python -m convscope status`, `./check_status.sh`.
+"""Status of every combination in each stage: `python -m convscope status`, `./check_status.sh`.
 
-What the runs wrote decides; SLURM's queue and accounts are added where they answer. Missing from the queue is not the
-same as finished.
+The files of the runs decide; SLURM's queue and accounts are added where they answer. A job that is missing from the
+queue need not have finished.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convscope import slurm
+from convscope.cli import display
+from convscope.cli.display import or_dash
 from convscope.cli.parser import OneLineParser
 from convscope.cli.signals import STOPPED
 from convscope.cluster import progress
@@ -27,9 +29,9 @@ from convscope.storage.paths import RESULTS, STAGES, Combination
 STATES = ("queued", "running", "done", "failed", "stale")
 SCRIPTS = dict(zip(STAGES, ("./1_sanity_check.sh", "./2_quick_sweep.sh", "./3_full_run.sh"), strict=True))
 
-# A job that the queue no longer knows is given this long to write its last line.
+# A job that the queue no longer lists has this long to write its last line.
 _LEFT_QUEUE_S = 120
-# Without a queue only silence tells: longer than this, and than several of the slowest size so far.
+# Without a queue a run is stale that wrote nothing for longer than this, and than several of the slowest size so far.
 _SILENT_S = 1800
 _SLOWEST_SIZES = 5
 _SETTLED = ("COMPLETED", "PENDING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED")
@@ -37,7 +39,7 @@ _SETTLED = ("COMPLETED", "PENDING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPEN
 
 @dataclass(frozen=True)
 class Standing:
-    """Where one combination stands in one stage: one of `STATES`, and its why."""
+    """State of one combination in one stage: one of `STATES`, and the reason or details."""
 
     progress: Progress
     state: str
@@ -45,7 +47,7 @@ class Standing:
 
     @property
     def cell(self) -> str:
-        """Return the cell of the table: "running 3/10, 0:21:04 left"."""
+        """The cell of the table: "running 3/10, 0:21:04 left"."""
         detail = f", {self.detail}" if self.state in ("queued", "running", "done") and self.detail else ""
         return f"{self.state} {self.progress.done}/{self.progress.expected}{detail}"
 
@@ -53,78 +55,86 @@ class Standing:
 def survey(
     results: Path,
     stages: Sequence[str] = STAGES,
-    ask: slurm.RunCommand = slurm.run_command,
+    run_command: slurm.RunCommand = slurm.run_command,
     now_s: float | None = None,
 ) -> list[Standing]:
-    """Return the standing of every combination that has left a trace, stage by stage."""
-    found = list(progress.read_all(results, stages))
-    queue = slurm.queue(ask) if any(_of_slurm(each) for each in found) else None
-    open_jobs = {each.job.number for each in found if each.job and _of_slurm(each) and not each.complete}
-    ended = slurm.accounts(open_jobs - set(queue or ()), ask)
+    """Return the standing of every combination that was submitted or run, stage by stage.
+
+    Args:
+        run_command: runs SLURM's commands.
+    """
+    folders = list(progress.read_all(results, stages))
+    queue = slurm.queue(run_command) if any(_of_slurm(each) for each in folders) else None
+    open_jobs = {each.job.number for each in folders if each.job and _of_slurm(each) and not each.complete}
+    ended = slurm.accounts(open_jobs - set(queue or ()), run_command)
     now_s = time.time() if now_s is None else now_s
-    return [standing(each, queue, ended, now_s) for each in found]
+    return [standing(each, queue, ended, now_s) for each in folders]
 
 
-def _of_slurm(found: Progress) -> bool:
-    return found.job is not None and not found.job.number.startswith("local")
+def _of_slurm(folder: Progress) -> bool:
+    return folder.job is not None and not folder.job.number.startswith("local")
 
 
 def standing(
-    found: Progress, queue: Mapping[str, slurm.QueuedJob] | None, ended: Mapping[str, str], now_s: float
+    folder: Progress, queue: Mapping[str, slurm.QueuedJob] | None, ended: Mapping[str, str], now_s: float
 ) -> Standing:
-    """Decide where a combination stands.
+    """Decide the state of a combination.
 
     Args:
         queue: the jobs in SLURM's queue, None where no queue answers.
-        ended: how jobs ended, by number, as far as accounts say.
+        ended: SLURM's state of ended jobs, by number, as far as its accounts answer.
     """
-    if found.broken:
-        return Standing(found, "failed", found.broken)
-    number = found.job.number if found.job else ""
+    if folder.broken:
+        return Standing(folder, "failed", folder.broken)
+    number = folder.job.number if folder.job else ""
     if entry := (queue or {}).get(number):
         if entry.state == "PENDING":
-            return Standing(found, "queued", entry.reason)
-        return Standing(found, "running", f"{entry.time_left} left")
-    if found.complete:
-        return Standing(found, "failed", _bad_sizes(found)) if found.bad else Standing(found, "done")
-    if found.job and found.job.event == "ended":
-        if found.job.exit_code == 0 and "--output-dir" in found.job.flags:
-            return Standing(found, "done", "written elsewhere, by --output-dir")
-        return Standing(found, "failed", _why_ended(found, found.job))
+            return Standing(folder, "queued", entry.reason)
+        return Standing(folder, "running", f"{entry.time_left} left")
+    if folder.complete:
+        return Standing(folder, "failed", _bad_sizes(folder)) if folder.bad else Standing(folder, "done")
+    if folder.job and folder.job.event == "ended":
+        if folder.job.exit_code == 0 and "--output-dir" in folder.job.flags:
+            return Standing(folder, "done", "written elsewhere, by --output-dir")
+        return Standing(folder, "failed", _why_ended(folder, folder.job))
     if number in ended and not ended[number].startswith(_SETTLED):
-        why = f"job {number}: {ended[number].lower()}"
-        return Standing(found, "failed", "; ".join(filter(None, (why, progress.last_error(found.path)))))
-    if found.job and found.job.event == "submitted":
-        return _not_started(found, number, queue is not None)
-    return _by_silence(found, queue is not None and _of_slurm(found), now_s)
+        state = f"job {number}: {ended[number].lower()}"
+        return Standing(folder, "failed", "; ".join(filter(None, (state, progress.last_error(folder.path)))))
+    if folder.job and folder.job.event == "submitted":
+        return _not_started(folder, number, queue is not None)
+    return _by_silence(folder, queue is not None and _of_slurm(folder), now_s)
 
 
-def _bad_sizes(found: Progress) -> str:
-    counts = ", ".join(f"{count} {status}" for status, count in found.bad.items())
-    return f"of {found.done} sizes {counts}; last: {found.reason}"
+def _bad_sizes(folder: Progress) -> str:
+    counts = ", ".join(f"{count} {status}" for status, count in folder.bad.items())
+    return f"of {folder.done} sizes {counts}; last: {folder.reason}"
 
 
-def _why_ended(found: Progress, job: progress.Job) -> str:
+def _why_ended(folder: Progress, job: progress.Job) -> str:
     if job.exit_code == STOPPED:
         return "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
-    return progress.last_error(found.path) or f"job {job.number} ended with exit code {job.exit_code} and no last words"
+    return (
+        progress.last_error(folder.path) or f"job {job.number} ended with exit code {job.exit_code} and no last words"
+    )
 
 
-def _not_started(found: Progress, number: str, queue_known: bool) -> Standing:
+def _not_started(folder: Progress, number: str, queue_known: bool) -> Standing:
     if queue_known:
         why = "left the queue without starting: cancelled, or the stage before failed"
-        return Standing(found, "failed", f"job {number} {why}")
-    return Standing(found, "queued", f"as job {number}")
+        return Standing(folder, "failed", f"job {number} {why}")
+    return Standing(folder, "queued", f"as job {number}")
 
 
-def _by_silence(found: Progress, gone: bool, now_s: float) -> Standing:
-    silent_s = now_s - found.written_s
-    limit_s = _LEFT_QUEUE_S if gone else max(_SILENT_S, _SLOWEST_SIZES * found.slowest_s)
+def _by_silence(folder: Progress, left_queue: bool, now_s: float) -> Standing:
+    silent_s = now_s - folder.written_s
+    limit_s = _LEFT_QUEUE_S if left_queue else max(_SILENT_S, _SLOWEST_SIZES * folder.slowest_s)
     if silent_s <= limit_s:
-        return Standing(found, "running")
-    where = "the queue does not know its job; " if gone else ""
-    last = progress.last_error(found.path)
-    return Standing(found, "stale", f"{where}nothing written for {_duration(silent_s)}" + (f"; {last}" if last else ""))
+        return Standing(folder, "running")
+    where = "the queue does not know its job; " if left_queue else ""
+    last = progress.last_error(folder.path)
+    return Standing(
+        folder, "stale", f"{where}nothing written for {_duration(silent_s)}" + (f"; {last}" if last else "")
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -133,15 +143,15 @@ def _duration(seconds: float) -> str:
 
 
 def table(standings: Sequence[Standing]) -> str:
-    """Return a line a combination, a column a stage; below it what failed, and how to submit that again."""
+    """Return a line a combination, a column a stage; below it the failures, and the commands that submit them again."""
     if not standings:
         return "nothing here yet: ./1_sanity_check.sh MODEL ALGORITHM GPU begins"
     by_name: dict[Combination, dict[str, Standing]] = {}
     for each in standings:
         by_name.setdefault(each.progress.combination, {})[each.progress.stage] = each
     stages = [stage for stage in STAGES if any(each.progress.stage == stage for each in standings)]
-    rows = [_line(who, stages, there) for who, there in sorted(by_name.items(), key=lambda item: str(item[0]))]
-    lines = _columns(("combination", *stages, "fallback", "throttled"), rows)
+    rows = [_line(who, stages, by_stage) for who, by_stage in sorted(by_name.items(), key=lambda item: str(item[0]))]
+    lines = [display.table(("combination", *stages, "fallback", "throttled"), rows, all_left=True)]
     counts = Counter(each.state for each in standings)
     lines += ["", ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])]
     troubled = [each for each in standings if each.state in ("failed", "stale")]
@@ -150,23 +160,17 @@ def table(standings: Sequence[Standing]) -> str:
     return "\n".join(lines + (["", "again:", *(f"  {command}" for command in commands)] if commands else []))
 
 
-def _line(who: Combination, stages: Sequence[str], there: Mapping[str, Standing]) -> tuple[str, ...]:
-    cells = [there[stage].cell if stage in there else "-" for stage in stages]
-    fallback = max(each.progress.fallback_layers for each in there.values())
-    throttled = sum(each.progress.throttled for each in there.values())
-    return (str(who), *cells, f"{fallback} layers" if fallback else "-", f"{throttled} sizes" if throttled else "-")
-
-
-def _columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    every = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows))
-    return ["  ".join(cells).rstrip() for cells in every]
+def _line(who: Combination, stages: Sequence[str], by_stage: Mapping[str, Standing]) -> tuple[str, ...]:
+    cells = [by_stage[stage].cell if stage in by_stage else "-" for stage in stages]
+    fallback = max(each.progress.fallback_layers for each in by_stage.values())
+    throttled = sum(each.progress.throttled for each in by_stage.values())
+    return (str(who), *cells, or_dash(fallback or None, "d", " layers"), or_dash(throttled or None, "d", " sizes"))
 
 
 def again(troubled: Sequence[Standing]) -> list[str]:
-    """Return the commands that submit just these again: one for each stage and set of flags.
+    """Return the commands that submit these again: one for each stage and set of flags.
 
-    Of one combination only the earliest stage is named: what failed there stopped the others.
+    Of one combination only the earliest stage is named: its failure stopped the others.
     """
     groups: dict[tuple[str, str], list[Combination]] = {}
     earliest: dict[Combination, Standing] = {}
@@ -178,10 +182,10 @@ def again(troubled: Sequence[Standing]) -> list[str]:
 
 
 def _flags(each: Standing) -> str:
-    found = each.progress
-    local = ["--local"] if found.job and not _of_slurm(found) else []
-    overwrite = ["--overwrite"] if found.complete else []
-    return " ".join([*local, *([found.job.flags] if found.job and found.job.flags else []), *overwrite])
+    folder = each.progress
+    local = ["--local"] if folder.job and not _of_slurm(folder) else []
+    overwrite = ["--overwrite"] if folder.complete else []
+    return " ".join([*local, *([folder.job.flags] if folder.job and folder.job.flags else []), *overwrite])
 
 
 def _command(stage: str, flags: str, who: Sequence[Combination]) -> str:
@@ -198,34 +202,34 @@ def as_json(standings: Sequence[Standing]) -> str:
 
 
 def _plain(each: Standing) -> dict[str, object]:
-    found = each.progress
+    folder = each.progress
     return {
-        "stage": found.stage,
-        **dataclasses.asdict(found.combination),
+        "stage": folder.stage,
+        **dataclasses.asdict(folder.combination),
         "state": each.state,
         "detail": each.detail,
-        "done": found.done,
-        "expected": found.expected,
-        "bad_sizes": dict(found.bad),
-        "fallback_layers": found.fallback_layers,
-        "throttled_sizes": found.throttled,
-        "job": found.job.number if found.job else None,
+        "done": folder.done,
+        "expected": folder.expected,
+        "bad_sizes": dict(folder.bad),
+        "fallback_layers": folder.fallback_layers,
+        "throttled_sizes": folder.throttled,
+        "job": folder.job.number if folder.job else None,
     }
 
 
 def main(
     arguments: Sequence[str],
     results: Path = RESULTS,
-    ask: slurm.RunCommand = slurm.run_command,
+    run_command: slurm.RunCommand = slurm.run_command,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
     """Print the table, or the JSON; with --watch again and again until nothing is queued or running any more."""
     options = _parser().parse_args(arguments)
     while True:
-        found = [each for each in survey(results, options.stage or STAGES, ask) if _wanted(each, options)]
-        said = as_json(found) if options.json else table(found)
-        print(said if options.watch is None else f"\033[H\033[2J{said}", flush=True)
-        if options.watch is None or not any(each.state in ("queued", "running") for each in found):
+        standings = [each for each in survey(results, options.stage or STAGES, run_command) if _wanted(each, options)]
+        text = as_json(standings) if options.json else table(standings)
+        print(text if options.watch is None else f"\033[H\033[2J{text}", flush=True)
+        if options.watch is None or not any(each.state in ("queued", "running") for each in standings):
             return 0
         try:
             sleep(options.watch)
@@ -241,12 +245,12 @@ def _wanted(each: Standing, options: argparse.Namespace) -> bool:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = OneLineParser(prog="check_status.sh", description="Where every combination stands in each stage.")
-    made.add_argument("--stage", nargs="+", choices=STAGES)
-    made.add_argument("--model", nargs="+", metavar="NAME")
-    made.add_argument("--algorithm", nargs="+", metavar="NAME", type=lambda name: algorithms.find(name).name)
-    made.add_argument("--gpu", nargs="+", metavar="NAME")
-    made.add_argument("--state", nargs="+", choices=STATES)
-    made.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="S", help="again every S seconds (10)")
-    made.add_argument("--json", action="store_true", help="for programs")
-    return made
+    parser = OneLineParser(prog="check_status.sh", description="Where every combination stands in each stage.")
+    parser.add_argument("--stage", nargs="+", choices=STAGES)
+    parser.add_argument("--model", nargs="+", metavar="NAME")
+    parser.add_argument("--algorithm", nargs="+", metavar="NAME", type=lambda name: algorithms.find(name).name)
+    parser.add_argument("--gpu", nargs="+", metavar="NAME")
+    parser.add_argument("--state", nargs="+", choices=STATES)
+    parser.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="S", help="again every S seconds (10)")
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser

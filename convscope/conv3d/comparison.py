@@ -16,9 +16,7 @@ from convscope.convolution import backends, tolerance
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
 from convscope.cudnn.shape import Convolution
-from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
-from convscope.kernels import autotune
 from convscope.timing import summary
 from convscope.timing.stopwatch import times_ms
 
@@ -36,26 +34,6 @@ def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.
 def allowed_error(name: str, layer: Layer3d, shape: Convolution) -> float:
     """Return the largest elementwise error to be expected of an implementation."""
     return tolerance.elementwise_tolerance(layer.terms, computes_in(name, shape), shape.dtype, "fft" in name)
-
-
-def failure_of(error: Exception, device: torch.device) -> Failure:
-    """Return the status and reason of a row for an error of one implementation at one layer.
-
-    Raises:
-        DeviceFaultError: the device is lost with it.
-        Exception: the error itself, where it is none of an implementation's own.
-    """
-    fault = failures.device_fault(device)
-    if fault:
-        raise DeviceFaultError(f"the GPU can be used no more: {fault}") from error
-    if isinstance(error, NotImplementedError):
-        return Failure("unsupported", str(error))
-    if autotune.is_refusal(error):
-        return Failure("failed", (str(error).splitlines() or [type(error).__name__])[0])
-    found = failures.of_size(error)
-    if found is None:
-        raise error
-    return found
 
 
 class LayerComparison:
@@ -98,7 +76,7 @@ class LayerComparison:
             x, weight = tensors(shape, self._workshop.device, self.asked.seed)
             expected = reference(x, weight, shape) if self.asked.verify else None
         except RuntimeError as error:
-            found = failure_of(error, self._workshop.device)
+            found = failures.of_cell(error, self._workshop.device)
             return [self._failed(self._row(layer, name, shape), found) for name in self.asked.implementations]
         return [self._one(layer, name, shape, x, weight, expected) for name in self.asked.implementations]
 
@@ -113,7 +91,7 @@ class LayerComparison:
         try:
             return self._workshop.run(name, lambda: self._measured(row, layer, shape, x, weight, expected))
         except Exception as error:
-            return self._failed(row, failure_of(error, self._workshop.device))
+            return self._failed(row, failures.of_cell(error, self._workshop.device))
 
     def _measured(
         self, row: Conv3dRow, layer: Layer3d, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope.conv3d import comparison, layersets
+from convscope import failures
+from convscope.conv3d import layersets
 from convscope.conv3d.implementations import Implementations, Prepared
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import EndToEndRow, KindRow
@@ -158,7 +159,7 @@ class EndToEnd:
                     self._prepare()
                     self.rows.append(self._workshop.run(name, lambda row=row: self._one(row)))  # type: ignore[misc]
                 except Exception as error:
-                    failure = comparison.failure_of(error, self._workshop.device)
+                    failure = failures.of_cell(error, self._workshop.device)
                     self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
                 if pause():
                     return

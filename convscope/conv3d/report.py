@@ -1,4 +1,4 @@
-"""One call of the 3-D study from end to end: what is measured is written as tables, run.json and pictures, and told."""
+"""Words and pictures of the 3-D study, from its tables; nothing here measures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import table
+from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, table
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, StressRow
 from convscope.convolution.roofline import Ceilings
 
@@ -40,59 +40,59 @@ def summary(rows: Mapping[str, Sequence[Any]], limits: Ceilings | None) -> str:
 
 
 def _line(row: Conv3dRow) -> tuple[str, ...]:
-    interval = "-" if row.median_low_ms is None else f"{row.median_low_ms:.4f} … {row.median_high_ms:.4f}"
+    interval = interval_or_dash(row.median_low_ms, row.median_high_ms, ".4f")
     ratios = row.ratio_to_cudnn_best, row.ratio_to_torch_benchmark, row.ratio_to_roofline
-    error = "-" if row.elementwise_error is None else f"{row.elementwise_error:.1e} / {row.tolerance:.1e}"
-    why = row.blocks or "" if row.status == "ok" else f"{row.status}: {row.reason}"
+    error = or_dash(row.elementwise_error, ".1e", f" / {or_dash(row.tolerance, '.1e')}")
+    note = row.blocks or "" if row.status == "ok" else f"{row.status}: {row.reason}"
     return (
-        row.layer, row.implementation, _or_dash(row.median_ms, ".4f"), interval, _or_dash(row.tflops, ".1f"),
-        *(_or_dash(ratio, ".2f") for ratio in ratios), error, why,
+        row.layer, row.implementation, or_dash(row.median_ms, ".4f"), interval, or_dash(row.tflops, ".1f"),
+        *(or_dash(ratio, ".2f") for ratio in ratios), error, note,
     )  # fmt: skip
 
 
+_RATIOS = {
+    "cuDNN's best": "ratio_to_cudnn_best",
+    "torch benchmark": "ratio_to_torch_benchmark",
+    "the roofline": "ratio_to_roofline",
+}
+
+
 def means(rows: Sequence[Conv3dRow]) -> list[str]:
-    """Return for each implementation the geometric means of its ratios over the layers that it could do."""
+    """Return for each implementation the geometric means of its ratios over the layers that it was timed on."""
     lines = []
     for name in dict.fromkeys(row.implementation for row in rows):
         of_name = [row for row in rows if row.implementation == name]
-        said = []
-        for what, field in (
-            ("cuDNN's best", "ratio_to_cudnn_best"),
-            ("torch benchmark", "ratio_to_torch_benchmark"),
-            ("the roofline", "ratio_to_roofline"),
-        ):
+        parts = []
+        for peer, field in _RATIOS.items():
             ratios = [getattr(row, field) for row in of_name if getattr(row, field) is not None]
             if ratios:
                 mean, layers = geometric_mean(ratios), f"{len(ratios)} layer{'s' if len(ratios) > 1 else ''}"
-                said.append(f"{mean:.3f} of {what} ({layers}, {min(ratios):.2f} to {max(ratios):.2f})")
-        if said:
-            lines.append(f"{name}, geometric means: {', '.join(said)}")
+                parts.append(f"{mean:.3f} of {peer} ({layers}, {min(ratios):.2f} to {max(ratios):.2f})")
+        if parts:
+            lines.append(f"{name}, geometric means: {', '.join(parts)}")
     return lines
+
+
+_STATUSES = ("ok", "failed", "oom", "unsupported")
 
 
 def stress_line(rows: Sequence[StressRow]) -> str:
     """Return the outcome of a stress test in one line."""
-    counts = {status: sum(row.status == status for row in rows) for status in ("ok", "failed", "oom", "unsupported")}
+    counts = {status: sum(row.status == status for row in rows) for status in _STATUSES}
     shapes = len({row.round for row in rows})
     worst = max((row.elementwise_error / row.tolerance for row in rows if row.elementwise_error and row.tolerance),
                 default=0.0)  # fmt: skip
-    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"stress test: {shapes} shapes: {told}; largest error {worst:.2f} of its tolerance"
+    outcomes = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    return f"stress test: {shapes} shapes: {outcomes}; largest error {worst:.2f} of its tolerance"
 
 
 def _whole(row: EndToEndRow, shares: dict[str, float]) -> tuple[str, ...]:
-    share = shares.get(row.implementation)
     return (
-        row.implementation, _or_dash(row.inference_ms, ".3f"), _or_dash(row.training_step_ms, ".3f"),
-        "-" if share is None else f"{share:.0f} %", row.reason or "",
+        row.implementation, or_dash(row.inference_ms, ".3f"), or_dash(row.training_step_ms, ".3f"),
+        or_dash(shares.get(row.implementation), ".0f", " %"), row.reason or "",
     )  # fmt: skip
 
 
-def _or_dash(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-_DPI = 120
 PICTURES = ("violins", "relative", "roofline", "breakdown")
 _MARKERS = "osD^v<>pPX*hd"
 _COLOURS = "tab20"
@@ -106,29 +106,22 @@ def draw(
     folder: Path,
     note: Callable[[str], None],
 ) -> list[Path]:
-    """Draw what the tables have into a folder, and return the files; without matplotlib none, which is noted."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        note("no plots: pip install 'convscope[study]'")
-        return []
-    made: list[Path] = []
-
-    def figure(name: str, width: float, height: float) -> Any:
-        made.append(folder / f"{name}.png")
-        return Figure((width, height), layout="constrained")
-
+    """Draw the tables into a folder, and return the files; without matplotlib none, which is noted."""
+    figures = Figures(folder, note)
     measured = rows[rows["median_ms"].notna()] if len(rows) else rows
     if len(samples):
-        _violins(figure("violins", 11, 2.6 * samples["position"].nunique() + 0.6), samples, made[-1])
+        height_in = 2.6 * samples["position"].nunique() + 0.6
+        figures.save("violins", (11, height_in), lambda figure: _violins(figure, samples))
     if len(measured):
-        beside = "ratio_to_cudnn_best" if measured["ratio_to_cudnn_best"].notna().any() else "tflops"
-        _bars(figure("relative", max(8, 2.4 * measured["position"].nunique()), 4.5), measured, beside, made[-1])
+        column = "ratio_to_cudnn_best" if measured["ratio_to_cudnn_best"].notna().any() else "tflops"
+        width_in = max(8, 2.4 * measured["position"].nunique())
+        figures.save("relative", (width_in, 4.5), lambda figure: _bars(figure, measured, column))
     if len(measured) and limits is not None:
-        _roofline(figure("roofline", 9, 6), measured, limits, made[-1])
+        figures.save("roofline", (9, 6), lambda figure: _roofline(figure, measured, limits))
     if len(kinds):
-        _breakdown(figure("breakdown", 9, 0.35 * kinds["implementation"].nunique() + 1.6), kinds, made[-1])
-    return made
+        height_in = 0.35 * kinds["implementation"].nunique() + 1.6
+        figures.save("breakdown", (9, height_in), lambda figure: _breakdown(figure, kinds))
+    return figures.paths
 
 
 def _colour(names: Sequence[str]) -> dict[str, Any]:
@@ -138,12 +131,12 @@ def _colour(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _layers(rows: pd.DataFrame) -> list[tuple[int, str]]:
-    """Return position and name of the layers that rows are of, in their order."""
-    named = rows.drop_duplicates("position").sort_values("position")
-    return [(int(position), str(layer)) for position, layer in zip(named["position"], named["layer"], strict=True)]
+    """Return position and name of the rows' layers, in their order."""
+    first = rows.drop_duplicates("position").sort_values("position")
+    return [(int(position), str(layer)) for position, layer in zip(first["position"], first["layer"], strict=True)]
 
 
-def _violins(figure: Any, samples: pd.DataFrame, path: Path) -> None:
+def _violins(figure: Any, samples: pd.DataFrame) -> None:
     """Draw every sample against the median of its implementation: the times are far apart, their spreads a percent."""
     layers = _layers(samples)
     colours = _colour(list(dict.fromkeys(samples["implementation"])))
@@ -152,18 +145,17 @@ def _violins(figure: Any, samples: pd.DataFrame, path: Path) -> None:
         of_layer = samples[samples["position"] == position]
         names = list(dict.fromkeys(of_layer["implementation"]))
         times = {name: of_layer.loc[of_layer["implementation"] == name, "sample_ms"].astype(float) for name in names}
-        apart = [(100 * (one / one.median() - 1)).to_numpy() for one in times.values()]
-        drawn = axes.violinplot(apart, showmedians=True, widths=0.85)
-        for body, name in zip(drawn["bodies"], names, strict=True):
+        deviations_pct = [(100 * (each / each.median() - 1)).to_numpy() for each in times.values()]
+        violins = axes.violinplot(deviations_pct, showmedians=True, widths=0.85)
+        for body, name in zip(violins["bodies"], names, strict=True):
             body.set(facecolor=colours[name], alpha=0.8)
-        labels = [f"{name}\n{one.median():.4g} ms" for name, one in times.items()]
+        labels = [f"{name}\n{each.median():.4g} ms" for name, each in times.items()]
         axes.set_xticks(range(1, len(names) + 1), labels, rotation=25, ha="right", fontsize=8)
         axes.set(ylabel="from the median, %", title=layer)
-        axes.grid(alpha=0.3, axis="y")
-    figure.savefig(path, dpi=_DPI)
+        grid(axes, axis="y")
 
 
-def _bars(figure: Any, rows: pd.DataFrame, column: str, path: Path) -> None:
+def _bars(figure: Any, rows: pd.DataFrame, column: str) -> None:
     axes = figure.subplots()
     layers = _layers(rows)
     names = list(dict.fromkeys(rows["implementation"]))
@@ -178,12 +170,11 @@ def _bars(figure: Any, rows: pd.DataFrame, column: str, path: Path) -> None:
         axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(layers)), [layer for _, layer in layers])
     axes.set(ylabel="speed, cuDNN's best = 1" if relative else "rate, TFLOP/s", xlabel="layer")
-    axes.grid(alpha=0.3, axis="y")
+    grid(axes, axis="y")
     figure.legend(fontsize=8, loc="outside right upper")
-    figure.savefig(path, dpi=_DPI)
 
 
-def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> None:
+def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings) -> None:
     axes = figure.subplots()
     intensity = rows["flops"] / rows["bytes"]
     used = set(rows["arithmetic"])
@@ -204,9 +195,8 @@ def _roofline(figure: Any, rows: pd.DataFrame, limits: Ceilings, path: Path) -> 
     for layer, mark in marks.items():
         axes.plot([], [], mark, color="grey", label=layer)
     axes.set(xscale="log", yscale="log", xlabel="operations a byte, counted", ylabel="rate, TFLOP/s")
-    axes.grid(alpha=0.3, which="both")
+    grid(axes, which="both")
     figure.legend(fontsize=8, loc="outside right upper")
-    figure.savefig(path, dpi=_DPI)
 
 
 def roofs(
@@ -220,7 +210,7 @@ def roofs(
     return {name: ([low, ridge, high], [low * slope, ridge * slope, ridge * slope]) for name, ridge in ridges.items()}
 
 
-def _breakdown(figure: Any, kinds: pd.DataFrame, path: Path) -> None:
+def _breakdown(figure: Any, kinds: pd.DataFrame) -> None:
     axes = figure.subplots()
     names = list(dict.fromkeys(kinds["implementation"]))
     left = dict.fromkeys(names, 0.0)
@@ -231,6 +221,5 @@ def _breakdown(figure: Any, kinds: pd.DataFrame, path: Path) -> None:
         left = {name: left[name] + length for name, length in zip(names, lengths, strict=True)}
     axes.invert_yaxis()
     axes.set(xlabel="time of an inference pass, ms")
-    axes.grid(alpha=0.3, axis="x")
+    grid(axes, axis="x")
     figure.legend(fontsize=8, loc="outside right upper")
-    figure.savefig(path, dpi=_DPI)

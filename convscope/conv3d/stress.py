@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from convscope import failures
 from convscope.conv3d import comparison
 from convscope.conv3d.implementations import Implementations
 from convscope.conv3d.layersets import Layer3d, Triple, why_impossible
@@ -92,7 +93,7 @@ def _round(
         x, weight = comparison.tensors(shape, workshop.device, asked.seed + turn)
         exact = reference(x, weight, shape)
     except Exception as error:
-        failure = comparison.failure_of(error, workshop.device)
+        failure = failures.of_cell(error, workshop.device)
         return [_failed(row, failure) for row in rows]
 
     def tried(row: StressRow) -> StressRow:
@@ -101,7 +102,7 @@ def _round(
             ready = workshop.prepare(name, shape, weight, cuts[name])
             off = exact.error(workshop.run(name, lambda: ready.call(x)))
         except Exception as error:
-            return _failed(row, comparison.failure_of(error, workshop.device))
+            return _failed(row, failures.of_cell(error, workshop.device))
         most = comparison.allowed_error(name, layer, shape)
         row = dataclasses.replace(row, elementwise_error=off, tolerance=most, blocks=ready.said())
         return row if off <= most else _failed(row, Failure("failed", f"elementwise error {off:.1e} over {most:.1e}"))

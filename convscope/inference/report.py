@@ -1,10 +1,11 @@
-"""What the table of an inference study says: every cell in a line, engines beside each other, a server's highest rate.
+"""Words and pictures of an inference study, from its table; nothing here measures.
 
-Reads the table and returns text; nothing here measures.
+A line for each cell, the engines side by side, the highest request rate of a server; three pictures.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,19 +13,20 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import figure_type, size_axis, table
+from convscope.cli.display import Figures, grid, or_dash, size_axis, table
 from convscope.inference.engines.catalogue import BASELINE
 from convscope.inference.request import BATCH, METRICS, SERVER
 
 Cell = dict[str, Any]
+_MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
 
 
 def cells(rows: pd.DataFrame) -> str:
-    """Return a line for each cell that is not under load: latency, throughput, memory, energy, set-up, agreement."""
+    """Return a line for each cell without a server's load: latency, throughput, memory, energy, set-up, agreement."""
     header = ("batch", "engine", "GPUs", "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
               "peak MB", "set-up s", "disk MB", "error", "note")  # fmt: skip
-    quiet = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
-    return table(header, [_line(cell, rows) for cell in _records(quiet)])
+    unloaded = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
+    return table(header, [_line(cell, rows) for cell in _records(unloaded)])
 
 
 def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
@@ -34,25 +36,25 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
     spread: str = "" if pd.isna(cell["latency_std_ms"]) else f" ± {cell['latency_std_ms']:.3f}"
     return (
         *name,
-        _text(cell["latency_mean_ms"], ".3f") + spread,
-        _text(cell["latency_p50_ms"], ".3f"),
-        _text(cell["latency_p90_ms"], ".3f"),
-        _text(cell["latency_p99_ms"], ".3f"),
-        _text(cell["images_per_s"], ",.0f"),
-        _text(times_baseline(cell, rows), ".1f"),
-        _text(cell["times_floor"], ".1f"),
-        _text(cell["energy_per_image_j"] * 1e3, ".1f"),
-        _text(cell["peak_memory_bytes"] / 1e6, ",.0f"),
-        _text(cell["setup_s"], ".1f"),
-        _text(cell["disk_bytes"] / 1e6, ".1f"),
-        _text(cell["relative_error"], ".1e"),
+        or_dash(cell["latency_mean_ms"], ".3f") + spread,
+        or_dash(cell["latency_p50_ms"], ".3f"),
+        or_dash(cell["latency_p90_ms"], ".3f"),
+        or_dash(cell["latency_p99_ms"], ".3f"),
+        or_dash(cell["images_per_s"], ",.0f"),
+        or_dash(times_baseline(cell, rows), ".1f"),
+        or_dash(cell["times_floor"], ".1f"),
+        or_dash(cell["energy_per_image_j"] * 1e3, ".1f"),
+        or_dash(cell["peak_memory_bytes"] / 1e6, ",.0f"),
+        or_dash(cell["setup_s"], ".1f"),
+        or_dash(cell["disk_bytes"] / 1e6, ".1f"),
+        or_dash(cell["relative_error"], ".1e"),
         "" if cell["scenario"] == BATCH else _metric(cell),
     )
 
 
 def _metric(cell: Cell) -> str:
     name = METRICS[cell["scenario"]]
-    return f"{cell['scenario']}: {name} {_text(cell[name], ',.3f')}"
+    return f"{cell['scenario']}: {name} {or_dash(cell[name], ',.3f')}"
 
 
 def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
@@ -63,7 +65,7 @@ def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
 
 
 def side_by_side(rows: pd.DataFrame) -> str:
-    """Return the engines beside each other as Markdown, a line for each batch size, a table for each number of GPUs."""
+    """Return the engines side by side as Markdown, a line for each batch size, a table for each number of GPUs."""
     measured = rows[(rows["scenario"] == BATCH) & (rows["status"] == "ok")]
     return "\n\n".join(_side_by_side(part, int(str(count))) for count, part in measured.groupby("processes"))
 
@@ -75,10 +77,10 @@ def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
         header += [f"{name}, ms", f"{name}, images/s"] + ([] if name == BASELINE else ["× eager"])
     lines = []
     for size, part in rows.groupby("batch_size"):
-        found = {cell["engine"]: cell for cell in _records(part)}
-        line = [str(size), _text(part["floor_ms"].max(), ".3f")]
+        by_engine = {cell["engine"]: cell for cell in _records(part)}
+        line = [str(size), or_dash(part["floor_ms"].max(), ".3f")]
         for name in names:
-            line += _pair(found.get(name), rows, name)
+            line += _pair(by_engine.get(name), rows, name)
         lines.append(line)
     ruler = ["---:"] * len(header)
     title = f"{processes} GPU" + ("s, each its share of the batch" if processes > 1 else "")
@@ -88,12 +90,12 @@ def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
 def _pair(cell: Cell | None, rows: pd.DataFrame, name: str) -> list[str]:
     if cell is None:
         return ["", ""] + ([] if name == BASELINE else [""])
-    found = [_text(cell["latency_mean_ms"], ".3f"), _text(cell["images_per_s"], ",.0f")]
-    return found if name == BASELINE else [*found, _text(times_baseline(cell, rows), ".1f")]
+    pair = [or_dash(cell["latency_mean_ms"], ".3f"), or_dash(cell["images_per_s"], ",.0f")]
+    return pair if name == BASELINE else [*pair, or_dash(times_baseline(cell, rows), ".1f")]
 
 
 def under_load(rows: pd.DataFrame) -> str:
-    """Return a line for each rate of requests, and for each engine the highest whose p99 kept the limit."""
+    """Return a line for each rate of requests, and for each engine the highest rate whose p99 kept the limit."""
     loaded = rows[(rows["scenario"] == SERVER) & (rows["status"] == "ok")].sort_values(["engine", "target_qps"])
     header = (
         "engine",
@@ -122,8 +124,8 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
         cell["engine"],
         f"{cell['target_qps']:,.0f}",
         f"{cell['images_per_s']:,.0f}",
-        *(_text(cell[f"latency_{name}_ms"], ".2f") for name in ("p50", "p90", "p99")),
-        _text(cell["mean_batch"], ".1f"),
+        *(or_dash(cell[f"latency_{name}_ms"], ".2f") for name in ("p50", "p90", "p99")),
+        or_dash(cell["mean_batch"], ".1f"),
         f"{cell['window_s']:.0f}",
         "yes" if str(cell["within_slo"]) == "True" else "no",
         "" if pd.isna(cell["reason"]) else cell["reason"],
@@ -131,35 +133,30 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
 
 
 def _records(rows: pd.DataFrame) -> list[Cell]:
-    found: list[Any] = rows.to_dict("records")
-    return found
-
-
-def _text(value: float, spec: str) -> str:
-    return "-" if pd.isna(value) else format(value, spec)
-
-
-_MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
+    records: list[Any] = rows.to_dict("records")
+    return records
 
 
 def draw(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Draw an inference study's table into a folder, and return the files; without matplotlib none, which is noted."""
-    figure = figure_type(note)
-    if figure is None:
-        return []
-    made = []
+    """Draw the table into a folder, and return the files; without matplotlib none, which is noted."""
+    figures = Figures(folder, note)
     measured = rows[rows["status"] == "ok"]
-    batches, loaded = measured[measured["scenario"] == "batch"], measured[measured["scenario"] == "server"]
-    pictures = (("latency.png", batches, _latency), ("pareto.png", batches, _pareto), ("server.png", loaded, _server))
-    for name, part, draw_one in pictures:
+    batches, loaded = measured[measured["scenario"] == BATCH], measured[measured["scenario"] == SERVER]
+    for name, part, draw_panel in (
+        ("latency", batches, _latency),
+        ("pareto", batches, _pareto),
+        ("server", loaded, _server),
+    ):
         if len(part):
-            made.append(folder / name)
-            axes = (whole := figure((10, 5), layout="constrained")).subplots()
-            draw_one(axes, part)
-            axes.grid(alpha=0.3)
-            whole.legend(loc="outside right upper", fontsize=9)
-            whole.savefig(made[-1], dpi=120)
-    return made
+            figures.save(name, (10, 5), functools.partial(_picture, draw_panel=draw_panel, part=part))
+    return figures.paths
+
+
+def _picture(figure: Any, draw_panel: Callable[[Any, pd.DataFrame], None], part: pd.DataFrame) -> None:
+    axes = figure.subplots()
+    draw_panel(axes, part)
+    grid(axes)
+    figure.legend(loc="outside right upper", fontsize=9)
 
 
 def _latency(axes: Any, measured: pd.DataFrame) -> None:
@@ -190,8 +187,8 @@ def _server(axes: Any, loaded: pd.DataFrame) -> None:
         (line,) = axes.plot(ordered["target_qps"], ordered["latency_p99_ms"], "o-", label=label)
         ended = ordered[ordered["reason"].notna()]
         if len(ended):
-            told = f"{label}: ended early,\nthe queue grew too long"
-            axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=told)
+            early = f"{label}: ended early,\nthe queue grew too long"
+            axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=early)
     for slo_ms in sorted(set(loaded["slo_ms"])):
         axes.axhline(slo_ms, color="k", linestyle="--", label=f"limit, {slo_ms:g} ms")
     axes.set_yscale("log")
@@ -199,7 +196,7 @@ def _server(axes: Any, loaded: pd.DataFrame) -> None:
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the points (latency, throughput) that no other beats in both, by rising latency."""
+    """Return the Pareto front of points (latency, throughput), by rising latency."""
     best: list[tuple[float, float]] = []
     for latency, throughput in sorted(points, key=lambda point: (point[0], -point[1])):
         if not best or throughput > best[-1][1]:
@@ -210,4 +207,4 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 def _engines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     several = rows["processes"].nunique() > 1
     groups = rows.groupby(["engine", "processes"], sort=False)
-    return [(f"{one} on {many}" if several else str(one), part) for (one, many), part in groups]
+    return [(f"{engine} on {count}" if several else str(engine), part) for (engine, count), part in groups]

@@ -26,7 +26,6 @@ from convscope.convolution import backends, roofline
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
-from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.runners import Runner
@@ -106,11 +105,9 @@ class InferenceStudy:
         """
         try:
             self._run()
-        except RuntimeError as error:  # leaving what a lost device was used by may raise once more
-            fault = failures.device_fault(self.device)
-            if fault is None:
-                raise
-            raise DeviceFaultError(f"the GPU is lost ({fault}): the same command goes on") from error
+        except RuntimeError:  # leaving what a lost device was used by may raise once more
+            failures.raise_if_lost(self.device)
+            raise
 
     def _run(self) -> None:
         asked = self.inference
@@ -175,12 +172,7 @@ class InferenceStudy:
         except BrokenError as error:
             return None, error.failure
         except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
-            if (fault := failures.device_fault(self.device)) is not None:
-                raise DeviceFaultError(f"the GPU is lost ({fault}): the same command goes on") from None
-            failure = catalogue.failure_of(error)
-            if failure is None:
-                raise
-            return None, failure
+            return None, failures.of_cell(error, self.device)
 
     def _measure(self, engine: str, batch_size: int) -> Measured:
         """Set an engine up in every process, see that it computes the same as eager, and time it."""

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import triton
-from triton.compiler.errors import CompilationError
-from triton.runtime.errors import OutOfResources, PTXASError
 
-from convscope.errors import InputError
+from convscope.errors import InputError, NothingFitsError
+from convscope.failures import is_kernel_refusal
 from convscope.timing import graphs
 
 B = TypeVar("B")
@@ -31,8 +30,6 @@ Launch = Callable[[], object]
 
 _REPLAYS = 5
 _BATCH_MS, _LAUNCHES_MOST = 0.2, 20  # short kernels are timed several in a row
-_TOO_MUCH = (OutOfResources, PTXASError, CompilationError)  # of this card's shared memory or registers
-_REFUSED = ("Triton Error", "PassManager::run failed")  # by the driver: a launch, or a tensor map; by the compiler
 
 
 @dataclass(frozen=True)
@@ -49,15 +46,6 @@ class TunedBlocks(Generic[B]):
     def __str__(self) -> str:
         timed = "" if self.time_us is None else f"; {self.time_us:.2f} us, best of {self.tried}"
         return f"{self.blocks}{timed}"
-
-
-class NothingFitsError(RuntimeError):
-    """No cut of a kernel fits this card."""
-
-
-def is_refusal(error: BaseException) -> bool:
-    """Tell whether this card, or its driver, cannot run a kernel as it is cut."""
-    return isinstance(error, (*_TOO_MUCH, NothingFitsError)) or str(error).startswith(_REFUSED)
 
 
 class BlockCache(Generic[B]):
@@ -160,7 +148,7 @@ def _time_or_refusal(launcher: Callable[[B], Launch], blocks: B) -> float | None
     try:
         return _time_us(launcher(blocks))
     except Exception as error:
-        if is_refusal(error):
+        if is_kernel_refusal(error):
             return None
         raise
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convscope.cli.display import table
+from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
 from convscope.errors import InputError
 from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
@@ -274,14 +274,14 @@ def _table(found: Sequence[Comparison]) -> str:
     wanted = [
         ("size", [str(each.input_size) for each in found]),
         ("layer", [each.layer or "" for each in found]),
-        ("A, ms", [_number(each.a_ms, ".4f") for each in found]),
-        ("B, ms", [_number(each.b_ms, ".4f") for each in found]),
-        ("change, %", [_number(each.change_pct, "+.1f") for each in found]),
-        ("95 % interval", [_interval(each) for each in found]),
+        ("A, ms", [or_dash(each.a_ms, ".4f") for each in found]),
+        ("B, ms", [or_dash(each.b_ms, ".4f") for each in found]),
+        ("change, %", [or_dash(each.change_pct, "+.1f") for each in found]),
+        ("95 % interval", [interval_or_dash(each.low_pct, each.high_pct, "+.1f") for each in found]),
     ]
     if any(each.a_w is not None and each.b_w is not None for each in found):
         wanted += [
-            (f"{name}, W", [_number(getattr(each, f"{name.lower()}_w"), ".0f") for each in found]) for name in "AB"
+            (f"{name}, W", [or_dash(getattr(each, f"{name.lower()}_w"), ".0f") for each in found]) for name in "AB"
         ]
     if any(each.a_j is not None and each.b_j is not None for each in found):
         wanted += [
@@ -292,16 +292,8 @@ def _table(found: Sequence[Comparison]) -> str:
     return table([name for name, _ in shown], list(zip(*(cells for _, cells in shown), strict=True)))
 
 
-def _number(value: float | None, spec: str) -> str:
-    return "-" if value is None else format(value, spec)
-
-
 def _millijoules(energy_j: float | None) -> str:
-    return _number(None if energy_j is None else energy_j * 1e3, ".1f")
-
-
-def _interval(each: Comparison) -> str:
-    return "-" if each.low_pct is None else f"{each.low_pct:+.1f} … {each.high_pct:+.1f}"
+    return or_dash(None if energy_j is None else energy_j * 1e3, ".1f")
 
 
 def counted(found: Sequence[Comparison]) -> str:

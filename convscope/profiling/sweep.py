@@ -190,7 +190,7 @@ class Sweep:
             row = overall_row(run, size, found, assigned, started_utc, wall_s)
             return row, layer_rows(run, size, self._layers(size), found, assigned)
         except (RuntimeError, InputError) as error:
-            failure = failures.of_size(error)
+            failure = failures.classify(error)
             if failure is None or failures.device_fault(self.device):
                 raise
             self.note(f"{size} px: {failure.status}: {failure.reason}")

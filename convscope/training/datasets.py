@@ -1,4 +1,4 @@
-"""The images of a training study: scikit-learn's digits, CIFAR-10 from local files, or one batch of noise for speed."""
+"""Images of a training study: scikit-learn's digits, CIFAR-10 from local files, or one batch of noise for speed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from convscope.errors import InputError
 
 NAMES = ("digits", "cifar10", "synthetic")
 CLASSES = 10
-SYNTHETIC_STEPS = 100  # what counts as an epoch of noise
+SYNTHETIC_STEPS = 100  # of an epoch of noise
 _HELD_OUT_DIGITS = 360  # of 1,797
 _CIFAR10_PX = 32
 
@@ -25,7 +25,7 @@ LabelledBatch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Pictures(Dataset[LabelledBatch]):
-    """Images N × 3 × H × W (bytes) with their labels; a batch is taken and normalised at once."""
+    """Images N × 3 × H × W (bytes) with their labels; a whole batch is taken and normalised at once."""
 
     def __init__(self, images: torch.Tensor, labels: torch.Tensor, mean: float, std: float) -> None:
         self.images, self.labels, self._mean, self._std = images, labels, mean, std
@@ -39,7 +39,7 @@ class Pictures(Dataset[LabelledBatch]):
     def __getitems__(self, indices: Sequence[int]) -> LabelledBatch:
         """Return the batch of these indices: float32, mean 0 and standard deviation 1 over the training images.
 
-        By NumPy on one thread: on a machine of many cores, waking PyTorch's threads for so little takes far longer.
+        NumPy does it on one thread: on a machine of many cores, waking PyTorch's threads takes far longer.
         """
         images = self.images.numpy()[list(indices)].astype(np.float32)
         images -= 255 * self._mean
@@ -49,14 +49,14 @@ class Pictures(Dataset[LabelledBatch]):
 
 @dataclass(frozen=True)
 class Images:
-    """What is trained on, and what is held out to test; noise has neither (None)."""
+    """Images to train on, and images held out to test; noise has neither (None)."""
 
     train: Pictures | None
     held_out: Pictures | None
 
 
 class Noise:
-    """One batch of noise on the device, again and again: a loader that costs nothing."""
+    """Loader that repeats one batch of noise on the device and costs no time."""
 
     def __init__(self, batch_size: int, classes: int, size_px: int, seed: int, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -75,7 +75,7 @@ def load(name: str, data_dir: Path, size_px: int) -> Images:
     """Return the images of a data set at this size.
 
     Raises:
-        InputError: its files, or the library that has them, are not there; or CIFAR-10 at another size than its own.
+        InputError: the files or the library that has them are missing; or CIFAR-10 at a size other than 32 pixels.
     """
     if name == "synthetic":
         return Images(None, None)
@@ -84,7 +84,7 @@ def load(name: str, data_dir: Path, size_px: int) -> Images:
 
 @functools.lru_cache(maxsize=1)
 def _digits(size_px: int) -> Images:
-    """Return the 1,797 digits, 8×8 with 17 shades, enlarged; every run holds the same 360 of them out."""
+    """Return the 1,797 digits, 8×8 with 17 shades, enlarged; every run holds out the same 360."""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -100,8 +100,8 @@ def _digits(size_px: int) -> Images:
 
 
 def _images(images: torch.Tensor, labels: torch.Tensor, train: torch.Tensor, held_out: torch.Tensor) -> Images:
-    shown = images[train].float() / 255
-    scale = float(shown.mean()), float(shown.std())
+    values = images[train].float() / 255
+    scale = float(values.mean()), float(values.std())
     parts = (Pictures(images[part].contiguous(), labels[part], *scale) for part in (train, held_out))
     return Images(*parts)
 
@@ -122,14 +122,14 @@ def _cifar10(data_dir: Path, size_px: int) -> Images:
     return _images(images, labels, torch.arange(count), torch.arange(count, len(labels)))
 
 
-def _as_it_is(batch: Any) -> Any:
+def _whole_batch(batch: Any) -> Any:
     return batch
 
 
 def train_loader(
     pictures: Pictures, batch_size: int, seed: int, workers: int, pin: bool, rank: int = 0, world: int = 1
 ) -> DataLoader[LabelledBatch]:
-    """Return whole batches in an order drawn from the seed, anew each epoch (`set_epoch`); of several ranks, one's.
+    """Return one rank's whole batches, in an order drawn from the seed and the epoch (`set_epoch`).
 
     Raises:
         InputError: there are not enough images for one batch.
@@ -142,7 +142,7 @@ def train_loader(
         batch_size,
         sampler=sampler,
         num_workers=workers,
-        collate_fn=_as_it_is,
+        collate_fn=_whole_batch,
         pin_memory=pin,
         drop_last=True,
         persistent_workers=workers > 0,
@@ -151,4 +151,4 @@ def train_loader(
 
 def test_loader(pictures: Pictures) -> DataLoader[LabelledBatch]:
     """Return the held-out images in their order."""
-    return DataLoader(pictures, 256, collate_fn=_as_it_is)
+    return DataLoader(pictures, 256, collate_fn=_whole_batch)

@@ -1,7 +1,6 @@
-"""Which operators and kernels a training step is made of, by torch.profiler: a few steps, traced after the timing.
+"""Operators and kernels of a training step, by torch.profiler: a few steps, traced after the timing.
 
-Operators are counted with what they themselves took: on a GPU the kernels that they launched, on a CPU their own time
-without that of the operators they called.
+An operator's time is its own: on a GPU that of the kernels it launched, on a CPU without the operators it called.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from convscope.training.step import RANGE
 CONVOLUTION, NORMALISATION, ACTIVATION, COPIES = "convolution", "normalisation", "activation", "copies"
 OPTIMIZER, COMMUNICATION, FUSED, OTHER = "optimizer", "communication", "fused", "other"
 
-# The first pattern that is found in an operator's name decides. Names that torch.compile makes list what is in them.
+# The first pattern that matches an operator's name decides. Names that torch.compile makes list what they fuse.
 _PATTERNS: tuple[tuple[str, str], ...] = (
     (FUSED, r"^triton_|^graph_\d+_cpp_fused|cpp_fused"),
     (CONVOLUTION, r"conv"),
@@ -37,7 +36,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator in one phase of the step: how often a step calls it, and what it took itself, in ms a step."""
+    """One operator in one phase of the step: its calls and its own time (ms) a step."""
 
     name: str
     phase: str
@@ -47,7 +46,7 @@ class Operator:
 
     @property
     def category(self) -> str:
-        """The kind of work: all that the optimizer does is its own, the rest goes by name."""
+        """The kind of work: that of the optimizer's phase is its own, the rest goes by name."""
         return OPTIMIZER if self.phase == "optimizer" else category(self.name)
 
 
@@ -62,7 +61,7 @@ class KernelTotal:
 
 @dataclass(frozen=True)
 class MemorySample:
-    """What PyTorch's allocator held on a device after one allocation or release, in ms since the trace's first."""
+    """Memory held by PyTorch's allocator after one allocation or release, and its time (ms) since the trace's first."""
 
     time_ms: float
     device: str
@@ -71,7 +70,7 @@ class MemorySample:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What the traced steps showed; all but `memory` is for one step.
+    """Operators, kernels and memory of the traced steps; all but `memory` is for one step.
 
     `busy_ms` is the time in which at least one kernel ran, 0 on a CPU.
     """
@@ -82,21 +81,21 @@ class StepProfile:
     busy_ms: float
 
     def own_ms(self, operator: Operator) -> float:
-        """Return what counts for an operator here: its kernels, or without any (on a CPU) its own time."""
+        """Return an operator's time: its kernels', or without any (on a CPU) its own."""
         return operator.device_ms if self.kernels else operator.cpu_ms
 
     def total_ms(self, phases: Sequence[str]) -> float:
-        """Return what all operators of some phases took."""
+        """Return the time of all operators of some phases."""
         return sum(self.own_ms(operator) for operator in self.operators if operator.phase in phases)
 
     def shares_pct(self) -> dict[str, float]:
-        """Return the share of each category in what all operators took, largest first."""
+        """Return the share of each category in the time of all operators, largest first."""
         sums: dict[str, float] = defaultdict(float)
         for operator in self.operators:
             sums[operator.category] += self.own_ms(operator)
         whole_ms = sum(sums.values())
         ordered = sorted(sums.items(), key=lambda item: -item[1])
-        return {name: 100 * took_ms / whole_ms for name, took_ms in ordered} if whole_ms else {}
+        return {name: 100 * sum_ms / whole_ms for name, sum_ms in ordered} if whole_ms else {}
 
 
 def category(name: str) -> str:
@@ -105,12 +104,12 @@ def category(name: str) -> str:
 
 
 def record(work: Callable[[], None], steps: int, on_gpu: bool, memory: bool, path: Path) -> StepProfile:
-    """Trace some steps, keep the trace as a file, and return what it shows.
+    """Trace some steps, keep the trace as a file, and return its operators, kernels and memory.
 
     Args:
-        work: runs that many training steps, their phases in ranges (`steps.PhaseRanges`).
+        work: runs that many training steps, their phases in ranges (`step.PhaseRanges`).
         memory: follow the allocator too.
-        path: where the trace goes, in Chrome's format (Perfetto; TensorBoard wants `.pt.trace.json`).
+        path: the trace's file, in Chrome's format (Perfetto; TensorBoard wants `.pt.trace.json`).
 
     Raises:
         OSError: the trace cannot be written.
@@ -142,26 +141,26 @@ def _operators(events: Any, steps: int) -> list[Operator]:
     starts = [start for start, _, _ in ranges]
     sums: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for event in on_host:
-        at = bisect_right(starts, event.time_range.start) - 1
-        if event.name.startswith(RANGE) or at < 0 or event.time_range.start > ranges[at][1]:
+        phase = bisect_right(starts, event.time_range.start) - 1
+        if event.name.startswith(RANGE) or phase < 0 or event.time_range.start > ranges[phase][1]:
             continue
-        sums_of = sums[event.name, ranges[at][2]]
+        totals = sums[event.name, ranges[phase][2]]
         for index, value in enumerate((1, event.self_cpu_time_total / 1e3, event.self_device_time_total / 1e3)):
-            sums_of[index] += value / steps
-    found = [Operator(name, phase, *values) for (name, phase), values in sums.items()]
-    return sorted(found, key=lambda operator: (-operator.device_ms, -operator.cpu_ms))
+            totals[index] += value / steps
+    operators = [Operator(name, phase, *values) for (name, phase), values in sums.items()]
+    return sorted(operators, key=lambda operator: (-operator.device_ms, -operator.cpu_ms))
 
 
 def _kernel_totals(kernels: Sequence[trace.Kernel], steps: int) -> list[KernelTotal]:
     by_name: dict[str, list[float]] = defaultdict(list)
     for kernel in kernels:
         by_name[kernel.name].append(kernel.duration_us)
-    found = [KernelTotal(name, len(times) / steps, sum(times) / 1e3 / steps) for name, times in by_name.items()]
-    return sorted(found, key=lambda kernel: -kernel.kernel_ms)
+    totals = [KernelTotal(name, len(times) / steps, sum(times) / 1e3 / steps) for name, times in by_name.items()]
+    return sorted(totals, key=lambda kernel: -kernel.kernel_ms)
 
 
 def busy_us(kernels: Sequence[trace.Kernel]) -> float:
-    """Return for how long at least one of these kernels ran; they are given by start time."""
+    """Return the time in which at least one of these kernels ran; they come by start time."""
     total_us, until_us = 0.0, 0.0
     for kernel in kernels:
         total_us += max(0.0, kernel.end_us - max(kernel.start_us, until_us))

@@ -1,6 +1,7 @@
-"""What a training cell's figures say, in the form that people know: metrics, top operations, opportunities.
+"""Words, curves and pictures of a training study, from its tables; nothing here measures.
 
-Reads the tables of a study and returns text; nothing here measures. Each opportunity names the figures it follows from.
+A matrix has a line for each cell. A cell's summary has its metrics, its top operations and its opportunities, each with
+the figures it follows from. Curves are for TensorBoard, pictures show all cells.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import figure_type, size_axis, table
+from convscope.cli.display import Figures, grid, or_dash, size_axis, table
 from convscope.training.operators import ACTIVATION, COPIES, NORMALISATION
 from convscope.training.rows import TrainingKey, TrainingRow
 from convscope.training.step import PHASES
 from convscope.training.trainer import Trained, phase_times
 
 NAMES = tuple(field.name for field in dataclasses.fields(TrainingKey))
+SERIES = ["model", "processes", "compiled"]
+TOTALS = ("throughput_samples_per_s", "peak_memory_bytes", "energy_per_sample_j")
 TOP = 10
 _HOST_BOUND, _DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL, _UNSTEADY = 0.9, 0.1, 0.25, 1.2, 0.8, 2.0
 
@@ -27,8 +30,8 @@ Cell = dict[str, Any]
 
 def matrix(training: pd.DataFrame) -> str:
     """Return the comparison of all cells, a line each: throughput, step and its phases, memory, energy, accuracy."""
-    what = ("model", "batch", "procs", "compiled", "samples/s", "efficiency", "step ms")
-    header = (*what, *PHASES, "peak MB", "mJ/sample", "accuracy", "note")
+    first = ("model", "batch", "procs", "compiled", "samples/s", "efficiency", "step ms")
+    header = (*first, *PHASES, "peak MB", "mJ/sample", "accuracy", "note")
     return table(header, [_matrix_line(cell) for cell in _cells(training)])
 
 
@@ -38,39 +41,31 @@ def _matrix_line(cell: Cell) -> tuple[str, ...]:
         return *name, *["-"] * 10, f"{cell['status']}: {cell['reason']}"
     return (
         *name,
-        _text(cell["throughput_samples_per_s"], ",.1f"),
-        _text(cell["scaling_efficiency_pct"], ".1f", " %"),
-        _text(cell["step_ms"], ".2f"),
-        *(_text(cell[f"{phase}_ms"], ".2f") for phase in PHASES),
-        _text(_scaled(cell["peak_memory_bytes"], 1e-6), ",.0f"),
-        _text(_scaled(cell["energy_per_sample_j"], 1e3), ".2f"),
-        _text(cell["accuracy_pct"], ".1f", " %"),
+        or_dash(cell["throughput_samples_per_s"], ",.1f"),
+        or_dash(cell["scaling_efficiency_pct"], ".1f", " %"),
+        or_dash(cell["step_ms"], ".2f"),
+        *(or_dash(cell[f"{phase}_ms"], ".2f") for phase in PHASES),
+        or_dash(cell["peak_memory_bytes"] * 1e-6, ",.0f"),
+        or_dash(cell["energy_per_sample_j"] * 1e3, ".2f"),
+        or_dash(cell["accuracy_pct"], ".1f", " %"),
         "",
     )
 
 
 def _cells(training: pd.DataFrame) -> list[Cell]:
-    found: list[Any] = training.sort_values(["model", "batch_size", "processes", "compiled"]).to_dict("records")
-    return found
-
-
-def _scaled(value: float, factor: float) -> float:
-    return value * factor
-
-
-def _text(value: float, spec: str, unit: str = "") -> str:
-    return "-" if pd.isna(value) else format(value, spec) + unit
+    records: list[Any] = training.sort_values(["model", "batch_size", "processes", "compiled"]).to_dict("records")
+    return records
 
 
 def summaries(training: pd.DataFrame, operators: pd.DataFrame, memory_bytes: int | None) -> dict[TrainingKey, str]:
-    """Return the summary of every measured cell by its name; arguments as `summary` takes them, of all cells."""
-    found = {}
+    """Return the summary of every measured cell by its key; arguments as `summary` takes them, of all cells."""
+    texts = {}
     for cell in _cells(training[training["status"] == "ok"]):
-        mine = pd.Series(True, index=operators.index)
+        of_cell = pd.Series(True, index=operators.index)
         for name in NAMES:
-            mine &= operators[name] == cell[name]
-        found[TrainingKey(*(cell[name] for name in NAMES))] = summary(cell, operators[mine], training, memory_bytes)
-    return found
+            of_cell &= operators[name] == cell[name]
+        texts[TrainingKey(*(cell[name] for name in NAMES))] = summary(cell, operators[of_cell], training, memory_bytes)
+    return texts
 
 
 def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_bytes: int | None) -> str:
@@ -79,7 +74,7 @@ def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_
     Args:
         operators: the cell's rows of that table; empty without a trace.
         training: all cells, to compare with.
-        memory_bytes: what the GPU has, None on a CPU.
+        memory_bytes: the GPU's memory, None on a CPU.
     """
     return "\n".join(
         [_title(cell), *_metrics(cell)]
@@ -92,15 +87,15 @@ def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_
 def _title(cell: Cell) -> str:
     several = f" × {cell['processes']} processes" if cell["processes"] > 1 else ""
     compiled = ", compiled" if cell["compiled"] else ""
-    how = f"{cell['algorithm']}, {cell['dtype']}, {cell['math']}{compiled}"
-    return f"{cell['model']} on {cell['dataset']}, batch {cell['batch_size']}{several}, {cell['device']} ({how})"
+    settings = f"{cell['algorithm']}, {cell['dtype']}, {cell['math']}{compiled}"
+    return f"{cell['model']} on {cell['dataset']}, batch {cell['batch_size']}{several}, {cell['device']} ({settings})"
 
 
 def _metrics(cell: Cell) -> list[str]:
     def timed(name: str) -> str:
-        found = [_text(cell[f"{name}_{kind}"], ".2f") for kind in ("ms", "std_ms", "p95_ms")]
+        mean, std, p95 = (or_dash(cell[f"{name}_{kind}"], ".2f") for kind in ("ms", "std_ms", "p95_ms"))
         share = "" if name == "step" else f", {100 * cell[f'{name}_ms'] / cell['step_ms']:.1f} %"
-        return f"{found[0]} ± {found[1]} ms (p95 {found[2]}{share})"
+        return f"{mean} ± {std} ms (p95 {p95}{share})"
 
     lines = [f"throughput: {cell['throughput_samples_per_s']:,.1f} samples/s"]
     lines += [f"{name} time: {timed(name)}" for name in ("step", *PHASES)]
@@ -110,14 +105,14 @@ def _metrics(cell: Cell) -> list[str]:
         share_pct = 100 * cell["gpu_busy_ms"] / cell["step_ms"]
         lines.append(f"GPU busy in a step: {cell['gpu_busy_ms']:.2f} ms ({share_pct:.1f} %)")
     if not pd.isna(cell["peak_memory_bytes"]):
-        held = (cell["peak_memory_bytes"] / 1e6, cell["mean_memory_bytes"] / 1e6)
-        lines.append(f"memory: peak {held[0]:,.1f} MB, mean {held[1]:,.1f} MB")
+        peak_mb, mean_mb = cell["peak_memory_bytes"] / 1e6, cell["mean_memory_bytes"] / 1e6
+        lines.append(f"memory: peak {peak_mb:,.1f} MB, mean {mean_mb:,.1f} MB")
     if not pd.isna(cell["energy_per_sample_j"]):
-        energy_mj, unsure_mj = cell["energy_per_sample_j"] * 1e3, cell["energy_uncertainty_j"] * 1e3
-        lines.append(f"energy: {energy_mj:.3f} ± {unsure_mj:.3f} mJ a sample at {cell['power_mean_w']:.1f} W")
+        energy_mj, uncertainty_mj = cell["energy_per_sample_j"] * 1e3, cell["energy_uncertainty_j"] * 1e3
+        lines.append(f"energy: {energy_mj:.3f} ± {uncertainty_mj:.3f} mJ a sample at {cell['power_mean_w']:.1f} W")
     elif not pd.isna(cell["reason"]):
         lines.append(cell["reason"])
-    lines.append(f"loss {cell['loss']:.4f}, accuracy {_text(cell['accuracy_pct'], '.1f', ' %')} on held-out images")
+    lines.append(f"loss {cell['loss']:.4f}, accuracy {or_dash(cell['accuracy_pct'], '.1f', ' %')} on held-out images")
     return [f"- {line}" for line in lines] + [
         f"  over {cell['steps']:.0f} steps, the first {cell['skipped_steps']:.0f} left out; {cell['timing_method']}"
     ]
@@ -133,36 +128,36 @@ def _top(operators: pd.DataFrame) -> list[str]:
 def opportunities(
     cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_bytes: int | None = None
 ) -> list[str]:
-    """Return what could make the cell faster, each with the figures that say so."""
-    found = []
+    """Return advice that could make the cell faster, each with the figures it follows from."""
+    advice = []
     step_ms = cell["step_ms"]
     if cell["launch_ms"] >= _HOST_BOUND * step_ms:
-        found.append(
+        advice.append(
             f"host-bound: launching a step takes the host {cell['launch_ms']:.2f} ms of its {step_ms:.2f}: "
             "fewer launches (--compile, a larger batch) help, a faster GPU does not"
         )
     if cell["step_p95_ms"] >= _UNSTEADY * step_ms:
-        found.append(
+        advice.append(
             f"unsteady: one step in 20 takes {cell['step_p95_ms']:.2f} ms and more, the mean is {step_ms:.2f}: "
             "look for what else the machine does"
         )
     if cell["data_ms"] >= _DATA_BOUND * step_ms:
-        found.append(f"waits for data: {100 * cell['data_ms'] / step_ms:.0f} % of a step: more --num-workers")
+        advice.append(f"waits for data: {100 * cell['data_ms'] / step_ms:.0f} % of a step: more --num-workers")
     moving = operators[operators["category"].isin([NORMALISATION, ACTIVATION, COPIES])]["share_pct"].sum()
     if moving >= 100 * _MEMORY_BOUND:
-        found.append(
+        advice.append(
             f"memory-bound: {moving:.0f} % goes to normalisation, activation and copies, which move more than they "
             "compute: fuse them (--compile), or halve what is moved (--dtype bfloat16)"
         )
     larger = _larger_batch(cell, training)
     if larger is not None:
         gain = larger["throughput_samples_per_s"] / cell["throughput_samples_per_s"]
-        found.append(f"small batch: batch {larger['batch_size']} trains {gain:.1f} times as many samples a second")
+        advice.append(f"small batch: batch {larger['batch_size']} trains {gain:.1f} times as many samples a second")
     if memory_bytes and cell["peak_memory_bytes"] >= _NEARLY_FULL * memory_bytes:
-        found.append(f"memory nearly full: {100 * cell['peak_memory_bytes'] / memory_bytes:.0f} % of the GPU's")
+        advice.append(f"memory nearly full: {100 * cell['peak_memory_bytes'] / memory_bytes:.0f} % of the GPU's")
     if pd.isna(cell["loss"]):
-        found.append("the loss is no number any more: a smaller --learning-rate")
-    return found
+        advice.append("the loss is no number any more: a smaller --learning-rate")
+    return advice
 
 
 def _larger_batch(cell: Cell, training: pd.DataFrame) -> Cell | None:
@@ -172,15 +167,12 @@ def _larger_batch(cell: Cell, training: pd.DataFrame) -> Cell | None:
         same &= training[name] == cell[name]
     larger = training[same & (training["batch_size"] > cell["batch_size"])]
     enough = larger[larger["throughput_samples_per_s"] >= _LARGER_GAIN * cell["throughput_samples_per_s"]]
-    found: list[Any] = enough.nlargest(1, "throughput_samples_per_s").to_dict("records")
-    return found[0] if found else None
+    best: list[Any] = enough.nlargest(1, "throughput_samples_per_s").to_dict("records")
+    return best[0] if best else None
 
 
-TOTALS = ("throughput_samples_per_s", "peak_memory_bytes", "energy_per_sample_j")
-
-
-def write_scalars(folder: Path, row: TrainingRow, found: Trained, note: Callable[[str], None]) -> None:
-    """Write one file of events into a folder; without the package tensorboard nothing is written, and that is noted."""
+def write_scalars(folder: Path, row: TrainingRow, trained: Trained, note: Callable[[str], None]) -> None:
+    """Write a cell's curves as one file of events; without the package tensorboard nothing but a note."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -189,14 +181,14 @@ def write_scalars(folder: Path, row: TrainingRow, found: Trained, note: Callable
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
     with SummaryWriter(str(folder)) as writer:
-        losses = [loss for epoch in found.epochs for loss in epoch.losses]
+        losses = [loss for epoch in trained.epochs for loss in epoch.losses]
         for step, loss in enumerate(losses):
             writer.add_scalar("loss/step", loss, step)
-        for number, epoch in enumerate(found.epochs, 1):
+        for number, epoch in enumerate(trained.epochs, 1):
             if epoch.accuracy_pct is not None and epoch.test_loss is not None:
                 writer.add_scalar("loss/held_out", epoch.test_loss, number)
                 writer.add_scalar("accuracy_pct", epoch.accuracy_pct, number)
-        for name, times_ms in phase_times(found).items():
+        for name, times_ms in phase_times(trained).items():
             for step, time_ms in enumerate(times_ms, row.skipped_steps or 0):
                 writer.add_scalar(f"time_ms/{name}", time_ms, step)
         for name in TOTALS:
@@ -204,51 +196,41 @@ def write_scalars(folder: Path, row: TrainingRow, found: Trained, note: Callable
                 writer.add_scalar(name, value, 0)
 
 
-NAMED = ["model", "processes", "compiled"]
-
-
 def draw(training: pd.DataFrame, memory: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Draw what the tables have into a folder, and return the files; without matplotlib none, which is noted."""
-    figure = figure_type(note)
-    if figure is None:
-        return []
-    made = []
+    """Draw the tables into a folder, and return the files; without matplotlib none, which is noted."""
+    figures = Figures(folder, note)
     measured = training[training["status"] == "ok"]
     if len(measured):
-        made.append(folder / "batch_size.png")
-        _batch_sizes(figure((9, 4), layout="constrained"), measured, made[-1])
+        figures.save("batch_size", (9, 4), lambda figure: _batch_sizes(figure, measured))
     if len(memory):
-        made.append(folder / "memory.png")
-        _memory(figure((9, 4), layout="constrained"), memory, made[-1])
-    return made
+        figures.save("memory", (9, 4), lambda figure: _memory(figure, memory))
+    return figures.paths
 
 
-def _batch_sizes(figure: Any, measured: pd.DataFrame, path: Path) -> None:
+def _batch_sizes(figure: Any, measured: pd.DataFrame) -> None:
     pictures = [("throughput_samples_per_s", 1.0, "throughput, samples/s")]
     if measured["peak_memory_bytes"].notna().any():
         pictures.append(("peak_memory_bytes", 1e-9, "peak memory of a process, GB"))
     panels = figure.subplots(1, len(pictures), squeeze=False)[0]
     for axes, (column, factor, title) in zip(panels, pictures, strict=True):
-        for _, rows in measured.groupby(NAMED):
+        for _, rows in measured.groupby(SERIES):
             ordered = rows.sort_values("batch_size")
             axes.plot(ordered["batch_size"], ordered[column] * factor, "o-", label=_label(rows))
         size_axis(axes, measured["batch_size"])
         axes.set_ylim(bottom=0)
         axes.set(xlabel="batch size of a process", ylabel=title)
-        axes.grid(alpha=0.3)
+        grid(axes)
         axes.legend()
-    figure.savefig(path, dpi=120)
 
 
-def _memory(figure: Any, memory: pd.DataFrame, path: Path) -> None:
+def _memory(figure: Any, memory: pd.DataFrame) -> None:
     axes = figure.subplots()
-    for _, rows in memory.groupby([*NAMED, "batch_size", "device"]):
+    for _, rows in memory.groupby([*SERIES, "batch_size", "device"]):
         label = f"{_label(rows)}, batch {rows['batch_size'].iloc[0]}, {rows['device'].iloc[0]}"
         axes.step(rows["time_ms"], rows["allocated_bytes"] * 1e-6, where="post", label=label)
     axes.set(xlabel="time in the traced steps, ms", ylabel="held by PyTorch's allocator, MB")
-    axes.grid(alpha=0.3)
+    grid(axes)
     axes.legend()
-    figure.savefig(path, dpi=120)
 
 
 def _label(rows: pd.DataFrame) -> str:

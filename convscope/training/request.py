@@ -17,7 +17,7 @@ from convscope.training import datasets
 
 @dataclass(frozen=True)
 class Training:
-    """What was asked for: models and batch sizes (of one process) to train, and how."""
+    """Models and batch sizes (of one process) to train, and the settings."""
 
     models: tuple[str, ...]
     batch_sizes: tuple[int, ...]
@@ -59,10 +59,10 @@ RESNETS = tuple(
 
 
 def check(training: Training) -> Training:
-    """Return a request with its names in one spelling, after looking at every setting.
+    """Return a request with its names in one spelling, after checking every setting.
 
     Raises:
-        InputError: one that cannot be, or two that cannot be together.
+        InputError: a setting out of its range, or two that exclude each other.
     """
     for option, value, least in (
         ("--epochs", training.epochs, 1),
@@ -101,6 +101,6 @@ def check(training: Training) -> Training:
 
 
 def _full_name(name: str) -> str:
-    """Return a model's name as `models` knows it; the ResNets go by their own names here."""
+    """Return a model's name as `models` knows it; a ResNet needs no prefix here."""
     bare = name.strip().lower()
     return models.check_name(models.PREFIX + bare if bare in RESNETS else name)

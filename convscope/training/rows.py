@@ -12,7 +12,7 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class TrainingKey:
-    """Names a cell: all rows of all tables begin with these."""
+    """Name of a cell: all rows of all tables begin with these."""
 
     model: str
     batch_size: int

@@ -1,4 +1,4 @@
-"""A training step, its four phases, and a clock that marks their borders without waiting for the GPU.
+"""Training step, its four phases, and a clock that marks their borders without waiting for the GPU.
 
 A mark on a GPU is a CUDA event: it is recorded behind the work queued so far, and read when all is done. The end of a
 step is the start of the next, so that the steps fill a window without a gap and the phases add up to the step.
@@ -57,7 +57,7 @@ class StepClock:
 
 
 class PhaseRanges:
-    """Names the phases in a trace: used in a clock's place under torch.profiler, where `close` ends the last one."""
+    """Ranges that name the phases in a trace: marked in a clock's place under torch.profiler; `close` ends the last."""
 
     def __init__(self) -> None:
         self._marked = 0
@@ -82,21 +82,21 @@ class PhaseRanges:
 
 
 class MemoryMarks:
-    """What PyTorch's allocator holds on the GPU at the borders of phases."""
+    """Memory held by PyTorch's allocator on the GPU at the borders of phases."""
 
     def __init__(self) -> None:
         self.held_bytes: list[int] = []
 
     def start(self) -> None:
-        """Look at the start of the step."""
+        """Read it at the start of the step."""
         self.held_bytes = [torch.cuda.memory_allocated()]
 
     def mark(self) -> None:
-        """Look at the end of a phase."""
+        """Read it at the end of a phase."""
         self.held_bytes.append(torch.cuda.memory_allocated())
 
     def mean_bytes(self, phases_ms: Sequence[float]) -> float:
-        """Return the mean over a step whose phases take so long, memory rising or falling evenly within each."""
+        """Return the mean over a step with phases of these lengths, memory changing evenly within each."""
         means = [(a + b) / 2 for a, b in zip(self.held_bytes, self.held_bytes[1:], strict=False)]
         return sum(held * phase_ms for held, phase_ms in zip(means, phases_ms, strict=True)) / sum(phases_ms)
 
@@ -148,13 +148,13 @@ class Stepper:
     def test(self, model: nn.Module, batches: Iterator[LabelledBatch]) -> tuple[float, float]:
         """Return mean loss and accuracy (%) of a model, in evaluation mode, over labelled images."""
         model.eval()
-        losses, right, count = 0.0, 0, 0
+        losses, correct, count = 0.0, 0, 0
         with torch.no_grad(), self._casting():
             for images, labels in batches:
-                wanted = labels.to(self.device)
+                expected = labels.to(self.device)
                 output = model(images.to(self.device)).float()
-                losses += float(nn.functional.cross_entropy(output, wanted, reduction="sum"))
-                right += int((output.argmax(1) == wanted).sum())
+                losses += float(nn.functional.cross_entropy(output, expected, reduction="sum"))
+                correct += int((output.argmax(1) == expected).sum())
                 count += len(labels)
         model.train()
-        return losses / count, 100 * right / count
+        return losses / count, 100 * correct / count

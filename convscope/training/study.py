@@ -1,6 +1,6 @@
-"""The training study: every model at every batch size, a cell at a time, from the request to the rows.
+"""Order of work of the training study: every model at every batch size, a cell at a time, from request to rows.
 
-One process or many (torchrun): each trains and measures its share, the first gathers and writes.
+One process or several (torchrun): each trains and measures its share, the first gathers and writes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from convscope import failures
 from convscope.convolution import backends
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
-from convscope.errors import DeviceFaultError
-from convscope.failures import Failure
 from convscope.power.meter import WindowMeter
 from convscope.storage.paths import now_utc, slug
 from convscope.storage.store import Store
@@ -39,10 +37,10 @@ class TrainingStudy:
     """Trains the cells that a ledger does not have yet.
 
     Attributes:
-        profile_dir: where traces and TensorBoard's scalars go, a folder a cell.
+        profile_dir: folder of traces and TensorBoard's curves, a folder a cell.
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
             `broken` is True where a cell failed in one of several processes.
-        note: called with one line where something is worth knowing.
+        note: called with one line of text for the user.
     """
 
     training: Training
@@ -58,9 +56,9 @@ class TrainingStudy:
     broken: bool = False
 
     def run(self) -> None:
-        """Train cell after cell; what cannot be trained is a row with a reason.
+        """Train cell after cell; a cell that cannot be trained is a row with a reason.
 
-        Where that happens while several processes train, all end: they may no longer be at the same step.
+        Where one of several processes fails, all end: they may no longer be at the same step.
         """
         with backends.math(self.training.math), deterministic(self.training.deterministic):
             for model, batch_size in self._missing():
@@ -80,34 +78,28 @@ class TrainingStudy:
         return [cell for cell in every if self.key(*cell) not in done]
 
     def key(self, model: str, batch_size: int) -> TrainingKey:
-        """Return what names a cell of this study."""
+        """Return the key of a cell of this study."""
         return key_of(self.training, model, batch_size)
 
     def _cell(self, model: str, batch_size: int) -> None:
         key, started_utc, started_s = self.key(model, batch_size), now_utc(), time.perf_counter()
         trace_dir = self.profile_dir / cell_name(key)
-        told: dict[str, object] = {"started_utc": started_utc}
+        run: dict[str, object] = {"started_utc": started_utc}
         try:
             trainer = Trainer(self.training, model, batch_size, self.images, self.device, self.ranks)
-            found = trainer.train(self.meter)
+            trained = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
         except (RuntimeError, ValueError) as error:
-            if (fault := failures.device_fault(self.device)) is not None:
-                raise DeviceFaultError(
-                    f"{cell_name(key)}: the GPU is lost ({fault}): the same command goes on"
-                ) from None
-            failure = failure_of(error)
-            if failure is None:
-                raise
-            told |= {"status": failure.status, "reason": failure.reason, "wall_s": time.perf_counter() - started_s}
-            self._fail(self._row(key, **told))
+            failure = failures.of_cell(error, self.device, cell_name(key))
+            run |= {"status": failure.status, "reason": failure.reason, "wall_s": time.perf_counter() - started_s}
+            self._fail(self._row(key, **run))
             return
-        everyone = self.ranks.gather(found)
+        everyone = self.ranks.gather(trained)
         if self.ranks.is_first:
             figures = _figures(everyone, batch_size, self.device.type == "cuda")
-            row = self._with_efficiency(self._row(key, **figures, **told, wall_s=time.perf_counter() - started_s))
-            self.store.append([row, *_detail_rows(key, found)])
-            report.write_scalars(trace_dir, row, found, self.note)
+            row = self._with_efficiency(self._row(key, **figures, **run, wall_s=time.perf_counter() - started_s))
+            self.store.append([row, *_detail_rows(key, trained)])
+            report.write_scalars(trace_dir, row, trained, self.note)
 
     def _fail(self, row: TrainingRow) -> None:
         self.note(f"{cell_name(row)}: {row.status}: {row.reason}")
@@ -125,7 +117,7 @@ class TrainingStudy:
         return TrainingRow(**dataclasses.asdict(key), **same, timing_method=method, **figures)  # type: ignore[arg-type]
 
     def _with_efficiency(self, row: TrainingRow) -> TrainingRow:
-        """Return a row of several processes with its throughput over that many times the one of a single process."""
+        """Return a row of several processes with its scaling efficiency: its throughput over that of as many alone."""
         table = self.store.read("training")
         same = (table["model"] == row.model) & (table["batch_size"] == row.batch_size)
         alone = table[same & (table["processes"] == 1) & (table["compiled"] == row.compiled)]
@@ -136,7 +128,7 @@ class TrainingStudy:
         return dataclasses.replace(row, scaling_efficiency_pct=100 * throughput / ideal)
 
     def _release(self) -> None:
-        """Give back what a cell held on the GPU; a compiled or distributed model goes with the cycles it is in."""
+        """Free a cell's memory on the GPU; a compiled or distributed model is freed with its reference cycles."""
         gc.collect()
         if self.training.compiled:
             torch._dynamo.reset()
@@ -154,27 +146,14 @@ def cells_of(request: Training) -> list[TrainingKey]:
 
 
 def cell_name(key: TrainingKey) -> str:
-    """Return a cell's name, as a folder has it: resnet18_batch32, with _x2 for two processes and _compiled."""
+    """Return the name of a cell's folder: resnet18_batch32, with _x2 for two processes and _compiled."""
     several = f"_x{key.processes}" if key.processes > 1 else ""
     return f"{key.model}_batch{key.batch_size}{several}{'_compiled' if key.compiled else ''}"
 
 
-def failure_of(error: Exception) -> Failure | None:
-    """Return the status and reason of a cell that failed so, None for an error that is not a cell's own."""
-    line = (str(error).splitlines() or [type(error).__name__])[0]
-    if isinstance(error, RuntimeError) and "does not have a deterministic implementation" in str(error):
-        return Failure("unsupported", line)
-    if isinstance(error, ValueError) and "more than 1 value per channel when training" in str(error):
-        return Failure("unsupported", line)
-    found = failures.of_size(error)
-    if found is None and isinstance(error, torch._dynamo.exc.TorchDynamoException):
-        return Failure("failed", line)
-    return found
-
-
 @contextlib.contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """Permit only operators that give the same result each time, for the length of the block."""
+    """Permit only operators with the same result each time, for the length of the block."""
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
     if on:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is first used
@@ -188,13 +167,13 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict[str, object]:
-    """Return what all processes found as columns: throughput and energy of all, the rest of the first.
+    """Return the measurements of all processes as columns: throughput and energy of all, the rest of the first.
 
-    Processes on a CPU share its energy counter: there the first one's windows stand for all.
+    Processes on a CPU share its energy counter: there the first one's windows count.
     """
     first = everyone[0]
-    samples = sum(len(found.phases_ms) for found in everyone) * batch_size
-    throughput = samples / max(found.window_s for found in everyone)
+    samples = sum(len(trained.phases_ms) for trained in everyone) * batch_size
+    throughput = samples / max(trained.window_s for trained in everyone)
     figures: dict[str, object] = {
         "throughput_samples_per_s": throughput,
         "throughput_per_process_samples_per_s": throughput / len(everyone),
@@ -209,21 +188,21 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
         "gpu_busy_ms": first.profile.busy_ms if first.profile and first.profile.kernels else None,
     }
     for name, times_ms in phase_times(first).items():
-        found = summarize(times_ms)
-        figures |= {f"{name}_ms": found.mean_ms, f"{name}_std_ms": found.std_ms, f"{name}_p95_ms": found.p95_ms}
+        times = summarize(times_ms)
+        figures |= {f"{name}_ms": times.mean_ms, f"{name}_std_ms": times.std_ms, f"{name}_p95_ms": times.p95_ms}
     return figures | _energy(everyone if on_gpu else everyone[:1], throughput)
 
 
 def _energy(metered: Sequence[Trained], throughput_samples_per_s: float) -> dict[str, object]:
     """Return the energy of a sample: mean power over the windows from tick to tick, over the samples in a second."""
-    missing = [found.energy_reason for found in metered if not found.energies]
+    missing = [trained.energy_reason for trained in metered if not trained.energies]
     if missing:
         return {"reason": missing[0]}
     power_w = uncertainty_w = 0.0
-    for found in metered:
-        duration_s = sum(energy.duration_s for energy in found.energies)
-        power_w += sum(energy.energy_j for energy in found.energies) / duration_s
-        uncertainty_w = math.hypot(uncertainty_w, *(energy.uncertainty_j / duration_s for energy in found.energies))
+    for trained in metered:
+        duration_s = sum(energy.duration_s for energy in trained.energies)
+        power_w += sum(energy.energy_j for energy in trained.energies) / duration_s
+        uncertainty_w = math.hypot(uncertainty_w, *(energy.uncertainty_j / duration_s for energy in trained.energies))
     return {
         "energy_per_sample_j": power_w / throughput_samples_per_s,
         "energy_uncertainty_j": uncertainty_w / throughput_samples_per_s,
@@ -233,8 +212,8 @@ def _energy(metered: Sequence[Trained], throughput_samples_per_s: float) -> dict
     }
 
 
-def _detail_rows(key: TrainingKey, found: Trained) -> list[Row]:
-    """Return the rows of the tables beside `training.csv`: epochs, and what the trace showed."""
+def _detail_rows(key: TrainingKey, trained: Trained) -> list[Row]:
+    """Return the rows of the tables beside `training.csv`: epochs, and operators, kernels and memory of the trace."""
     name = dataclasses.asdict(key)
     rows: list[Row] = [
         EpochRow(
@@ -245,23 +224,23 @@ def _detail_rows(key: TrainingKey, found: Trained) -> list[Row]:
             test_loss=epoch.test_loss,
             accuracy_pct=epoch.accuracy_pct,
         )
-        for number, epoch in enumerate(found.epochs, 1)
+        for number, epoch in enumerate(trained.epochs, 1)
     ]
-    if (seen := found.profile) is None:
+    if (profile := trained.profile) is None:
         return rows
-    whole_ms = seen.total_ms(PHASES)
+    whole_ms = profile.total_ms(PHASES)
     rows += [
         OperatorRow(
             **name,
             operator=operator.name,
             phase=operator.phase,
             category=operator.category,
-            share_pct=100 * seen.own_ms(operator) / whole_ms if whole_ms else 0.0,
+            share_pct=100 * profile.own_ms(operator) / whole_ms if whole_ms else 0.0,
             calls=operator.calls,
             cpu_ms=operator.cpu_ms,
             device_ms=operator.device_ms,
         )
-        for operator in seen.operators
+        for operator in profile.operators
     ]
-    rows += [KernelRow(**name, kernel=k.name, launches=k.launches, kernel_ms=k.kernel_ms) for k in seen.kernels]
-    return rows + [MemoryRow(**name, **dataclasses.asdict(mark)) for mark in seen.memory]
+    rows += [KernelRow(**name, kernel=k.name, launches=k.launches, kernel_ms=k.kernel_ms) for k in profile.kernels]
+    return rows + [MemoryRow(**name, **dataclasses.asdict(mark)) for mark in profile.memory]

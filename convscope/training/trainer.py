@@ -1,8 +1,8 @@
-"""Trains one model at one batch size and measures it on the way: times, energy and memory of the steps, then a trace.
+"""Training of one model at one batch size, measured: times, energy and memory of the steps, then a trace.
 
-A window is opened over the steps of each epoch, without the first steps of all, and closed before the held-out images
-are looked at. The GPU is waited for at a window's ends only. What would disturb the steps (the host's own cost of a
-launch, memory, the trace) is measured on further steps afterwards.
+A window covers the steps of each epoch, except the very first steps, and closes before the held-out images are tested.
+The GPU is waited for at a window's ends only. The host's cost of a launch, memory and the trace, which would disturb
+the steps, are measured on further steps afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Epoch:
 
 @dataclass
 class Trained:
-    """What one process measured of a cell: times of each measured step's phases, and the windows around them."""
+    """Measurements of one process of a cell: times of each measured step's phases, and the windows around them."""
 
     parameters: int
     epochs: list[Epoch] = field(default_factory=list)
@@ -65,10 +65,10 @@ class Trainer:
     def __init__(
         self, training: Training, model: str, batch_size: int, images: Images, device: torch.device, ranks: Ranks
     ) -> None:
-        """Build the model and all that a step needs.
+        """Build the model, its loader and its optimizer.
 
         Raises:
-            InputError: the model cannot take these images, the algorithm some layer, or there is no whole batch.
+            InputError: the model cannot take these images, a layer cannot use the algorithm, or no batch is whole.
         """
         self._training, self._device, self._ranks = training, device, ranks
         self._on_gpu = device.type == "cuda"
@@ -97,7 +97,7 @@ class Trainer:
         )
         self._clock = StepClock(self._on_gpu)
         self._taken = 0
-        self.found = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
+        self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
 
     def _make_loader(self, images: Images, batch_size: int) -> torch.utils.data.DataLoader[LabelledBatch] | Noise:
         training, ranks = self._training, self._ranks
@@ -108,7 +108,7 @@ class Trainer:
         )
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
-        """Return the algorithm of each layer, after asking whether all of them can use it."""
+        """Return the algorithm of each layer, after checking that all of them can use it."""
         training, side_px = self._training, self._training.image_size_px
         shapes = copy.deepcopy(self._model).to("meta").eval()
         layers = models.called(slug(model), shapes, torch.empty(batch_size, 3, side_px, side_px, device="meta"))
@@ -124,8 +124,8 @@ class Trainer:
             count = min(self.epoch_steps, self.total_steps - self._taken)
             if count <= 0:
                 break
-            self.found.epochs.append(self._epoch(number, count, meter))
-        return self.found
+            self.trained.epochs.append(self._epoch(number, count, meter))
+        return self.trained
 
     def _epoch(self, number: int, count: int, meter: WindowMeter) -> Epoch:
         if not isinstance(self._loader, Noise):
@@ -149,31 +149,31 @@ class Trainer:
         self._clock.start()
         losses = [self._stepper.step(batches, self._clock.mark) for _ in range(count)]
         self._wait()
-        self.found.window_s += time.perf_counter() - started_s
+        self.trained.window_s += time.perf_counter() - started_s
         meter.end(window)
-        self.found.phases_ms += self._clock.read_ms()
-        self.found.energies += [energy for energy in window.energies[:1] if energy is not None]
+        self.trained.phases_ms += self._clock.read_ms()
+        self.trained.energies += [energy for energy in window.energies[:1] if energy is not None]
         missing = [f"no energy: {meter.reason}"] if meter.reason else window.reasons
-        self.found.energy_reason = next(filter(None, missing), self.found.energy_reason)
+        self.trained.energy_reason = next(filter(None, missing), self.trained.energy_reason)
         if self._on_gpu:
-            self.found.peak_memory_bytes = max(self.found.peak_memory_bytes or 0, torch.cuda.max_memory_allocated())
+            self.trained.peak_memory_bytes = max(self.trained.peak_memory_bytes or 0, torch.cuda.max_memory_allocated())
         return losses
 
     def look_closer(self, trace_path: Path) -> None:
-        """Take the further steps that nothing else is timed in: launch cost, memory, and the trace where asked for."""
+        """Measure launch cost and memory on further steps, and trace some where the request says so."""
         batches = itertools.chain.from_iterable(itertools.repeat(self._loader))
         if self._on_gpu:
-            self.found.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
+            self.trained.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
             memory = MemoryMarks()
             memory.start()
             self._stepper.step(batches, memory.mark)
-            means_ms = [statistics.fmean(times) for times in zip(*self.found.phases_ms, strict=True)]
-            self.found.mean_memory_bytes = round(memory.mean_bytes(means_ms))
+            means_ms = [statistics.fmean(times) for times in zip(*self.trained.phases_ms, strict=True)]
+            self.trained.mean_memory_bytes = round(memory.mean_bytes(means_ms))
         if self._training.profiler:
-            self.found.profile = self._traced(batches, trace_path)
+            self.trained.profile = self._traced(batches, trace_path)
 
     def _launch_ms(self, batches: Iterator[LabelledBatch]) -> float:
-        """Return how long the host is busy with one step while nothing keeps it waiting."""
+        """Return the host's time for one step while nothing keeps it waiting."""
         self._wait()
         started_s = time.perf_counter()
         self._stepper.step(batches, _nothing)
@@ -204,7 +204,7 @@ def _at_most(steps: int, most: int | None) -> int:
     return steps if most is None else min(steps, most)
 
 
-def phase_times(found: Trained) -> dict[str, list[float]]:
-    """Return the times of each phase and of the whole step, a measured step each."""
-    by_phase = zip(PHASES, zip(*found.phases_ms, strict=True), strict=True)
-    return {name: list(times) for name, times in by_phase} | {"step": [sum(times) for times in found.phases_ms]}
+def phase_times(trained: Trained) -> dict[str, list[float]]:
+    """Return the times of each phase and of the whole step, one for each measured step."""
+    by_phase = zip(PHASES, zip(*trained.phases_ms, strict=True), strict=True)
+    return {name: list(times) for name, times in by_phase} | {"step": [sum(times) for times in trained.phases_ms]}

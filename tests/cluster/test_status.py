@@ -44,7 +44,7 @@ def slurm(queue: str | None = None, accounts: str | None = None) -> Callable[[Se
 
 
 def only(results: Path, ask: RunCommand, now_s: float = NOW_S) -> status.Standing:
-    (found,) = status.survey(results, ask=ask, now_s=now_s)
+    (found,) = status.survey(results, run_command=ask, now_s=now_s)
     return found
 
 
@@ -119,7 +119,7 @@ def test_what_failed_is_submitted_again_as_a_matrix_and_each_combination_from_it
     for stage in ("2_quick", "3_full"):
         for who in (WHO, other):
             note(tmp_path, "submitted", stage=stage, who=who)
-    found = status.survey(tmp_path, ask=slurm(""), now_s=NOW_S)
+    found = status.survey(tmp_path, run_command=slurm(""), now_s=NOW_S)
     assert [each.state for each in found] == ["failed"] * 4
     names = "alexnet 'implicit gemm' h200 vgg16 fft h200"
     assert status.again(found) == [f"./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' {names}) --batch-size 2"]

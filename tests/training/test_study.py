@@ -131,7 +131,7 @@ def test_out_of_memory_is_a_row_and_the_next_cell_is_trained(tmp_path: Path, mon
     train = Trainer.train
 
     def sometimes(self: Trainer, meter: Meter) -> Trained:
-        if self.found.parameters and self._loader._batch[0].shape[0] == 8:
+        if self.trained.parameters and self._loader._batch[0].shape[0] == 8:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore")
         return train(self, meter)
 

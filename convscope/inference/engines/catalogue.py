@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from convscope import failures
 from convscope.convolution import algorithms, backends, roofline, swap
-from convscope.errors import MissingError, WorkerError
-from convscope.failures import Failure
+from convscope.errors import MissingError
 from convscope.inference.engines import compilers, exported, fusion, variants
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
@@ -156,24 +153,3 @@ def make(name: str, task: Workload) -> Engine:
     if isinstance(runner, LocalRunner) and runner.held_before_bytes is None:
         runner.held_before_bytes = held_bytes
     return runner, setup
-
-
-def failure_of(error: Exception) -> Failure | None:
-    """Return the status and reason of a cell whose engine failed so, None for an error that is not a cell's own."""
-    found = failures.of_size(error)
-    if found is not None:
-        return found
-    from torch._inductor.exc import CppCompileError, InvalidCxxCompiler  # seconds of imports, for a failure only
-
-    known = (
-        NotImplementedError,
-        torch._dynamo.exc.TorchDynamoException,
-        torch.onnx.errors.OnnxExporterError,
-        CppCompileError,
-        InvalidCxxCompiler,
-        subprocess.CalledProcessError,
-        WorkerError,
-    )
-    if isinstance(error, known):
-        return Failure("failed", next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__))
-    return None

@@ -81,7 +81,7 @@ def fastest(
                 trial.time_ms = trial.run(lambda way=way: _time_ms(make(way)))  # type: ignore[misc]
                 trials.append(trial)
             except RuntimeError as refused:
-                if failures.of_size(refused) is None:
+                if failures.classify(refused) is None:
                     raise
                 errors.append(refused.with_traceback(None))  # which would keep the model alive
         if not trials:

@@ -80,7 +80,7 @@ class Conv3dPlan:
         """Convolve N × C × D × H × W on the current stream.
 
         Raises:
-            tuning.NothingFitsError: at the first call, no blocks fit the card.
+            errors.NothingFitsError: at the first call, no blocks fit the card.
         """
         if self.blocks is None:
             self.blocks = self._choose(x, weight)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import backends, models
-from convscope.errors import InputError, MissingError, WorkerError
+from convscope.errors import InputError, MissingError
 from convscope.inference.engines import catalogue, compilers
 from convscope.inference.engines.runners import LocalRunner, RemoteRunner
 from convscope.inference.engines.workload import Workload
@@ -191,16 +191,6 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
 def test_numpy_has_no_bfloat16(tmp_path: Path):
     with pytest.raises(MissingError, match="NumPy, which has no bfloat16"):
         catalogue.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
-
-
-def test_what_an_error_makes_of_a_cell():
-    for error in (torch._dynamo.exc.TorchDynamoException("no\nmore"), WorkerError("no")):
-        assert catalogue.failure_of(error) == catalogue.Failure("failed", "no")
-    assert catalogue.failure_of(MissingError("none")).status == "unsupported"
-    full = "aot: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-    assert catalogue.failure_of(WorkerError(full)) == catalogue.Failure("oom", full, 2 * 2**30)
-    assert catalogue.failure_of(torch.OutOfMemoryError("CUDA out of memory.")).status == "oom"
-    assert catalogue.failure_of(RuntimeError("a mistake")) is None
 
 
 def test_the_input_has_the_layout_and_type_asked_for(tmp_path: Path):
