@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 import triton
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
 from convscope.errors import InputError
-from convscope.timing import graphs
+from convscope.timing.stopwatch import Stopwatch
 
 B = TypeVar("B")
 """A cut: a frozen data class of words, numbers and tuples of these."""
@@ -166,12 +167,10 @@ def _time_or_refusal(launcher: Callable[[B], Launch], blocks: B) -> float | None
 
 
 def _time_us(launch: Launch) -> float:
-    """Return the time of a launch inside a replayed graph, the shortest of some."""
-    launch()
-    with graphs.capture(launch) as captured:
-        once_ms = min(graphs.replay_times_ms(captured, _REPLAYS))
-    count = min(_LAUNCHES_MOST, int(_BATCH_MS / max(once_ms, 1e-3)))
-    if count < 2:
-        return once_ms * 1e3
-    with graphs.capture(lambda: [launch() for _ in range(count)]) as captured:
-        return min(graphs.replay_times_ms(captured, _REPLAYS)) / count * 1e3
+    """Return the shortest time of a launch inside a replayed graph."""
+    stopwatch = Stopwatch(torch.device("cuda"))
+    return stopwatch.measure_calls(launch, calls=_launches, samples=_REPLAYS, probes=_REPLAYS).best_ms * 1e3
+
+
+def _launches(single_ms: float) -> int:
+    return min(_LAUNCHES_MOST, int(_BATCH_MS / max(single_ms, 1e-3)))

@@ -22,7 +22,7 @@ from convscope.convolution.operator import release
 from convscope.distributed import Ranks
 from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.storage.ledger import Ledger
 from convscope.storage.paths import now_utc, slug
 from convscope.timing.summary import summarize
@@ -49,7 +49,7 @@ class TrainingStudy:
     images: Images
     device: torch.device
     ranks: Ranks
-    meter: WindowMeter
+    meter: Meter
     ledger: Ledger
     profile_dir: Path
     stop: Callable[[], bool]
