@@ -112,30 +112,30 @@ def title(layer: Layer) -> str:
     return f"{layer.in_channels}-{layer.out_channels} {kernel}{options[0]} {layer.in_height}{options[1]}"
 
 
-def line(found: Timed) -> tuple[str, ...]:
+def line(timed: Timed) -> tuple[str, ...]:
     """Return one row of the table: times in µs, then ours as multiples of the floor."""
-    floor = f"{found.floor_us:.1f}{'a' if found.arithmetic_us >= found.memory_us else 'm'}"
-    times = [f"{found.times_us[name]:.1f}" if name in found.times_us else "-" for name in (*OURS, *CUDNN)]
-    ratios = [f"{found.times_us[name] / found.floor_us:.1f}" if name in found.times_us else "-" for name in OURS]
-    return (title(found.layer), floor, *times, *ratios, "; ".join(text.split(";")[0] for text in found.chosen.values()))
+    floor = f"{timed.floor_us:.1f}{'a' if timed.arithmetic_us >= timed.memory_us else 'm'}"
+    times = [f"{timed.times_us[name]:.1f}" if name in timed.times_us else "-" for name in (*OURS, *CUDNN)]
+    ratios = [f"{timed.times_us[name] / timed.floor_us:.1f}" if name in timed.times_us else "-" for name in OURS]
+    return (title(timed.layer), floor, *times, *ratios, "; ".join(text.split(";")[0] for text in timed.chosen.values()))
 
 
 def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
     """Return the lines on the goals: geometric means of ratios of times, and the layers that miss."""
     lines = []
     for ours, theirs in (("direct", "implicit gemm"), ("direct", "gemm"), ("winograd", "winograd nonfused")):
-        pairs = [(found, found.times_us[ours] / found.times_us[theirs]) for found in every
-                 if {ours, theirs} <= found.times_us.keys()]  # fmt: skip
+        pairs = [(timed, timed.times_us[ours] / timed.times_us[theirs]) for timed in every
+                 if {ours, theirs} <= timed.times_us.keys()]  # fmt: skip
         if not pairs:
             continue
         mean = math.exp(statistics.fmean(math.log(ratio) for _, ratio in pairs))
-        slower = sorted(((ratio, title(found.layer)) for found, ratio in pairs if ratio > 1), reverse=True)
+        slower = sorted(((ratio, title(timed.layer)) for timed, ratio in pairs if ratio > 1), reverse=True)
         worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in slower[:8])
         head = f"batch {batch_size}: {ours} takes {mean:.3f} of the time of {theirs} (geometric mean of {len(pairs)})"
         lines.append(f"{head}; slower in {len(slower)}{': ' + worst if worst else ''}")
     for ours in OURS:
-        ratios = [found.times_us[ours] / found.floor_us for found in every if ours in found.times_us]
-        worst_error = max((found.errors[ours] for found in every if ours in found.errors), default=0.0)
+        ratios = [timed.times_us[ours] / timed.floor_us for timed in every if ours in timed.times_us]
+        worst_error = max((timed.errors[ours] for timed in every if ours in timed.errors), default=0.0)
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
             lines.append(
@@ -144,13 +144,13 @@ def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
     return lines
 
 
-def record(found: Timed) -> dict[str, object]:
+def record(timed: Timed) -> dict[str, object]:
     """Return one row of the CSV."""
-    floors = {"arithmetic_us": found.arithmetic_us, "memory_us": found.memory_us}
-    times = {f"{name.replace(' ', '_')}_us": found.times_us.get(name) for name in (*OURS, *CUDNN)}
-    errors = {f"{name}_error": found.errors.get(name) for name in OURS}
-    chosen = {f"{name}_blocks": found.chosen.get(name) for name in OURS}
-    return {"layer": title(found.layer), "batch_size": found.layer.batch, **floors, **times, **errors, **chosen}
+    floors = {"arithmetic_us": timed.arithmetic_us, "memory_us": timed.memory_us}
+    times = {f"{name.replace(' ', '_')}_us": timed.times_us.get(name) for name in (*OURS, *CUDNN)}
+    errors = {f"{name}_error": timed.errors.get(name) for name in OURS}
+    chosen = {f"{name}_blocks": timed.chosen.get(name) for name in OURS}
+    return {"layer": title(timed.layer), "batch_size": timed.layer.batch, **floors, **times, **errors, **chosen}
 
 
 def main() -> int:
@@ -177,9 +177,9 @@ def main() -> int:
             every = [measure(layer, device, gpu) for layer in layers]
         header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",
                   "winograd/floor", "blocks")  # fmt: skip
-        print(table(header, [line(found) for found in every]))
+        print(table(header, [line(timed) for timed in every]))
         print("\n".join(summary(every, batch_size)), flush=True)
-        records += [record(found) for found in every]
+        records += [record(timed) for timed in every]
     if chosen.csv:
         pd.DataFrame(records).to_csv(chosen.csv, index=False)
     return 0

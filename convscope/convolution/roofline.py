@@ -128,7 +128,7 @@ _ON_CPU = 2**22, 384, 3
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured on one device: copy bandwidth, and operations per second by arithmetic ("fp32", "tf32", "fp16")."""
+    """Ceilings measured on one device: copy bandwidth, and TFLOP/s by arithmetic ("fp32", "tf32", "fp16")."""
 
     copy_gbps: float
     tflops: dict[str, float]
