@@ -22,7 +22,7 @@ from torch import nn
 from convscope.errors import SensorError, WindowError
 from convscope.power import energy, nvml
 from convscope.power.energy import EnergyWindow, LoadEnergy
-from convscope.power.meter import Load
+from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
 from convscope.profiling.request import Run, make_run
@@ -142,7 +142,7 @@ class PowerMonitor:
 
     def steady(
         self,
-        load: Load,
+        load: SteadyLoad,
         *,
         warmup_s: float = 0.2,
         minimum_s: float = 1.0,
@@ -173,7 +173,7 @@ class PowerMonitor:
             reason = why or _too_short(found, precision, minimum_s, limit_s)
         return None, reason
 
-    def _drive(self, load: Load, seconds: float) -> None:
+    def _drive(self, load: SteadyLoad, seconds: float) -> None:
         until_s = self._clock() + seconds
         while self._clock() < until_s and not self.reason:
             load.step()
@@ -239,7 +239,7 @@ class CUDALayerTimer:
     def read_ms(self) -> list[float]:
         """Return the times of the last pass, one for each call of a convolution, in order, in milliseconds.
 
-        On a GPU the events' own overhead is still in them (`graphs.layer_times` takes it off).
+        On a GPU the events' own overhead is still in them (`LayerTimes.less` takes it off).
         """
         if self._on_gpu:
             return [start.elapsed_time(end) for start, end in self._marks]

@@ -33,7 +33,7 @@ from convscope.inference.loadgen import ServerLoad, is_found, rates_around, sear
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
 from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
 from convscope.inference.trial import BrokenError, EngineTrial, Measured
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.paths import now_utc, slug
@@ -84,7 +84,7 @@ class InferenceStudy:
     model: nn.Module
     device: torch.device
     ranks: Ranks
-    open_meter: Callable[[], contextlib.AbstractContextManager[WindowMeter]]
+    open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
     make_bench: Callable[[Run, nn.Module], Bench]
     store: Store
     stop: Callable[[], bool]

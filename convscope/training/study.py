@@ -20,7 +20,7 @@ from convscope import failures
 from convscope.convolution import backends
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.storage.paths import now_utc, slug
 from convscope.storage.store import Store
 from convscope.timing.summary import summarize
@@ -47,7 +47,7 @@ class TrainingStudy:
     images: Images
     device: torch.device
     ranks: Ranks
-    meter: WindowMeter
+    meter: Meter
     store: Store
     profile_dir: Path
     stop: Callable[[], bool]

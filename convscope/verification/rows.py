@@ -61,11 +61,11 @@ class SupportRow:
 
 @dataclass(frozen=True)
 class ChoiceRow:
-    """One layer with one candidate, an algorithm or somebody's choice. Times in milliseconds.
+    """One layer with one candidate: an algorithm, or the choice of one of `PICKS`. Times in milliseconds.
 
-    `rank` is 1 more than the number of algorithms that are faster at `CONFIDENCE`; of the fastest and those that tie
-    with it, all have rank 1. `regret_us` is what the candidate takes more than the fastest algorithm, with half its
-    interval. `chosen` is the algorithm of a choice: by identifier, or else by the kernels that it launched.
+    `rank` is 1 more than the number of algorithms that are faster at `CONFIDENCE`; the fastest and those that tie with
+    it all have rank 1. `regret_us` is the extra time over the fastest algorithm, with half its interval. `chosen` is
+    the algorithm of a choice: by identifier, or else by the kernels that it launched.
     """
 
     model: str
