@@ -6,18 +6,19 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from convscope.cli.options import find_device, parse_bytes
+from convscope.cli.options import parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
 from convscope.errors import InputError, StopError
-from convscope.profiling.request import PROVIDERS, Run
+from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
 from convscope.verification import report, verdict
 from convscope.verification.evidence import gather, open_subject
-from convscope.verification.request import CHOICE, SUPPORT, make_subject, question_of
+from convscope.verification.request import CHOICE, SUPPORT, Verification, make_verification
 from convscope.verification.study import VerificationStudy, choice_text, support_text
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -68,13 +69,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _verify(options: argparse.Namespace, model: str) -> int:
-    run = _subject(options, model, options.algorithm)
-    if run.algorithm == "torch":
+    request = _request(options, model, options.algorithm)
+    if request.algorithm == "torch":
         raise InputError("torch is the model as it is: there is nothing to verify; choose another algorithm")
-    with open_subject(run) as subject:
+    with open_subject(request) as subject:
         evidence = gather(subject)
     findings = verdict.checks(evidence)
-    print(report.subject_title(run))
+    print(report.subject_title(request))
     for finding in findings:
         print(finding)
     print(verdict.last_line(evidence, findings))
@@ -83,28 +84,26 @@ def _verify(options: argparse.Namespace, model: str) -> int:
 
 def _tabulate(options: argparse.Namespace, model: str) -> int:
     """Fill the table of support or choice and print it; return 1 where rule and card differ."""
-    question = SUPPORT if options.support else CHOICE
-    run = _subject(options, model, "guess" if options.support else "torch")
-    if options.support and run.device_type == "cpu":
+    if options.support:
+        limit = options.max_workspace
+        limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
+        request = _request(options, model, "guess", question=SUPPORT, dtype=options.dtype, limit_bytes=limit_bytes)
+    else:
+        request = _request(options, model, "torch", question=CHOICE, rounds=options.rounds)
+    if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
-    rounds, limit = None if options.support else options.rounds, options.max_workspace
-    limit_bytes = parse_bytes("--max-workspace", limit) if options.support and limit else None
-    request = question_of(run, question, options.dtype or run.dtype, rounds, limit_bytes)
-    folder = Path(options.output_dir or RESULTS / question) / request.name
-    with PowerMonitor.of_device(torch.device(run.device)) as monitor:
-        store = VerificationStudy(run, request, monitor, CUDALayerTimer, note_by(NAME)).measure(
-            folder, options.overwrite
-        )
+    folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
+    with PowerMonitor.of_device(torch.device(request.device)) as monitor:
+        store = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME)).measure(folder, options.overwrite)
     text, agrees = support_text(store) if options.support else (choice_text(store), True)
-    print(f"{report.subject_title(run)}\n{text}\nsaved: {store.files.table(question)}")
+    print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")
     return 0 if agrees else 1
 
 
-def _subject(options: argparse.Namespace, model: str, algorithm: str) -> Run:
-    return make_subject(
+def _request(options: argparse.Namespace, model: str, algorithm: str, **question: Any) -> Verification:
+    return make_verification(
         model,
         algorithm,
-        find_device(options.device).type,
         options.input_size,
         device=options.device,
         math=options.math,
@@ -113,6 +112,7 @@ def _subject(options: argparse.Namespace, model: str, algorithm: str) -> Run:
         batch_size=options.batch_size,
         pretrained=options.pretrained,
         seed=options.seed,
+        **question,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,74 +14,49 @@ SUPPORT, CHOICE = "support", "choice"
 
 
 @dataclass(frozen=True)
-class Verification:
-    """Question of a table of layers × algorithms: `support` or `choice`.
+class Verification(Run):
+    """Question of a model, one of `SUPPORT` and `CHOICE`; None asks for the verdict on one algorithm.
 
     Attributes:
-        rounds: captures of each candidate, for `choice`.
-        limit_bytes: largest workspace that counts as usable, for `support`; None is the free memory.
+        rounds: captures of each candidate, for a choice.
+        limit_bytes: largest workspace that counts as usable, for support; None is the free memory.
     """
 
-    question: str
-    model: str
-    gpu: str
-    device: str
-    input_size: int
-    batch_size: int
-    math: str
-    dtype: str
-    pretrained: bool = False
-    seed: int = 0
+    question: str | None = None
     rounds: int | None = None
     limit_bytes: int | None = None
 
     @property
-    def device_type(self) -> str:
-        """The kind of device, "cpu" or "cuda"."""
-        return self.device.split(":")[0]
-
-    @property
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
-        return f"{slug(self.model)}_{slug(self.gpu)}_{self.input_size}px_batch{self.batch_size}_{self.math}"
+        return f"{slug(self.model)}_{slug(self.gpu)}_{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
 
 
-def make_subject(model: str, algorithm: str, device_type: str, input_size: int, **settings: Any) -> Run:
-    """Return the request of the model that is looked at; `settings` are those of `make_run`.
+def make_verification(
+    model: str,
+    algorithm: str,
+    input_size: int,
+    *,
+    question: str | None = None,
+    dtype: str | None = None,
+    rounds: int | None = None,
+    limit_bytes: int | None = None,
+    **settings: Any,
+) -> Verification:
+    """Decide every setting of a verification.
 
-    Raises:
-        InputError: as `make_run`.
-    """
-    return make_run(
-        model,
-        algorithm,
-        num_sizes=1,
-        input_size_range=(input_size, input_size),
-        measure_iters=20 if device_type == "cuda" else 3,
-        energy=False,
-        **settings,
-    )
-
-
-def question_of(run: Run, question: str, dtype: str, rounds: int | None, limit_bytes: int | None) -> Verification:
-    """Return the question that is asked of a subject.
+    Args:
+        dtype: of input and weights, for support; None is float32.
+        settings: those of `make_run`.
 
     Raises:
-        InputError: too few rounds.
+        InputError: too few rounds, or as `make_run`.
     """
     if rounds is not None:
         at_least("--rounds", rounds, 2)
-    return Verification(
-        question=question,
-        model=run.model,
-        gpu=run.gpu,
-        device=run.device,
-        input_size=run.input_sizes[0],
-        batch_size=run.batch_size,
-        math=run.math,
-        dtype=dtype,
-        pretrained=run.pretrained,
-        seed=run.seed,
-        rounds=rounds,
-        limit_bytes=limit_bytes,
-    )
+    run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), energy=False, **settings)
+    fields = dataclasses.asdict(run) | {
+        "dtype": dtype or run.dtype,
+        "measure_iters": 20 if run.device_type == "cuda" else 3,
+    }
+    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)

@@ -105,7 +105,7 @@ class PassRow:
     rounds: int
 
 
-_FREE = ("device",)
+_FREE = ("device", "stage", "gpu")
 SUPPORT = Schema(
     request="verification",
     version=1,

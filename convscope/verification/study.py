@@ -13,7 +13,6 @@ from torch import nn
 from convscope.convolution.backends import environment_on
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
-from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
@@ -36,7 +35,6 @@ class VerificationStudy:
         note: called with one line where something is worth knowing.
     """
 
-    run: Run
     request: Verification
     meter: Meter
     make_timer: Callable[[nn.Module, str], LayerTimer]
@@ -48,7 +46,7 @@ class VerificationStudy:
         Raises:
             InputError, WriteError: as `Store` does.
         """
-        run, supporting = self.run, self.request.question == SUPPORT
+        run, supporting = self.request, self.request.question == SUPPORT
         key = ModelKey(run.model, run.input_sizes[0], run.batch_size, run.math)
         with Store(folder, SUPPORT_SCHEMA if supporting else CHOICE_SCHEMA, note=self.note) as store:
             environment = environment_on(torch.device(run.device), self.meter.settings())
@@ -60,11 +58,11 @@ class VerificationStudy:
         return store
 
     def _support(self, environment: Environment) -> list[object]:
-        with open_subject(self.run) as subject:
+        with open_subject(self.request) as subject:
             return list(support.survey(subject, environment, self.request.limit_bytes, self.request.dtype))
 
     def _choice(self, environment: Environment, key: ModelKey) -> list[object]:
-        run, device = self.run, torch.device(self.run.device)
+        run, device = self.request, torch.device(self.request.device)
         with open_subject(run) as subject:
             timer = self.make_timer(subject.model, device.type)
             bench = Bench(run, subject.model, device, timer, self.meter, self.note)
