@@ -107,11 +107,12 @@ def with_implementation(
     for module in model:
         if isinstance(module, nn.Conv3d):
             layer = layersets.describe("", 0, module, shape)
-            reason = workshop.why_not(name, layer.shape(asked.dtype, asked.math))
+            convolution = layer.convolution(asked.dtype, asked.math)
+            reason = workshop.why_not(name, convolution)
             if reason:
                 raise NotImplementedError(reason)
-            put.append(Swapped(module, workshop.prepare(name, layer.shape(asked.dtype, asked.math), module.weight)))
-            shape = (shape[0], layer.filters, *layer.output)
+            put.append(Swapped(module, workshop.prepare(name, convolution, module.weight)))
+            shape = layer.output
         else:
             shape = (*shape[:2], *(extent // 2 for extent in shape[2:])) if isinstance(module, nn.MaxPool3d) else shape
             put.append(module)

@@ -16,11 +16,11 @@ import torch
 from convscope.conv3d import comparison, report, stress
 from convscope.conv3d.cosmoflow import EndToEnd
 from convscope.conv3d.implementations import Implementations
-from convscope.conv3d.layersets import Layer3d
 from convscope.conv3d.report import summary
 from convscope.conv3d.request import Conv3d, Parts
 from convscope.conv3d.rows import SCHEMA_VERSION, TABLES
 from convscope.convolution import roofline
+from convscope.convolution.layer import Layer
 from convscope.convolution.roofline import Ceilings
 from convscope.errors import InputError, WriteError
 from convscope.kernels import autotune
@@ -33,7 +33,7 @@ from convscope.storage.table import lines_of, write_atomically
 
 
 def study(
-    asked: Conv3d, layers: Sequence[Layer3d], device: torch.device, folder: Path, wanted: Parts,
+    asked: Conv3d, layers: Sequence[Layer], device: torch.device, folder: Path, wanted: Parts,
     here: Environment, stop: Callable[[], bool], note: Callable[[str], None],
 ) -> int:  # fmt: skip
     """Do all that is wanted, write it into a folder, and print it; return 1 where something is wrong, else 0.
@@ -89,7 +89,7 @@ class Findings:
             for name, rows in self.tables.items():
                 if rows:
                     write_atomically(self.folder / f"{name}.csv", lines_of(TABLES[name], rows, with_header=True))
-            choices = self.workshop.memory.used
+            choices = self.workshop.cache.used
             if choices:
                 write_atomically(self.folder / "tuned.json", autotune.as_text(choices))
             write_atomically(self.folder / "run.json", json.dumps(self.document, indent=2) + "\n")
@@ -103,7 +103,7 @@ class Findings:
 
 
 def _measure(
-    found: Findings, asked: Conv3d, layers: Sequence[Layer3d], wanted: Parts, stop: Callable[[], bool],
+    found: Findings, asked: Conv3d, layers: Sequence[Layer], wanted: Parts, stop: Callable[[], bool],
     note: Callable[[str], None],
 ) -> None:  # fmt: skip
     """Do the parts one after another; what is there is written after each step, and when one is cut off."""

@@ -13,9 +13,9 @@ from statistics import fmean
 import torch
 from torch import nn
 
-from convscope.convolution import swap
+from convscope.convolution import models, swap
 from convscope.convolution.layer import Layer
-from convscope.convolution.operator import release
+from convscope.convolution.operator import recording, release
 from convscope.convolution.reference import relative_error
 from convscope.errors import HookMismatchError, HostTooSlowError, TraceMissingError
 from convscope.power.energy import LoadEnergy
@@ -80,8 +80,7 @@ class Bench:
         return pair_overhead_us(times.added_ms, len(times.layers_ms))
 
     def _input(self, size: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self._run.seed)
-        return torch.randn(self._run.batch_size, 3, size, size, generator=generator).to(self._device)
+        return models.images(size, self._run.batch_size, self._run.seed).to(self._device)
 
     def measure(self, size: int, layers: Sequence[Layer], check_errors: bool) -> Measurement:
         """Measure one forward pass of batch × 3 × size × size and every convolution in it."""
@@ -107,7 +106,7 @@ class Bench:
             ran = swap.what_ran(module, output)
             seen.append(Observation(ran, relative_error(module, given, output) if check_errors else None))
 
-        with hooked(self._model, after=after):
+        with recording(), hooked(self._model, after=after):
             self._model(given)
         return seen
 

@@ -79,7 +79,7 @@ def measure(model: nn.Module, given: torch.Tensor, layers: Sequence[Layer], mete
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     found = []
     for layer, call in zip(layers, calls, strict=True):
-        key = (layer.shape, getattr(call.module, "algorithm", "torch"))
+        key = (layer.cost_key, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
             measured[key] = _alone(call, meter)
         found.append(measured[key])

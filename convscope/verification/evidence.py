@@ -14,7 +14,8 @@ from torch import nn
 from convscope.convolution import backends, models, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
-from convscope.convolution.operator import Execution, card_check, cuda_operator, provider
+from convscope.convolution.operator import card_check, cuda_operator, recording
+from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance, relative_error
 from convscope.errors import TraceMissingError
 from convscope.profiling.request import Run
@@ -49,16 +50,16 @@ def open_subject(run: Run) -> Iterator[Subject]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(backends.math(run.math))
-        stack.enter_context(provider(run.provider))
+        stack.enter_context(backends.settings(provider=run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
             trace.start_cupti()
         layers = models.convolutions(run.model, size, run.batch_size)
-        model = models.build(run.model, run.pretrained, run.seed).to(device)
-        generator = torch.Generator().manual_seed(run.seed)
-        given = torch.randn(run.batch_size, 3, size, size, generator=generator).to(device)
-        yield Subject(run, model, layers, given)
+        source = models.find_source(run.model)
+        model = source.build(run.seed, run.pretrained).to(device)
+        (given,) = source.inputs(size, run.batch_size, run.seed)
+        yield Subject(run, model, layers, given.to(device))
 
 
 def gather(subject: Subject) -> Evidence:
@@ -104,7 +105,7 @@ def _witness(model: nn.Module, given: torch.Tensor) -> list[tuple[str, Execution
         ran = swap.what_ran(module, output)
         seen.append((swap.carried(module), ran, relative_error(module, given, output)))
 
-    with hooked(model, after=after):
+    with recording(), hooked(model, after=after):
         model(given)
     return seen
 
@@ -140,7 +141,7 @@ def look(model: nn.Module, given: torch.Tensor) -> tuple[list[str | None], list[
         execution = swap.what_ran(module, output)
         ran.append(None if execution.provider == "torch" else execution.algorithm)
 
-    with hooked(model, after=after):
+    with recording(), hooked(model, after=after):
         model(given)
     kernels, _ = _kernels(model, given)
     return ran, list(kernels) or [None] * len(ran)

@@ -8,7 +8,7 @@ import pytest
 from fakes import layer, run
 
 from convscope.convolution.assignment import Assignment
-from convscope.convolution.operator import Execution
+from convscope.convolution.providers import Execution
 from convscope.failures import Failure
 from convscope.power.energy import EnergyWindow, LoadEnergy
 from convscope.profiling.measurement import Measurement, Observation, failed_row, layer_rows, overall_row
