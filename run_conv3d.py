@@ -16,8 +16,8 @@ from convscope.cli.signals import StopSignal
 if TYPE_CHECKING:
     import torch
 
-    from convscope.conv3d.layersets import Layer3d
     from convscope.conv3d.request import Conv3d
+    from convscope.convolution.layer import Layer
 
 NAME = "run_conv3d.py"
 
@@ -107,7 +107,7 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
     return code
 
 
-def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:
+def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Conv3d]:
     from convscope.cli.options import ENERGY_MOST_S, at_least, at_most, find_device, folder_gpu, math_on
     from convscope.conv3d import implementations, layersets
     from convscope.conv3d.request import Conv3d

@@ -25,11 +25,12 @@ import torch
 from convscope import gpus
 from convscope.cli.display import table
 from convscope.cli.options import find_device
-from convscope.convolution import algorithms, backends, models, roofline
+from convscope.convolution import algorithms, backends, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
+from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 from convscope.timing.stopwatch import Stopwatch
 
@@ -58,12 +59,12 @@ class Timed:
 
 
 def distinct(model_names: Sequence[str], size: int, batch_size: int) -> list[Layer]:
-    """Return the layers of some models, one of each shape, in the models' order."""
-    layers: dict[tuple[object, ...], Layer] = {}
+    """Return the layers of some models, one of each shape, in the order in which they are met."""
+    found: dict[Convolution, Layer] = {}
     for name in model_names:
         for layer in models.convolutions(name, size, batch_size):
-            layers.setdefault(layer.shape[:-3], layer)  # without bias and padding mode
-    return list(layers.values())
+            found.setdefault(layer.convolution(), layer)  # without bias and padding mode
+    return list(found.values())
 
 
 def calls_in_a_row(single_ms: float) -> int:
@@ -80,29 +81,25 @@ def call_us(stopwatch: Stopwatch, call: Callable[[], object]) -> float:
 def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
     """Time one layer with every algorithm that supports it."""
     engine, stopwatch = cuda_operator(), Stopwatch(device)
-    x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, device=device)
-    weight = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, device=device)
-    options = layer.stride, layer.padding, layer.dilation, layer.groups
-    expected = torch.nn.functional.conv2d(x.double(), weight.double(), None, *options)
+    x, weight = torch.randn(layer.input, device=device), torch.randn(layer.weight, device=device)
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), None, *layer.options)
     times_us: dict[str, float] = {}
     errors: dict[str, float] = {}
     for name in (*OURS, *CUDNN):
-        if algorithms.why_not(algorithms.find(name), layer, "cuda"):
+        if algorithms.why_not_by_rule(algorithms.find(name), layer, "cuda"):
             continue
-        engine.provider = "triton" if name in OURS else "cudnn"
-        try:
-            output = engine.convolve(x, weight, layer, name)
-        except NotSupportedError:
-            continue
-        errors[name] = relative_distance(output, expected) or 0.0
-        times_us[name] = call_us(stopwatch, functools.partial(engine.convolve, x, weight, layer, name))
+        with backends.settings(provider="triton" if name in OURS else "cudnn"):
+            try:
+                output = engine.convolve(x, weight, layer, name)
+            except NotSupportedError:
+                continue
+            errors[name] = relative_distance(output, expected) or 0.0
+            times_us[name] = call_us(stopwatch, functools.partial(engine.convolve, x, weight, layer, name))
     engine.tuned.clear()
     engine.release()  # fills `tuned` with the blocks that were chosen
     chosen = {key.split()[0]: text for key, text in engine.tuned.items()}
-    arithmetic_us = roofline.flops(layer) / gpu.fp32_tflops / 1e6
-    return Timed(
-        layer, arithmetic_us, roofline.minimum_bytes(layer) / gpu.bandwidth_gbps / 1e3, times_us, errors, chosen
-    )
+    arithmetic_us = layer.flops / gpu.fp32_tflops / 1e6
+    return Timed(layer, arithmetic_us, layer.minimum_bytes() / gpu.bandwidth_gbps / 1e3, times_us, errors, chosen)
 
 
 def title(layer: Layer) -> str:

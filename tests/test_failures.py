@@ -19,7 +19,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 import profiler
 from convscope import failures
 from convscope.cli.options import parse_bytes
-from convscope.convolution.operator import CudaOperator, why_too_large
+from convscope.convolution.operator import CudaOperator
+from convscope.convolution.providers import workspace_refusal
 from convscope.errors import (
     CudnnError,
     CudnnMissingError,
@@ -233,12 +234,12 @@ def test_a_run_that_goes_on_remembers_where_memory_ran_out(tmp_path: Path):
 
 def test_a_workspace_over_the_limit_is_a_reason_that_names_algorithm_and_limit():
     told = "workspace over the limit: fft takes more than 512 MB (--max-workspace)"
-    assert why_too_large("fft", 512_000_001, 512_000_000) == told
+    assert workspace_refusal("fft", 512_000_001, 512_000_000) == told
 
 
 @pytest.mark.parametrize(("workspace", "most"), [(512, 512), (0, 0), (10**12, None)])
 def test_a_workspace_up_to_the_limit_is_no_reason(workspace: int, most: int | None):
-    assert why_too_large("fft", workspace, most) is None
+    assert workspace_refusal("fft", workspace, most) is None
 
 
 class Plan:
@@ -255,7 +256,7 @@ class Plan:
 
 def test_the_limit_goes_the_way_of_every_other_reason_and_the_plan_is_given_back(monkeypatch: pytest.MonkeyPatch):
     engine, plan = CudaOperator(), Plan()
-    monkeypatch.setattr(engine, "_plan", lambda *asked: plan)
+    monkeypatch.setattr(engine, "plan", lambda *asked: plan)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.inference_mode())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     device = torch.device("cuda:0")

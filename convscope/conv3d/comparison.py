@@ -9,13 +9,13 @@ import torch
 
 from convscope import failures
 from convscope.conv3d.implementations import BENCHMARK, CUDNN, Implementations, Prepared, computes_in, provider
-from convscope.conv3d.layersets import Layer3d, Triple
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import Conv3dRow, SampleRow
 from convscope.convolution import backends, tolerance
+from convscope.convolution.layer import Layer
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
-from convscope.cudnn.shape import Convolution
+from convscope.cudnn.shape import Convolution, dimensions
 from convscope.failures import Failure
 from convscope.timing import summary
 from convscope.timing.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.
     return x.to(dtype), (weight / terms**0.5).to(dtype)
 
 
-def allowed_error(name: str, layer: Layer3d, shape: Convolution) -> float:
+def allowed_error(name: str, layer: Layer, shape: Convolution) -> float:
     """Return the largest elementwise error to be expected of an implementation."""
     return tolerance.elementwise_tolerance(layer.terms, computes_in(name, shape), shape.dtype, "fft" in name)
 
@@ -45,7 +45,7 @@ class LayerComparison:
     """
 
     def __init__(
-        self, asked: Conv3d, layers: Sequence[Layer3d], workshop: Implementations, limits: Ceilings | None,
+        self, asked: Conv3d, layers: Sequence[Layer], workshop: Implementations, limits: Ceilings | None,
         note: Callable[[str], None],
     ) -> None:  # fmt: skip
         self.asked, self.layers, self.rows = asked, layers, list[Conv3dRow]()
@@ -70,8 +70,8 @@ class LayerComparison:
                 if pause():
                     return
 
-    def _layer(self, layer: Layer3d) -> list[Conv3dRow]:
-        shape = layer.shape(self.asked.dtype, self.asked.math)
+    def _layer(self, layer: Layer) -> list[Conv3dRow]:
+        shape = layer.convolution(self.asked.dtype, self.asked.math)
         try:
             x, weight = tensors(shape, self._workshop.device, self.asked.seed)
             expected = reference(x, weight, shape) if self.asked.verify else None
@@ -81,7 +81,7 @@ class LayerComparison:
         return [self._one(layer, name, shape, x, weight, expected) for name in self.asked.implementations]
 
     def _one(
-        self, layer: Layer3d, name: str, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
+        self, layer: Layer, name: str, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
         expected: Reference | None,
     ) -> Conv3dRow:  # fmt: skip
         row = self._row(layer, name, shape)
@@ -94,7 +94,7 @@ class LayerComparison:
             return self._failed(row, failures.of_cell(error, self._workshop.device))
 
     def _measured(
-        self, row: Conv3dRow, layer: Layer3d, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
+        self, row: Conv3dRow, layer: Layer, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
         expected: Reference | None,
     ) -> Conv3dRow:  # fmt: skip
         name = row.implementation
@@ -110,7 +110,7 @@ class LayerComparison:
             del output
             return self._timed(row, layer, ready, x) if self.asked.compare else row
 
-    def _timed(self, row: Conv3dRow, layer: Layer3d, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
+    def _timed(self, row: Conv3dRow, layer: Layer, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
         asked = self.asked
         stopwatch = Stopwatch(self._workshop.device)
         times = stopwatch.measure(
@@ -136,7 +136,7 @@ class LayerComparison:
             ratio_to_roofline=None if least_ms is None else least_ms / found.median_ms,
         )
 
-    def _row(self, layer: Layer3d, name: str, shape: Convolution) -> Conv3dRow:
+    def _row(self, layer: Layer, name: str, shape: Convolution) -> Conv3dRow:
         return Conv3dRow(
             layer=layer.name,
             position=layer.position,
@@ -145,27 +145,23 @@ class LayerComparison:
             flops=layer.flops,
             bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4),
             batch=layer.batch,
-            channels=layer.channels,
-            filters=layer.filters,
+            channels=layer.in_channels,
+            filters=layer.out_channels,
             groups=layer.groups,
             arithmetic=computes_in(name, shape),
             math=self.asked.math,
             dtype=self.asked.dtype,
             device=str(self._workshop.device),
-            size=_dimensions(layer.size),
-            kernel=_dimensions(layer.kernel),
-            stride=_dimensions(layer.stride),
-            padding=_dimensions(layer.padding),
-            dilation=_dimensions(layer.dilation),
+            size=dimensions(layer.size),
+            kernel=dimensions(layer.kernel),
+            stride=dimensions(layer.stride),
+            padding=dimensions(layer.padding),
+            dilation=dimensions(layer.dilation),
         )
 
     @staticmethod
     def _failed(row: Conv3dRow, failure: Failure) -> Conv3dRow:
         return dataclasses.replace(row, status=failure.status, reason=failure.reason)
-
-
-def _dimensions(triple: Triple) -> str:
-    return "x".join(map(str, triple))
 
 
 def with_ratios(rows: Sequence[Conv3dRow]) -> list[Conv3dRow]:

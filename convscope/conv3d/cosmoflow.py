@@ -107,12 +107,12 @@ def with_implementation(
     for module in model:
         if isinstance(module, nn.Conv3d):
             layer = layersets.describe("", 0, module, shape)
-            convolution = layer.shape(request.dtype, request.math)
+            convolution = layer.convolution(request.dtype, request.math)
             reason = implementations.why_not(name, convolution)
             if reason:
                 raise NotImplementedError(reason)
             modules.append(Swapped(module, implementations.prepare(name, convolution, module.weight)))
-            shape = (shape[0], layer.filters, *layer.output)
+            shape = layer.output
         else:
             shape = (*shape[:2], *(extent // 2 for extent in shape[2:])) if isinstance(module, nn.MaxPool3d) else shape
             modules.append(module)

@@ -1,7 +1,7 @@
-"""Who can do a 3-D convolution, by name: the Triton kernels, cuDNN's algorithms, PyTorch; one made ready for a shape.
+"""Implementations of a 3-D convolution by name: the Triton kernels, cuDNN's algorithms, PyTorch.
 
-All take and return N × C × D × H × W. What an implementation does to its input (a copy to channels last) is in each
-call; what it does to its filters is done once.
+All take and return N × C × D × H × W. Work on the input (a copy to channels last) is part of each call; work on the
+filters is done once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.backends import PlanThread
-from convscope.cudnn import legacy
+from convscope.convolution.providers import CudnnProvider, TorchProvider
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError
 from convscope.kernels.autotune import BlockCache
@@ -26,10 +26,10 @@ from convscope.kernels.conv3d.layout import Blocks3d
 T = TypeVar("T")
 TORCH, BENCHMARK = "torch", "torch benchmark"
 _CUDNN_PREFIX = "cudnn "
-CUDNN = {_CUDNN_PREFIX + name: number for number, name in algorithms.NAMES_BY_CUDNN_NUMBER.items()}
+CUDNN = {_CUDNN_PREFIX + name: name for name in algorithms.NAMES_BY_CUDNN_NUMBER.values()}
 NAMES = (*catalogue.KERNELS, *CUDNN, TORCH, BENCHMARK)
 
-# As the study that this one follows called its kernels.
+# Names of the kernels in the study that this one follows.
 OLDER = {
     "implicitgemmdace": "gemm",
     "implicitgemmtiledonlydace": "gemm tiled",
@@ -51,8 +51,8 @@ def find(text: str) -> tuple[str, ...]:
     """
     if text.strip().lower() == "all":
         return NAMES
-    wanted = {_name(part) for part in text.split(",")}
-    return tuple(name for name in NAMES if name in wanted)
+    named = {_name(part) for part in text.split(",")}
+    return tuple(name for name in NAMES if name in named)
 
 
 def _name(text: str) -> str:
@@ -64,7 +64,7 @@ def _name(text: str) -> str:
 
 
 def provider(name: str) -> str:
-    """Return whose an implementation is: triton, cudnn or torch."""
+    """Return the library of an implementation: triton, cudnn or torch."""
     return "triton" if name in catalogue.KERNELS else "cudnn" if name in CUDNN else "torch"
 
 
@@ -79,7 +79,10 @@ def computes_in(name: str, shape: Convolution) -> str:
 class Prepared:
     """An implementation ready for one shape and one tensor of filters.
 
-    `renew` must be called when the filters were written to. `said` tells, after the first call, how it was cut.
+    Attributes:
+        call: convolves an input.
+        renew: must be called when the filters were written to.
+        said: returns, after the first call, the block shapes as text; None where there are none.
     """
 
     call: Callable[[torch.Tensor], torch.Tensor]
@@ -89,17 +92,17 @@ class Prepared:
 
 
 class Implementations:
-    """Makes implementations ready on one device; leave its `with` block, or close it, to let cuDNN go.
+    """The implementations on one device; leave the `with` block, or close it, to give back what cuDNN holds.
 
     Args:
-        memory: the choices of blocks for the kernel that is tuned.
+        cache: the choices of block shapes for the kernel that is tuned.
     """
 
-    def __init__(self, device: torch.device, memory: BlockCache[Blocks3d]) -> None:
-        self.device, self.memory = device, memory
-        self._left = contextlib.ExitStack()
-        self._aside = self._left.enter_context(PlanThread(device))  # for the plans that benchmark chooses
-        self._handle: legacy.Handle | None = None
+    def __init__(self, device: torch.device, cache: BlockCache[Blocks3d]) -> None:
+        self.device, self.cache = device, cache
+        self._closing = contextlib.ExitStack()
+        self._thread = self._closing.enter_context(PlanThread(device))  # for the plans that benchmark chooses
+        self._cudnn, self._torch = self._closing.enter_context(contextlib.closing(CudnnProvider())), TorchProvider()
 
     def why_not(self, name: str, shape: Convolution) -> str | None:
         """Return why an implementation cannot do a shape here, as far as that is known without trying."""
@@ -107,54 +110,41 @@ class Implementations:
         if name in catalogue.KERNELS:
             if on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
                 return f"{name} needs a CUDA device (or TRITON_INTERPRET=1, which is slow)"
-            return catalogue.why_not(shape)
+            return catalogue.why_no_kernel(shape)
         return f"{name} needs a CUDA device" if on_cpu and name != TORCH else None
 
     def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run work that calls an implementation, where it has to run."""
+        """Run work that calls an implementation, in the thread that has its plans."""
         if name != BENCHMARK:
             return work()
         with backends.searching():
-            return self._aside.run(work)
+            return self._thread.run(work)
 
     def prepare(self, name: str, shape: Convolution, weight: torch.Tensor, blocks: Blocks3d | None = None) -> Prepared:
         """Make an implementation ready.
 
         Args:
-            blocks: how a Triton kernel is cut, in place of its default or what is tuned.
+            blocks: the block shapes of a Triton kernel, in place of its default or tuned ones.
 
         Raises:
-            cudnn.NotSupportedError: cuDNN refuses the algorithm for this shape.
+            NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: the kernels cannot do it.
         """
         if name in catalogue.KERNELS:
-            plan = catalogue.Conv3dPlan(name, shape, self.memory, blocks)
+            kernel = catalogue.Conv3dPlan(name, shape, self.cache, blocks)
             return Prepared(
-                lambda x: plan.run(x, weight), plan.renew, lambda: str(plan.blocks) if plan.blocks else None
+                lambda x: kernel.run(x, weight), kernel.renew, lambda: str(kernel.blocks) if kernel.blocks else None
             )
         if name in CUDNN:
-            return self._cudnn(CUDNN[name], shape, weight)
-        options = shape.stride, shape.padding, shape.dilation, shape.groups
-        return Prepared(lambda x: torch.nn.functional.conv3d(x, weight, None, *options), _nothing, _nothing)
-
-    def _cudnn(self, number: int, shape: Convolution, weight: torch.Tensor) -> Prepared:
-        if self._handle is None:
-            self._handle = self._left.enter_context(legacy.Handle())
-        handle, plan = self._handle, legacy.LegacyPlan(self._handle, shape, number)
-        self._left.callback(plan.close)
-
-        def call(x: torch.Tensor) -> torch.Tensor:
-            handle.use_stream(torch.cuda.current_stream(x.device).cuda_stream)
-            y = torch.empty(plan.output_shape, dtype=x.dtype, device=x.device)
-            workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device=x.device)
-            plan.run(x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace.data_ptr())
-            return y
-
-        return Prepared(call, _nothing, _nothing, plan.workspace_bytes)
+            plan = self._cudnn.plan(CUDNN[name], shape, self.device)
+            self._closing.callback(plan.close)
+            return Prepared(lambda x: plan.run(x, weight, None), _nothing, _nothing, plan.workspace_bytes)
+        own = self._torch.plan(TORCH, shape, self.device)
+        return Prepared(lambda x: own.run(x, weight, None), _nothing, _nothing)
 
     def close(self) -> None:
-        """Let cuDNN go."""
-        self._left.close()
+        """Close plans, handles and the thread."""
+        self._closing.close()
 
     def __enter__(self) -> Implementations:
         return self
@@ -164,4 +154,4 @@ class Implementations:
 
 
 def _nothing() -> None:
-    """Have nothing to do, and nothing to say."""
+    """Do nothing, and say nothing."""

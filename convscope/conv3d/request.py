@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from convscope.conv3d.layersets import Layer3d
+from convscope.convolution.layer import Layer
 from convscope.storage.paths import slug
 
 
@@ -53,7 +53,7 @@ class Parts:
     load_tuned: str | None = None
 
 
-def folder_name(asked: Conv3d, layers: Sequence[Layer3d]) -> str:
+def folder_name(asked: Conv3d, layers: Sequence[Layer]) -> str:
     """Return the name of the folder of one call: layer set, batch, arithmetic, card."""
     arithmetic = "fp16" if asked.dtype == "float16" else asked.math
     return f"{slug(Path(asked.params).stem)}_batch{layers[0].batch}_{arithmetic}_{asked.gpu}"

@@ -16,10 +16,10 @@ import torch
 from convscope.conv3d import comparison, report, stress
 from convscope.conv3d.cosmoflow import EndToEnd
 from convscope.conv3d.implementations import Implementations
-from convscope.conv3d.layersets import Layer3d
 from convscope.conv3d.request import Conv3d, Parts
 from convscope.conv3d.rows import SCHEMA, LayerKey, NetworkKey, StressKey, StressRow
 from convscope.convolution import roofline
+from convscope.convolution.layer import Layer
 from convscope.convolution.roofline import Ceilings
 from convscope.kernels import autotune
 from convscope.kernels.autotune import BlockCache
@@ -41,7 +41,7 @@ class Conv3dStudy:
     """
 
     request: Conv3d
-    layers: Sequence[Layer3d]
+    layers: Sequence[Layer]
     parts: Parts
     device: torch.device
     environment: Environment
@@ -187,7 +187,7 @@ def _ceilings_entry(limits: Ceilings | None) -> dict[str, Any]:
 
 def _save_choices(store: Store, implementations: Implementations) -> None:
     """Write the blocks that the tuned kernel was given beside the tables, those of earlier calls too."""
-    chosen = implementations.memory.used
+    chosen = implementations.cache.used
     if chosen:
         path = store.path / TUNED
         earlier = json.loads(path.read_text()) if path.exists() else {}

@@ -1,7 +1,8 @@
 """The catalogue of convolution algorithms: their names, cuDNN's numbers, and the rules a layer must meet.
 
-The rules here are those that can be told from a layer's shape alone. What remains is the library's own word, asked
-on the card at hand (`swap.Engine.why_refused`): a rule may pass a layer that cuDNN refuses, never the other way round.
+Each question that can be answered without a GPU is one function here, `why_not_…`, which returns the reason or None.
+Whether the library on the card takes a layer is asked there (`operator.CudaOperator.why_refused`): a rule may pass a
+layer that cuDNN refuses, never the other way round.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from convscope.errors import InputError
 
 FALLBACK = "implicit precomp gemm"
 
-# From cuDNN's API reference (cudnnConvolutionForward), found again by asking cuDNN 9.19 on an H200.
+# From cuDNN's API reference (cudnnConvolutionForward), confirmed by asking cuDNN 9.19 on an H200.
 FFT_EXTENT_PX = 256
 FFT_TILE_PX = 32
 HOPPER = (9, 0)  # compute capability
@@ -27,11 +28,13 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Algorithm:
-    """One way to compute a convolution.
+    """An algorithm that computes a convolution.
 
-    `cudnn_number` is the value of cudnnConvolutionFwdAlgo_t, None where cuDNN is not told one. `cpu_provider` names the
-    library that runs it on a CPU, None where none does; `cuda_providers` those on a GPU, asked in this order. `rule`
-    gives the reason why a layer's shape rules it out, or None.
+    Attributes:
+        cudnn_number: the value of cudnnConvolutionFwdAlgo_t, None where cuDNN gets none.
+        cpu_provider: the library that runs it on a CPU, None where none does.
+        cuda_providers: the libraries that run it on a GPU, in the order in which they are tried.
+        rule: returns the reason why a layer's shape rules it out, or None.
     """
 
     name: str
@@ -73,10 +76,7 @@ def _winograd_nonfused(layer: Layer) -> str | None:
 def _fft(layer: Layer) -> str | None:
     if layer.stride != (1, 1):
         return "fft needs stride 1"
-    height, width = (
-        extent + 2 * pad for extent, pad in zip((layer.in_height, layer.in_width), layer.padding, strict=True)
-    )
-    if max(height, width) > FFT_EXTENT_PX:
+    if max(extent + 2 * pad for extent, pad in zip(layer.size, layer.padding, strict=True)) > FFT_EXTENT_PX:
         return f"fft needs padded inputs of at most {FFT_EXTENT_PX}×{FFT_EXTENT_PX}"
     return _padded_less_than_kernel("fft", layer) or _undilated("fft", layer)
 
@@ -92,7 +92,7 @@ def _fft_tiling(layer: Layer) -> str | None:
 
 
 def _padded_less_than_kernel(name: str, layer: Layer) -> str | None:
-    if layer.padding[0] >= layer.kernel[0] or layer.padding[1] >= layer.kernel[1]:
+    if any(pad >= extent for pad, extent in zip(layer.padding, layer.kernel, strict=True)):
         return f"{name} needs less padding than kernel"
     return None
 
@@ -118,16 +118,17 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     )
 }
 
+_DIRECT_NUMBER = 3  # cuDNN has a number for direct convolution, and has never implemented it
 NAMES_BY_CUDNN_NUMBER: Mapping[int, str] = {
     algorithm.cudnn_number: algorithm.name for algorithm in ALGORITHMS.values() if algorithm.cudnn_number is not None
-} | {3: "direct"}
+} | {_DIRECT_NUMBER: "direct"}
 
 
 def find(name: str) -> Algorithm:
-    """Return the algorithm of this name; spaces and underscores, capitals and not, are the same.
+    """Return the algorithm of this name; spaces and underscores, capitals and small letters are the same.
 
     Raises:
-        InputError: no such algorithm; the message lists those there are.
+        InputError: no such algorithm; the message lists them all.
     """
     plain = " ".join(name.replace("_", " ").lower().split())
     if plain not in ALGORITHMS:
@@ -135,15 +136,20 @@ def find(name: str) -> Algorithm:
     return ALGORITHMS[plain]
 
 
-def why_no_device(algorithm: Algorithm, device_type: str) -> str | None:
-    """Return why the algorithm has no provider on this kind of device ("cpu" or "cuda"), or None where it has one."""
+def cudnn_number(name: str) -> int | None:
+    """Return the number by which cuDNN is asked for an algorithm, None to leave the choice to its heuristic."""
+    return _DIRECT_NUMBER if name == "direct" else ALGORITHMS[name].cudnn_number
+
+
+def why_not_on_device(algorithm: Algorithm, device_type: str) -> str | None:
+    """Return why no library runs the algorithm on this kind of device ("cpu" or "cuda"), or None where one does."""
     if device_type == "cpu":
         return None if algorithm.cpu_provider else f"{algorithm.name} needs a CUDA device"
     return None if algorithm.cuda_providers else f"{algorithm.name} runs on a CPU only"
 
 
-def why_not_by(provider: str, algorithm: Algorithm) -> str | None:
-    """Return why an algorithm cannot be run by this provider on a GPU ("cudnn" or "triton"), or None where it can."""
+def why_not_by_provider(algorithm: Algorithm, provider: str) -> str | None:
+    """Return why this library ("cudnn" or "triton") does not run the algorithm on a GPU, or None where it does."""
     if provider in algorithm.cuda_providers:
         return None
     if provider == "cudnn" and algorithm.name == "direct":
@@ -151,11 +157,11 @@ def why_not_by(provider: str, algorithm: Algorithm) -> str | None:
     return f"{algorithm.name} is not one of {provider}'s"
 
 
-def why_not(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
+def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
     """Return why a layer cannot use the algorithm on this kind of device, or None where no rule is against it."""
     if algorithm.name == "torch":
         return None
-    no_device = why_no_device(algorithm, device_type)
+    no_device = why_not_on_device(algorithm, device_type)
     if no_device:
         return no_device
     if layer.padding_mode != "zeros":
@@ -167,15 +173,15 @@ def why_not(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
     return algorithm.rule(layer)
 
 
-def why_not_on(name: str, capability: tuple[int, int]) -> str | None:
-    """Return why cuDNN does not have an algorithm on cards of this compute capability, or None where it has it."""
+def why_not_on_generation(name: str, capability: tuple[int, int]) -> str | None:
+    """Return why cuDNN lacks an algorithm on cards of this compute capability, or None where it has it."""
     if name == "winograd" and capability >= HOPPER:
         return "cuDNN has no fused Winograd on Hopper and later"
     return None
 
 
-def why_not_of(name: str, dtype: str) -> str | None:
-    """Return why cuDNN does not have an algorithm for a data type (of NCHW tensors), or None where it has it."""
+def why_not_for_dtype(name: str, dtype: str) -> str | None:
+    """Return why cuDNN lacks an algorithm for a data type (of NCHW tensors), or None where it has it."""
     if dtype not in _TYPES.get(name, (dtype,)):
         return f"{name} needs {', '.join(_TYPES[name][:-1])} or {_TYPES[name][-1]}"
     return None

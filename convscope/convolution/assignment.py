@@ -1,4 +1,4 @@
-"""Which algorithm each layer of a model gets, and what becomes of the layers that cannot use the one asked for."""
+"""The algorithm of each layer of a model, and the fate of layers that cannot use the one requested."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from convscope.convolution.layer import Layer
 from convscope.errors import InputError
 
 CardCheck = Callable[[Layer, str], str | None]
-"""Asks the library on the card whether it takes a layer with an algorithm: a reason, or None for yes."""
+"""Ask the library on the card whether it takes a layer with an algorithm: a reason, or None for yes."""
 
 _SHAPES_SHOWN = 4
 
 
-class Asked(Protocol):
+class AlgorithmRequest(Protocol):
     """The part of a request that decides which algorithm each layer gets."""
 
     @property
@@ -39,31 +39,31 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Assignment:
-    """The algorithm of each layer by the layer's name, and the reason of each that cannot have the one asked for."""
+    """The algorithm of each layer by the layer's name, and the reason of each that cannot have the one requested."""
 
     algorithms: Mapping[str, str]
     reasons: Mapping[str, str]
 
 
-def reasons_not(
-    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, ask: CardCheck | None
+def why_not_each(
+    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, check: CardCheck | None
 ) -> list[str | None]:
-    """Return for each layer why it cannot use the algorithm, None where it can: first by rule, then as `ask` says."""
-    answered: dict[tuple[object, ...], str | None] = {}
+    """Return for each layer why it cannot use the algorithm, None where it can: first by rule, then by the card."""
+    answers: dict[tuple[object, ...], str | None] = {}
 
     def reason(layer: Layer) -> str | None:
-        by_rule = algorithms.why_not(algorithm, layer, device_type)
-        if by_rule or ask is None or device_type == "cpu" or algorithm.name == "torch":
+        by_rule = algorithms.why_not_by_rule(algorithm, layer, device_type)
+        if by_rule or check is None or device_type == "cpu" or algorithm.name == "torch":
             return by_rule
-        if layer.shape not in answered:
-            answered[layer.shape] = ask(layer, algorithm.name)
-        return answered[layer.shape]
+        if layer.cost_key not in answers:
+            answers[layer.cost_key] = check(layer, algorithm.name)
+        return answers[layer.cost_key]
 
     return [reason(layer) for layer in layers]
 
 
-def assign(run: Asked, layers: Sequence[Layer], ask: CardCheck | None) -> Assignment:
-    """Give each layer the algorithm asked for, or what `run.unsupported` puts in its place.
+def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | None) -> Assignment:
+    """Give each layer the algorithm requested, or what `run.unsupported` puts in its place.
 
     A layer that a pass calls more than once at different shapes has one algorithm: the one that all its calls take.
 
@@ -72,13 +72,13 @@ def assign(run: Asked, layers: Sequence[Layer], ask: CardCheck | None) -> Assign
             nothing runs the algorithm and no layer could fall back.
     """
     algorithm = algorithms.find(run.algorithm)
-    every = reasons_not(algorithm, layers, run.device_type, ask)
+    every = why_not_each(algorithm, layers, run.device_type, check)
     nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
     if any(every) and (run.unsupported == "error" or nothing_to_measure):
-        raise InputError(refusal(algorithm, layers, every, run))
+        raise InputError(_message(algorithm, layers, every, run))
     fallback = algorithms.find(algorithms.FALLBACK)
-    stuck = reasons_not(fallback, layers, run.device_type, ask) if any(every) else []
-    cannot_fall_back = {layer.name for layer, reason in zip(layers, stuck, strict=False) if reason is not None}
+    of_fallback = why_not_each(fallback, layers, run.device_type, check) if any(every) else []
+    cannot_fall_back = {layer.name for layer, reason in zip(layers, of_fallback, strict=False) if reason is not None}
     reasons = {layer.name: reason for layer, reason in zip(layers, every, strict=True) if reason is not None}
 
     def chosen(name: str) -> str:
@@ -89,12 +89,12 @@ def assign(run: Asked, layers: Sequence[Layer], ask: CardCheck | None) -> Assign
     return Assignment({layer.name: chosen(layer.name) for layer in layers}, reasons)
 
 
-def refusal(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: Asked) -> str:
-    """Return the one line that lists what cannot be, why, and the way on."""
+def _message(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: AlgorithmRequest) -> str:
+    """Return one line: the layers that cannot use the algorithm, the reasons, and what to do."""
     sentences = "; ".join(algorithms.refusals(every, run.model))
-    whole = algorithms.why_no_device(algorithm, run.device_type)
-    if whole and run.device_type == "cpu":
-        return f"{whole}: on a CPU choose direct, smm or torch, or run where a GPU is"
+    no_device = algorithms.why_not_on_device(algorithm, run.device_type)
+    if no_device and run.device_type == "cpu":
+        return f"{no_device}: on a CPU choose direct, smm or torch, or run where a GPU is"
     names = [layer.name for layer, reason in zip(layers, every, strict=True) if reason]
     shown = ", ".join(names[:_SHAPES_SHOWN]) + (" …" if len(names) > _SHAPES_SHOWN else "")
     instead = algorithms.FALLBACK if run.device_type == "cuda" else "PyTorch"

@@ -1,10 +1,12 @@
-"""Process-wide settings of convolutions, for the length of a block: TF32, the search for plans, the layout."""
+"""Settings of convolutions for the length of a block: library, layout, TF32, the search for plans; worker threads."""
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -14,27 +16,42 @@ from convscope.storage import environment
 from convscope.storage.environment import Environment
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
-_layout = "nchw"
 
 
-def layout_in_force() -> str:
-    """Return "nchw" or "nhwc": the layout in which convolutions by algorithm are computed."""
-    return _layout
+@dataclass(frozen=True)
+class Settings:
+    """Settings of convolutions by algorithm.
+
+    Attributes:
+        provider: the library that runs algorithms which more than one has; None takes the first that can.
+        layout: "nchw" or "nhwc", in which convolutions are computed; inputs that lie otherwise are copied.
+    """
+
+    provider: str | None = None
+    layout: str = "nchw"
+
+
+_SETTINGS = contextvars.ContextVar("convolution settings", default=Settings())  # noqa: B039 - it is frozen
+
+
+def settings_in_force() -> Settings:
+    """Return the settings of the current context."""
+    return _SETTINGS.get()
 
 
 @contextlib.contextmanager
-def layout(name: str) -> Iterator[None]:
-    """Compute convolutions by algorithm in this layout, "nchw" or "nhwc"; inputs that lie otherwise are copied."""
-    global _layout
-    before, _layout = _layout, name
+def settings(provider: str | None = None, layout: str | None = None) -> Iterator[None]:
+    """Change the settings given for the length of the block; None leaves one as it is."""
+    before = _SETTINGS.get()
+    _SETTINGS.set(Settings(provider or before.provider, layout or before.layout))
     try:
         yield
     finally:
-        _layout = before
+        _SETTINGS.set(before)
 
 
 def math_in_force() -> str:
-    """Return "tf32" or "fp32": what PyTorch's own convolutions are permitted, and so what cuDNN is told here."""
+    """Return "tf32" or "fp32": the arithmetic permitted to PyTorch's convolutions, and to all others here."""
     return "tf32" if torch.backends.cudnn.allow_tf32 else "fp32"
 
 
@@ -55,7 +72,7 @@ def math(mode: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_process(device: torch.device, mode: str, threads: int) -> Iterator[None]:
-    """Set a process up that runs one engine: device, threads, TF32 or not, and on a GPU the search for plans."""
+    """Set up a process that runs one engine: device, threads, TF32 or not, and on a GPU the search for plans."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -67,10 +84,10 @@ def engine_process(device: torch.device, mode: str, threads: int) -> Iterator[No
 def searching(search: bool = True, every: bool = False) -> Iterator[None]:
     """Have PyTorch time cuDNN's plans for each new shape and keep the fastest (`cudnn.benchmark`), or not.
 
-    PyTorch keeps the plans that a thread has once chosen for as long as the thread lives, however they were chosen.
+    PyTorch keeps the plans that a thread has chosen for as long as the thread lives, however they were chosen.
 
     Args:
-        every: time all plans, not the ten that PyTorch's default is.
+        every: time all plans, not only ten, which is PyTorch's default.
     """
     chosen = torch.backends.cudnn
     before = chosen.benchmark, chosen.benchmark_limit
@@ -87,18 +104,19 @@ T = TypeVar("T")
 
 
 class PlanThread:
-    """Runs work in a thread of its own, and so with cuDNN plans of its own.
+    """Worker thread with its own cuDNN plan cache.
 
-    PyTorch keeps the plans that a thread has once chosen for as long as it lives, whoever chose them. Work runs without
-    gradients, with the device as the current one. Leave its `with` block, or close it, to end it.
+    PyTorch keeps the plans that a thread has chosen for as long as it lives. Work runs without gradients, with the
+    device as the current one, in a copy of the caller's context: its settings and recordings hold there too. Leave the
+    `with` block, or close it, to end the thread.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._thread = device, ThreadPoolExecutor(max_workers=1)
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run work there and return, or raise, what it does."""
-        return self._thread.submit(self._with_device, work).result()
+        """Run work in the thread and return its result, or raise its error."""
+        return self._thread.submit(contextvars.copy_context().run, self._with_device, work).result()
 
     def _with_device(self, work: Callable[[], T]) -> T:
         on_gpu = self._device.type == "cuda"
@@ -120,6 +138,6 @@ def environment_on(device: torch.device, card: Mapping[str, object]) -> Environm
     """Return the environment of a run on this device, cuDNN's version included.
 
     Args:
-        card: what the meter knows of the card (`Meter.settings`).
+        card: the settings of the card, by the meter (`Meter.settings`).
     """
     return environment.read(device, {**card, "cudnn": library.version()} if device.type == "cuda" else {})

@@ -1,39 +1,111 @@
-"""One call of a convolution in a network: its place, shape and options."""
+"""One call of a convolution in a network: its place, its shape and its options."""
 
 from __future__ import annotations
 
-import dataclasses
+import math as mathematics
 from dataclasses import dataclass
+from typing import Any
+
+from convscope.cudnn.shape import Convolution, Geometry, dimensions
+
+_SIZES = ("batch", "in_channels", "out_channels", "size", "kernel", "stride", "padding", "dilation", "groups")
+_PLACE = ("name", "position", "bias", "padding_mode", "uneven_padding")
+_USUAL = {"stride": 1, "padding": 0, "dilation": 1}
 
 
-@dataclass(frozen=True)
-class Layer:
-    """One call of a convolution in a forward pass: its place, shape and options. Pairs are (height, width)."""
+@dataclass(frozen=True, kw_only=True)
+class Layer(Geometry):
+    """One call of a convolution, 2-D or 3-D, in a forward pass.
+
+    Attributes:
+        name: the module's name in the model.
+        position: the number of the call in the pass, from 0.
+        uneven_padding: padding 'same' of an even span, one more behind than in front; `padding` has the lesser.
+    """
 
     name: str
     position: int
-    batch: int
-    in_channels: int
-    out_channels: int
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-    groups: int
-    in_height: int
-    in_width: int
-    out_height: int
-    out_width: int
-    bias: bool
+    bias: bool = False
     padding_mode: str = "zeros"
     uneven_padding: bool = False
 
+    @classmethod
+    def of_sizes(
+        cls, name: str, position: int, *, batch: int, in_channels: int, out_channels: int, size: tuple[int, ...],
+        kernel: tuple[int, ...], stride: tuple[int, ...] | None = None, padding: tuple[int, ...] | None = None,
+        dilation: tuple[int, ...] | None = None, groups: int = 1, bias: bool = False, padding_mode: str = "zeros",
+        uneven_padding: bool = False,
+    ) -> Layer:  # fmt: skip
+        """Return the layer of these sizes; stride and dilation are 1, padding 0, where not given."""
+        ones, zeros = (1,) * len(size), (0,) * len(size)
+        return cls(
+            input=(batch, in_channels, *size),
+            weight=(out_channels, in_channels // max(1, groups), *kernel),  # a check may still refuse 0 groups
+            padding=padding or zeros,
+            stride=stride or ones,
+            dilation=dilation or ones,
+            groups=groups,
+            name=name,
+            position=position,
+            bias=bias,
+            padding_mode=padding_mode,
+            uneven_padding=uneven_padding,
+        )
+
+    def resized(self, **changes: Any) -> Layer:
+        """Return this layer but for the changes, named as the arguments of `of_sizes`."""
+        return Layer.of_sizes(**({name: getattr(self, name) for name in (*_PLACE, *_SIZES)} | changes))
+
     @property
-    def shape(self) -> tuple[object, ...]:
-        """All that the cost of the layer depends on: two layers of one shape are the same work."""
-        return dataclasses.astuple(self)[2:]
+    def in_height(self) -> int:
+        """The height of the input."""
+        return self.input[-2]
 
+    @property
+    def in_width(self) -> int:
+        """The width of the input."""
+        return self.input[-1]
 
-def dimensions(pair: tuple[int, int]) -> str:
-    """Return a pair as the tables write it, "3x3"."""
-    return f"{pair[0]}x{pair[1]}"
+    @property
+    def out_height(self) -> int:
+        """The height of the output."""
+        return self.output[-2]
+
+    @property
+    def out_width(self) -> int:
+        """The width of the output."""
+        return self.output[-1]
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """N × K × spatial of the output; padding 'same' keeps the input's extents."""
+        return (self.batch, self.out_channels, *self.size) if self.uneven_padding else super().output
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations by the direct definition; the bias adds one for each output."""
+        return super().flops + mathematics.prod(self.output) * int(self.bias)
+
+    def minimum_bytes(self, element_bytes: int = 4) -> int:
+        """Return the bytes that must cross the memory at least, the bias among them."""
+        return super().minimum_bytes(element_bytes) + self.out_channels * int(self.bias) * element_bytes
+
+    @property
+    def cost_key(self) -> tuple[object, ...]:
+        """All that the cost of the layer depends on: two layers of one key are the same work."""
+        options = self.bias, self.padding_mode, self.uneven_padding
+        return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options
+
+    def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
+        """Return the layer as libraries and kernels take it: without its place, bias and padding mode."""
+        sizes = self.input, self.weight, self.padding, self.stride, self.dilation, self.groups
+        return Convolution(*sizes, dtype, math, layout)
+
+    def __str__(self) -> str:
+        kernel, size = dimensions(self.kernel, short=True), dimensions(self.size, short=True)
+        parts = [f"{self.in_channels}-{self.out_channels} {kernel} on {size}"]
+        for name, usual in _USUAL.items():
+            value: tuple[int, ...] = getattr(self, name)
+            parts += [] if set(value) == {usual} else [f"{name} {dimensions(value, short=True)}"]
+        parts += [f"groups {self.groups}"] if self.groups > 1 else []
+        return f"{', '.join(parts)}, batch {self.batch}"

@@ -1,9 +1,13 @@
-"""The models: built by name, and their convolutions listed at an input size without computing anything."""
+"""Sources of models: networks built by name, their inputs, and their convolutions listed without computing anything."""
 
 from __future__ import annotations
 
+import copy
 import functools
-from typing import Any
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torchvision
@@ -24,6 +28,117 @@ _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
+class Source(Protocol):
+    """A model that can be built, and the inputs that it takes."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, as studies write it."""
+
+    @property
+    def digest(self) -> str:
+        """A digest of everything that decides the model but the seed of its weights."""
+
+    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
+        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
+
+        Raises:
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
+        """
+
+    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return the arguments of one call of the model, on the CPU, drawn from `seed`."""
+
+
+@dataclass(frozen=True)
+class TorchvisionSource:
+    """A classification model of torchvision."""
+
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the name and torchvision's version."""
+        return _digest(self.name, torchvision.__version__)
+
+    @property
+    def bare(self) -> str:
+        """The name in torchvision."""
+        return self.name.removeprefix(PREFIX)
+
+    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
+        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
+
+        The weights do not change how long a convolution takes; torchvision's own initialisation keeps activations
+        finite.
+
+        Raises:
+            InputError: the trained weights cannot be downloaded.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if not pretrained:
+                return _torchvision_model(self.bare, weights=None, **_INFERENCE_ONLY.get(self.bare, {}))
+            try:
+                return _torchvision_model(self.bare, weights="DEFAULT")
+            except OSError as error:
+                raise InputError(
+                    f"the trained weights of {self.bare} cannot be downloaded ({error}): "
+                    f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
+                ) from None
+
+    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return random images, batch × 3 × size × size."""
+        return (images(batch_size, size, seed),)
+
+
+@dataclass(frozen=True)
+class TimmSource:
+    """A model of timm."""
+
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the name and timm's version."""
+        return _digest(self.name, _timm().__version__)
+
+    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
+        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
+
+        Raises:
+            InputError: the trained weights cannot be downloaded.
+        """
+        bare = self.name.removeprefix(TIMM_PREFIX)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            try:
+                model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
+            except OSError as error:
+                reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
+                raise InputError(reason) from None
+        return model.eval()
+
+    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return random images, batch × 3 × size × size."""
+        return (images(batch_size, size, seed),)
+
+
+def find_source(name: str) -> Source:
+    """Return the model of this name: one of `MODELS`, `torchvision:` or `timm:` and a name of theirs.
+
+    Raises:
+        InputError: there is none of this name, or timm is not installed.
+    """
+    plain = name.strip()
+    if not plain.startswith(TIMM_PREFIX):
+        return TorchvisionSource(check_name(name))
+    bare = plain.removeprefix(TIMM_PREFIX)
+    if not _timm().is_model(bare):
+        raise InputError(f"timm has no model {bare!r}: python -c 'import timm; print(timm.list_models())'")
+    return TimmSource(plain)
+
+
 def check_name(name: str) -> str:
     """Return the model's name in torchvision's spelling.
 
@@ -42,54 +157,16 @@ def check_name(name: str) -> str:
 
 
 def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
-    """Build a model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-    The weights do not change how long a convolution takes; torchvision's own initialisation keeps activations finite.
+    """Build a model of torchvision as `TorchvisionSource.build` does.
 
     Raises:
-        InputError: unknown name, or the trained weights cannot be had (compute nodes are often offline).
+        InputError: unknown name, or the trained weights cannot be downloaded.
     """
-    bare = check_name(name).removeprefix(PREFIX)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        if not pretrained:
-            return _made(bare, weights=None, **_INFERENCE_ONLY.get(bare, {}))
-        try:
-            return _made(bare, weights="DEFAULT")
-        except OSError as error:
-            raise InputError(
-                f"the trained weights of {bare} cannot be downloaded ({error}): "
-                f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
-            ) from None
+    return TorchvisionSource(check_name(name)).build(seed, pretrained)
 
 
-def check_any_name(name: str) -> str:
-    """Return the name of a model that `build_any` builds: one of `check_name`'s, or `timm:` and one of timm's.
-
-    Raises:
-        InputError: there is none of this name, or timm is not installed.
-    """
-    plain = name.strip()
-    if not plain.startswith(TIMM_PREFIX):
-        return check_name(name)
-    bare = plain.removeprefix(TIMM_PREFIX)
-    if not _timm().is_model(bare):
-        raise InputError(f"timm has no model {bare!r}: python -c 'import timm; print(timm.list_models())'")
-    return plain
-
-
-def build_any(name: str, pretrained: bool, seed: int) -> nn.Module:
-    """Build a model of torchvision's or timm's as `build` does; raises what it raises."""
-    if not name.startswith(TIMM_PREFIX):
-        return build(name, pretrained, seed)
-    bare = name.removeprefix(TIMM_PREFIX)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        try:
-            model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
-        except OSError as error:
-            raise InputError(f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained") from None
-    return model.eval()
+def _digest(name: str, version: str) -> str:
+    return hashlib.sha256(f"{name} {version}".encode()).hexdigest()
 
 
 def _timm() -> Any:
@@ -123,11 +200,11 @@ def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: 
 
 
 def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:
-    """Build a model to be trained: on the CPU, weights drawn from `seed`, so many classes.
+    """Build a model to be trained: on the CPU, weights drawn from `seed`, with this number of classes.
 
     Args:
-        stem: "imagenet" is the model as torchvision has it; "cifar" gives a ResNet what is usual for images of
-            32 pixels: a 3×3 convolution with stride 1 to begin with, and no pooling behind it.
+        stem: "imagenet" is torchvision's model unchanged; "cifar" gives a ResNet the usual beginning for images of
+            32 pixels: a 3×3 convolution with stride 1, and no pooling behind it.
 
     Raises:
         InputError: unknown name.
@@ -135,7 +212,7 @@ def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:
     bare = check_name(name).removeprefix(PREFIX)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _made(bare, weights=None, num_classes=classes, **_INFERENCE_ONLY.get(bare, {}))
+        model = _torchvision_model(bare, weights=None, num_classes=classes, **_INFERENCE_ONLY.get(bare, {}))
         if stem == "cifar":
             assert isinstance(model, torchvision.models.ResNet), f"{bare} has no cifar stem"
             model.conv1 = nn.Conv2d(3, model.conv1.out_channels, 3, stride=1, padding=1, bias=False)
@@ -150,11 +227,11 @@ def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
     Raises:
         InputError: the model cannot take this size.
     """
-    found: list[Layer] = []
+    layers: list[Layer] = []
 
     def note(layer: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         assert isinstance(module, nn.Conv2d)
-        found.append(describe(layer, len(found), module, given.shape, output.shape))
+        layers.append(describe(layer, len(layers), module, given.shape))
 
     with torch.inference_mode(), hooked(model, after=note):
         try:
@@ -163,7 +240,12 @@ def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
             cause = str(error).splitlines()[0]
             size = "×".join(map(str, given.shape[-2:]))
             raise InputError(f"{name} cannot take {size} images ({cause})") from None
-    return found
+    return layers
+
+
+def shapes_only(model: nn.Module) -> nn.Module:
+    """Return a copy of a model on the meta device: shapes, no memory and no arithmetic."""
+    return copy.deepcopy(model).float().to("meta").eval()
 
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
@@ -187,49 +269,37 @@ def _on_meta(name: str) -> nn.Module:
         options = options | {"init_weights": False}
     try:
         with torch.device("meta"):
-            return _made(bare, weights=None, **options)
+            return _torchvision_model(bare, weights=None, **options)
     except NotImplementedError:  # some (RegNet) compute on their weights while they are built
-        return _made(bare, weights=None, **options).to("meta")
+        return _torchvision_model(bare, weights=None, **options).to("meta")
 
 
-def _made(bare: str, **options: Any) -> nn.Module:
+def _torchvision_model(bare: str, **options: Any) -> nn.Module:
     model: nn.Module = torchvision.models.get_model(bare, **options)
     return model.eval()
 
 
-def describe(name: str, position: int, conv: nn.Conv2d, given: torch.Size, output: torch.Size) -> Layer:
-    """Return the layer that a call of `conv` is; `given` and `output` are N × C × H × W."""
-    kernel, stride, dilation = _pair(conv.kernel_size), _pair(conv.stride), _pair(conv.dilation)
-    spans = tuple(d * (k - 1) for d, k in zip(dilation, kernel, strict=True))
-    uneven = conv.padding == "same" and any(span % 2 for span in spans)
+def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Sequence[int]) -> Layer:
+    """Return the layer that a call of `conv` is; `given` is the shape of its input, N × C × spatial."""
+    spans = [step * (extent - 1) for step, extent in zip(conv.dilation, conv.kernel_size, strict=True)]
+    same = conv.padding == "same"
     if isinstance(conv.padding, str):
-        padding = _pair([span // 2 if conv.padding == "same" else 0 for span in spans])
+        padding = tuple(span // 2 if same else 0 for span in spans)
     else:
-        padding = _pair(conv.padding)
+        padding = tuple(conv.padding)
     return Layer(
+        input=(given[0], conv.in_channels, *given[2:]),
+        weight=tuple(conv.weight.shape),
+        padding=padding,
+        stride=tuple(conv.stride),
+        dilation=tuple(conv.dilation),
+        groups=conv.groups,
         name=name,
         position=position,
-        batch=given[0],
-        in_channels=conv.in_channels,
-        out_channels=conv.out_channels,
-        kernel=kernel,
-        stride=stride,
-        padding=padding,
-        dilation=dilation,
-        groups=conv.groups,
-        in_height=given[-2],
-        in_width=given[-1],
-        out_height=output[-2],
-        out_width=output[-1],
         bias=conv.bias is not None,
         padding_mode=conv.padding_mode,
-        uneven_padding=uneven,
+        uneven_padding=same and any(span % 2 for span in spans),
     )
-
-
-def _pair(values: Any) -> tuple[int, int]:
-    height, width = values
-    return int(height), int(width)
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from convscope.convolution import swap
-from convscope.convolution.operator import Execution
+from convscope.convolution.operator import recording
+from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
 from convscope.timing.hooks import hooked
 
@@ -39,10 +40,10 @@ def observe(model: nn.Module, given: torch.Tensor, check_errors: bool) -> list[O
     observations: list[Observation] = []
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        execution = swap.what_ran(module, output)  # first: it knows the last call only
+        execution = swap.what_ran(module, output)
         error = relative_error(module, given, output) if check_errors else None
         observations.append(Observation(swap.carried(module), execution, error))
 
-    with hooked(model, after=after):
+    with recording(), hooked(model, after=after):
         model(given)
     return observations

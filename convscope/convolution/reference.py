@@ -1,4 +1,4 @@
-"""Convolutions in float64 by PyTorch, and how far other results are from them."""
+"""Convolutions in float64 by PyTorch, and the distance of other results from them."""
 
 from __future__ import annotations
 
@@ -26,33 +26,32 @@ class Reference:
     def error(self, output: torch.Tensor) -> float:
         """Return the largest elementwise error, relative to spread + |exact|; infinite where it is not finite."""
         worst = 0.0
-        for found, exact, spread in zip(output, self.exact, self.spread, strict=True):  # an image at a time
-            ratio = (found.double() - exact).abs_() / (spread + exact.abs())
-            ratio = torch.where(found == exact, 0.0, ratio)  # 0 where both are, whatever the spread
+        for image, exact, spread in zip(output, self.exact, self.spread, strict=True):
+            ratio = (image.double() - exact).abs_() / (spread + exact.abs())
+            ratio = torch.where(image == exact, 0.0, ratio)  # 0 where both are, whatever the spread
             worst = max(worst, float(ratio.nan_to_num_(nan=float("inf"), posinf=float("inf")).max()))
         return worst
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> Reference:
     """Convolve in float64 by PyTorch, an image at a time."""
-    options = shape.stride, shape.padding, shape.dilation, shape.groups
     wide = weight.double()
     exact, spread = [], []
     for image in x.split(1):
         given = image.double()
-        exact.append(torch.nn.functional.conv3d(given, wide, None, *options))
-        squares = torch.nn.functional.conv3d(given.square_(), wide.square(), None, *options)
+        exact.append(torch.nn.functional.conv3d(given, wide, None, *shape.options))
+        squares = torch.nn.functional.conv3d(given.square_(), wide.square(), None, *shape.options)
         spread.append(squares.clamp_(min=0).sqrt_())  # a library that sums by transforms may leave -1e-17
     return Reference(torch.cat(exact), torch.cat(spread))
 
 
 def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
-    """Return the `relative_distance` of a convolution's output from that of the same input in float64."""
+    """Return the `relative_distance` of a convolution's output from the result for the same input in float64."""
     return relative_distance(output, reference_of(module)(given.double()))
 
 
 def relative_distance(output: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """Return ‖output − reference‖ / ‖reference‖, None where the reference is all zeros; not finite where it is not."""
+    """Return ‖output − reference‖ / ‖reference‖: None where the reference is 0, not finite where the output is not."""
     length = float(torch.linalg.vector_norm(reference))
     return float(torch.linalg.vector_norm(output.double() - reference)) / length if length else None
 
@@ -80,7 +79,7 @@ def allowed_error(
 ) -> float | None:
     """Return the largest ‖output − exact‖ / ‖exact‖ to be expected of an engine.
 
-    It is twice what the roundings move the output by, and at least what the layers' own tolerances add up to. In
+    It is twice the distance by which the roundings move the output, and at least the sum of the layers' tolerances. In
     float32 without TF32 the reference rounds as much as an engine; there the roundings are those of TF32, scaled down.
     None where the model's numbers leave the range of the type.
 
@@ -88,23 +87,23 @@ def allowed_error(
         model: in float32, on the device of `given`; it is left as it is.
         given: some images, N × 3 × H × W.
         layers: the model's convolutions and fully connected layers.
-        dtype: what the engine stores numbers in.
+        dtype: the data type in which the engine stores numbers.
         math: "fp32" or "tf32", for float32.
     """
     tolerances = [tolerance.stored_tolerance(layer, dtype, math) for layer in layers]
-    apart = rounding_error(model, given, dtype)
-    if not mathematics.isfinite(apart):
+    moved = rounding_error(model, given, dtype)
+    if not mathematics.isfinite(moved):
         return None
     if dtype not in _STORED and math == "fp32":
-        apart *= max(tolerances, default=0.0) / _TF32_CUT
-    return max(tolerance.whole_model_tolerance(tolerances), _MARGIN * apart)
+        moved *= max(tolerances, default=0.0) / _TF32_CUT
+    return max(tolerance.whole_model_tolerance(tolerances), _MARGIN * moved)
 
 
 def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
-    """Return how far a model's output moves, relative to its length, where its layers' numbers are rounded to `dtype`.
+    """Return the distance that a model's output moves, relative to its length, if layers round to `dtype`.
 
-    float32 is taken as TF32: the factors keep 10 digits, the results all. Layers are modules that are called: what
-    `nn.MultiheadAttention` does with its weights by itself is not rounded, and counts as exact.
+    float32 is taken as TF32: the factors keep 10 digits, the results all. Layers are modules that are called: the
+    products of `nn.MultiheadAttention` with its own weights are not rounded, and count as exact.
 
     Args:
         model: in float32, on the device of `given`; it is left as it is.
@@ -129,5 +128,5 @@ def _rounded(model: nn.Module, dtype: str) -> nn.Module:
 
 
 def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:
-    """Cut float32 off after 10 digits, as the matrix unit does with what it takes from memory."""
+    """Cut float32 off after 10 digits, as the matrix unit does with numbers from memory."""
     return (x.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)

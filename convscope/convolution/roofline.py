@@ -1,9 +1,8 @@
-"""What a convolution must do at least: operations and bytes, counted from its shape alone."""
+"""Roofline: the least time of a pass by a card's peaks, and ceilings measured on a device."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,32 +18,9 @@ from convscope.timing.stopwatch import Stopwatch
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def flops(layer: Layer) -> int:
-    """Return the floating-point operations of a layer's forward pass by the direct definition.
-
-    A multiply and an add count as two; the bias adds one for each output. Fast algorithms (FFT, Winograd) do fewer:
-    this is the work asked for, the same for every algorithm, so that rates compare.
-    """
-    taps = layer.kernel[0] * layer.kernel[1] * layer.in_channels // layer.groups
-    return output_elements(layer) * (2 * taps + int(layer.bias))
-
-
-def minimum_bytes(layer: Layer, element_bytes: int = 4) -> int:
-    """Return the bytes that must cross the memory at least: input, weights and bias read once, output written once."""
-    weights = layer.out_channels * layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
-    inputs = layer.batch * layer.in_channels * layer.in_height * layer.in_width
-    bias = layer.out_channels * int(layer.bias)
-    return (weights + inputs + bias + output_elements(layer)) * element_bytes
-
-
-def output_elements(layer: Layer) -> int:
-    """Return the number of elements of a layer's output, batch × channels × height × width."""
-    return layer.batch * layer.out_channels * layer.out_height * layer.out_width
-
-
 @dataclass(frozen=True)
 class HardwareLimit:
-    """What a pass must do at least, and how long that takes at a card's peaks, in ms.
+    """The work of a pass, counted from its layers' shapes, and the time that it takes at a card's peaks, in ms.
 
     `memory_ms` and `compute_ms` are of the whole pass; `time_ms` takes for each layer the longer of the two, as layers
     follow each other. The bytes are of weights, inputs and outputs of each layer, once: where the card's cache holds an
@@ -64,7 +40,7 @@ def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[L
     Raises:
         InputError: the model cannot take this input.
     """
-    shapes = copy.deepcopy(model).float().to("meta").eval()
+    shapes = models.shapes_only(model)
     connected: list[Layer] = []
 
     def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
@@ -80,21 +56,14 @@ def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[L
 
 
 def _connected(number: int, module: nn.Linear, given: torch.Size) -> Layer:
-    return Layer(
-        name=f"linear.{number}",
-        position=number,
+    return Layer.of_sizes(
+        f"linear.{number}",
+        number,
         batch=given[:-1].numel(),
         in_channels=module.in_features,
         out_channels=module.out_features,
+        size=(1, 1),
         kernel=(1, 1),
-        stride=(1, 1),
-        padding=(0, 0),
-        dilation=(1, 1),
-        groups=1,
-        in_height=1,
-        in_width=1,
-        out_height=1,
-        out_width=1,
         bias=module.bias is not None,
     )
 
@@ -110,7 +79,7 @@ def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> 
     """Return the floor of a pass over these layers on a card."""
     per_ms = matrix_tflops(gpu, dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
-    work = [(flops(layer), minimum_bytes(layer, ELEMENT_BYTES[dtype])) for layer in layers]
+    work = [(layer.flops, layer.minimum_bytes(ELEMENT_BYTES[dtype])) for layer in layers]
     operations, least_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
     return HardwareLimit(
         flops=operations,

@@ -1,9 +1,7 @@
-"""Puts a convolution algorithm into a model through ai3, and owns what `ai3::conv2d` does with CUDA tensors.
+"""Convolution algorithms put into a model through ai3, and taken out again.
 
-The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name.
-On a CPU ai3 computes it itself. On a GPU the operator gets a kernel of its own here: it hands device addresses to
-cuDNN with exactly the algorithm asked for, or to a Triton kernel of `kernels`. Nothing is copied (but an input that
-lies otherwise than the layout in force), and it can be captured in a CUDA graph.
+The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name. On
+a CPU ai3 computes it; on a GPU the kernel of `operator` does.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.fx.proxy import TraceError
 
-from convscope.convolution import algorithms, models
-from convscope.convolution.operator import Execution, cuda_operator
-from convscope.cudnn import legacy
+from convscope.convolution import algorithms, models, operator
+from convscope.convolution.operator import cuda_operator
+from convscope.convolution.providers import Execution
 
 
 class Swap:
-    """A model whose convolutions can be given algorithms by name, and given back.
+    """A model whose convolutions run algorithms by name, until they are restored.
 
     The model is changed in place; its weights are shared, never copied.
     """
@@ -68,7 +66,7 @@ class Swap:
                 models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
         for swapped in self.model.modules():
             if isinstance(swapped, SwappedConv2d):
-                # By ai3 it is of a type of its own, which torch.compile of torch 2.11 cannot follow.
+                # ai3's own type for it cannot be followed by torch.compile of torch 2.11.
                 swapped.padding_mode = int(swapped.padding_mode)
         now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
         for name, module in self._names.items():  # a module may have more than one name
@@ -88,16 +86,17 @@ def _names_accepted() -> Iterator[None]:
 
 
 def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
-    """Return what computed the last call of this convolution, which gave `output`; ask right after the call."""
+    """Return the execution of the last call of this convolution, which gave `output`; ask right after the call.
+
+    On a GPU it is the last one recorded: the call must have been made in a block of `operator.recording`.
+    """
     if not isinstance(module, SwappedConv2d):
         return Execution("torch", "torch")
     if not output.is_cuda:
         return Execution(module.algorithm, "ai3")
-    last = cuda_operator().last
-    assert last is not None, "a swapped convolution ran on CUDA without this project's kernel"
-    if isinstance(last, legacy.LegacyPlan):
-        return Execution(algorithms.NAMES_BY_CUDNN_NUMBER[last.algorithm], "cudnn", last.workspace_bytes)
-    return Execution(last.algorithm, "triton", last.workspace_bytes)
+    executions = operator.recorded()
+    assert executions, "a swapped convolution ran on CUDA outside of operator.recording(), or without its kernel"
+    return executions[-1]
 
 
 def carried(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""How far from the exact result a convolution may be: tolerances derived from the arithmetic, not from results.
+"""Error allowed for a convolution: tolerances derived from the arithmetic, not from results.
 
 Errors here are ‖output − reference‖ / ‖reference‖ (Euclidean norms) against float64. Rounding errors of a sum of n
 terms are taken as independent, so that they grow with √n (Higham, "Accuracy and Stability of Numerical Algorithms",
@@ -14,8 +14,8 @@ from convscope.convolution.layer import Layer
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
 STORAGE_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # added where the result is stored in fewer bits
-_FIXED, _GROWING = 16, 8  # of the unit roundoff: what transforms and products cost, and each √n of a sum
-# What the transforms of Winograd's algorithm add, as a multiple of _FIXED by the extent of the kernel. They round each
+_FIXED, _GROWING = 16, 8  # of the unit roundoff: for transforms and products, and for each √n of a sum
+# Error that the transforms of Winograd's algorithm add, in multiples of _FIXED by extent of the kernel. They round each
 # factor, and their numbers grow exponentially with the tile: 4×4 for 3×3 kernels, 9×9 for 5×5 ones in cuDNN (Barabasz
 # et al., "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks", ACM TOMS 46(4),
 # 2020). A 9×9 tile in float32 errs by 200 to 70,000 unit roundoffs, according to the points it interpolates at.
@@ -24,9 +24,8 @@ _WINOGRAD_GROWTH = {3: 8.0, 5: 1024.0}
 
 def fp32_tolerance(layer: Layer, algorithm: str) -> float:
     """Return the largest error to be expected of a layer that multiplies and adds in float32."""
-    terms = layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
     growth = _WINOGRAD_GROWTH.get(max(layer.kernel), 1.0) if algorithm.startswith("winograd") else 1.0
-    return UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(terms))
+    return UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(layer.terms))
 
 
 def tolerance(layer: Layer, algorithm: str, math: str) -> float:

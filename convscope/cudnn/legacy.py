@@ -1,7 +1,7 @@
-"""cuDNN's legacy convolution calls through ctypes: load, check, describe, plan, run. Integers in, no torch.
+"""cuDNN's legacy convolution calls through ctypes: describe, plan, run. Integers in, no torch.
 
 cuDNN marks these calls deprecated since 9.0 and still ships them; everything that depends on them is in this file.
-They are the only ones that take the algorithm's number. The same calls serve two and three spatial dimensions.
+Only these calls take the algorithm's number. They serve two and three spatial dimensions.
 Source: NVIDIA cuDNN backend API reference, `cudnn_cnn.h` and `cudnn_graph.h`.
 """
 
@@ -20,8 +20,8 @@ from convscope.cudnn.library import (
     FILTER_FORMATS,
     FLOAT32,
     FLOAT64,
-    _AlgorithmPerformance,
-    _call,
+    AlgorithmPerformance,
+    call,
     check,
     library,
 )
@@ -30,24 +30,24 @@ from convscope.errors import CudnnError, NotSupportedError
 
 
 class Handle:
-    """A cuDNN context on the device that is current when it is made."""
+    """A cuDNN context on the device that is current when it is created."""
 
     def __init__(self) -> None:
         pointer = c_void_p()
-        _call("cudnnCreate", byref(pointer))
+        call("cudnnCreate", byref(pointer))
         self.pointer = pointer.value or 0
         self._stream: int | None = None
 
     def use_stream(self, stream: int) -> None:
         """Send the following work to this CUDA stream (its address)."""
         if stream != self._stream:
-            _call("cudnnSetStream", self.pointer, stream)
+            call("cudnnSetStream", self.pointer, stream)
             self._stream = stream
 
     def close(self) -> None:
         """Destroy the context; twice is once."""
         if self.pointer:
-            _call("cudnnDestroy", self.pointer)
+            call("cudnnDestroy", self.pointer)
             self.pointer = 0
 
     def __enter__(self) -> Handle:
@@ -58,11 +58,11 @@ class Handle:
 
 
 class LegacyPlan:
-    """One convolution with one algorithm: descriptors, output shape and workspace, made once and run many times.
+    """One convolution with one algorithm: descriptors, output shape and workspace, created once and run many times.
 
     Args:
         algorithm: cuDNN's number, or None to take the first choice of cuDNN's heuristic; `self.algorithm` is the
-            number that runs. The arithmetic stays what is permitted, whichever the heuristic ranked it with.
+            number that runs. The arithmetic stays as permitted, whichever the heuristic ranked the algorithm with.
 
     Raises:
         NotSupportedError: cuDNN refuses the algorithm for this convolution.
@@ -86,26 +86,26 @@ class LegacyPlan:
     def _describe(self, convolution: Convolution) -> None:
         data_type = DATA_TYPES[convolution.dtype]
         compute_type = FLOAT64 if convolution.dtype == "float64" else FLOAT32
-        rank = len(convolution.input)
+        rank = 2 + len(convolution.size)
         self._x = self._tensor(data_type, convolution.input, convolution.layout)
         self._w = self._create("Filter")
         filters = FILTER_FORMATS[convolution.layout], rank, _integers(convolution.weight)
-        _call("cudnnSetFilterNdDescriptor", self._w, data_type, *filters)
+        call("cudnnSetFilterNdDescriptor", self._w, data_type, *filters)
         self._conv = self._create("Convolution")
-        _call(
+        call(
             "cudnnSetConvolutionNdDescriptor", self._conv, rank - 2, _integers(convolution.padding),
             _integers(convolution.stride), _integers(convolution.dilation), CROSS_CORRELATION, compute_type,
         )  # fmt: skip
-        _call("cudnnSetConvolutionGroupCount", self._conv, convolution.groups)
-        _call("cudnnSetConvolutionMathType", self._conv, convolution.math_type)
+        call("cudnnSetConvolutionGroupCount", self._conv, convolution.groups)
+        call("cudnnSetConvolutionMathType", self._conv, convolution.math_type)
         output = (c_int * rank)()
-        _call("cudnnGetConvolutionNdForwardOutputDim", self._conv, self._x, self._w, rank, output)
+        call("cudnnGetConvolutionNdForwardOutputDim", self._conv, self._x, self._w, rank, output)
         self.output_shape = tuple(output)
         self._y = self._tensor(data_type, self.output_shape, convolution.layout)
 
     def _create(self, kind: str) -> int:
         pointer = c_void_p()
-        _call(f"cudnnCreate{kind}Descriptor", byref(pointer))
+        call(f"cudnnCreate{kind}Descriptor", byref(pointer))
         address = pointer.value or 0
         self._destroyers.append((f"cudnnDestroy{kind}Descriptor", address))
         return address
@@ -113,13 +113,13 @@ class LegacyPlan:
     def _tensor(self, data_type: int, shape: Sequence[int], layout: str) -> int:
         descriptor = self._create("Tensor")
         sizes = _integers(shape), _integers(_strides(shape, layout))
-        _call("cudnnSetTensorNdDescriptor", descriptor, data_type, len(shape), *sizes)
+        call("cudnnSetTensorNdDescriptor", descriptor, data_type, len(shape), *sizes)
         return descriptor
 
     def _heuristic_choice(self) -> int:
-        count, ranked = c_int(), (_AlgorithmPerformance * ALGORITHM_COUNT)()
+        count, ranked = c_int(), (AlgorithmPerformance * ALGORITHM_COUNT)()
         descriptors = self._handle.pointer, self._x, self._w, self._conv, self._y
-        _call("cudnnGetConvolutionForwardAlgorithm_v7", *descriptors, ALGORITHM_COUNT, byref(count), ranked)
+        call("cudnnGetConvolutionForwardAlgorithm_v7", *descriptors, ALGORITHM_COUNT, byref(count), ranked)
         usable = [entry.algorithm for entry in ranked[: count.value] if entry.status == 0]
         if not usable:
             raise NotSupportedError("cudnnGetConvolutionForwardAlgorithm_v7: no algorithm for this convolution")
@@ -128,7 +128,7 @@ class LegacyPlan:
     def _workspace_bytes(self) -> int:
         size = c_size_t()
         descriptors = self._handle.pointer, self._x, self._w, self._conv, self._y
-        _call("cudnnGetConvolutionForwardWorkspaceSize", *descriptors, self.algorithm, byref(size))
+        call("cudnnGetConvolutionForwardWorkspaceSize", *descriptors, self.algorithm, byref(size))
         return size.value
 
     def run(self, x: int, w: int, y: int, workspace: int) -> None:
@@ -148,7 +148,7 @@ class LegacyPlan:
         """Destroy every descriptor; twice is once."""
         while self._destroyers:
             name, address = self._destroyers.pop()
-            _call(name, address)
+            call(name, address)
 
 
 def _strides(shape: Sequence[int], layout: str) -> list[int]:

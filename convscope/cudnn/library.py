@@ -1,4 +1,4 @@
-"""The cuDNN library: found, loaded, its C signatures, its version and its errors."""
+"""The cuDNN library: its path, its C signatures, its version and its errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ _SIGNATURES: dict[str, list[Any]] = {
 }  # fmt: skip
 
 
-class _AlgorithmPerformance(ctypes.Structure):
+class AlgorithmPerformance(ctypes.Structure):
+    """An entry of the heuristic's ranking (`cudnnConvolutionFwdAlgoPerf_t`)."""
+
     _fields_ = (
         ("algorithm", c_int),
         ("status", c_int),
@@ -65,7 +67,7 @@ class _AlgorithmPerformance(ctypes.Structure):
 
 
 def _library_path() -> str:
-    """Return where PyTorch's wheels keep cuDNN, or the bare name for the loader (conda, modules) to resolve."""
+    """Return the path of cuDNN in PyTorch's wheels, or the bare name for the loader (conda, modules) to resolve."""
     try:
         spec = importlib.util.find_spec("nvidia.cudnn")
     except ModuleNotFoundError:
@@ -82,7 +84,7 @@ def library() -> ctypes.CDLL:
     """Load cuDNN once.
 
     Raises:
-        CudnnMissingError: there is none.
+        CudnnMissingError: this machine has none.
     """
     try:
         loaded = ctypes.CDLL(_library_path())
@@ -107,7 +109,7 @@ def version() -> str:
 
 
 def check(status: int, call: str) -> None:
-    """Raise what a status other than success means.
+    """Raise the error of a status other than success.
 
     Raises:
         NotSupportedError: the library refuses the request.
@@ -120,5 +122,6 @@ def check(status: int, call: str) -> None:
     raise error(f"{call}: {name}")
 
 
-def _call(name: str, *arguments: Any) -> None:
+def call(name: str, *arguments: Any) -> None:
+    """Call a C function and raise the error of its status."""
     check(getattr(library(), name)(*arguments), name)

@@ -1,7 +1,8 @@
-"""Shape of a forward convolution of two or three spatial dimensions, and its arithmetic."""
+"""Shape of a forward convolution of two or three spatial dimensions, its arithmetic, and the work that follows."""
 
 from __future__ import annotations
 
+import math as mathematics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,11 +10,10 @@ from convscope.cudnn.library import HALF_MATH_TYPE, HALF_TYPES, MATH_TYPES
 
 
 @dataclass(frozen=True)
-class Convolution:
-    """The shape of a forward convolution: input N × C × spatial, weight K × C/groups × kernel, contiguous both.
+class Geometry:
+    """Sizes and options of a forward convolution: input N × C × spatial, weight K × C/groups × kernel.
 
-    `layout` is "nchw", or "nhwc" for channels last in memory.
-    `math` says whether float32 may be rounded to TF32; 16-bit types have the matrix unit at all times, as in PyTorch.
+    Spatial extents are (height, width) or (depth, height, width).
     """
 
     input: tuple[int, ...]
@@ -22,6 +22,75 @@ class Convolution:
     stride: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int = 1
+
+    @property
+    def batch(self) -> int:
+        """The number of images."""
+        return self.input[0]
+
+    @property
+    def in_channels(self) -> int:
+        """The channels of the input, of all groups."""
+        return self.input[1]
+
+    @property
+    def out_channels(self) -> int:
+        """The channels of the output, of all groups; also the number of filters."""
+        return self.weight[0]
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """The spatial extents of the input."""
+        return self.input[2:]
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The spatial extents of the kernel."""
+        return self.weight[2:]
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """N × K × spatial of the output."""
+        extents = output_extents(self.size, self.kernel, self.padding, self.stride, self.dilation)
+        return self.batch, self.out_channels, *extents
+
+    @property
+    def output_size(self) -> tuple[int, ...]:
+        """The spatial extents of the output."""
+        return self.output[2:]
+
+    @property
+    def options(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]:
+        """Stride, padding, dilation and groups: the arguments of PyTorch's convolutions after the bias."""
+        return self.stride, self.padding, self.dilation, self.groups
+
+    @property
+    def terms(self) -> int:
+        """The number of products that are summed up for one output."""
+        return mathematics.prod(self.weight[1:])
+
+    @property
+    def flops(self) -> int:
+        """The floating-point operations by the direct definition, a multiply and an add counting as two.
+
+        Fast algorithms (FFT, Winograd) do fewer: this is the work asked for, the same for every algorithm, so that
+        rates compare.
+        """
+        return 2 * mathematics.prod(self.output) * self.terms
+
+    def minimum_bytes(self, element_bytes: int = 4) -> int:
+        """Return the bytes that must cross the memory at least: input and weights read once, output written once."""
+        return sum(map(mathematics.prod, (self.input, self.weight, self.output))) * element_bytes
+
+
+@dataclass(frozen=True)
+class Convolution(Geometry):
+    """A forward convolution as libraries and kernels take it: its geometry, data type, arithmetic and layout.
+
+    `layout` is "nchw", or "nhwc" for channels last in memory; input and weight are contiguous in it.
+    `math` says whether float32 may be rounded to TF32; 16-bit types have the matrix unit at all times, as in PyTorch.
+    """
+
     dtype: str = "float32"
     math: str = "tf32"
     layout: str = "nchw"
@@ -30,12 +99,6 @@ class Convolution:
     def math_type(self) -> int:
         """cuDNN's number of the arithmetic that is permitted (`cudnnMathType_t`)."""
         return HALF_MATH_TYPE if self.dtype in HALF_TYPES else MATH_TYPES[self.math]
-
-    @property
-    def output(self) -> tuple[int, ...]:
-        """N × K × spatial of the output."""
-        spatial = self.input[2:], self.weight[2:], self.padding, self.stride, self.dilation
-        return self.input[0], self.weight[0], *output_extents(*spatial)
 
 
 def output_extents(
@@ -48,3 +111,8 @@ def output_extents(
     """Return the spatial extents of a convolution's output."""
     spatial = zip(extents, kernel, padding, stride, dilation, strict=True)
     return tuple((extent + 2 * pad - dil * (k - 1) - 1) // step + 1 for extent, k, pad, step, dil in spatial)
+
+
+def dimensions(sizes: Sequence[int], short: bool = False) -> str:
+    """Return sizes as tables write them, "3x3"; `short` writes equal ones once, "3"."""
+    return str(sizes[0]) if short and len(set(sizes)) == 1 else "x".join(map(str, sizes))

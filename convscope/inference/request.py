@@ -100,7 +100,7 @@ def check(inference: Inference) -> Inference:
             raise InputError(f"--batch-sizes {size}: so many {many} have more than {_PIXELS_MOST:.0e} pixels")
     _check_load(inference)
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
-    return dataclasses.replace(inference, model=models.check_any_name(inference.model), batch_sizes=sizes)
+    return dataclasses.replace(inference, model=models.find_source(inference.model).name, batch_sizes=sizes)
 
 
 def _check_load(inference: Inference) -> None:
@@ -118,7 +118,7 @@ def _check_load(inference: Inference) -> None:
 
 def build_model(inference: Inference) -> nn.Module:
     """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
-    model = models.build_any(inference.model, inference.pretrained, inference.seed)
+    model = models.find_source(inference.model).build(inference.seed, inference.pretrained)
     if not inference.pretrained:
         try:
             models.settle_statistics(model, inference.image_size_px, inference.seed)

@@ -1,12 +1,13 @@
-"""Convolutions of our own, in Triton: the only place that imports triton.
+"""Convolution kernels in Triton: the only package that imports triton.
 
-Each file is to be read from top to bottom: the idea, the loop in a few lines, the kernel, how it is launched.
+Each kernel's file is to be read from top to bottom: the idea, the loop in a few lines, the kernel, its launch.
 
-2-D, for what cuDNN does not have: `direct` and `winograd` are the kernels, `blocks` says how they may be cut, `plan` is
-what `operator.CudaOperator` holds for a shape, beside cuDNN's own plans.
+2-D, for what cuDNN does not have: `direct` and `winograd` are the kernels, `blocks` their block shapes, `catalogue`
+their names and plans.
 
-3-D: the package `conv3d`; its `catalogue` names the nine files in their order, `layout` has what they share,
-`candidates` says how the ninth may be cut.
+3-D: the package `conv3d`; its `catalogue` names the nine kernels in their order, `layout` has what they share,
+`candidates` the block shapes of the ninth.
 
-`autotune` chooses how either is cut, on the card at hand, and remembers the choice.
+`plan` has what the plans of both share: `autotune` chooses block shapes on the card and remembers them, then filters
+are packed, once.
 """

@@ -1,7 +1,7 @@
-"""How a kernel cuts a convolution into programs, and which cuts are worth trying on a card.
+"""Block shapes: the division of a convolution into programs, and an estimate of the time of each.
 
-A cut is a `Blocks`. `ranked` orders many of them by a crude estimate of their time, so that only the best few have to
-be tried (`tuning`). Pure arithmetic: no torch, no triton.
+`ranked` orders many block shapes by a crude estimate of their time, so that only the best few have to be timed
+(`autotune`). Pure arithmetic: no torch, no triton.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 _LAUNCH_US = 2.5  # one more kernel in a graph, and the ends of its programs
 _FMA_PER_US = 512 * 1000  # of one multiprocessor, well fed: 128 lanes, 1.7 GHz, 4 bytes of overhead forgotten
 _SPLIT_BYTES_PER_US = 2e6  # partial sums go to the L2 cache and back
@@ -17,7 +18,7 @@ _BUSY_WARPS = 8  # that a multiprocessor needs to keep its units busy
 
 @dataclass(frozen=True)
 class Blocks2d:
-    """One way to cut: which variant of the kernel, the block of one program, and how the reduction is split.
+    """A block shape of a 2-D kernel: the variant, the block of one program, and the splits of the reduction.
 
     `points` are pixels of the output (direct) or tiles of it (Winograd); `splits` programs share the channels of one
     block and their results are added up afterwards.
@@ -37,8 +38,8 @@ class Blocks2d:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A `Blocks` with what its time depends on: programs before splitting, steps of each, and work of a step.
+class Candidate:
+    """A block shape and the numbers that its time depends on: programs before splitting, steps, work of a step.
 
     `resident` programs fit on a multiprocessor at once; `efficiency` is the share of its peak that their inner loop
     reaches.
@@ -52,21 +53,22 @@ class Cut:
     efficiency: float
 
 
-def ranked(cuts: Iterable[Cut], multiprocessors: int, output_bytes: int, most: int) -> list[Blocks2d]:
-    """Return the `most` cuts with the shortest estimated time, the shortest first."""
-    return [cut.blocks for cut in sorted(cuts, key=lambda cut: _expected_us(cut, multiprocessors, output_bytes))[:most]]
+def ranked(candidates: Iterable[Candidate], multiprocessors: int, output_bytes: int, most: int) -> list[Blocks2d]:
+    """Return the `most` block shapes with the shortest estimated time, the shortest first."""
+    in_order = sorted(candidates, key=lambda candidate: _expected_us(candidate, multiprocessors, output_bytes))
+    return [candidate.blocks for candidate in in_order[:most]]
 
 
-def _expected_us(cut: Cut, multiprocessors: int, output_bytes: int) -> float:
-    splits = cut.blocks.splits
-    rounds = -(-cut.programs * splits // multiprocessors)
-    warps = min(rounds, cut.resident) * cut.blocks.warps
-    rate = _FMA_PER_US * cut.efficiency * min(1.0, warps / _BUSY_WARPS)
-    time_us = rounds * -(-cut.steps // splits) * cut.fma_per_step / rate
+def _expected_us(candidate: Candidate, multiprocessors: int, output_bytes: int) -> float:
+    splits = candidate.blocks.splits
+    rounds = -(-candidate.programs * splits // multiprocessors)
+    warps = min(rounds, candidate.resident) * candidate.blocks.warps
+    rate = _FMA_PER_US * candidate.efficiency * min(1.0, warps / _BUSY_WARPS)
+    time_us = rounds * -(-candidate.steps // splits) * candidate.fma_per_step / rate
     return time_us if splits == 1 else time_us + _LAUNCH_US + 2 * splits * output_bytes / _SPLIT_BYTES_PER_US
 
 
 def splits_for(programs: int, steps: int, multiprocessors: int, least_steps: int) -> list[int]:
-    """Return into how many parts it may pay to split the reduction, 1 first: none where the programs fill the card."""
+    """Return the numbers of splits of the reduction worth trying, 1 first: only 1 where the programs fill the card."""
     most = min(steps // least_steps, 4 * multiprocessors // programs)
     return [1, *(count for count in (2, 3, 4, 6, 8, 12, 16, 24, 32) if count <= most)]

@@ -17,7 +17,7 @@ keeps it in registers; it walks through taps and channels, BLOCK_C channels a st
 
 The input is read where it lies, nine times for a 3×3 kernel, of which the caches serve eight. `tl.dot` with
 `input_precision="ieee"` on float32 is a loop of FMA instructions: no matrix unit, no TF32 (a test reads the machine
-code). Three variants, told apart by `Blocks.variant`:
+code). Three variants, told apart by `Blocks2d.variant`:
 
     taps      as above; channels a multiple of 16
     gathered  a step takes 16 of all channels × taps, whatever their number (first layers have 3 channels): each row of
@@ -26,7 +26,7 @@ code). Three variants, told apart by `Blocks.variant`:
 
 The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads whole lines of them.
 With few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several,
-each writes a partial sum, and `sums` adds them in a fixed order, so that results are the same every time.
+each writes a partial sum, and `reduction` adds them in a fixed order, so that results are the same every time.
 
 Cost of N × C × H × W to K channels with R × S taps and G groups, P output pixels an image:
     operations   2 N K P (C / G) R S
@@ -41,12 +41,11 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.blocks import Blocks2d, Cut, ranked, splits_for
+from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
 PITCH = 128  # the packed filters' rows are padded to a multiple of this, so that no load of them needs a mask
 _TAPS_MOST = 32  # in one direction: a bit each in an integer
-_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 
 _SHAPES = (  # filters, pixels, channels, warps, stages, programs resident on a multiprocessor, efficiency
     (128, 64, 16, 4, 3, 2, 0.80),
@@ -182,7 +181,7 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
     taps, pixels = shape.weight[2] * shape.weight[3], output[0] * output[2] * output[3]
     if filters < 16 and shape.groups > 1:
         return [Blocks2d("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
-    cuts = []
+    every = []
     for block_k, block_p, block_c, warps, stages, resident, efficiency in _SHAPES:
         gathered = channels % block_c != 0 or max(shape.weight[2:]) > _TAPS_MOST
         if gathered and channels % 16 == 0 and max(shape.weight[2:]) <= _TAPS_MOST:
@@ -191,8 +190,8 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
         steps = -(-channels * taps // block_c)
         for splits in splits_for(programs, steps, multiprocessors, 4):
             blocks = Blocks2d("gathered" if gathered else "taps", block_k, block_p, block_c, warps, stages, splits)
-            cuts.append(Cut(blocks, programs, steps, block_k * block_p * block_c, resident, efficiency))
-    return ranked(cuts, multiprocessors, 4 * filters * shape.groups * pixels, TRIED)
+            every.append(Candidate(blocks, programs, steps, block_k * block_p * block_c, resident, efficiency))
+    return ranked(every, multiprocessors, 4 * filters * shape.groups * pixels, TRIED)
 
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
@@ -236,7 +235,7 @@ def launch(
         packed.shape[1], packed.shape[2], triton.cdiv(steps, blocks.splits),
         BLOCK_K=blocks.filters, BLOCK_P=blocks.points, BLOCK_C=blocks.channels, GATHERED=blocks.variant == "gathered",
         POINTWISE=pointwise and blocks.variant == "taps", VECTOR=1 if out_h * out_w % 4 else 4,
-        LONG=max(x.numel(), y[0].numel()) >= _LONG_ELEMENTS, num_warps=blocks.warps, num_stages=blocks.stages,
+        LONG=max(x.numel(), y[0].numel()) >= LONG_ELEMENTS, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ filters × channels times channels × tiles; one program does a block of filters
     Y = Aᵀ M A + bias, to memory
 
 With few tiles (small images, batch 1) there are too few programs to fill a card. Then the channels are split between
-several; each writes its own partial Y (the inverse transform is linear) and `sums` adds them up in a fixed order.
+several; each writes its own partial Y (the inverse transform is linear) and `reduction` adds them up in a fixed order.
 
 Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m⌉:
     operations   2 (m + 2)² C K T for the products, against 2 · 9 C K N H W of the definition: 2.25 and 4 times fewer;
@@ -36,11 +36,10 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.blocks import Blocks2d, Cut, ranked, splits_for
+from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
 K_PITCH, C_PITCH = 64, 16  # what `pack` rounds filters and channels up to, so that no load of U needs a mask
-_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 _CHANNELS = 16  # of a step: the least that a product takes
 
 _SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multiprocessor, efficiency
@@ -232,7 +231,7 @@ def winograd_conv2d(
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
     """Return the block shapes worth timing, the likeliest first. TF32 leaves no digits for m = 4."""
     filters, steps = shape.weight[0] // shape.groups, -(-shape.weight[1] // _CHANNELS)
-    cuts = []
+    every = []
     for tile, block_k, block_t, warps, stages, resident, efficiency in _SHAPES:
         if tile == 4 and shape.math == "tf32":
             continue
@@ -241,9 +240,9 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
         work = _CHANNELS * block_t * ((tile + 2) ** 2 * block_k + _TRANSFORM_COST[tile])
         for splits in splits_for(programs, steps, multiprocessors, 1):
             blocks = Blocks2d(f"F{tile}", block_k, block_t, _CHANNELS, warps, stages, splits)
-            cuts.append(Cut(blocks, programs, steps, work, resident, efficiency))
+            every.append(Candidate(blocks, programs, steps, work, resident, efficiency))
     elements = output[0] * output[1] * output[2] * output[3]
-    return ranked(cuts, multiprocessors, 4 * elements, TRIED)
+    return ranked(every, multiprocessors, 4 * elements, TRIED)
 
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
@@ -279,7 +278,7 @@ def launch(
         x, packed, bias, y, channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
         *shape.padding, groups, packed.shape[2], packed.shape[1], share,
         TILE=tile, BLOCK_K=blocks.filters, BLOCK_T=blocks.points, BLOCK_C=blocks.channels,
-        LONG=max(in_channels * in_h * in_w * images, y[0].numel()) >= _LONG_ELEMENTS,
+        LONG=max(in_channels * in_h * in_w * images, y[0].numel()) >= LONG_ELEMENTS,
         PRECISION="tf32" if shape.math == "tf32" else "ieee", num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 

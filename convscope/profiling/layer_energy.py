@@ -81,7 +81,7 @@ def measure(
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     energies = []
     for layer, call in zip(layers, calls, strict=True):
-        key = (layer.shape, getattr(call.module, "algorithm", "torch"))
+        key = (layer.cost_key, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
             measured[key] = _alone(call, measure_energy)
         energies.append(measured[key])

@@ -13,7 +13,7 @@ from convscope.cli.display import table
 from convscope.cli.options import at_least, find_device
 from convscope.convolution import algorithms, assignment, models
 from convscope.convolution.algorithms import Algorithm
-from convscope.convolution.assignment import reasons_not
+from convscope.convolution.assignment import why_not_each
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check
 from convscope.cudnn import library
@@ -52,10 +52,10 @@ def combination_list(
 
 
 def _why_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str) -> str | None:
-    nowhere = algorithms.why_no_device(algorithm, device_type)
+    nowhere = algorithms.why_not_on_device(algorithm, device_type)
     if nowhere:
         return nowhere
-    reasons = reasons_not(algorithm, layers, device_type, None)
+    reasons = why_not_each(algorithm, layers, device_type, None)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None
 
@@ -87,9 +87,9 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
         for algorithm in algorithms.ALGORITHMS.values():
             if kind == "cpu" and algorithm.cpu_provider is None:
                 continue
-            every_reason = assignment.reasons_not(algorithm, layers, kind, ask)
+            every_reason = assignment.why_not_each(algorithm, layers, kind, ask)
             usable = sum(reason is None for reason in every_reason)
-            whole = algorithms.why_no_device(algorithm, kind)
+            whole = algorithms.why_not_on_device(algorithm, kind)
             why = whole or "; ".join(algorithms.refusals(every_reason, slug(name)))
             rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", why))
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 
 from convscope.convolution import roofline
 from convscope.convolution.assignment import Assignment
-from convscope.convolution.layer import Layer, dimensions
+from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
+from convscope.cudnn.shape import dimensions
 from convscope.failures import Failure
 from convscope.power.energy import LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
@@ -195,8 +196,8 @@ def _layer_row(
         ran_algorithm=observed.execution.algorithm,
         ran_provider=observed.execution.provider,
         workspace_bytes=observed.execution.workspace_bytes,
-        flops=roofline.flops(layer),
-        bytes=roofline.minimum_bytes(layer, roofline.ELEMENT_BYTES[run.dtype]),
+        flops=layer.flops,
+        bytes=layer.minimum_bytes(roofline.ELEMENT_BYTES[run.dtype]),
         std_ms=None if skipped else times.std_ms,
         min_ms=None if skipped else times.min_ms,
         max_ms=None if skipped else times.max_ms,

@@ -133,7 +133,7 @@ def _check_provider(provider: str, algorithm: str, device_type: str) -> None:
     one_of("--provider", provider, PROVIDERS)
     if device_type == "cpu":
         raise InputError(f"--provider {provider} needs a CUDA device")
-    reason = algorithms.why_not_by(provider, algorithms.find(algorithm))
+    reason = algorithms.why_not_by_provider(algorithms.find(algorithm), provider)
     if reason:
         raise InputError(f"--provider {provider}: {reason}")
 

@@ -22,7 +22,7 @@ from convscope.convolution import algorithms, backends, models, swap
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.backends import environment_on
 from convscope.convolution.layer import Layer
-from convscope.convolution.operator import card_check, cuda_operator, provider
+from convscope.convolution.operator import card_check, cuda_operator
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
@@ -84,7 +84,7 @@ class Sweep:
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode())
             stack.enter_context(backends.math(run.math))
-            stack.enter_context(provider(run.provider))
+            stack.enter_context(backends.settings(provider=run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             self._assignments = {size: self._assign(size) for size in self._sizes_to_check()}

@@ -82,7 +82,7 @@ def check(training: Training) -> Training:
     if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
         raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
     algorithm = algorithms.find(training.algorithm)
-    if (reason := algorithms.why_no_device(algorithm, training.device_type)) is not None:
+    if (reason := algorithms.why_not_on_device(algorithm, training.device_type)) is not None:
         raise InputError(f"{reason}: choose another --algorithm, or another --device")
     if algorithm.name != "torch" and (training.compiled or training.dtype != "float32"):
         raise InputError(f"--algorithm {algorithm.name} trains in float32 and without --compile")

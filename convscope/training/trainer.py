@@ -113,7 +113,7 @@ class Trainer:
         shapes = copy.deepcopy(self._model).to("meta").eval()
         layers = models.called(slug(model), shapes, torch.empty(batch_size, 3, side_px, side_px, device="meta"))
         algorithm = algorithms.find(training.algorithm)
-        reasons = assignment.reasons_not(algorithm, layers, training.device_type, card_check(self._device))
+        reasons = assignment.why_not_each(algorithm, layers, training.device_type, card_check(self._device))
         if any(reasons):
             raise InputError("; ".join(algorithms.refusals(reasons, slug(model))))
         return {layer.name: algorithm.name for layer in layers}

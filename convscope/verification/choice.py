@@ -75,9 +75,9 @@ class _CandidateSwap:
         self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
         for algorithm in algorithms.ALGORITHMS.values():
-            if algorithms.why_no_device(algorithm, run.device_type):
+            if algorithms.why_not_on_device(algorithm, run.device_type):
                 continue
-            reasons = assignment.reasons_not(
+            reasons = assignment.why_not_each(
                 algorithm, subject.layers, run.device_type, card_check(device, dtype=run.dtype)
             )
             if all(reasons):

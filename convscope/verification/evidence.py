@@ -16,7 +16,8 @@ from convscope.convolution import backends, models, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
-from convscope.convolution.operator import Execution, card_check, cuda_operator, provider
+from convscope.convolution.operator import card_check, cuda_operator
+from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance
 from convscope.profiling.request import Run
 from convscope.timing import summary, trace
@@ -106,14 +107,16 @@ def open_subject(run: Run) -> Iterator[Subject]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.inference_mode())
         stack.enter_context(backends.math(run.math))
-        stack.enter_context(provider(run.provider))
+        stack.enter_context(backends.settings(provider=run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
             trace.start_cupti()
         layers = models.convolutions(run.model, size, run.batch_size)
-        model = models.build(run.model, run.pretrained, run.seed).to(device)
-        yield Subject(run, model, layers, models.images(run.batch_size, size, run.seed).to(device))
+        source = models.find_source(run.model)
+        model = source.build(run.seed, run.pretrained).to(device)
+        (given,) = source.inputs(size, run.batch_size, run.seed)
+        yield Subject(run, model, layers, given.to(device))
 
 
 def gather(subject: Subject) -> Evidence:

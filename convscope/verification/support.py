@@ -1,6 +1,6 @@
-"""Which of cuDNN's algorithms each layer of a model can use on this card: predicted by rule, and found by running it.
+"""Support of cuDNN's algorithms for each layer of a model on this card: predicted by rule, and seen by running it.
 
-The two are kept apart in every row, so that a rule that is wrong, or a card that differs, shows.
+The two are kept apart in every row, so that a wrong rule, or a card that differs, shows.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import torch
 
 from convscope.convolution import algorithms, backends, tolerance
 from convscope.convolution.algorithms import NAMES_BY_CUDNN_NUMBER
-from convscope.convolution.layer import Layer, dimensions
+from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator, release
 from convscope.convolution.reference import relative_distance
+from convscope.cudnn.shape import dimensions
 from convscope.errors import CudnnError, TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
@@ -35,13 +36,13 @@ WORKSPACE = "workspace over the limit"
 FAILED = "failed when run"
 
 ALGORITHMS = tuple(name for _, name in sorted(NAMES_BY_CUDNN_NUMBER.items()))
-EASY = Layer("easy", 0, 1, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, 56, 56, 56, 56, bias=False)
-"""A shape that every algorithm takes where it is there at all."""
+EASY = Layer.of_sizes("easy", 0, batch=1, in_channels=64, out_channels=64, size=(56, 56), kernel=(3, 3), padding=(1, 1))
+"""A shape that every algorithm takes where the card has the algorithm at all."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What the card said to one shape with one algorithm."""
+    """The card's answer to one shape with one algorithm."""
 
     status: str
     reason: str | None = None
@@ -50,20 +51,20 @@ class Answer:
 
 
 def predict(layer: Layer, algorithm: str, capability: tuple[int, int], dtype: str = "float32") -> Answer:
-    """Return what the rules say of a layer, before anything is asked.
+    """Return the answer of the rules for a layer, before the card is asked.
 
     Args:
         capability: the card's compute capability, (9, 0) for Hopper.
     """
     if algorithm == "direct":
         return Answer(NEVER, "cuDNN implements no direct convolution")
-    by_generation = algorithms.why_not_on(algorithm, capability)
+    by_generation = algorithms.why_not_on_generation(algorithm, capability)
     if by_generation:
         return Answer(GENERATION, by_generation)
-    by_shape = algorithms.why_not(algorithms.find(algorithm), layer, "cuda")
+    by_shape = algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda")
     if by_shape:
         return Answer(SHAPE, by_shape)
-    by_type = algorithms.why_not_of(algorithm, dtype)
+    by_type = algorithms.why_not_for_dtype(algorithm, dtype)
     return Answer(TYPE, by_type) if by_type else Answer(OK)
 
 
@@ -73,27 +74,28 @@ def survey(
     """Ask and run every algorithm of cuDNN for every layer of a model on a GPU; a row each, by layer.
 
     Args:
-        limit_bytes: the largest workspace allowed; None is what is free on the card.
+        limit_bytes: the largest workspace allowed; None allows the free memory of the card.
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
     """
     device = subject.given.device
     capability = torch.cuda.get_device_capability(device)
     limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
-    found: dict[tuple[object, ...], list[Found]] = {}
+    outcomes: dict[tuple[object, ...], list[Outcome]] = {}
     for layer in subject.layers:
-        if layer.shape not in found:
-            found[layer.shape] = _Trial(layer, device, dtype).every(limit_bytes)
+        if layer.cost_key not in outcomes:
+            outcomes[layer.cost_key] = _Trial(layer, device, dtype).every(limit_bytes)
             release(device)
     return [
-        row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), found[layer.shape])
+        row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), siblings)
         for layer in subject.layers
-        for one in found[layer.shape]
+        for siblings in (outcomes[layer.cost_key],)
+        for one in siblings
     ]
 
 
 @dataclass(frozen=True)
-class Found:
-    """What the card said to one shape with one algorithm, and the kernels that it launched."""
+class Outcome:
+    """The card's answer to one shape with one algorithm, and the kernels that it launched."""
 
     algorithm: str
     answer: Answer
@@ -101,7 +103,7 @@ class Found:
 
 
 def row(
-    run: Run, here: Environment, dtype: str, layer: Layer, one: Found, predicted: Answer, siblings: Sequence[Found]
+    run: Run, here: Environment, dtype: str, layer: Layer, one: Outcome, predicted: Answer, siblings: Sequence[Outcome]
 ) -> SupportRow:
     """Return the row of one layer with one algorithm; `siblings` are all algorithms of this layer."""
     answer = one.answer
@@ -113,7 +115,7 @@ def row(
         position=layer.position,
         algorithm=one.algorithm,
         status=answer.status,
-        # Where both agree the rule's sentence says why; cuDNN itself only says "not supported".
+        # Where both agree the rule's sentence has the reason; cuDNN itself only says "not supported".
         reason=predicted.reason if agrees else answer.reason,
         predicted_status=predicted.status,
         predicted_reason=predicted.reason,
@@ -143,7 +145,7 @@ def row(
     )
 
 
-def same_kernels_as(one: Found, siblings: Sequence[Found]) -> str | None:
+def same_kernels_as(one: Outcome, siblings: Sequence[Outcome]) -> str | None:
     """Return the first algorithm of a layer that launched the same work as this one, None where this is the first."""
     if not one.kernels:
         return None
@@ -153,7 +155,7 @@ def same_kernels_as(one: Found, siblings: Sequence[Found]) -> str | None:
 
 
 def summary(rows: Sequence[SupportRow]) -> list[tuple[str, ...]]:
-    """Return for each algorithm: its name, how many layers can use it, and why the others cannot, most layers first."""
+    """Return for each algorithm: its name, the count of layers that can use it, and the reasons of the others."""
     lines: list[tuple[str, ...]] = []
     for algorithm in ALGORITHMS:
         mine = [row for row in rows if row.algorithm == algorithm]
@@ -167,7 +169,7 @@ def summary(rows: Sequence[SupportRow]) -> list[tuple[str, ...]]:
 
 
 def disagreements(rows: Sequence[SupportRow]) -> list[str]:
-    """Return one line for each place where the rules and the card differ."""
+    """Return one line for each row where the rules and the card differ."""
     return [
         f"{row.layer}, {row.algorithm}: predicted {row.predicted_status}, found {row.status} ({row.reason})"
         for row in rows
@@ -181,34 +183,30 @@ class _Trial:
     def __init__(self, layer: Layer, device: torch.device, dtype: str) -> None:
         self._layer, self._device, self._dtype = layer, device, dtype
         generator = torch.Generator(device).manual_seed(0)
-        wanted = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
-        fan_in = layer.in_channels // layer.groups * layer.kernel[0] * layer.kernel[1]
-        self._x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, **wanted)
-        self._w = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, **wanted)
-        self._w *= fan_in**-0.5
-        options = layer.stride, layer.padding, layer.dilation, layer.groups
-        self._exact = torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *options)
+        options = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
+        self._x, self._w = torch.randn(layer.input, **options), torch.randn(layer.weight, **options)
+        self._w *= layer.terms**-0.5
+        self._exact = torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *layer.options)
 
-    def every(self, limit_bytes: int) -> list[Found]:
-        """Return what each algorithm does with this shape."""
+    def every(self, limit_bytes: int) -> list[Outcome]:
+        """Return the outcome of each algorithm for this shape."""
         answers = {name: self._answer(name, limit_bytes) for name in ALGORITHMS}
         usable = [name for name, answer in answers.items() if answer.status == OK]
         kernels = dict(zip(usable, self._kernels(usable), strict=False))
-        return [Found(name, answer, kernels.get(name)) for name, answer in answers.items()]
+        return [Outcome(name, answer, kernels.get(name)) for name, answer in answers.items()]
 
     def _run(self, algorithm: str) -> torch.Tensor:
         return cuda_operator().convolve(self._x, self._w, self._layer, algorithm)
 
     def _answer(self, algorithm: str, limit_bytes: int) -> Answer:
-        engine = cuda_operator()
         try:
-            workspace_bytes = engine.workspace_bytes(self._device, self._layer, algorithm, self._dtype)
+            workspace_bytes = cuda_operator().workspace_bytes(self._device, self._layer, algorithm, self._dtype)
         except CudnnError as error:
             return Answer(self._refused_as(algorithm), str(error))
         if workspace_bytes > limit_bytes:
             reason = f"needs a workspace of {workspace_bytes} bytes, allowed are {limit_bytes}"
             return Answer(WORKSPACE, reason, workspace_bytes)
-        # What the allocator hands out next is this block: an algorithm that writes nothing must not find a result.
+        # The allocator hands out this block next: an algorithm that writes nothing must not find a result in it.
         torch.full_like(self._exact, torch.nan, dtype=self._x.dtype)
         try:
             output = self._run(algorithm)
@@ -218,7 +216,7 @@ class _Trial:
         return judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
 
     def _refused_as(self, algorithm: str) -> str:
-        """Tell a shape, or a type, that is refused from an algorithm that is not there at all."""
+        """Tell a shape, or a type, that is refused from an algorithm that the card does not have at all."""
         if self._accepts(EASY, algorithm, self._dtype):
             return SHAPE
         if self._accepts(EASY, algorithm, "float32"):
@@ -233,7 +231,7 @@ class _Trial:
         return True
 
     def _kernels(self, names: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return the kernels that each algorithm launches, nothing where CUPTI does not tell."""
+        """Return the kernels that each algorithm launches; an empty list where CUPTI records none."""
         try:
             return [found.kernels for found in trace.record_each([partial(self._run, name) for name in names])]
         except TraceMissingError:
@@ -241,7 +239,7 @@ class _Trial:
 
 
 def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
-    """Return what a result with this relative error against float64 counts as, by the tolerance of its layer."""
+    """Judge a result with this relative error against float64, by the tolerance of its layer."""
     allowed = tolerance.tolerance(layer, algorithm, backends.math_in_force())
     allowed += tolerance.STORAGE_ROUNDOFF.get(dtype, 0.0)
     if error is not None and not error <= allowed:

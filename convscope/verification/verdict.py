@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convscope.convolution import algorithms, tolerance
-from convscope.convolution.operator import Execution
+from convscope.convolution.providers import Execution
 from convscope.profiling.request import Run
 from convscope.verification import kernel_families
 from convscope.verification.evidence import CONFIDENCE, Evidence, LayerEvidence

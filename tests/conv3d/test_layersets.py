@@ -16,16 +16,16 @@ ROW = "one,2,4,8,8,9,10,1x3x3,1,0x1x1,1,2\n"
 
 def test_cosmoflow_halves_its_sides_and_doubles_its_filters():
     layers = layersets.load("cosmoflow")
-    assert [(layer.channels, layer.filters, layer.size[0]) for layer in layers] == [
+    assert [(layer.in_channels, layer.out_channels, layer.size[0]) for layer in layers] == [
         (4, 32, 128), (32, 64, 64), (64, 128, 32), (128, 256, 16), (256, 512, 8)
     ]  # fmt: skip
-    assert all(layer.output == layer.size for layer in layers)
+    assert all(layer.output_size == layer.size for layer in layers)
     assert [layer.batch for layer in layersets.load("cosmoflow", 16)] == [16] * 5
 
 
 @pytest.mark.parametrize("name", layersets.names())
 def test_every_set_of_the_program_is_legal(name: str):
-    assert all(layersets.why_impossible(layer) is None for layer in layersets.load(name))
+    assert all(layersets.why_invalid(layer) is None for layer in layersets.load(name))
 
 
 def test_the_layers_of_a_model_are_those_of_its_file():
@@ -35,12 +35,12 @@ def test_the_layers_of_a_model_are_those_of_its_file():
 @pytest.mark.parametrize("at", range(20))
 def test_shape_and_operations_are_pytorchs(at: int):
     layer = layersets.load("r3d_18", 1)[at]
-    shape = layer.shape("float32", "fp32")
+    shape = layer.convolution("float32", "fp32")
     with torch.device("meta"):
         y = torch.nn.functional.conv3d(
             torch.empty(shape.input), torch.empty(shape.weight), None, shape.stride, shape.padding
         )
-    assert tuple(y.shape[2:]) == layer.output
+    assert tuple(y.shape) == layer.output
     assert layer.flops == 2 * y.numel() * math.prod(shape.weight[1:])
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import layer3d
 
 from convscope.conv3d import stress
 from convscope.conv3d import stress as stress_test
 from convscope.conv3d.implementations import Implementations, Prepared
-from convscope.conv3d.layersets import Layer3d, why_impossible
+from convscope.conv3d.layersets import why_invalid
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import reference as references
@@ -50,7 +51,7 @@ def run(rounds: int, workshop: Implementations, note: Callable[[str], None] = st
 def test_shapes_are_legal_and_of_all_kinds():
     drawn = random.Random(0)
     layers = [stress.draw(drawn) for _ in range(300)]
-    assert all(why_impossible(layer) is None for layer in layers)
+    assert all(why_invalid(layer) is None for layer in layers)
     assert {layer.groups for layer in layers} == {1, 2, 3}
     assert sum(layer.stride == (1, 1, 1) for layer in layers) > 100
     assert sum(layer.dilation != (1, 1, 1) for layer in layers) > 50
@@ -103,9 +104,11 @@ def test_what_was_verified_is_there_when_the_device_is_lost(tmp_path: Path, monk
 
 
 def test_shrinking_stops_at_a_shape_of_which_nothing_smaller_fails():
-    layer = Layer3d("", 0, 3, 12, 12, (9, 8, 7), (3, 3, 3), (2, 1, 1), (2, 1, 0), (1, 2, 1), 2)
+    layer = layer3d(
+        12, 12, (9, 8, 7), (3, 3, 3), batch=3, stride=(2, 1, 1), padding=(2, 1, 0), dilation=(1, 2, 1), groups=2
+    )
     smallest = stress.shrink(layer, lambda small: small.groups == 2 and small.size[2] >= 3 and small.padding[0] >= 1)
-    assert (smallest.groups, smallest.channels, smallest.filters, smallest.batch) == (2, 2, 2, 1)
+    assert (smallest.groups, smallest.in_channels, smallest.out_channels, smallest.batch) == (2, 2, 2, 1)
     assert (smallest.size, smallest.padding, smallest.kernel) == ((1, 1, 3), (1, 0, 0), (1, 1, 1))
 
 
@@ -119,10 +122,10 @@ def test_a_shape_that_cannot_be_cut_as_the_failing_one_is_no_smaller_case_of_it(
             tried.append(shape)
             return super().why_not(name, shape)
 
-    plain = Layer3d("", 0, 1, 16, 16, (4, 4, 4), (3, 3, 3))
+    plain = layer3d(16, 16, (4, 4, 4), (3, 3, 3))
     with Counting(torch.device("cpu"), memory(tmp_path)) as workshop:
         fails = stress._failing(asked, "gemm", cut, 0, workshop)
-        assert not fails(dataclasses.replace(plain, stride=(1, 2, 1)))
+        assert not fails(plain.resized(stride=(1, 2, 1)))
         assert tried == []
         assert not fails(plain)
-        assert tried == [plain.shape("float32", "tf32")]
+        assert tried == [plain.convolution("float32", "tf32")]

@@ -15,25 +15,26 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fakes import ROOT
+from fakes import ROOT, layer3d
 
 import run_conv3d
 from convscope.conv3d import comparison, implementations, report
-from convscope.conv3d.layersets import COLUMNS, Layer3d, load
+from convscope.conv3d.layersets import COLUMNS, load
 from convscope.conv3d.rows import SCHEMA, Conv3dRow
 from convscope.convolution import tolerance
+from convscope.convolution.layer import Layer
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
 from convscope.errors import InputError
 from convscope.kernels.conv3d import candidates, catalogue, layout
 from convscope.timing import summary
 
-LAYER = Layer3d("one", 0, 2, 6, 5, (4, 5, 6), (3, 3, 2), padding=(1, 1, 0), groups=1)
+LAYER = layer3d(6, 5, (4, 5, 6), (3, 3, 2), batch=2, padding=(1, 1, 0))
 TINY = ",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
 
 
 def small() -> tuple[torch.Tensor, torch.Tensor, Reference]:
-    shape = LAYER.shape("float32", "fp32")
+    shape = LAYER.convolution("float32", "fp32")
     x, weight = comparison.tensors(shape, torch.device("cpu"), 0)
     return x, weight, reference(x, weight, shape)
 
@@ -55,13 +56,13 @@ def test_what_is_not_finite_is_an_infinite_error():
 
 
 @pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
-def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer3d):
+def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer):
     assert tolerance.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
 
 
 def test_factors_cut_off_to_tf32_are_within_the_tolerance():
-    layer = Layer3d("", 0, 1, 64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
-    shape = layer.shape("float32", "tf32")
+    layer = layer3d(64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
+    shape = layer.convolution("float32", "tf32")
     x, weight = comparison.tensors(shape, torch.device("cpu"), 1)
     cut = [torch.from_numpy((each.numpy().view(np.int32) & ~0x1FFF).view(np.float32)) for each in (x, weight)]
     output = torch.nn.functional.conv3d(cut[0], cut[1], padding=1)
@@ -281,13 +282,13 @@ def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]):
 
 
 def tf32(batch: int, channels: int, filters: int, side: int, **more: object) -> object:
-    layer = Layer3d("", 0, batch, channels, filters, (side,) * 3, (3, 3, 3), padding=(1, 1, 1), **more)
-    return layer.shape("float32", "tf32")
+    layer = layer3d(channels, filters, (side,) * 3, (3, 3, 3), batch=batch, padding=(1, 1, 1), **more)
+    return layer.convolution("float32", "tf32")
 
 
 @pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
-def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer3d):
-    found = candidates.candidates(layer.shape("float32", "tf32"))
+def test_candidates_are_few_and_different_and_have_every_variant(layer: Layer):
+    found = candidates.candidates(layer.convolution("float32", "tf32"))
     assert 5 <= len(found) == len(set(found)) <= sum(candidates.TRIED.values())
     assert {blocks.variant for blocks in found} == {"boxes", "slices", "pipelined"}
 
@@ -301,7 +302,7 @@ def test_strides_and_fma_leave_only_pointers():
     strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
     assert {blocks.variant for blocks in candidates.candidates(strided)} == {"pipelined"}
     layer = load("cosmoflow")[1]
-    assert {blocks.variant for blocks in candidates.candidates(layer.shape("float32", "fp32"))} == {"pipelined"}
+    assert {blocks.variant for blocks in candidates.candidates(layer.convolution("float32", "fp32"))} == {"pipelined"}
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():

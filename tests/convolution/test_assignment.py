@@ -7,7 +7,7 @@ from fakes import layer, run
 
 from convscope.convolution import models
 from convscope.convolution.algorithms import find
-from convscope.convolution.assignment import assign, reasons_not
+from convscope.convolution.assignment import assign, why_not_each
 from convscope.convolution.layer import Layer
 from convscope.errors import InputError
 
@@ -113,18 +113,18 @@ def test_a_layer_called_twice_has_one_algorithm_that_both_calls_take():
 
 def test_the_library_is_asked_once_for_each_shape():
     library = Library()
-    reasons_not(find("gemm"), [PLAIN, layer(name="twin", position=5), STRIDED], "cuda", library)
+    why_not_each(find("gemm"), [PLAIN, layer(name="twin", position=5), STRIDED], "cuda", library)
     assert library.asked == [("plain", "gemm"), ("strided", "gemm")]
 
 
 def test_the_library_is_not_asked_what_a_rule_forbids():
     library = Library()
-    reasons_not(find("fft"), [STRIDED], "cuda", library)
+    why_not_each(find("fft"), [STRIDED], "cuda", library)
     assert library.asked == []
 
 
 @pytest.mark.parametrize(("algorithm", "kind"), [("torch", "cuda"), ("direct", "cpu")])
 def test_cudnn_is_not_asked_about_what_it_does_not_run(algorithm: str, kind: str):
     library = Library("no")
-    assert reasons_not(find(algorithm), [PLAIN], kind, library) == [None]
+    assert why_not_each(find(algorithm), [PLAIN], kind, library) == [None]
     assert library.asked == []

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from convscope.convolution import backends
+from convscope.convolution.backends import Settings
 
 
 def state() -> tuple[bool, int, bool, bool]:
@@ -35,14 +36,23 @@ def test_the_math_mode_is_in_force_inside_its_block_only(mode: str):
     assert backends.math_in_force() == before
 
 
-def test_the_layout_is_in_force_inside_its_block_only():
-    assert backends.layout_in_force() == "nchw"
-    with backends.layout("nhwc"):
-        assert backends.layout_in_force() == "nhwc"
-        with backends.layout("nchw"):
-            assert backends.layout_in_force() == "nchw"
-        assert backends.layout_in_force() == "nhwc"
-    assert backends.layout_in_force() == "nchw"
+def test_settings_are_in_force_inside_their_block_only():
+    assert backends.settings_in_force() == Settings(None, "nchw")
+    with backends.settings(layout="nhwc"):
+        assert backends.settings_in_force() == Settings(None, "nhwc")
+        with backends.settings(provider="triton"):
+            assert backends.settings_in_force() == Settings("triton", "nhwc")
+            with backends.settings(provider=None, layout="nchw"):
+                assert backends.settings_in_force() == Settings("triton", "nchw")
+        assert backends.settings_in_force() == Settings(None, "nhwc")
+    assert backends.settings_in_force() == Settings(None, "nchw")
+
+
+def test_settings_hold_in_a_plan_thread_too():
+    with backends.PlanThread(torch.device("cpu")) as thread:
+        with backends.settings(provider="triton", layout="nhwc"):
+            assert thread.run(backends.settings_in_force) == Settings("triton", "nhwc")
+        assert thread.run(backends.settings_in_force) == Settings(None, "nchw")
 
 
 @pytest.fixture(params=[True, False])

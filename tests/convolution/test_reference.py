@@ -15,7 +15,7 @@ SIDE_PX = 64
 
 
 def settled(name: str) -> nn.Module:
-    model = models.build_any(name, False, 0)
+    model = models.find_source(name).build(0)
     models.settle_statistics(model, SIDE_PX, 0)
     return model.eval()
 

@@ -9,14 +9,11 @@ from fakes import Branching
 from fakes.strategies import Case, cases
 from hypothesis import given, settings
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from convscope.convolution import backends, models, swap
-from convscope.convolution.operator import CudaOperator, Execution, _empty, cuda_operator, refusal
+from convscope.convolution import models, swap
+from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
 from convscope.convolution.swap import Swap, SwappedConv2d
-from convscope.cudnn import legacy, library
-from convscope.cudnn.shape import Convolution
 from convscope.timing.hooks import convolution_modules
 
 
@@ -168,85 +165,3 @@ def test_the_reference_pads_as_the_module_does():
     conv = nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")
     x = torch.randn(1, 3, 9, 9)
     assert relative_error(conv, x, conv(x)) < 1e-6
-
-
-def test_the_refusal_of_winograd_names_library_and_card():
-    short = ".".join(library.version().split(".")[:2])
-    assert refusal("winograd", "NVIDIA H200") == f"cuDNN {short} has no fused Winograd on NVIDIA H200"
-
-
-def test_any_other_refusal_names_algorithm_and_card():
-    assert refusal("fft", "NVIDIA H200").endswith(" refuses fft for this shape on NVIDIA H200")
-
-
-def test_the_engine_refuses_padding_modes_other_than_zeros():
-    x, weight = torch.zeros(1, 3, 8, 8), torch.zeros(4, 3, 3, 3)
-    with pytest.raises(NotImplementedError, match="cuDNN pads with zeros only"):
-        CudaOperator().forward(x, weight, None, 1, 1, 1, 1, 1, 1, 1, 1, "gemm")
-
-
-@pytest.mark.parametrize("algorithm", ["smm", "torch", "nonsense"])
-def test_the_engine_refuses_what_is_not_an_algorithm_of_cudnn(algorithm: str):
-    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
-    with pytest.raises(NotImplementedError, match=f"{algorithm} is neither an algorithm of cuDNN nor"):
-        CudaOperator()._plan(0, convolution, algorithm)
-
-
-def test_the_engine_refuses_types_that_cudnn_does_not_convolve():
-    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
-    with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int64"):
-        CudaOperator()._plan(0, convolution, "gemm")
-
-
-def test_a_plan_is_of_the_layout_in_force_and_so_is_what_it_is_given(monkeypatch: pytest.MonkeyPatch):
-    """With tensors of the CPU and plans that do nothing: on a GPU the results are compared."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
-    planned: list[str] = []
-    ran: list[tuple[bool, bool, bool]] = []
-
-    class Recording(CudaOperator):
-        def _plan(self, device: int, convolution: Convolution, algorithm: str) -> legacy.LegacyPlan:
-            planned.append(convolution.layout)
-            plan = object.__new__(legacy.LegacyPlan)
-            plan.output_shape = convolution.output
-            return plan
-
-        def _run(self, plan: legacy.LegacyPlan, x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-            y = _empty(plan.output_shape, x)
-            memory = torch.channels_last if backends.layout_in_force() == "nhwc" else torch.contiguous_format
-            ran.append(tuple(one.is_contiguous(memory_format=memory) for one in (x, w, y)))
-            return y
-
-    engine = Recording()
-    x, weight = torch.zeros(2, 3, 8, 8), torch.zeros(4, 3, 3, 3)
-    for layout in ("nchw", "nhwc", "nchw", "nhwc"):
-        with backends.layout(layout):
-            engine.forward(x, weight, None, 1, 1, 1, 1, 1, 1, 0, 1, "gemm")
-    assert planned == ["nchw", "nhwc"]
-    assert ran == [(True, True, True)] * 4
-
-
-@pytest.mark.parametrize(("layout", "memory"), backends.LAYOUTS.items())
-def test_a_traced_convolution_lies_as_the_real_one(layout: str, memory: torch.memory_format):
-    cuda_operator()
-    with FakeTensorMode(), backends.layout(layout):
-        given, weight = torch.empty(2, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
-        output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
-    assert output.is_contiguous(memory_format=memory)
-
-
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_a_traced_convolution_of_cuda_tensors_ends_on_the_gpu(batch: tuple[int, ...]):
-    cuda_operator()
-    with FakeTensorMode():
-        given, weight = torch.empty(*batch, 3, 17, 12, device="cuda"), torch.empty(5, 3, 3, 4, device="cuda")
-        output = torch.ops.ai3.conv2d(given, weight, None, 1, 2, 2, 1, 2, 1, 0, 1, "gemm")
-    assert output.device == given.device
-    assert output.shape == (*batch, 5, 8, 13)
-
-
-def test_no_name_at_all_is_implicit_precomp_gemm_as_in_ai3(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(legacy, "Handle", object)
-    monkeypatch.setattr(legacy, "LegacyPlan", lambda handle, convolution, number: number)
-    convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
-    assert CudaOperator()._plan(0, convolution, "default") == 1

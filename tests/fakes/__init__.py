@@ -20,22 +20,8 @@ from convscope.timing import graphs
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data"
-LAYER = Layer(
-    name="features.0",
-    position=0,
-    batch=1,
-    in_channels=16,
-    out_channels=32,
-    kernel=(3, 3),
-    stride=(1, 1),
-    padding=(1, 1),
-    dilation=(1, 1),
-    groups=1,
-    in_height=56,
-    in_width=56,
-    out_height=56,
-    out_width=56,
-    bias=True,
+LAYER = Layer.of_sizes(
+    "features.0", 0, batch=1, in_channels=16, out_channels=32, size=(56, 56), kernel=(3, 3), padding=(1, 1), bias=True
 )
 RUN = Run(
     model="alexnet", algorithm="direct", stage="1_sanity", gpu="cpu", input_sizes=(64,), math="fp32", energy=False
@@ -69,7 +55,14 @@ LAYER_ROW = LayerRow(
 
 def layer(**changes: Any) -> Layer:
     """Return a 3×3 layer with stride 1 on 56×56, but for the changes."""
-    return dataclasses.replace(LAYER, **changes)
+    size = changes.pop("in_height", LAYER.in_height), changes.pop("in_width", LAYER.in_width)
+    return LAYER.resized(size=size, **changes)
+
+
+def layer3d(channels: int, filters: int, size: tuple[int, ...], kernel: tuple[int, ...], **options: Any) -> Layer:
+    """Return a 3-D layer for one image, but for the options."""
+    named = {"name": "", "position": 0, "batch": 1} | options
+    return Layer.of_sizes(in_channels=channels, out_channels=filters, size=size, kernel=kernel, **named)
 
 
 def run(**changes: Any) -> Run:

@@ -140,7 +140,7 @@ def expect(model: nn.Module, given: torch.Tensor) -> Expected:
 
     def note(name: str, module: nn.Module, x: torch.Tensor, output: torch.Tensor) -> None:
         batched = x if x.dim() == 4 else x[None]
-        layers.append(models.describe(name, len(layers), module, batched.shape, output.shape))
+        layers.append(models.describe(name, len(layers), module, batched.shape))
 
     with torch.inference_mode():
         with hooked(model, after=note):

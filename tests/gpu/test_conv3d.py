@@ -7,14 +7,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from fakes import layer3d
 
 import run_conv3d
 from convscope.conv3d import comparison, stress
 from convscope.conv3d.implementations import Implementations
-from convscope.conv3d.layersets import Layer3d
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import backends
+from convscope.convolution.layer import Layer
 from convscope.convolution.reference import reference
 from convscope.kernels.autotune import BlockCache
 from convscope.kernels.conv3d import candidates, catalogue
@@ -22,14 +23,14 @@ from convscope.kernels.conv3d.layout import Blocks3d
 
 DEVICE = torch.device("cuda")
 LAYERS = {
-    "first": Layer3d("first", 0, 2, 4, 32, (16, 16, 32), (3, 3, 3), padding=(1, 1, 1)),
-    "deep": Layer3d("deep", 1, 1, 128, 96, (8, 8, 8), (3, 3, 3), padding=(1, 1, 1)),
-    "odd": Layer3d("odd", 2, 3, 20, 33, (5, 7, 9), (2, 3, 1), padding=(1, 0, 2), groups=1),
+    "first": layer3d(4, 32, (16, 16, 32), (3, 3, 3), batch=2, padding=(1, 1, 1)),
+    "deep": layer3d(128, 96, (8, 8, 8), (3, 3, 3), padding=(1, 1, 1)),
+    "odd": layer3d(20, 33, (5, 7, 9), (2, 3, 1), batch=3, padding=(1, 0, 2)),
 }
 
 
-def error_share(name: str, layer: Layer3d, math: str, dtype: str, blocks: object = None) -> float:
-    shape = layer.shape(dtype, math)
+def error_share(name: str, layer: Layer, math: str, dtype: str, blocks: object = None) -> float:
+    shape = layer.convolution(dtype, math)
     x, weight = comparison.tensors(shape, DEVICE, 0)
     with backends.math(math), torch.inference_mode():
         output = catalogue.Conv3dPlan(name, shape, blocks=blocks).run(x, weight)
@@ -45,7 +46,7 @@ def test_every_kernel_is_right(name: str, layer: str, math: str, dtype: str):
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_every_candidate_that_fits_is_right(layer: str):
-    for blocks in candidates.candidates(LAYERS[layer].shape("float32", "tf32")):
+    for blocks in candidates.candidates(LAYERS[layer].convolution("float32", "tf32")):
         assert error_share("gemm", LAYERS[layer], "tf32", "float32", blocks) < 1, str(blocks)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from convscope.convolution import algorithms, backends, models, swap
-from convscope.convolution.operator import cuda_operator, provider
+from convscope.convolution.operator import cuda_operator, recording
 from convscope.convolution.reference import relative_error
 from convscope.errors import NotSupportedError
 from convscope.timing import graphs
@@ -47,7 +47,7 @@ def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> f
 
 @pytest.fixture(autouse=True)
 def _inference():
-    with torch.inference_mode(), backends.math("fp32"), provider("cudnn"):
+    with torch.inference_mode(), backends.math("fp32"), backends.settings(provider="cudnn"):
         yield
     cuda_operator().release()
 
@@ -60,8 +60,8 @@ def _inference():
 def test_output_agrees_with_float64_or_the_layer_is_refused(algorithm: str, options: dict, batch: int):
     conv, model = swapped(algorithm, **options)
     given = torch.randn(batch, 16, 40, 33, device="cuda")
-    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    by_rule = algorithms.why_not(algorithms.find(algorithm), layer, "cuda")
+    layer = models.describe("0", 0, conv, given.shape)
+    by_rule = algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda")
     by_library = cuda_operator().why_refused(given.device, layer, algorithm)
     if by_rule:
         assert by_library, f"the rule says {by_rule!r}, cuDNN takes it"
@@ -72,7 +72,8 @@ def test_output_agrees_with_float64_or_the_layer_is_refused(algorithm: str, opti
         return
     tolerance = 1e-3 if algorithm == "winograd nonfused" and layer.kernel == (5, 5) else 1e-4
     assert error(model(given), conv, given) < tolerance
-    ran = swap.what_ran(model[0], model(given))
+    with recording():
+        ran = swap.what_ran(model[0], model(given))
     assert ran.provider == "cudnn"
     assert ran.algorithm == algorithm or algorithm == "guess"
 
@@ -95,8 +96,8 @@ def test_channels_last_agrees_with_float64_or_is_refused(algorithm: str, options
     conv, model = swapped(algorithm, **options)
     given = torch.randn(3, 16, 40, 33, device="cuda").to(dtype)
     model.to(dtype)
-    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    with backends.layout("nhwc"):
+    layer = models.describe("0", 0, conv, given.shape)
+    with backends.settings(layout="nhwc"):
         if cuda_operator().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch.")):
             assert conv.groups > 1 or conv.dilation != (1, 1)
             return
@@ -113,8 +114,8 @@ def test_what_there_is_not_in_channels_last_is_refused(algorithm: str, dtype: to
     conv, model = swapped(algorithm, kernel_size=3, padding=1)
     model.to(dtype)
     given = torch.randn(1, 16, 40, 33, device="cuda").to(dtype)
-    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
-    with backends.layout("nhwc"):
+    layer = models.describe("0", 0, conv, given.shape)
+    with backends.settings(layout="nhwc"):
         assert cuda_operator().why_refused(given.device, layer, algorithm, str(dtype).removeprefix("torch."))
         with pytest.raises((NotSupportedError, NotImplementedError)):
             model(given)
@@ -180,14 +181,14 @@ def test_released_plans_leave_no_descriptor_behind():
     plans = list(engine._plans.values())
     assert plans
     engine.release()
-    assert all(not plan._destroyers for plan in plans)
+    assert all(not plan._plan._destroyers for plan in plans)
     assert not engine._plans
 
 
 def test_the_refusal_of_winograd_names_library_and_card():
     conv, _ = swapped("winograd", kernel_size=3, padding=1)
     given = torch.randn(1, 16, 40, 40, device="cuda")
-    layer = models.describe("0", 0, conv, given.shape, conv(given).shape)
+    layer = models.describe("0", 0, conv, given.shape)
     reason = cuda_operator().why_refused(given.device, layer, "winograd")
     if reason is None:
         pytest.skip("this card has a fused Winograd")

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from convscope.convolution import backends, swap
-from convscope.convolution.operator import cuda_operator, provider
+from convscope.convolution.operator import cuda_operator, recording
 from convscope.convolution.reference import relative_error
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import autotune, direct, winograd
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.plan import KERNELS, TritonPlan
+from convscope.kernels.catalogue import KERNELS, Conv2dPlan
 from convscope.timing import graphs
 
 DEVICE = torch.device("cuda", 0)
@@ -66,7 +66,7 @@ def exact(shape: Convolution, x: torch.Tensor, weight: torch.Tensor, bias: torch
 def error(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1.0) -> float:
     """Return the relative error of a kernel whose output and partial sums hold NaN before it runs."""
     x, weight, bias = tensors(shape, scale)
-    plan = TritonPlan(algorithm, shape, DEVICE, blocks)
+    plan = Conv2dPlan(algorithm, shape, DEVICE, blocks)
     empty = torch.empty
     with mock.patch.object(torch, "empty", lambda *size, **options: empty(*size, **options).fill_(float("nan"))):
         y = plan.run(x, weight, bias)
@@ -112,7 +112,7 @@ def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
     found = {}
     for variant in ("F2", "F4"):
         blocks = next(blocks for blocks in candidates("winograd", shape) if blocks.variant == variant)
-        y = TritonPlan("winograd", shape, DEVICE, blocks).run(x, weight, bias)
+        y = Conv2dPlan("winograd", shape, DEVICE, blocks).run(x, weight, bias)
         found[variant] = float((y - expected).abs().max() / expected.abs().max())
     assert found["F2"] < 1e-6
     assert found["F4"] < 1e-5
@@ -123,7 +123,7 @@ def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
 def test_every_run_gives_the_same_bits(algorithm: str, variant: str, splits: int):
     shape = Convolution((1, 256, 14, 14), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
     blocks = next(found for found in candidates(algorithm, shape) if found.variant == variant)
-    plan = TritonPlan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
+    plan = Conv2dPlan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
     x, weight, bias = tensors(shape)
     first = plan.run(x, weight, bias)
     assert all(torch.equal(plan.run(x, weight, bias), first) for _ in range(20))
@@ -168,7 +168,7 @@ def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.n
 def test_a_swapped_layer_says_that_triton_ran_it(algorithm: str):
     conv, model = swapped(algorithm)
     given = torch.randn(2, 16, 20, 24, device=DEVICE)
-    with provider("triton"):
+    with backends.settings(provider="triton"), recording():
         output = model(given)
         ran = swap.what_ran(model[0], output)
     assert (ran.algorithm, ran.provider) == (algorithm, "triton")
@@ -180,7 +180,7 @@ def test_a_captured_pass_computes_on_what_its_input_holds_at_replay(algorithm: s
     conv, model = swapped(algorithm)
     given = torch.zeros(1, 16, 14, 14, device=DEVICE)
     outputs: list[torch.Tensor] = []
-    with provider("triton"), graphs.capture(lambda: outputs.append(model(given))) as captured:
+    with backends.settings(provider="triton"), graphs.capture(lambda: outputs.append(model(given))) as captured:
         given.normal_()
         captured.replay()
         torch.cuda.synchronize()
@@ -201,7 +201,7 @@ def test_the_first_call_must_not_be_captured():
 def test_the_work_goes_to_the_current_stream(algorithm: str):
     conv, model = swapped(algorithm)
     given = torch.zeros(1, 16, 64, 64, device=DEVICE)
-    with provider("triton"):
+    with backends.settings(provider="triton"):
         model(given)
         torch.cuda.synchronize()
         stream = torch.cuda.Stream()
@@ -218,11 +218,11 @@ def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: 
     monkeypatch.setattr(autotune, "cache_file", lambda *names: path)
     shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
     x, weight, bias = tensors(shape)
-    first = TritonPlan("direct", shape, DEVICE)
+    first = Conv2dPlan("direct", shape, DEVICE)
     first.run(x, weight, bias)
     assert first.key in json.loads(path.read_text())
     monkeypatch.setattr(autotune, "_time_us", None)
-    second = TritonPlan("direct", shape, DEVICE)
+    second = Conv2dPlan("direct", shape, DEVICE)
     second.run(x, weight, bias)
     assert second.blocks == first.blocks
     assert second.tuned == first.tuned
@@ -231,6 +231,6 @@ def test_the_choice_is_remembered_on_disk_and_read_again(tmp_path, monkeypatch: 
 def test_a_batch_of_more_than_two_to_the_31_elements_is_addressed_in_64_bits():
     shape = Convolution((5, 16, 5200, 5200), (16, 16, 1, 1), (0, 0), (1, 1), (1, 1), 1, "float32", "fp32")
     x, weight, bias = tensors(shape)
-    y = TritonPlan("direct", shape, DEVICE, candidates("direct", shape)[0]).run(x, weight, bias)
+    y = Conv2dPlan("direct", shape, DEVICE, candidates("direct", shape)[0]).run(x, weight, bias)
     expected = exact(shape, x[-1:, :, -8:], weight, bias)
     assert float((y[-1:, :, -8:] - expected).norm() / expected.norm()) < 1e-6

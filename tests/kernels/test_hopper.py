@@ -14,7 +14,8 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from convscope.conv3d.layersets import Layer3d, load
+from convscope.conv3d.layersets import load
+from convscope.convolution.layer import Layer
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 
@@ -62,8 +63,8 @@ def assembled(ptx: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def launch(layer: Layer3d, math: str, dtype: str, blocks: Blocks3d) -> None:
-    shape = layer.shape(dtype, math)
+def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d) -> None:
+    shape = layer.convolution(dtype, math)
     x, weight = (torch.empty(size, dtype=getattr(torch, dtype), device=META) for size in (shape.input, shape.weight))
     gemm.convolve(x, layout.pack(weight, shape), shape, blocks)
 
@@ -72,7 +73,7 @@ def cuts() -> list[Any]:
     """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for."""
     found: dict[tuple[object, ...], Any] = {}
     for layer in LAYERS:
-        for blocks in candidates.candidates(layer.shape("float32", "tf32")):
+        for blocks in candidates.candidates(layer.convolution("float32", "tf32")):
             key = (blocks.variant, blocks.pixels, blocks.filters, blocks.depth, blocks.warps, blocks.stages)
             found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}"))
     return list(found.values())
@@ -80,7 +81,7 @@ def cuts() -> list[Any]:
 
 @pytest.mark.parametrize(("layer", "blocks"), cuts())
 def test_products_are_wgmma_in_tf32_that_nothing_serialises(
-    compiled: list[Any], tmp_path: Path, layer: Layer3d, blocks: Blocks3d
+    compiled: list[Any], tmp_path: Path, layer: Layer, blocks: Blocks3d
 ):
     launch(layer, "tf32", "float32", blocks)
     made = next(kernel for kernel in compiled if kernel.name.startswith("gemm"))

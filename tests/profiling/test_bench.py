@@ -7,7 +7,7 @@ import torch
 from fakes import Branching, LayerTimer, Meter, layer, run
 from torch import nn
 
-from convscope.convolution.operator import Execution
+from convscope.convolution.providers import Execution
 from convscope.convolution.swap import Swap
 from convscope.errors import HookMismatchError
 from convscope.profiling.bench import Bench

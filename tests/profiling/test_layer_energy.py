@@ -61,9 +61,7 @@ def measured(measure_energy: layer_energy.EnergyMeasurement = hundred_joules) ->
     model, given = Model().eval(), torch.randn(1, 3, 16, 16)
     layers = []
     with torch.inference_mode():
-        with hooked(
-            model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape, y.shape))
-        ):
+        with hooked(model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape))):
             model(given)
         return layer_energy.measure(model, given, layers, measure_energy)
 

@@ -9,7 +9,7 @@ from fakes import layer, run
 
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.observation import Observation
-from convscope.convolution.operator import Execution
+from convscope.convolution.providers import Execution
 from convscope.failures import Failure
 from convscope.power.energy import EnergyWindow, LoadEnergy
 from convscope.profiling.measurement import Measurement, failed_row, layer_rows, overall_row

@@ -9,7 +9,7 @@ from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import GROUPED_DIRECT, IMPLICIT_KERNEL, TO_NHWC, XMMA_TF32
 
 from convscope.verification import support
-from convscope.verification.support import Answer, Found
+from convscope.verification.support import Answer, Outcome
 
 AMPERE, HOPPER = (8, 0), (9, 0)
 
@@ -43,7 +43,7 @@ def test_fft_and_winograd_are_for_two_types_only():
     assert support.predict(layer(), "gemm", HOPPER, "float64").status == support.OK
 
 
-def rows(*found: Found, predicted: str = support.OK) -> list[support.SupportRow]:
+def rows(*found: Outcome, predicted: str = support.OK) -> list[support.SupportRow]:
     made = run(device="cuda:0", input_sizes=(224,))
     return [
         support.row(made, ENVIRONMENT, "float32", layer(), one, Answer(predicted, "by rule"), found) for one in found
@@ -51,13 +51,13 @@ def rows(*found: Found, predicted: str = support.OK) -> list[support.SupportRow]
 
 
 def test_rule_and_card_that_agree_have_the_rules_reason():
-    (found,) = rows(Found("fft", Answer(support.SHAPE, "cudnnCreate: CUDNN_STATUS_NOT_SUPPORTED")), predicted="shape")
+    (found,) = rows(Outcome("fft", Answer(support.SHAPE, "cudnnCreate: CUDNN_STATUS_NOT_SUPPORTED")), predicted="shape")
     assert found.agrees is True
     assert found.reason == "by rule"
 
 
 def test_rule_and_card_that_differ_show_both():
-    found = rows(Found("fft", Answer(support.SHAPE, "cudnnCreate: CUDNN_STATUS_NOT_SUPPORTED")))
+    found = rows(Outcome("fft", Answer(support.SHAPE, "cudnnCreate: CUDNN_STATUS_NOT_SUPPORTED")))
     assert found[0].agrees is False
     assert support.disagreements(found) == [
         "features.0, fft: predicted ok, found shape (cudnnCreate: CUDNN_STATUS_NOT_SUPPORTED)"
@@ -65,7 +65,7 @@ def test_rule_and_card_that_differ_show_both():
 
 
 def test_a_workspace_over_the_limit_is_no_matter_of_the_rules():
-    found = rows(Found("fft", Answer(support.WORKSPACE, "needs a workspace of 9 bytes, allowed are 8", 9)))
+    found = rows(Outcome("fft", Answer(support.WORKSPACE, "needs a workspace of 9 bytes, allowed are 8", 9)))
     assert found[0].agrees is None
     assert found[0].reason == "needs a workspace of 9 bytes, allowed are 8"
     assert support.disagreements(found) == []
@@ -73,10 +73,10 @@ def test_a_workspace_over_the_limit_is_no_matter_of_the_rules():
 
 def test_algorithms_that_launch_the_same_work_are_marked_as_the_first_of_them():
     found = rows(
-        Found("implicit gemm", Answer(support.OK), {GROUPED_DIRECT: 1}),
-        Found("implicit precomp gemm", Answer(support.OK), {XMMA_TF32: 1, TO_NHWC: 2}),
-        Found("gemm", Answer(support.OK), {GROUPED_DIRECT: 1, "Memset (Device)": 1}),
-        Found("fft", Answer(support.OK), None),
+        Outcome("implicit gemm", Answer(support.OK), {GROUPED_DIRECT: 1}),
+        Outcome("implicit precomp gemm", Answer(support.OK), {XMMA_TF32: 1, TO_NHWC: 2}),
+        Outcome("gemm", Answer(support.OK), {GROUPED_DIRECT: 1, "Memset (Device)": 1}),
+        Outcome("fft", Answer(support.OK), None),
     )
     assert [one.same_kernels_as for one in found] == [None, None, "implicit gemm", None]
     assert [one.families for one in found] == ["direct", "precomputed implicit GEMM", "direct", None]
@@ -91,8 +91,8 @@ def test_a_card_that_is_far_off_the_reference_counts_as_failed():
 
 
 def test_the_summary_counts_layers_reasons_and_ties():
-    found = rows(Found("implicit gemm", Answer(support.OK), {IMPLICIT_KERNEL: 1}))
-    found += rows(Found("fft", Answer(support.SHAPE, "refused")), predicted="shape")
+    found = rows(Outcome("implicit gemm", Answer(support.OK), {IMPLICIT_KERNEL: 1}))
+    found += rows(Outcome("fft", Answer(support.SHAPE, "refused")), predicted="shape")
     by_name = {line[0]: line[1:] for line in support.summary(found)}
     assert by_name["implicit gemm"] == ("1 of 1", "")
     assert by_name["fft"] == ("0 of 1", "shape: by rule (1)")

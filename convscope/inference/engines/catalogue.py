@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from convscope.convolution import algorithms, backends, roofline, swap
+from convscope.convolution import algorithms, backends, models, swap
 from convscope.errors import MissingError
 from convscope.inference.engines import compilers, exported, fusion, variants
 from convscope.inference.engines.runners import LocalRunner
@@ -82,9 +82,7 @@ def cudnn_best(task: Workload) -> Engine:
     """This project's choice of the fastest of cuDNN's algorithms for each layer, timed first, as a CUDA graph."""
     task.needs_gpu("cudnn-best")
     model, remark = task.folded()
-    layers = [
-        one for one in roofline.layers_of(task.name, model, task.given.shape) if not one.name.startswith("linear.")
-    ]
+    layers = models.called(task.name, models.shapes_only(model), torch.empty(task.given.shape, device="meta"))
     model, given = task.placed(model), task.input()
     run = Run(
         model=task.name,
@@ -99,7 +97,7 @@ def cudnn_best(task: Workload) -> Engine:
         energy=False,
     )
     started_s = time.perf_counter()
-    with backends.layout(task.layout):
+    with backends.settings(layout=task.layout):
         subject = Subject(run, model, layers, given)
         best = choice.pick(subject, task.make_bench(run, model), task.note, rounds=CHOICE_ROUNDS)
         compile_s = time.perf_counter() - started_s

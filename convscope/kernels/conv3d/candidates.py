@@ -1,7 +1,7 @@
-"""How the tuned 3-D kernel may be cut, and which cuts are worth timing for a shape (`conv3d_gemm` is the kernel).
+"""Block shapes of the tuned 3-D kernel (`gemm`), and those worth timing for a shape.
 
-`candidates` ranks all cuts by a crude estimate of L2 traffic, operations and waves, and keeps a few of each variant for
-the card to decide between (`tuning`).
+`candidates` ranks all block shapes by a crude estimate of L2 traffic, operations and waves, and keeps a few of each
+variant for the card to decide between (`autotune`).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_split, layout
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
-TRIED = {"boxes": 3, "slices": 3, "pipelined": 3}  # cuts that are timed for a shape
+TRIED = {"boxes": 3, "slices": 3, "pipelined": 3}  # block shapes that are timed for a shape
 
 
-class _Cut(NamedTuple):
-    """A cut to be considered; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper."""
+class _Template(NamedTuple):
+    """Block shapes to consider; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper."""
 
     variant: str
     slices: int
@@ -32,40 +32,40 @@ class _Cut(NamedTuple):
 
 # Chosen by what the assembler does not serialise (tests/kernels/test_hopper.py).
 _MATRIX = (
-    _Cut("boxes", 1, 256, 128, 1, 8, 3, 1),
-    _Cut("boxes", 1, 256, 128, 1, 8, 4, 1),
-    _Cut("boxes", 1, 64, 256, 1, 4, 3, 1),
-    _Cut("boxes", 1, 128, 128, 1, 4, 3, 2),
-    _Cut("boxes", 1, 256, 64, 1, 4, 3, 1),
-    _Cut("boxes", 1, 128, 64, 1, 4, 4, 2),
-    _Cut("boxes", 1, 256, 32, 1, 4, 4, 2),
-    _Cut("boxes", 1, 128, 32, 1, 4, 4, 4),
-    _Cut("slices", 2, 64, 128, 2, 8, 3, 1),
-    _Cut("slices", 2, 64, 128, 2, 4, 2, 2),
-    _Cut("slices", 2, 128, 64, 2, 4, 2, 2),
-    _Cut("slices", 2, 64, 64, 2, 4, 3, 2),
-    _Cut("slices", 2, 64, 64, 1, 4, 2, 2),
-    _Cut("slices", 2, 128, 32, 2, 4, 2, 2),
-    _Cut("slices", 4, 64, 32, 2, 4, 3, 2),
-    _Cut("slices", 2, 64, 32, 2, 4, 3, 3),
-    _Cut("pipelined", 1, 256, 128, 1, 8, 3, 1),
-    _Cut("pipelined", 1, 128, 128, 1, 8, 3, 2),
-    _Cut("pipelined", 1, 256, 64, 1, 8, 3, 1),
-    _Cut("pipelined", 1, 128, 64, 1, 4, 4, 2),
-    _Cut("pipelined", 1, 64, 64, 1, 4, 4, 4),
-    _Cut("pipelined", 1, 256, 32, 1, 8, 4, 2),
-    _Cut("pipelined", 1, 128, 32, 1, 4, 4, 2),
+    _Template("boxes", 1, 256, 128, 1, 8, 3, 1),
+    _Template("boxes", 1, 256, 128, 1, 8, 4, 1),
+    _Template("boxes", 1, 64, 256, 1, 4, 3, 1),
+    _Template("boxes", 1, 128, 128, 1, 4, 3, 2),
+    _Template("boxes", 1, 256, 64, 1, 4, 3, 1),
+    _Template("boxes", 1, 128, 64, 1, 4, 4, 2),
+    _Template("boxes", 1, 256, 32, 1, 4, 4, 2),
+    _Template("boxes", 1, 128, 32, 1, 4, 4, 4),
+    _Template("slices", 2, 64, 128, 2, 8, 3, 1),
+    _Template("slices", 2, 64, 128, 2, 4, 2, 2),
+    _Template("slices", 2, 128, 64, 2, 4, 2, 2),
+    _Template("slices", 2, 64, 64, 2, 4, 3, 2),
+    _Template("slices", 2, 64, 64, 1, 4, 2, 2),
+    _Template("slices", 2, 128, 32, 2, 4, 2, 2),
+    _Template("slices", 4, 64, 32, 2, 4, 3, 2),
+    _Template("slices", 2, 64, 32, 2, 4, 3, 3),
+    _Template("pipelined", 1, 256, 128, 1, 8, 3, 1),
+    _Template("pipelined", 1, 128, 128, 1, 8, 3, 2),
+    _Template("pipelined", 1, 256, 64, 1, 8, 3, 1),
+    _Template("pipelined", 1, 128, 64, 1, 4, 4, 2),
+    _Template("pipelined", 1, 64, 64, 1, 4, 4, 4),
+    _Template("pipelined", 1, 256, 32, 1, 8, 4, 2),
+    _Template("pipelined", 1, 128, 32, 1, 4, 4, 2),
 )
 _FMA = (
-    _Cut("pipelined", 1, 128, 64, 2, 4, 3, 2),
-    _Cut("pipelined", 1, 64, 64, 2, 4, 3, 4),
-    _Cut("pipelined", 1, 64, 128, 2, 4, 3, 2),
-    _Cut("pipelined", 1, 128, 32, 2, 4, 3, 4),
-    _Cut("pipelined", 1, 64, 32, 2, 4, 3, 4),
+    _Template("pipelined", 1, 128, 64, 2, 4, 3, 2),
+    _Template("pipelined", 1, 64, 64, 2, 4, 3, 4),
+    _Template("pipelined", 1, 64, 128, 2, 4, 3, 2),
+    _Template("pipelined", 1, 128, 32, 2, 4, 3, 4),
+    _Template("pipelined", 1, 64, 32, 2, 4, 3, 4),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8)
 _LEAST_STEPS = 8  # of a split
-# What an estimate goes by, of one multiprocessor, roughly an H200's: they only rank, and the card decides.
+# Rates of one multiprocessor, roughly an H200's: they only rank, and the card decides.
 _CACHE_BYTES_PER_NS, _MATRIX_FLOPS_PER_NS, _FMA_FLOPS_PER_NS = 42.0, 2600.0, 300.0
 _PROGRAM_NS, _LAUNCH_NS, _SPLIT_BYTES_PER_NS = 1500.0, 2500.0, 2000.0
 
@@ -75,12 +75,12 @@ def candidates(shape: Convolution) -> list[Blocks3d]:
     ranked = _ranked(shape)
     if layout.precision(shape) == "ieee":
         return ranked[: sum(TRIED.values())]
-    few = [[blocks for blocks in ranked if blocks.variant == variant][:most] for variant, most in TRIED.items()]
-    return sorted((blocks for some in few for blocks in some), key=ranked.index)
+    best = [[blocks for blocks in ranked if blocks.variant == variant][:most] for variant, most in TRIED.items()]
+    return sorted((blocks for some in best for blocks in some), key=ranked.index)
 
 
 def _ranked(shape: Convolution) -> list[Blocks3d]:
-    """Return each cut once, split as it is likely to be fastest, the likeliest first."""
+    """Return each block shape once, split as it is likely to be fastest, the likeliest first."""
     best: dict[Blocks3d, Blocks3d] = {}
     for _, blocks in sorted(_estimated(shape), key=lambda pair: pair[0]):
         best.setdefault(dataclasses.replace(blocks, splits=1), blocks)
@@ -88,7 +88,7 @@ def _ranked(shape: Convolution) -> list[Blocks3d]:
 
 
 def samples(shape: Convolution) -> list[Blocks3d]:
-    """Return a few cuts that a shape can have, the same few for all shapes: what a test of many shapes goes through."""
+    """Return a few block shapes that a convolution can have, the same few for all, for a test of many shapes."""
     depth = layout.LEAST_CHANNELS
     every = (
         Blocks3d("pipelined", 64, 64, depth, 4, 3),
@@ -112,27 +112,36 @@ def variants(shape: Convolution) -> tuple[str, ...]:
 
 
 def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:
-    """Yield each cut with a crude estimate of its time in ns."""
+    """Yield each block shape with a crude estimate of its time in ns."""
     seen, full, usable = layout.problem(shape), layout.depth_of(shape), variants(shape)
     fma, processors = layout.precision(shape) == "ieee", gemm_split.multiprocessors()
-    for cut in _FMA if fma else _MATRIX:
-        if cut.variant not in usable or not _suits(cut.filters, seen.filters):
+    for template in _FMA if fma else _MATRIX:
+        if template.variant not in usable or not _suits(template.filters, seen.filters):
             continue
-        depth = max(layout.LEAST_CHANNELS, full // cut.halves)
-        plane = best_box((1, *seen.output[1:]), cut.pixels)
-        box = (cut.slices, *plane[1:]) if cut.variant == "slices" else best_box(seen.output, cut.pixels)
-        box = (1, 1, 1) if cut.variant == "pipelined" else box
-        if cut.variant == "slices" and plane[0] != 1:
+        depth = max(layout.LEAST_CHANNELS, full // template.halves)
+        plane = best_box((1, *seen.output[1:]), template.pixels)
+        box = (template.slices, *plane[1:]) if template.variant == "slices" else best_box(seen.output, template.pixels)
+        box = (1, 1, 1) if template.variant == "pipelined" else box
+        if template.variant == "slices" and plane[0] != 1:
             continue
         for splits in _SPLITS:
             blocks = Blocks3d(
-                cut.variant, cut.slices * cut.pixels, cut.filters, depth, cut.warps, cut.stages, splits, box
+                template.variant,
+                template.slices * template.pixels,
+                template.filters,
+                depth,
+                template.warps,
+                template.stages,
+                splits,
+                box,
             )
             programs = programs_of(seen, blocks)
-            steps = seen.taps * seen.channels // depth // (seen.kernel[0] if cut.variant == "slices" else 1)
-            if splits > 1 and (steps // splits < _LEAST_STEPS or programs * (splits - 1) >= processors * cut.resident):
+            steps = seen.taps * seen.channels // depth // (seen.kernel[0] if template.variant == "slices" else 1)
+            if splits > 1 and (
+                steps // splits < _LEAST_STEPS or programs * (splits - 1) >= processors * template.resident
+            ):
                 break
-            yield _time_ns(shape, seen, cut, blocks, programs, processors), blocks
+            yield _time_ns(shape, seen, template, blocks, programs, processors), blocks
 
 
 def _suits(block: int, filters: int) -> bool:
@@ -141,21 +150,23 @@ def _suits(block: int, filters: int) -> bool:
 
 
 def programs_of(seen: Problem, blocks: Blocks3d) -> int:
-    """Return how many blocks there are, before splitting."""
+    """Return the number of blocks, before splitting."""
     pointers = blocks.variant == "pipelined"
     tiles = -(-seen.pixels // blocks.pixels) if pointers else seen.images * count(seen.output, blocks.box)
     return tiles * -(-seen.filters // blocks.filters) * seen.groups
 
 
-def _time_ns(shape: Convolution, seen: Problem, cut: _Cut, blocks: Blocks3d, programs: int, processors: int) -> float:
+def _time_ns(
+    shape: Convolution, seen: Problem, template: _Template, blocks: Blocks3d, programs: int, processors: int
+) -> float:
     terms = seen.taps * seen.channels
-    reads = cut.slices + seen.kernel[0] - 1 if cut.variant == "slices" else seen.kernel[0]
-    rows = (reads * cut.pixels + seen.kernel[0] * cut.filters) / seen.kernel[0]
+    reads = template.slices + seen.kernel[0] - 1 if template.variant == "slices" else seen.kernel[0]
+    rows = (reads * template.pixels + seen.kernel[0] * template.filters) / seen.kernel[0]
     bytes_read = rows * terms * 16 / layout.lanes(shape)
-    flops = 2 * blocks.pixels * cut.filters * terms
+    flops = 2 * blocks.pixels * template.filters * terms
     rate = _FMA_FLOPS_PER_NS if layout.precision(shape) == "ieee" else _MATRIX_FLOPS_PER_NS
-    each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / cut.resident
-    time = -(-programs * blocks.splits // (processors * cut.resident)) * cut.resident * each
+    each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / template.resident
+    time = -(-programs * blocks.splits // (processors * template.resident)) * template.resident * each
     if blocks.splits == 1:
         return time
     output_bytes = 4 * seen.pixels * seen.filters * seen.groups

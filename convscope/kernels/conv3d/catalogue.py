@@ -1,15 +1,13 @@
-"""The nine 3-D convolutions of this folder by name, in tutorial order, and one of them made ready for a shape."""
+"""The nine 3-D kernels of this folder by name, in tutorial order, and the plan of one of them for a shape."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from types import ModuleType
 
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.autotune import BlockCache
+from convscope.kernels.autotune import BlockCache, Launch
 from convscope.kernels.conv3d import (
     candidates,
     direct,
@@ -23,6 +21,7 @@ from convscope.kernels.conv3d import (
     gemm_tiled,
 )
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.plan import KernelPlan, has_long_images
 
 _FILES: tuple[ModuleType, ...] = (
     direct,
@@ -39,79 +38,67 @@ KERNELS: dict[str, ModuleType] = {file.NAME: file for file in _FILES}
 FMA_ONLY = (direct.NAME, direct_merged.NAME)  # these never use the matrix unit
 DTYPES = ("float32", "float16")
 _TAPS_MOST = 31  # in one direction: a bit each in an integer
-_IMAGE_MOST = 2**31  # elements
 
 
-def why_not(shape: Convolution) -> str | None:
-    """Return why the kernels here cannot do a convolution, or None where they can."""
+def why_no_kernel(shape: Convolution) -> str | None:
+    """Return why the 3-D kernels cannot do a convolution, or None where they can."""
     if shape.dtype not in DTYPES:
         return f"the Triton kernels take {' and '.join(DTYPES)}, not {shape.dtype}"
-    if max(shape.weight[2:]) > _TAPS_MOST:
+    if max(shape.kernel) > _TAPS_MOST:
         return f"the Triton kernels take at most {_TAPS_MOST} taps in one direction"
-    if max(math.prod(shape.input[1:]), math.prod(shape.output[1:])) >= _IMAGE_MOST:
+    if has_long_images(shape):
         return "the Triton kernels take images of less than 2^31 elements"
     return None
 
 
-class Conv3dPlan:
-    """A convolution with one of `KERNELS`: blocks chosen and filters laid out at the first call, then only launches.
-
-    The first call must not be captured in a graph. One plan is for one tensor of filters.
+class Conv3dPlan(KernelPlan[Blocks3d]):
+    """A 3-D convolution with one of `KERNELS`.
 
     Args:
-        memory: the choices to take from and add to, for the kernel that is tuned.
-        blocks: how to cut it; None leaves that to the kernel's default, or to tuning.
+        cache: the choices to take from and add to, for the kernel that is tuned.
+        blocks: the block shapes; None leaves them to the kernel's default, or to tuning.
 
     Raises:
         NotImplementedError: the kernels cannot do it.
     """
 
+    _keyed_by = ("dtype", "math")
+
     def __init__(
-        self, name: str, shape: Convolution, memory: BlockCache[Blocks3d] | None = None, blocks: Blocks3d | None = None
+        self,
+        algorithm: str,
+        shape: Convolution,
+        cache: BlockCache[Blocks3d] | None = None,
+        blocks: Blocks3d | None = None,
     ) -> None:
-        reason = why_not(shape)
+        reason = why_no_kernel(shape)
         if reason:
             raise NotImplementedError(reason)
-        self.name, self.shape, self.blocks = name, shape, blocks
-        self._kernel, self._memory = KERNELS[name], memory
-        self._packed: torch.Tensor | None = None
+        super().__init__(algorithm, KERNELS[algorithm], shape, blocks)
+        self._cache = cache
 
-    def run(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Convolve N × C × D × H × W on the current stream.
+    def _launch(
+        self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks3d
+    ) -> torch.Tensor:
+        y: torch.Tensor = self._kernel.convolve(x, packed, self.shape, blocks)
+        return y if bias is None else y.add_(bias.view(1, -1, 1, 1, 1))
 
-        Raises:
-            errors.NothingFitsError: at the first call, no blocks fit the card.
-        """
-        if self.blocks is None:
-            self.blocks = self._choose(x, weight)
-        if self._packed is None:
-            self._packed = self._kernel.pack(weight, self.shape, self.blocks)
-        y: torch.Tensor = self._kernel.convolve(x, self._packed, self.shape, self.blocks)
-        return y
-
-    def renew(self) -> None:
-        """Lay the filters out again at the next call: they were written to."""
-        self._packed = None
+    def _refuse_capture(self, weight: torch.Tensor) -> None:
+        """Allow it: a captured training step packs its filters in the graph, as they change with each replay."""
 
     def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks3d:
-        if self._memory is None or self.name != gemm.NAME:  # the others are cut in one way
-            blocks: Blocks3d = self._kernel.default(self.shape)
-            return blocks
+        if self._cache is None or self.algorithm != gemm.NAME:  # the others have one block shape
+            default: Blocks3d = self._kernel.default(self.shape)
+            return default
         candidates = self._kernel.candidates(self.shape)
         packed = self._kernel.pack(weight, self.shape, candidates[0])
 
-        def launcher(blocks: Blocks3d) -> Callable[[], object]:
-            return lambda: self._kernel.convolve(x, packed, self.shape, blocks)
+        def launcher(blocks: Blocks3d) -> Launch:
+            return lambda: self._launch(x, packed, None, blocks)
 
-        return self._memory.choose(key(self.name, self.shape), candidates, launcher, timed=x.is_cuda).blocks
+        return self._keep(self._cache.choose(self.key, candidates, launcher, timed=x.is_cuda))
 
 
 def samples(name: str, shape: Convolution) -> list[Blocks3d] | list[None]:
-    """Return the few cuts that a kernel is tested with on a shape; None is its default."""
+    """Return the few block shapes that a kernel is tested with on a shape; None is its default."""
     return candidates.samples(shape) if name == gemm.NAME else [None]
-
-
-def key(name: str, shape: Convolution) -> str:
-    """Return the kernel and shape as text: what blocks are chosen for."""
-    sizes = (shape.input, shape.weight, shape.stride, shape.padding, shape.dilation)
-    return f"{name} {' '.join('x'.join(map(str, size)) for size in sizes)} g{shape.groups} {shape.dtype} {shape.math}"

@@ -10,7 +10,7 @@ product of two blocks in shared memory, and the next blocks are on their way whi
             acc += X · W
 
 `tl.dot` multiplies: FMA, or the matrix unit where TF32 or half precision is permitted. The channel, which is summed
-over, is not contiguous in NCDHW, which Hopper's widest matrix instruction asks of TF32: see `conv3d_gemm_tiled`.
+over, is not contiguous in NCDHW, which Hopper's widest matrix instruction asks of TF32: see `gemm_tiled`.
 """
 
 from __future__ import annotations

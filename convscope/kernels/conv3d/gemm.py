@@ -1,4 +1,4 @@
-"""9 of 9. Implicit GEMM, auto-tuned: what the files before it learnt, by the copy engine, cut as the card likes it.
+"""9 of 9. Implicit GEMM, auto-tuned: the ideas of the files before it, by the copy engine, in timed block shapes.
 
 Variant "boxes": the output pixels of a program are a box of depth × height × width. The input that one tap sees is then
 a box as well, the same box moved by the tap; a tensor descriptor describes it, and one instruction of one thread has
@@ -26,10 +26,10 @@ of depth, and a slice of the input, once in shared memory, serves all taps in de
 Two slices of 128 pixels × 64 filters read 704 rows of BLOCK_C numbers for what "boxes" of 128 reads 1152 for. Without
 stride, and without dilation in depth.
 
-First layers come as a view with the taps of a row as channels (`conv3d_layout`): the same kernels, and 9 steps of 16
+First layers come as a view with the taps of a row as channels (`layout`): the same kernels, and 9 steps of 16
 for 3 × 3 × 3 taps of 4 channels. Variant "pipelined" is the seventh file's kernel, for strides and wherever it is
 faster. All may have their sum split as in the eighth. Which variant, block, box, stages, warps and splits:
-`conv3d_cuts` has a few for each shape, likeliest first, and `tuning` times them on the card once.
+`candidates` has a few for each shape, likeliest first, and `autotune` times them on the card once.
 """
 
 from __future__ import annotations

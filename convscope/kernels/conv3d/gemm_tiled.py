@@ -1,6 +1,6 @@
 """6 of 9. Implicit GEMM in channels-last memory, tiled only: load a block, multiply, load the next.
 
-The input is copied to N × D × H × W × C first (`conv3d_layout`, inside what is timed). A row of a block of X is then
+The input is copied to N × D × H × W × C first (`layout`, inside what is timed). A row of a block of X is then
 BLOCK_C neighbouring numbers: one wide load in place of BLOCK_C scattered ones, and one address for the row, since a
 step stays within one tap:
 

@@ -1,4 +1,4 @@
-"""How 3-D convolutions are laid out for the kernels beside this file: shapes, blocks, input and filters.
+"""Layout of 3-D convolutions for the kernels beside this file: shapes, blocks, input and filters.
 
 Tensors come and go as PyTorch has them, N × C × D × H × W. Kernels that multiply matrices on Hopper's tensor cores want
 both factors with the summed index contiguous: the channels. So the input is copied to N × D × H × W × C first (in each
@@ -19,13 +19,13 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.cudnn.shape import Convolution
+from convscope.cudnn.shape import Convolution, dimensions
+from convscope.kernels.blocks import LONG_ELEMENTS
 
 LEAST_CHANNELS = 16  # of a step of a product
-_ALIGNED_BYTES = 16  # what tensor descriptors and wide copies ask of strides
+_ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
-_LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 _COPY_BLOCK = 2048
 
 Triple = tuple[int, int, int]
@@ -33,7 +33,7 @@ Triple = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Blocks3d:
-    """One way to cut a convolution into programs.
+    """A block shape of a 3-D kernel: the division of a convolution into programs.
 
     A program computes `pixels` × `filters` outputs, `depth` terms of the sum a step, `stages` steps of loads in flight;
     `splits` programs share the sum of one block. With "boxes" and "slices" the pixels are a `box` of depth × height ×
@@ -50,9 +50,11 @@ class Blocks3d:
     box: Triple = (1, 1, 1)
 
     def __str__(self) -> str:
-        box = f" {'x'.join(map(str, self.box))}" if self.box != (1, 1, 1) else ""
-        cut = f"{self.variant}{box} {self.pixels}x{self.filters}x{self.depth}, {self.warps} warps, {self.stages} stages"
-        return cut + (f", {self.splits} splits" if self.splits > 1 else "")
+        box = f" {dimensions(self.box)}" if self.box != (1, 1, 1) else ""
+        shape = (
+            f"{self.variant}{box} {self.pixels}x{self.filters}x{self.depth}, {self.warps} warps, {self.stages} stages"
+        )
+        return shape + (f", {self.splits} splits" if self.splits > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -293,7 +295,7 @@ def add_splits(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def is_long(*tensors: torch.Tensor) -> bool:
     """Tell whether elements of these are counted in 64 bits."""
-    return max(tensor.numel() for tensor in tensors) >= _LONG_ELEMENTS
+    return max(tensor.numel() for tensor in tensors) >= LONG_ELEMENTS
 
 
 def _up(value: int, multiple: int) -> int:

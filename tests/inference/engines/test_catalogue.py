@@ -153,11 +153,11 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     seen: list[str] = []
 
     def choose(*_: object, **__: object) -> dict[str, str]:
-        seen.append(backends.layout_in_force())
+        seen.append(backends.settings_in_force().layout)
         return {}
 
     def local(self: Workload, step: Callable[[], torch.Tensor], captured: bool) -> LocalRunner:
-        seen.append(backends.layout_in_force())
+        seen.append(backends.settings_in_force().layout)
         assert captured
         return LocalRunner(step, self.device, captured=False, counted=False)
 
@@ -166,7 +166,7 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     monkeypatch.setattr(choice, "pick", choose)
     runner, _ = catalogue.cudnn_best(asked)
     assert seen == ["nhwc", "nhwc"]
-    assert backends.layout_in_force() == "nchw"
+    assert backends.settings_in_force().layout == "nchw"
     assert runner.output().shape == (2, 5)
 
 
@@ -211,18 +211,18 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch):
 
     fake = SimpleNamespace(is_model=lambda name: name == "resnet50", create_model=create)
     monkeypatch.setitem(sys.modules, "timm", fake)
-    assert models.check_any_name(" timm:resnet50") == "timm:resnet50"
-    one, two = (models.build_any("timm:resnet50", False, 3) for _ in range(2))
+    assert models.find_source(" timm:resnet50").name == "timm:resnet50"
+    one, two = (models.find_source("timm:resnet50").build(3) for _ in range(2))
     assert torch.equal(one.weight, two.weight)
     assert not one.training
     with pytest.raises(InputError, match="timm has no model 'resnet51'"):
-        models.check_any_name("timm:resnet51")
+        models.find_source("timm:resnet51")
     with pytest.raises(InputError, match="trained weights of resnet50 cannot be had"):
-        models.build_any("timm:resnet50", True, 0)
+        models.find_source("timm:resnet50").build(0, pretrained=True)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(InputError, match="pip install timm"):
-        models.check_any_name("timm:resnet50")
-    assert models.check_any_name("resnet50") == "resnet50"
+        models.find_source("timm:resnet50")
+    assert models.find_source("resnet50").name == "resnet50"
 
 
 def test_settled_statistics_keep_the_numbers_of_a_deep_model_small():

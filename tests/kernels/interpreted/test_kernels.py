@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import direct, plan, reduction, winograd
+from convscope.kernels import catalogue, direct, reduction, winograd
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.plan import TritonPlan
+from convscope.kernels.catalogue import Conv2dPlan
 
 CPU = torch.device("cpu")
 TAPS = Blocks2d("taps", 32, 32, 16, 4, 1)
@@ -33,7 +33,7 @@ def run(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1.0
     """Return the relative error against float64; the memory of the output holds NaN before."""
     torch.manual_seed(0)
     x, weight, bias = torch.randn(shape.input) * scale, torch.randn(shape.weight), torch.randn(shape.weight[0])
-    made = TritonPlan(algorithm, shape, CPU, blocks)
+    made = Conv2dPlan(algorithm, shape, CPU, blocks)
     empty = torch.empty
     try:
         torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
@@ -108,7 +108,7 @@ def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(scale: 
     torch.manual_seed(0)
     shape = convolution(images=1, size=(6, 6))
     x, weight = torch.randn(shape.input) * scale, torch.randn(shape.weight)
-    y = TritonPlan("winograd", shape, CPU, F4).run(x, weight, None)
+    y = Conv2dPlan("winograd", shape, CPU, F4).run(x, weight, None)
     expected = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
     assert (y - expected).norm() / expected.norm() < 3e-6
 
@@ -118,7 +118,7 @@ def test_infinity_reaches_only_the_outputs_that_see_it():
     shape = convolution(channels=20, images=1, size=(12, 12))
     x, weight = torch.randn(shape.input), torch.randn(shape.weight)
     x[0, 3, 0, 0] = float("inf")
-    y = TritonPlan("direct", shape, CPU, GATHERED).run(x, weight, None)
+    y = Conv2dPlan("direct", shape, CPU, GATHERED).run(x, weight, None)
     assert not y[0, :, :2, :2].isfinite().any()
     y[..., :2, :2] = 0
     assert y.isfinite().all()
@@ -127,7 +127,7 @@ def test_infinity_reaches_only_the_outputs_that_see_it():
 def test_the_filters_are_laid_out_again_after_they_were_written_to():
     shape = convolution(images=1, size=(5, 5))
     x, weight = torch.randn(shape.input), torch.randn(shape.weight)
-    made = TritonPlan("direct", shape, CPU, TAPS)
+    made = Conv2dPlan("direct", shape, CPU, TAPS)
     first = made.run(x, weight, None)
     weight.mul_(2)
     assert torch.allclose(made.run(x, weight, None), 2 * first, rtol=1e-5, atol=1e-5)
@@ -166,9 +166,9 @@ def test_partial_sums_are_added_with_the_bias():
     ],
 )
 def test_what_the_kernels_cannot_do_is_refused_with_a_reason(algorithm: str, shape: Convolution, reason: str):
-    assert (plan.why_not(algorithm, shape) or "").startswith(reason)
+    assert (catalogue.why_no_kernel(algorithm, shape) or "").startswith(reason)
     with pytest.raises(NotImplementedError, match=reason):
-        TritonPlan(algorithm, shape, CPU)
+        Conv2dPlan(algorithm, shape, CPU)
 
 
 @pytest.mark.parametrize("math", ["fp32", "tf32"])

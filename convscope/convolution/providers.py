@@ -1,0 +1,244 @@
+"""Libraries that compute a convolution on a GPU, behind one protocol: cuDNN's legacy calls, Triton kernels, PyTorch.
+
+A provider makes a plan of one shape on one device; the plan is run many times. The operator (`operator`) and the 3-D
+study use the same plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+
+from convscope.convolution import algorithms, backends
+from convscope.cudnn import legacy, library
+from convscope.cudnn.shape import Convolution
+
+if TYPE_CHECKING:
+    from convscope.kernels.catalogue import Conv2dPlan
+
+_NOTHING: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """The computation that really ran: the algorithm's name, the library, and its workspace."""
+
+    algorithm: str
+    provider: str
+    workspace_bytes: int | None = None
+
+
+class Plan(Protocol):
+    """One convolution made ready on one device, to be run many times."""
+
+    @property
+    def workspace_bytes(self) -> int | None:
+        """The memory that a run takes besides its tensors, None where it is unknown."""
+
+    @property
+    def execution(self) -> Execution:
+        """The computation that the last run was."""
+
+    @property
+    def tuned(self) -> Mapping[str, str]:
+        """The block shapes that were chosen at the first run, by convolution; empty where nothing was."""
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve N × C × spatial on the current stream; input and weight are contiguous in the plan's layout."""
+
+    def close(self) -> None:
+        """Give back everything that the plan holds; twice is once."""
+
+
+class Provider(Protocol):
+    """A library that makes plans."""
+
+    name: str
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why the library has no such convolution, as far as that is known without a GPU, or None."""
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> Plan:
+        """Make a plan; the device is the current one.
+
+        Raises:
+            NotSupportedError: the library refuses the algorithm for this shape on this card.
+            NotImplementedError: `why_not` has a reason.
+        """
+
+    def close(self) -> None:
+        """Give back everything that the library holds; its plans must be closed before."""
+
+
+class CudnnPlan:
+    """A plan of cuDNN's legacy calls: output and workspace by PyTorch, then one call, then the bias."""
+
+    tuned = _NOTHING
+
+    def __init__(self, handle: legacy.Handle, shape: Convolution, number: int | None) -> None:
+        self._handle, self._plan = handle, legacy.LegacyPlan(handle, shape, number)
+        self._memory_format = backends.LAYOUTS[shape.layout]
+        self._bias_shape = (1, -1, *(1 for _ in shape.size))
+        self.workspace_bytes = self._plan.workspace_bytes
+        name = algorithms.NAMES_BY_CUDNN_NUMBER[self._plan.algorithm]
+        self.execution = Execution(name, "cudnn", self.workspace_bytes)
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve on the current stream.
+
+        Raises:
+            NotSupportedError: refused only now; some refusals come as late as this.
+        """
+        device = x.device
+        # The public current_stream() builds an object each time, which costs as much as the rest of this function.
+        self._handle.use_stream(torch._C._cuda_getCurrentRawStream(device.index))
+        y = torch.empty(self._plan.output_shape, dtype=x.dtype, device=device, memory_format=self._memory_format)
+        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
+        self._plan.run(x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace.data_ptr())
+        if bias is not None:
+            y.add_(bias.view(self._bias_shape))
+        return y
+
+    def close(self) -> None:
+        """Destroy the descriptors; twice is once."""
+        self._plan.close()
+
+
+class CudnnProvider:
+    """cuDNN's legacy calls: one handle a device; exactly the algorithm asked for, in 2-D and 3-D."""
+
+    name = "cudnn"
+
+    def __init__(self) -> None:
+        self._handles: dict[int | None, legacy.Handle] = {}
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why cuDNN has no convolution of this data type, or None where it has."""
+        return None if shape.dtype in library.DATA_TYPES else f"cuDNN has no convolution of {shape.dtype}"
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> CudnnPlan:
+        """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); the device is current.
+
+        Raises:
+            NotSupportedError: cuDNN refuses the algorithm for this shape.
+            NotImplementedError: cuDNN has no convolution of this data type.
+        """
+        reason = self.why_not(algorithm, shape)
+        if reason:
+            raise NotImplementedError(reason)
+        if device.index not in self._handles:
+            self._handles[device.index] = legacy.Handle()
+        return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm))
+
+    def close(self) -> None:
+        """Destroy the handles."""
+        while self._handles:
+            self._handles.popitem()[1].close()
+
+
+class TritonPlan:
+    """A plan of one of this project's 2-D kernels."""
+
+    def __init__(self, plan: Conv2dPlan) -> None:
+        self._plan = plan
+        self.run, self.close = plan.run, plan.close  # not wrapped: that would cost time on the host in each call
+
+    @property
+    def workspace_bytes(self) -> int:
+        """The memory for partial sums; known after the first run."""
+        return self._plan.workspace_bytes
+
+    @property
+    def execution(self) -> Execution:
+        """The computation that the last run was."""
+        return Execution(self._plan.algorithm, "triton", self.workspace_bytes)
+
+    @property
+    def tuned(self) -> Mapping[str, str]:
+        """The block shapes that were chosen at the first run, by convolution."""
+        return self._plan.tuned
+
+
+class TritonProvider:
+    """This project's 2-D kernels in Triton, which is imported only when it is asked for one."""
+
+    name = "triton"
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why there is no kernel for a convolution, or None where there is."""
+        if shape.layout != "nchw":
+            return f"the Triton kernel of {algorithm} reads NCHW only"
+        try:
+            from convscope.kernels import catalogue
+        except ModuleNotFoundError as error:
+            return f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+        return catalogue.why_no_kernel(algorithm, shape)
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TritonPlan:
+        """Make a plan; its block shapes are chosen at the first run.
+
+        Raises:
+            NotImplementedError: there is no kernel for it.
+        """
+        reason = self.why_not(algorithm, shape)
+        if reason:
+            raise NotImplementedError(reason)
+        from convscope.kernels.catalogue import Conv2dPlan
+
+        return TritonPlan(Conv2dPlan(algorithm, shape, device))
+
+    def close(self) -> None:
+        """Do nothing: only plans hold something."""
+
+
+class TorchPlan:
+    """A plan of PyTorch's own convolution, in 2-D or 3-D."""
+
+    workspace_bytes, execution, tuned = None, Execution("torch", "torch"), _NOTHING
+
+    def __init__(self, shape: Convolution) -> None:
+        functions = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}
+        self._convolve, self._options = functions[len(shape.size)], shape.options
+
+    def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve as PyTorch does, on the current stream."""
+        return self._convolve(x, weight, bias, *self._options)
+
+    def close(self) -> None:
+        """Do nothing: PyTorch keeps its own plans."""
+
+
+class TorchProvider:
+    """PyTorch's own convolutions, on any device."""
+
+    name = "torch"
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return None: PyTorch says itself what it cannot do, when it is called."""
+        return None
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TorchPlan:
+        """Make a plan; the algorithm is PyTorch's to choose."""
+        return TorchPlan(shape)
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to give back."""
+
+
+def cudnn_refusal(algorithm: str, device_name: str, layout: str = "nchw") -> str:
+    """Return the sentence for a layer that meets the rules and that cuDNN refuses on this card all the same."""
+    short = ".".join(library.version().split(".")[:2])
+    if algorithm == "winograd":
+        return f"cuDNN {short} has no fused Winograd on {device_name}"
+    where = "" if layout == "nchw" else f" in {layout.upper()}"
+    return f"cuDNN {short} refuses {algorithm} for this shape{where} on {device_name}"
+
+
+def workspace_refusal(algorithm: str, workspace_bytes: int, most_bytes: int | None) -> str | None:
+    """Return the sentence for a workspace over the limit, None for one that it allows."""
+    if most_bytes is None or workspace_bytes <= most_bytes:
+        return None
+    return f"workspace over the limit: {algorithm} takes more than {most_bytes / 1e6:g} MB (--max-workspace)"

@@ -1,0 +1,141 @@
+"""Providers of plans: what each of them takes, which of them is taken, and what they say where they refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from convscope.convolution import backends
+from convscope.convolution.operator import CudaOperator
+from convscope.convolution.providers import (
+    CudnnProvider,
+    Execution,
+    TorchProvider,
+    TritonProvider,
+    cudnn_refusal,
+)
+from convscope.cudnn import legacy, library
+from convscope.cudnn.shape import Convolution
+from convscope.errors import NotSupportedError
+
+CPU = torch.device("cpu")
+SHAPE = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
+
+
+class Handle:
+    """A context of cuDNN that is none; remembers whether it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class LegacyPlan:
+    """A plan of cuDNN's that is only asked for its numbers; its heuristic chooses FFT."""
+
+    workspace_bytes, output_shape = 64, (1, 4, 6, 6)
+
+    def __init__(self, handle: Handle, shape: Convolution, number: int | None) -> None:
+        self.algorithm = 4 if number is None else number
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.fixture
+def _no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy, "Handle", Handle)
+    monkeypatch.setattr(legacy, "LegacyPlan", LegacyPlan)
+
+
+def refuse(*_: object) -> None:
+    raise NotSupportedError("cudnnGetConvolutionForwardWorkspaceSize: CUDNN_STATUS_NOT_SUPPORTED")
+
+
+@pytest.mark.usefixtures("_no_card")
+@pytest.mark.parametrize(
+    ("algorithm", "name"),
+    [("default", "implicit precomp gemm"), ("gemm", "gemm"), ("guess", "fft"), ("winograd", "winograd")],
+)
+def test_a_plan_of_cudnn_says_what_it_executes(algorithm: str, name: str):
+    assert CudaOperator().plan(SHAPE, algorithm, CPU).execution == Execution(name, "cudnn", 64)
+
+
+@pytest.mark.usefixtures("_no_card")
+def test_cudnn_is_asked_for_direct_by_its_number():
+    assert CudnnProvider().plan("direct", SHAPE, CPU).execution.algorithm == "direct"
+
+
+@pytest.mark.usefixtures("_no_card")
+def test_the_plans_of_a_device_share_one_handle_which_is_closed_with_the_provider():
+    provider = CudnnProvider()
+    one, two = provider.plan("gemm", SHAPE, CPU), provider.plan("fft", SHAPE, CPU)
+    assert one._handle is two._handle
+    provider.close()
+    assert one._handle.closed
+    assert provider.plan("gemm", SHAPE, CPU)._handle is not one._handle
+
+
+def test_types_that_cudnn_does_not_convolve_are_refused():
+    shape = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="int64")
+    for algorithm in ("gemm", "winograd"):
+        with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int64"):
+            CudaOperator().plan(shape, algorithm, CPU)
+
+
+def test_triton_computes_what_cudnn_refuses_and_it_has(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CudnnProvider, "plan", refuse)
+    assert CudaOperator().plan(SHAPE, "winograd", CPU).execution == Execution("winograd", "triton", 0)
+    with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
+        CudaOperator().plan(SHAPE, "fft", CPU)
+
+
+def test_where_triton_has_no_kernel_either_the_refusal_is_cudnns(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CudnnProvider, "plan", refuse)
+    half = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="float16")
+    with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
+        CudaOperator().plan(half, "winograd", CPU)
+    with (
+        backends.settings(provider="triton"),
+        pytest.raises(NotImplementedError, match="winograd by Triton needs float32"),
+    ):
+        CudaOperator().plan(half, "winograd", CPU)
+
+
+@pytest.mark.usefixtures("_no_card")
+@pytest.mark.parametrize(("provider", "taken"), [(None, "cudnn"), ("cudnn", "cudnn"), ("triton", "triton")])
+def test_a_provider_is_preferred_where_it_has_the_algorithm(provider: str | None, taken: str):
+    with backends.settings(provider=provider):
+        assert CudaOperator().plan(SHAPE, "winograd", CPU).execution.provider == taken
+        assert CudaOperator().plan(SHAPE, "gemm", CPU).execution.provider == "cudnn"
+        assert CudaOperator().plan(SHAPE, "direct", CPU).execution.provider == "triton"
+
+
+def test_the_triton_kernels_read_nchw_only():
+    shape = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), layout="nhwc")
+    with pytest.raises(NotImplementedError, match="the Triton kernel of direct reads NCHW only"):
+        TritonProvider().plan("direct", shape, CPU)
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Conv3d(4, 6, (1, 2, 3), stride=2)])
+def test_pytorchs_plan_is_pytorchs_convolution(module: nn.Conv2d | nn.Conv3d):
+    x = torch.randn(2, 4, *(7 for _ in module.kernel_size))
+    options = module.padding, module.stride, module.dilation, module.groups
+    shape = Convolution(tuple(x.shape), tuple(module.weight.shape), *options)
+    plan = TorchProvider().plan("torch", shape, CPU)
+    with torch.no_grad():
+        assert torch.equal(plan.run(x, module.weight, module.bias), module(x))
+    assert plan.execution == Execution("torch", "torch", None)
+
+
+def test_the_refusal_of_winograd_names_library_and_card():
+    short = ".".join(library.version().split(".")[:2])
+    assert cudnn_refusal("winograd", "NVIDIA H200") == f"cuDNN {short} has no fused Winograd on NVIDIA H200"
+
+
+def test_any_other_refusal_names_algorithm_layout_and_card():
+    assert cudnn_refusal("fft", "NVIDIA H200").endswith(" refuses fft for this shape on NVIDIA H200")
+    assert cudnn_refusal("fft", "NVIDIA H200", "nhwc").endswith(" refuses fft for this shape in NHWC on NVIDIA H200")
