@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import types
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 from fakes import DATA
 
 from convscope.convolution import models
@@ -154,3 +156,22 @@ def test_layers_come_by_position_also_beyond_the_ninth():
 def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
     strangers = [kernel("stranger", 99, 1, 500), launch(98, 900), kernel("later", 98, 950, 500)]
     assert trace.by_layer(two_layers() + strangers, 2) == trace.by_layer(two_layers(), 2)
+
+
+def test_a_pass_on_a_cpu_has_no_kernels_and_says_why():
+    assert trace.trace_pass(torch.nn.ReLU(), torch.zeros(1)) == ([], "a CPU launches none")
+
+
+def test_a_pass_that_cupti_does_not_see_has_no_kernels_and_says_why(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace, "record_layers", lambda *arguments: [])
+    on_gpu = types.SimpleNamespace(is_cuda=True)
+    assert trace.trace_pass(torch.nn.ReLU(), on_gpu) == (
+        [], "CUPTI recorded no kernels (clusters often reserve it to administrators)"
+    )  # fmt: skip
+
+
+def test_a_traced_pass_has_the_kernels_of_each_layer(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace, "record_layers", lambda *arguments: two_layers())
+    traces, reason = trace.trace_pass(torch.nn.ReLU(), types.SimpleNamespace(is_cuda=True), lambda: None, 2)
+    assert traces == trace.by_layer(two_layers(), 2)
+    assert reason is None
