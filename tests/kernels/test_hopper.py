@@ -70,12 +70,19 @@ def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d) -> None:
 
 
 def cuts() -> list[Any]:
-    """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for."""
+    """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for.
+
+    All but the first of each variant and number of warps are marked `long`.
+    """
     found: dict[tuple[object, ...], Any] = {}
+    kinds: set[tuple[object, ...]] = set()
     for layer in LAYERS:
         for blocks in candidates.candidates(layer.convolution("float32", "tf32")):
-            key = (blocks.variant, blocks.pixels, blocks.filters, blocks.depth, blocks.warps, blocks.stages)
-            found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}"))
+            kind = (blocks.variant, blocks.warps)
+            key = (*kind, blocks.pixels, blocks.filters, blocks.depth, blocks.stages)
+            marks = [pytest.mark.long] if kind in kinds else []
+            found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}", marks=marks))
+            kinds.add(kind)
     return list(found.values())
 
 

@@ -6,11 +6,15 @@ import os
 import subprocess
 import sys
 
+import pytest
 from fakes import ROOT
 
+FOLDER = "tests/kernels/interpreted"
 
-def test_the_kernels_agree_with_float64_under_the_interpreter():
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/kernels/interpreted"]
+
+@pytest.mark.parametrize("selected", ["not long", pytest.param("long", marks=pytest.mark.long)])
+def test_the_kernels_agree_with_float64_under_the_interpreter(selected: str):
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", selected, FOLDER]
     environment = os.environ | {"TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -50,8 +51,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("name", catalogue.KERNELS)
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        pytest.param(kernel, SHAPES[kind], id=f"{kernel}-{kind}", marks=[] if kind in kinds else [pytest.mark.long])
+        for kernel, kinds in zip(
+            catalogue.KERNELS, itertools.cycle((["strided"], ["plain"], ["grouped"])), strict=False
+        )
+        for kind in SHAPES
+    ],
+)
 def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
     made = catalogue.KERNELS[name].default(shape)
     small = dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))
@@ -59,7 +68,7 @@ def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
 
 
 @pytest.mark.parametrize("variant", ["boxes", "slices", "pipelined"])
-@pytest.mark.parametrize("channels", [4, 20])
+@pytest.mark.parametrize("channels", [4, pytest.param(20, marks=pytest.mark.long)])
 def test_the_tuned_kernel_splits_the_sum(variant: str, channels: int):
     shape = convolution(channels=channels, size=(2, 2, 5), kernel=(3, 2, 2))
     assert error("gemm", shape, Blocks3d(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6

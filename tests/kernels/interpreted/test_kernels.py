@@ -46,7 +46,7 @@ def run(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1.0
     return float((y - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("splits", [1, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "shape",
     [
@@ -63,7 +63,7 @@ def test_direct_by_taps_agrees_with_float64(shape: Convolution, splits: int):
     assert run("direct", shape, dataclasses.replace(TAPS, splits=splits)) < 1e-6
 
 
-@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("splits", [pytest.param(1, marks=pytest.mark.long), 2])
 @pytest.mark.parametrize(
     "shape",
     [
