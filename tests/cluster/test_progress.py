@@ -9,7 +9,8 @@ import pytest
 from fakes import ENVIRONMENT, run
 
 from convscope.cluster import progress
-from convscope.profiling.rows import OverallRow
+from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
+from convscope.storage.paths import PROFILE_VERSION
 from convscope.storage.store import Folder
 from convscope.storage.table import columns
 
@@ -26,6 +27,10 @@ def written(path: Path, **cells: object) -> Path:
         table.writeheader()
         table.writerow(row)
     return folder.path
+
+
+def test_the_version_that_progress_reads_is_the_one_that_profiles_are_written_in():
+    assert PROFILE_VERSION == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(("said", "count"), [("", 0), ("none", 0), ("power cap", 1)])
