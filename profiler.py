@@ -7,12 +7,10 @@ measure with is handed to it.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,31 +18,17 @@ from typing import Any
 import pandas as pd
 import torch
 from torch import nn
-from tqdm import tqdm
 
-from convscope import failures
-from convscope.cli.options import find_device
-from convscope.convolution import algorithms, backends, models, swap
-from convscope.convolution.assignment import Assignment, assign
-from convscope.convolution.backends import environment_on
-from convscope.convolution.layer import Layer
-from convscope.convolution.operator import card_check, cuda_operator, provider
-from convscope.errors import DeviceFaultError, InputError, SensorError, WindowError
-from convscope.failures import Failure
+from convscope.errors import SensorError, WindowError
 from convscope.power import energy, nvml
 from convscope.power.energy import EnergyWindow, LoadEnergy
-from convscope.power.meter import Load
+from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
-from convscope.profiling.bench import Bench
-from convscope.profiling.measurement import failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run, make_run
-from convscope.profiling.rows import LayerRow, OverallRow
-from convscope.storage import lock
-from convscope.storage.environment import Environment
-from convscope.storage.paths import RESULTS, now_utc
-from convscope.storage.store import Folder
-from convscope.timing import graphs, trace
+from convscope.profiling.sweep import Sweep
+from convscope.storage.paths import RESULTS
+from convscope.timing import graphs
 from convscope.timing.hooks import hooked
 
 
@@ -158,7 +142,7 @@ class PowerMonitor:
 
     def steady(
         self,
-        load: Load,
+        load: SteadyLoad,
         *,
         warmup_s: float = 0.2,
         minimum_s: float = 1.0,
@@ -189,7 +173,7 @@ class PowerMonitor:
             reason = why or _too_short(found, precision, minimum_s, limit_s)
         return None, reason
 
-    def _drive(self, load: Load, seconds: float) -> None:
+    def _drive(self, load: SteadyLoad, seconds: float) -> None:
         until_s = self._clock() + seconds
         while self._clock() < until_s and not self.reason:
             load.step()
@@ -255,7 +239,7 @@ class CUDALayerTimer:
     def read_ms(self) -> list[float]:
         """Return the times of the last pass, one for each call of a convolution, in order, in milliseconds.
 
-        On a GPU the events' own overhead is still in them (`graphs.layer_times` takes it off).
+        On a GPU the events' own overhead is still in them (`LayerTimes.less` takes it off).
         """
         if self._on_gpu:
             return [start.elapsed_time(end) for start, end in self._marks]
@@ -268,22 +252,26 @@ class UnifiedProfiler:
     Args:
         model_name: one of `models.MODELS`, or `torchvision:NAME`.
         algorithm: a name of `algorithms.ALGORITHMS`, with spaces or underscores.
-        num_sizes: how many sizes, spread evenly over `input_size_range` (pixels, both ends included).
-        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
-        math: "tf32" or "fp32"; None is tf32 on a GPU and fp32 on a CPU.
-        unsupported: "error", "fallback" (implicit precomp gemm, on a CPU PyTorch) or "skip" (PyTorch, no layer time).
-        gpu: the GPU's name in the folder; it must be the card that is there.
-        stage: a name of `records.STAGES`; None goes by the number of sizes (1, 10, else full).
+        num_sizes: number of sizes, spread evenly over `input_size_range` (pixels, both ends included).
         measure_energy: open a window of a second or more on the energy counter at each size.
-        energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
-        layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`).
-        max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
-        provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
+        settings: any of these, by keyword:
+
+            - device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N";
+            - math: "tf32" or "fp32"; None is tf32 on a GPU and fp32 on a CPU;
+            - unsupported: "error", "fallback" (implicit precomp gemm, on a CPU PyTorch) or "skip" (PyTorch, no layer
+              time);
+            - pretrained, seed: trained weights, or weights drawn from the seed;
+            - gpu: the GPU's name in the folder; it must be the card that is there;
+            - stage: a name of `paths.STAGES`; None goes by the number of sizes (1, 10, else full);
+            - energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them;
+            - layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`);
+            - max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit;
+            - provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
 
     Raises:
-        InputError: anything of this that cannot be.
+        InputError: a setting that cannot be.
     """
 
     def __init__(
@@ -296,62 +284,51 @@ class UnifiedProfiler:
         measure_iters: int = 20,
         input_size_range: tuple[int, int] = (224, 512),
         *,
-        device: str = "auto",
-        math: str | None = None,
-        unsupported: str = "error",
-        pretrained: bool = False,
-        seed: int = 0,
-        gpu: str | None = None,
-        stage: str | None = None,
         measure_energy: bool = True,
-        energy_warmup_s: float = Run.energy_warmup_s,
-        energy_precision: float = Run.energy_precision,
-        energy_budget_s: float = Run.energy_budget_s,
-        layer_energy: bool = False,
-        max_workspace_bytes: int | None = None,
-        provider: str | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+        **settings: Any,
     ) -> None:
-        self.device = find_device(device)
-        self.note = note
-        self.stop = stop
-        self.stopped = False
-        self._fault: str | None = None
-        self.request = make_run(
+        run = make_run(
             model_name,
             algorithm,
             num_sizes=num_sizes,
             input_size_range=input_size_range,
-            device=self.device,
-            gpu=gpu,
-            stage=stage,
-            math=math,
-            unsupported=unsupported,
             batch_size=batch_size,
             warmup_iters=warmup_iters,
             measure_iters=measure_iters,
-            pretrained=pretrained,
-            seed=seed,
             energy=measure_energy,
-            energy_warmup_s=energy_warmup_s,
-            energy_precision=energy_precision,
-            energy_budget_s=energy_budget_s,
-            layer_energy=layer_energy,
-            max_workspace_bytes=max_workspace_bytes,
-            provider=provider,
+            **settings,
         )
+        self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
+
+    @classmethod
+    def of(cls, run: Run, stop: Callable[[], bool], note: Callable[[str], None]) -> UnifiedProfiler:
+        """Return the profiler of a request that is checked already."""
+        profiler = cls.__new__(cls)
+        profiler._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
+        return profiler
+
+    @property
+    def request(self) -> Run:
+        """The request, every setting decided."""
+        return self._sweep.run
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last sweep ended before its last size."""
+        return self._sweep.stopped
 
     @property
     def folder(self) -> Path:
-        """Where results go unless `run` is told otherwise: `results/<stage>/<model>_<algorithm>_<gpu>/`."""
+        """Where results go unless `run` is given another: `results/<stage>/<model>_<algorithm>_<gpu>/`."""
         return RESULTS / self.request.stage / self.request.folder_name
 
     def run(self, output_dir: Path | str | None = None, overwrite: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
         Args:
-            overwrite: measure all sizes; what the folder has is kept in another beside it.
+            overwrite: measure all sizes again; the folder's tables are kept in another beside it.
 
         Raises:
             InputError: layers that cannot use the algorithm, a folder that cannot be written, that another run holds,
@@ -359,171 +336,4 @@ class UnifiedProfiler:
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
             WriteError: the folder could not be written any more; the sizes before are in it.
         """
-        try:
-            return self._run(Path(output_dir or self.folder), overwrite)
-        except RuntimeError as error:  # leaving what a lost device was used by may raise once more
-            fault = self._fault or failures.device_fault(self.device)
-            if fault is None:
-                raise
-            raise DeviceFaultError(f"{self.device} is lost: {fault}; the same command goes on") from error
-
-    def _run(self, path: Path, overwrite: bool) -> tuple[pd.DataFrame, pd.DataFrame]:
-        run = self.request
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(backends.math(run.math))
-            stack.enter_context(provider(run.provider))
-            if self.device.type == "cuda":
-                stack.enter_context(torch.cuda.device(self.device))
-            assignments = {size: self._assign(size) for size in self._sizes_to_check()}
-            folder = Folder(path, run.stem)
-            folder.prepare()
-            held = stack.enter_context(lock.Lock(folder.path / lock.NAME))
-            if held.taken_from:
-                self.note(f"took {folder.path} over from {held.taken_from}, which is gone")
-            monitor = stack.enter_context(PowerMonitor.of_device(self.device))
-            here = environment_on(self.device, monitor.settings())
-            anew = overwrite and not _requeued(folder, here)
-            missing = list(run.input_sizes) if anew else folder.missing_sizes(run, here, self.note)
-            if missing:
-                self._sweep(folder, held, here, monitor, missing, assignments, anew)
-            return folder.read()
-
-    def _sensor_report(self) -> str | None:
-        """Return the name of the last sensor self-test of this GPU, None where there was none."""
-        path = RESULTS / f"sensor_{self.request.gpu}.json"
-        return path.name if path.exists() else None
-
-    def _sizes_to_check(self) -> Sequence[int]:
-        """Return the sizes to check before anything is measured: all where the algorithm's rule goes by size."""
-        sizes = self.request.input_sizes
-        return sizes if algorithms.find(self.request.algorithm).rule_depends_on_size else sorted({sizes[0], sizes[-1]})
-
-    def _layers(self, size: int) -> tuple[Layer, ...]:
-        return models.convolutions(self.request.model, size, self.request.batch_size)
-
-    def _assign(self, size: int) -> Assignment:
-        try:
-            return assign(self.request, self._layers(size), card_check(self.device, self.request.max_workspace_bytes))
-        finally:
-            if self.device.type == "cuda":
-                cuda_operator().release()
-
-    def _sweep(
-        self,
-        folder: Folder,
-        held: lock.Lock,
-        here: Environment,
-        monitor: PowerMonitor,
-        sizes: Sequence[int],
-        assignments: dict[int, Assignment],
-        overwrite: bool,
-    ) -> None:
-        run = self.request
-        if self.device.type == "cuda":
-            trace.start_cupti()
-        model = self._model()
-        if overwrite:
-            kept = folder.keep(datetime.now(timezone.utc))
-            if kept:
-                self.note(f"what was in {folder.path} is kept in {kept}")
-        folder.write_run(run, here, self._times(folder.read_run()))
-        bench = Bench(run, model, self.device, CUDALayerTimer(model, self.device.type), monitor, self.note)
-        try:
-            self._measure_each(folder, held, bench, swap.Swap(model), sizes, assignments)
-        except RuntimeError:
-            self._fault = failures.device_fault(self.device)
-            if self._fault:
-                folder.note_in_run(error=self._fault)
-            raise
-        if not self.stopped:
-            folder.note_in_run(ended_utc=now_utc())
-
-    def _model(self) -> nn.Module:
-        run = self.request
-        try:
-            return models.build(run.model, run.pretrained, run.seed).to(self.device)
-        except torch.OutOfMemoryError as error:
-            raise InputError(
-                f"the weights of {run.model} do not fit into the memory of {self.device} ({str(error).splitlines()[0]})"
-            ) from None
-
-    def _times(self, earlier: dict[str, Any] | None) -> dict[str, Any]:
-        """Return what `run.json` says of this command, and of the first one where this one goes on."""
-        here, before = now_utc(), earlier or {}
-        return {
-            "command": sys.argv,
-            "started_utc": before.get("started_utc", here),
-            "resumed_utc": [*before.get("resumed_utc", []), here] if before else [],
-            "ended_utc": None,
-            "error": None,
-            "sensor_report": self._sensor_report(),
-            "kernels": before.get("kernels", {}),
-        }
-
-    def _measure_each(
-        self,
-        folder: Folder,
-        held: lock.Lock,
-        bench: Bench,
-        swapped: swap.Swap,
-        sizes: Sequence[int],
-        assignments: dict[int, Assignment],
-    ) -> None:
-        run = self.request
-        tuned = cuda_operator().tuned if self.device.type == "cuda" else {}
-        tuned.clear()
-        bench.calibrate(run.input_sizes[0])
-        overall = folder.read_overall()
-        full_px = min(overall[overall["status"] == "oom"]["input_size"], default=None)
-        with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
-            for size in bar:
-                self.stopped = self.stop()
-                if self.stopped:
-                    break
-                bar.set_postfix_str(f"{size} px")
-                if full_px is None or size < full_px:
-                    row, layers = self._measure(bench, swapped, size, assignments)
-                    if row.status != "ok":  # what failed may still hold memory in cycles
-                        gc.collect()
-                        bench.release()
-                else:
-                    failure = Failure("oom", f"not tried: out of memory at {full_px} px already")
-                    row, layers = failed_row(run, size, failure, now_utc(), 0.0), []
-                held.confirm()
-                if tuned:
-                    folder.note_in_run(kernels=(folder.read_run() or {}).get("kernels", {}) | tuned)
-                    tuned.clear()
-                folder.append(row, layers)
-                if row.status == "oom" and full_px is None:
-                    full_px = size
-        swapped.restore()
-
-    def _measure(
-        self, bench: Bench, swapped: swap.Swap, size: int, assignments: dict[int, Assignment]
-    ) -> tuple[OverallRow, list[LayerRow]]:
-        run = self.request
-        started_utc, started_s = now_utc(), time.perf_counter()
-        try:
-            assigned = assignments.get(size) or self._assign(size)
-            swapped.apply(assigned.algorithms)
-            found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
-            wall_s = time.perf_counter() - started_s
-            row = overall_row(run, size, found, assigned, started_utc, wall_s)
-            return row, layer_rows(run, size, self._layers(size), found, assigned)
-        except (RuntimeError, InputError) as error:
-            failure = failures.classify(error)
-            if failure is None or failures.device_fault(self.device):
-                raise
-            self.note(f"{size} px: {failure.status}: {failure.reason}")
-            return failed_row(run, size, failure, started_utc, time.perf_counter() - started_s), []
-        finally:
-            bench.release()
-
-
-def _requeued(folder: Folder, here: Environment) -> bool:
-    """Tell whether the folder's run is this SLURM job's own, from before it was put into the queue again."""
-    if here.slurm_job_id is None or not int(os.environ.get("SLURM_RESTART_COUNT") or 0):
-        return False
-    earlier = folder.read_run()
-    return earlier is not None and earlier["environment"].get("slurm_job_id") == here.slurm_job_id
+        return self._sweep.measure(Path(output_dir or self.folder), overwrite)

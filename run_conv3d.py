@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import StopSignal
 
 if TYPE_CHECKING:
@@ -18,10 +19,12 @@ if TYPE_CHECKING:
     from convscope.conv3d.layersets import Layer3d
     from convscope.conv3d.request import Conv3d
 
+NAME = "run_conv3d.py"
+
 
 def parser() -> OneLineParser:
     """Return the command line; the flags of the study that this one follows are understood as well."""
-    made = OneLineParser(prog="run_conv3d.py", description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--params", "--paramscsv", default="cosmoflow", metavar="SET",
                       help="cosmoflow, unet3d, c3d, r3d_18, a CSV file, or model:torchvision:NAME")  # fmt: skip
     made.add_argument("--first-layer", "--currlayer", type=int, default=0, metavar="N", help="counted from 0")
@@ -46,6 +49,7 @@ def parser() -> OneLineParser:
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--output-dir", metavar="DIR", help="default results/conv3d/<set>_<batch>_<math>_<gpu>")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
     return made
 
 
@@ -57,20 +61,11 @@ def main(arguments: list[str] | None = None) -> int:
     where USR2 did.
     """
     options = parser().parse_args(arguments)
-    from convscope.errors import InputError, StopError
-
-    try:
-        if importlib.util.find_spec("triton") is None:
-            raise InputError("the 3-D kernels need Triton, which is not here: it comes with PyTorch's CUDA wheels")
-        if options.list:
-            return _list()
-        with StopSignal(name="run_conv3d.py") as stop:
-            return _study(options, stop)
-    except StopError as error:
-        return report_error("run_conv3d.py", error)
+    return command(NAME, lambda stop: _list() if options.list else _study(options, stop))
 
 
 def _list() -> int:
+    _check_triton()
     from convscope.conv3d import implementations, layersets
 
     print("implementations: " + ", ".join(implementations.NAMES))
@@ -78,32 +73,41 @@ def _list() -> int:
     return 0
 
 
+def _check_triton() -> None:
+    from convscope.errors import InputError
+
+    if importlib.util.find_spec("triton") is None:
+        raise InputError("the 3-D kernels need Triton, which is not here: it comes with PyTorch's CUDA wheels")
+
+
 def _study(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope.conv3d import study
+    _check_triton()
     from convscope.conv3d.request import Parts, folder_name
+    from convscope.conv3d.study import Conv3dStudy
     from convscope.convolution.backends import environment_on
     from convscope.storage.paths import RESULTS
     from profiler import PowerMonitor
 
-    device, layers, asked = _asked(options)
-    folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(asked, layers))
-    wanted = Parts(
-        layers=asked.verify or asked.compare,
+    device, layers, request = _request(options)
+    folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(request, layers))
+    parts = Parts(
+        layers=request.verify or request.compare,
         plots=options.plots or options.roofline,
         stress=options.stress or 0,
         end_to_end=options.end_to_end,
         load_tuned=options.load_tuned,
     )
     with PowerMonitor.of_device(device) as monitor:
-        here = environment_on(device, monitor.settings())
-    code = study.study(asked, layers, device, folder, wanted, here, stop, _note)
+        environment = environment_on(device, monitor.settings())
+    note = note_by(NAME)
+    code = Conv3dStudy(request, layers, parts, device, environment, stop, note).run(folder, options.overwrite)
     if stop():
-        _note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command begins anew")
+        note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command goes on")
         return stop.exit_code
     return code
 
 
-def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:
+def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Conv3d]:
     from convscope.cli.options import ENERGY_MOST_S, at_least, at_most, find_device, folder_gpu, math_on
     from convscope.conv3d import implementations, layersets
     from convscope.conv3d.request import Conv3d
@@ -125,6 +129,7 @@ def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Co
     if not 0 < options.budget <= ENERGY_MOST_S:
         raise InputError(f"--budget {options.budget}: seconds for the samples of a layer, above 0, at most an hour")
     every = layersets.load(options.params, options.batch_size)
+    digest = hashlib.sha256(repr(every).encode()).hexdigest()[:12]
     first, last = options.first_layer, len(every) if options.last_layer is None else options.last_layer
     if not 0 <= first < last <= len(every):
         raise InputError(
@@ -138,11 +143,8 @@ def _asked(options: argparse.Namespace) -> tuple[torch.device, list[Layer3d], Co
         batch_size=options.batch_size, math=math_on(device, options.math), dtype=options.dtype,
         verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,
         measure=options.measure, budget_s=options.budget, seed=options.seed,
+        layers_digest=digest,
     )  # fmt: skip
-
-
-def _note(line: str) -> None:
-    print(f"run_conv3d.py: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

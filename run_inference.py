@@ -10,24 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
 
+    from convscope.distributed import Ranks
     from convscope.inference.request import Inference
     from convscope.inference.study import InferenceStudy
+    from convscope.storage.store import Store
 
 
 T = TypeVar("T")
+NAME = "run_inference.py"
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 ENGINES = ["eager", "graph", "fused", "compile", "compile-max", "aot", "onnxruntime", "tensorrt", "cudnn-best"]
 
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog="run_inference.py", description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
     made.add_argument("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
     made.add_argument("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
@@ -77,72 +80,94 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parser().parse_args(arguments)
-    from convscope.errors import StopError
-
-    try:
-        with StopSignal(name="run_inference.py") as stop:
-            return _infer(options, arguments, stop)
-    except StopError as error:
-        return report_error("run_inference.py", error)
+    return command(NAME, lambda stop: _infer(options, arguments, stop))
 
 
 def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) -> int:
     import torch
 
     from convscope import distributed
-    from convscope.cli.options import at_most, find_device
-    from convscope.convolution.backends import environment_on
-    from convscope.errors import InputError
     from convscope.inference.request import build_model
-    from convscope.inference.rows import SCHEMA
     from convscope.inference.study import InferenceStudy
     from convscope.profiling.bench import Bench
-    from convscope.storage import lock
-    from convscope.storage.ledger import Ledger
-    from convscope.storage.paths import RESULTS, slug
     from profiler import CUDALayerTimer, PowerMonitor
 
     place = distributed.from_environment()
-    device = find_device(options.device)
-    if options.gpus > 1 and device.type == "cuda":
-        if ":" in options.device:
-            raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
-        at_most("--gpus", options.gpus, torch.cuda.device_count())
-        device = find_device(f"cuda:{place.local}")
-    asked = _request(options, device)
-    name = "_".join(map(slug, (asked.model, asked.dtype, asked.gpu)))
-    ledger = Ledger(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA)
-    if asked.processes > 1 and place.world == 1:
-        code = distributed.launch([sys.executable, __file__, *arguments], asked.processes, stop)
+    device = _device(options, place)
+    request = _request(options, device)
+    if request.processes > 1 and place.world == 1:
+        code = distributed.launch([sys.executable, __file__, *arguments], request.processes, stop)
         return stop.exit_code if stop() else code
     silent = PowerMonitor(reason="it was not asked for")
 
     def monitor() -> PowerMonitor:
-        return PowerMonitor.of_device(device) if asked.energy else silent
+        return PowerMonitor.of_device(device) if request.energy else silent
 
+    note = note_by(NAME) if place.is_first else say_nothing
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
+        store = _store(options, request, note)
         if place.is_first:
-            ledger.prepare()
-            stack.enter_context(lock.Lock(ledger.path / lock.NAME))
+            stack.enter_context(store)
             with monitor() as opened:
-                ledger.begin(asked, environment_on(device, opened.settings()), sys.argv, options.overwrite)
+                _begin(store, request, device, opened.settings(), options.overwrite)
         stack.enter_context(distributed.joined(place, device))
         study = InferenceStudy(
-            inference=asked,
-            model=build_model(asked),
+            inference=request,
+            model=build_model(request),
             device=device,
             ranks=place,
             open_meter=monitor,
-            make_bench=lambda run, model: Bench(run, model, device, CUDALayerTimer(model, device.type), silent, _note),
-            ledger=ledger,
+            make_bench=lambda run, model: Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note),
+            store=store,
             stop=stop,
-            note=_note if place.is_first else _say_nothing,
+            note=note,
         )
         study.run()
     code = _report(study) if place.is_first else 0
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
+
+
+def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
+    import torch
+
+    from convscope.cli.options import at_most, find_device
+    from convscope.errors import InputError
+
+    device = find_device(options.device)
+    if options.gpus <= 1 or device.type == "cpu":
+        return device
+    if ":" in options.device:
+        raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
+    at_most("--gpus", options.gpus, torch.cuda.device_count())
+    return find_device(f"cuda:{place.local}")
+
+
+def _store(options: argparse.Namespace, request: Inference, note: Callable[[str], None]) -> Store:
+    from convscope.inference.rows import SCHEMA
+    from convscope.storage.paths import RESULTS, slug
+    from convscope.storage.store import Store
+
+    name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
+    return Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
+
+
+def _begin(store: Store, request: Inference, device: torch.device, card: dict[str, object], overwrite: bool) -> None:
+    from convscope.convolution.backends import environment_on
+    from convscope.inference.study import cells_of, covers
+
+    environment = environment_on(device, card)
+    missing = store.missing(
+        request,
+        environment,
+        cells_of(request),
+        overwrite,
+        covers=lambda key: covers(request, key),
+        counts=lambda row: row["status"] == "ok",
+    )
+    if missing or request.scenario == "server":
+        store.begin(request, environment, sys.argv)
 
 
 def _request(options: argparse.Namespace, device: torch.device) -> Inference:
@@ -182,27 +207,19 @@ def _report(study: InferenceStudy) -> int:
     from convscope.inference.request import SERVER
     from convscope.inference.rows import TABLE
 
-    ledger = study.ledger
-    rows = ledger.read(TABLE)
-    report.draw(rows, ledger.path, study.note)
+    store = study.store
+    rows = store.read(TABLE)
+    report.draw(rows, store.path, study.note)
     if (rows["scenario"] != SERVER).any():
         print(report.cells(rows))
     if (rows["scenario"] == SERVER).any():
         print(report.under_load(rows))
     beside = report.side_by_side(rows)
     if beside:
-        ledger.save_text("table.md", beside)
+        store.save_text("table.md", beside)
         print(f"\n{beside}\n")
-    print(f"results: {ledger.path}")
+    print(f"results: {store.path}")
     return int(study.failed)
-
-
-def _say_nothing(line: str) -> None:
-    """Leave it to the first process to tell."""
-
-
-def _note(line: str) -> None:
-    print(f"run_inference.py: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

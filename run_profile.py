@@ -6,16 +6,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from typing import TYPE_CHECKING
 
-from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import GRACE_S, StopSignal
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
-STAGE_SIZES = {"test": 1, "quick": 10}
+if TYPE_CHECKING:
+    from convscope.profiling.request import Run
+
+NAME = "run_profile.py"
+STAGE_FLAGS = dict(zip(("test", "quick"), STAGES, strict=False))
 
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog="run_profile.py", description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", help="vgg16, densenet121, resnet152, googlenet, alexnet, resnet50, torchvision:NAME")
     made.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
     sizes = made.add_mutually_exclusive_group()
@@ -63,58 +69,54 @@ def main(arguments: list[str] | None = None) -> int:
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
-    from convscope.errors import StopError
-
-    try:
-        with StopSignal(
-            0 if asks_to_list else GRACE_S
-        ) as stop:  # before PyTorch loads: the signal may come at any time
-            return _list(options) if asks_to_list else _profile(options, stop)
-    except StopError as error:
-        return report_error("run_profile.py", error)
+    grace_s = 0 if asks_to_list else GRACE_S
+    return command(NAME, lambda stop: _list(options) if asks_to_list else _profile(options, stop), grace_s)
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope.cli.options import parse_bytes
     from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
 
-    named = next((stage for stage in STAGE_SIZES if getattr(options, stage)), None)
-    count = STAGE_SIZES[named] if named else 100 if options.num_sizes is None else options.num_sizes
-    profiler = UnifiedProfiler(
-        options.model,
-        options.algorithm,
-        batch_size=options.batch_size,
-        num_sizes=count,
-        warmup_iters=options.warmup,
-        measure_iters=options.measure,
-        input_size_range=tuple(options.input_range),
-        device=options.device,
-        math=options.math,
-        unsupported=options.unsupported,
-        provider=options.provider,
-        pretrained=options.pretrained,
-        seed=options.seed,
-        gpu=options.gpu,
-        stage={"test": "1_sanity", "quick": "2_quick"}.get(named or "", "3_full"),
-        measure_energy=not options.no_energy,
-        energy_warmup_s=options.energy_warmup,
-        energy_precision=options.energy_precision,
-        energy_budget_s=options.energy_budget,
-        layer_energy=options.layer_energy,
-        max_workspace_bytes=parse_bytes("--max-workspace", options.max_workspace) if options.max_workspace else None,
-        stop=stop,
-    )
+    profiler = UnifiedProfiler.of(_request(options), stop, lambda line: print(line, file=sys.stderr))
     overall, layers = profiler.run(options.output_dir, overwrite=options.overwrite)
     print(results_table(overall, layers))
     print(f"results: {options.output_dir or profiler.folder}")
     if profiler.stopped:
-        print(
-            f"run_profile.py: stopped by {stop.said} with {len(overall)} sizes in the folder: the same command goes on",
-            file=sys.stderr,
-        )
+        note_by(NAME)(f"stopped by {stop.said} with {len(overall)} sizes in the folder: the same command goes on")
         return stop.exit_code
     return 0 if (overall["status"] == "ok").all() else 1
+
+
+def _request(options: argparse.Namespace) -> Run:
+    from convscope.cli.options import parse_bytes
+    from convscope.profiling.request import make_run
+
+    stage = next((stage for flag, stage in STAGE_FLAGS.items() if getattr(options, flag)), STAGES[-1])
+    count = SIZES_BY_STAGE[stage] if options.num_sizes is None else options.num_sizes
+    limit = options.max_workspace
+    return make_run(
+        options.model,
+        options.algorithm,
+        num_sizes=count,
+        input_size_range=tuple(options.input_range),
+        device=options.device,
+        gpu=options.gpu,
+        stage=stage,
+        math=options.math,
+        batch_size=options.batch_size,
+        warmup_iters=options.warmup,
+        measure_iters=options.measure,
+        unsupported=options.unsupported,
+        provider=options.provider,
+        pretrained=options.pretrained,
+        seed=options.seed,
+        energy=not options.no_energy,
+        energy_warmup_s=options.energy_warmup,
+        energy_precision=options.energy_precision,
+        energy_budget_s=options.energy_budget,
+        layer_energy=options.layer_energy,
+        max_workspace_bytes=parse_bytes("--max-workspace", limit) if limit else None,
+    )
 
 
 def _list(options: argparse.Namespace) -> int:

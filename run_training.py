@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 SUMMARIES_PRINTED = 2  # of more cells the matrix says enough, and summary.txt the rest
 
+NAME = "run_training.py"
+
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog="run_training.py", description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME",
                       help="resnet18, resnet34, resnet50, torchvision:NAME; several make a matrix")  # fmt: skip
     made.add_argument("--dataset", choices=("digits", "cifar10", "synthetic"), default="digits")
@@ -71,13 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
     the folder cannot be written any more, 75 where TERM, INT or USR1 ended it before its last cell, 85 where USR2 did.
     """
     options = parser().parse_args(arguments)
-    from convscope.errors import StopError
-
-    try:
-        with StopSignal(name="run_training.py") as stop:
-            return _train(options, stop)
-    except StopError as error:
-        return report_error("run_training.py", error)
+    return command(NAME, lambda stop: _train(options, stop))
 
 
 def _train(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -86,36 +82,38 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
     from convscope import distributed
     from convscope.cli.options import find_device
     from convscope.convolution.backends import environment_on
-    from convscope.storage import lock
-    from convscope.storage.ledger import Ledger
-    from convscope.storage.paths import RESULTS, slug
+    from convscope.storage.paths import RESULTS, now_utc, slug
+    from convscope.storage.store import Store
     from convscope.training import datasets
-    from convscope.training.rows import TRAINING
-    from convscope.training.study import TrainingStudy
+    from convscope.training.rows import SCHEMA
+    from convscope.training.study import TrainingStudy, cells_of
     from profiler import PowerMonitor
 
     place = distributed.from_environment()
     device = find_device(options.device)
     if place.world > 1 and device.type == "cuda":
         device = find_device(f"cuda:{place.local}")
-    asked = _request(options, device, place.world)
-    images = datasets.load(asked.dataset, Path(options.data_dir), asked.image_size_px)
-    name = "_".join(map(slug, (asked.dataset, asked.algorithm, asked.gpu)))
-    ledger = Ledger(Path(options.output_dir or RESULTS / "training" / name), TRAINING)
-    profiles = Path(options.profile_dir or ledger.path / "profiles")
+    request = _request(options, device, place.world)
+    images = datasets.load(request.dataset, Path(options.data_dir), request.image_size_px)
+    name = "_".join(map(slug, (request.dataset, request.algorithm, request.gpu)))
+    note = note_by(NAME) if place.is_first else say_nothing
+    store = Store(Path(options.output_dir or RESULTS / "training" / name), SCHEMA, note=note)
+    profiles = Path(options.profile_dir or store.path / "profiles")
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
         silent = PowerMonitor(reason="it was not asked for")
-        monitor = stack.enter_context(PowerMonitor.of_device(device) if asked.energy else silent)
+        monitor = stack.enter_context(PowerMonitor.of_device(device) if request.energy else silent)
         if place.is_first:
-            ledger.prepare()
-            stack.enter_context(lock.Lock(ledger.path / lock.NAME))
-            ledger.begin(asked, environment_on(device, monitor.settings()), sys.argv, options.overwrite)
+            stack.enter_context(store)
+            environment = environment_on(device, monitor.settings())
+            if store.missing(request, environment, cells_of(request), options.overwrite):
+                store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
-        note = _note if place.is_first else _say_nothing
-        study = TrainingStudy(asked, images, device, place, monitor, ledger, profiles, stop, note)
+        study = TrainingStudy(request, images, device, place, monitor, store, profiles, stop, note)
         study.run()
+        if place.is_first and not study.stopped:
+            store.note_in_run(ended_utc=now_utc())
     code = _report(study) if place.is_first else int(study.broken)
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
 
@@ -160,27 +158,19 @@ def _report(study: TrainingStudy) -> int:
 
     from convscope.training import report
 
-    ledger, on_gpu = study.ledger, study.device.type == "cuda"
-    tables = {name: ledger.read(name) for name in ("training", "operators", "memory")}
+    store, on_gpu = study.store, study.device.type == "cuda"
+    tables = {name: store.read(name) for name in ("training", "operators", "memory")}
     memory_bytes = torch.cuda.get_device_properties(study.device).total_memory if on_gpu else None
     summaries = report.summaries(tables["training"], tables["operators"], memory_bytes)
-    ledger.save_text("summary.txt", "\n\n".join(summaries.values()))
-    report.draw(tables["training"], tables["memory"], ledger.path, study.note)
+    store.save_text("summary.txt", "\n\n".join(summaries.values()))
+    report.draw(tables["training"], tables["memory"], store.path, study.note)
     keys = [study.key(model, size) for model in study.training.models for size in study.training.batch_sizes]
     asked = [summaries[key] for key in keys if key in summaries]
     for text in asked if len(asked) <= SUMMARIES_PRINTED else []:
         print(text + "\n")
     print(report.matrix(tables["training"]))
-    print(f"results: {ledger.path}")
+    print(f"results: {store.path}")
     return 0 if set(keys) <= set(summaries) else 1
-
-
-def _say_nothing(line: str) -> None:
-    """Leave it to the first process to tell."""
-
-
-def _note(line: str) -> None:
-    print(f"run_training.py: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

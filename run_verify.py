@@ -4,32 +4,30 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
-from convscope.cli.display import table
-from convscope.cli.options import at_least, find_device, parse_bytes
-from convscope.cli.parser import OneLineParser, as_program, report_error
+from convscope.cli.options import parse_bytes
+from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
-from convscope.convolution.backends import environment_on
-from convscope.errors import InputError
-from convscope.profiling import bench
-from convscope.profiling.request import PROVIDERS, Run, make_run
-from convscope.storage.paths import RESULTS, slug
-from convscope.verification import choice, report, support, verdict
+from convscope.errors import InputError, StopError
+from convscope.profiling.request import PROVIDERS
+from convscope.storage.paths import RESULTS
+from convscope.verification import report, verdict
 from convscope.verification.evidence import gather, open_subject
+from convscope.verification.request import CHOICE, SUPPORT, Verification, make_verification
+from convscope.verification.study import VerificationStudy, choice_text, support_text
 from profiler import CUDALayerTimer, PowerMonitor
+
+NAME = "run_verify.py"
 
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog="run_verify.py", description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", required=True, help="a name that run_profile.py --list-models prints; or all")
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
@@ -47,6 +45,7 @@ def parser() -> OneLineParser:
     made.add_argument("--dtype", choices=("float32", "float64", "float16", "bfloat16"), help="for --support")
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
     made.add_argument("--output-dir", metavar="DIR", help="where --support and --choice save, default results/<study>")
+    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept beside")
     return made
 
 
@@ -59,100 +58,61 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         names = models.MODELS if options.model == "all" else (options.model,)
-        study = _support if options.support else _choice if options.choice else _verify
-        return max(study(options, name) for name in names)
-    except InputError as error:
-        return report_error("run_verify.py", error)
+        ask = _tabulate if options.support or options.choice else _verify
+        return max(ask(options, name) for name in names)
+    except StopError as error:
+        return report_error(NAME, error)
     except torch.OutOfMemoryError as error:
         cause = str(error).splitlines()[0]
-        print(f"run_verify.py: {cause} Choose a smaller --batch-size or --input-size.", file=sys.stderr)
+        note_by(NAME)(f"{cause} Choose a smaller --batch-size or --input-size.")
         return 1
 
 
 def _verify(options: argparse.Namespace, model: str) -> int:
-    run = _run(options, model, options.algorithm)
-    if run.algorithm == "torch":
+    request = _request(options, model, options.algorithm)
+    if request.algorithm == "torch":
         raise InputError("torch is the model as it is: there is nothing to verify; choose another algorithm")
-    with open_subject(run) as subject:
+    with open_subject(request) as subject:
         evidence = gather(subject)
-    every = verdict.checks(evidence)
-    print(report.subject_title(run))
-    for check in every:
-        print(check)
-    print(verdict.last_line(evidence, every))
-    return 0 if verdict.confirmed(every) else 1
+    findings = verdict.checks(evidence)
+    print(report.subject_title(request))
+    for finding in findings:
+        print(finding)
+    print(verdict.last_line(evidence, findings))
+    return 0 if verdict.confirmed(findings) else 1
 
 
-def _support(options: argparse.Namespace, model: str) -> int:
-    run = _run(options, model, "guess")
-    device = torch.device(run.device)
-    if device.type == "cpu":
+def _tabulate(options: argparse.Namespace, model: str) -> int:
+    """Fill the table of support or choice and print it; return 1 where rule and card differ."""
+    if options.support:
+        limit = options.max_workspace
+        limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
+        request = _request(options, model, "guess", question=SUPPORT, dtype=options.dtype, limit_bytes=limit_bytes)
+    else:
+        request = _request(options, model, "torch", question=CHOICE, rounds=options.rounds)
+    if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
-    allowed = options.max_workspace
-    limit_bytes = None if allowed is None else parse_bytes("--max-workspace", allowed)
-    with open_subject(run) as subject, PowerMonitor.of_device(device) as monitor:
-        here = environment_on(device, monitor.settings())
-        rows = support.survey(subject, here, limit_bytes, options.dtype or run.dtype)
-    print(report.subject_title(run))
-    print(table(("algorithm", "layers", "why not; what is the same"), support.summary(rows)))
-    differing = support.disagreements(rows)
-    for line in differing:
-        print(f"rule and card differ: {line}")
-    _save(rows, options, "support", run)
-    return 1 if differing else 0
+    folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
+    with PowerMonitor.of_device(torch.device(request.device)) as monitor:
+        store = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME)).measure(folder, options.overwrite)
+    text, agrees = support_text(store) if options.support else (choice_text(store), True)
+    print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")
+    return 0 if agrees else 1
 
 
-def _choice(options: argparse.Namespace, model: str) -> int:
-    at_least("--rounds", options.rounds, 2)
-    run = _run(options, model, "torch")
-    device = torch.device(run.device)
-    with open_subject(run) as subject, PowerMonitor.of_device(device) as monitor:
-        here = environment_on(device, monitor.settings())
-        timer = CUDALayerTimer(subject.model, device.type)
-        made = bench.Bench(run, subject.model, device, timer, monitor, _note)
-        made.calibrate(run.input_sizes[0])
-        study = choice.study(subject, made, _note, options.rounds)
-        rows = choice.rows(run, here, subject.layers, study.candidates)
-    print(report.subject_title(run))
-    print(report.choice_report(rows, study.passes))
-    _save(rows, options, "choice", run)
-    return 0
-
-
-def _save(rows: Sequence[Any], options: argparse.Namespace, study: str, run: Run) -> None:
-    folder = Path(options.output_dir or RESULTS / study)
-    path = folder / f"{slug(run.model)}_{slug(run.gpu)}_{run.input_sizes[0]}px_batch{run.batch_size}_{run.math}.csv"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        pd.DataFrame([dataclasses.asdict(row) for row in rows]).convert_dtypes().to_csv(path, index=False)
-    except OSError as error:
-        raise InputError(f"cannot save to {path} ({error.strerror}): choose another folder with --output-dir") from None
-    print(f"saved: {path}")
-
-
-def _note(line: str) -> None:
-    print(f"run_verify.py: {line}", file=sys.stderr)
-
-
-def _run(options: argparse.Namespace, model: str, algorithm: str) -> Run:
-    device = find_device(options.device)
-    return make_run(
+def _request(options: argparse.Namespace, model: str, algorithm: str, **question: Any) -> Verification:
+    return make_verification(
         model,
         algorithm,
-        num_sizes=1,
-        input_size_range=(options.input_size, options.input_size),
-        device=device,
-        gpu=None,
-        stage=None,
+        options.input_size,
+        device=options.device,
         math=options.math,
         unsupported=options.unsupported,
         provider=options.provider if options.algorithm else None,
         batch_size=options.batch_size,
-        warmup_iters=10,
-        measure_iters=20 if device.type == "cuda" else 3,
         pretrained=options.pretrained,
         seed=options.seed,
-        energy=False,
+        **question,
     )
 
 

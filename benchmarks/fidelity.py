@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""How far `mean_ms` of a layer is from CUPTI's word, and a swapped pass from PyTorch's own. Prints, asserts nothing.
+"""Fidelity of `mean_ms` of a layer against CUPTI, and of a swapped pass against PyTorch's. Prints, asserts nothing.
 
 The truth for a layer is its span: from the start of its first kernel to the end of its last, traced while a captured
-graph is replayed. `mean_ms` never sees that trace. Run on a GPU where CUPTI may be used:
+graph is replayed. `mean_ms` never uses that trace. Run on a GPU where CUPTI may be used:
 
     python benchmarks/fidelity.py
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,9 @@ from convscope.profiling import bench
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import make_run
 from convscope.profiling.rows import SCHEMA_VERSION
-from convscope.timing import graphs, trace
+from convscope.timing import trace
+from convscope.timing.graphs import SETTLING_S
+from convscope.timing.stopwatch import Stopwatch
 from profiler import CUDALayerTimer, PowerMonitor
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,13 +40,13 @@ SHIFT_BYTES = 37 * 2**20
 
 
 def measure(model_name: str, algorithm: str, math: str, size: int, device: torch.device) -> Measurement:
-    """Measure one model with one algorithm at one size, the way `run_profile.py` does."""
+    """Measure one model with one algorithm at one size, as `run_profile.py` does."""
     run = make_run(
         model_name,
         algorithm,
         num_sizes=1,
         input_size_range=(size, size),
-        device=device,
+        device=str(device),
         gpu=None,
         stage=None,
         math=math,
@@ -62,41 +65,39 @@ def measure(model_name: str, algorithm: str, math: str, size: int, device: torch
     with torch.inference_mode(), backends.math(math):
         instruments.calibrate(size)
         swap.Swap(model).apply({layer.name: algorithm for layer in layers})
-        found = instruments.measure(size, layers, check_errors=False)
+        measurement = instruments.measure(size, layers, check_errors=False)
     instruments.release()
-    return found
+    return measurement
 
 
 def passes_ms(model_name: str, math: str, size: int, device: torch.device) -> dict[str, list[float]]:
     """Time the pass of each algorithm from several captures, each in another place of memory; mean of each capture.
 
-    Where its tensors lie changes a pass by some percent; a capture keeps its place, so one alone has that in it.
+    The place of its tensors changes a pass by some percent; a capture keeps its place, so one capture is not enough.
     """
     layers = models.convolutions(model_name, size)
     model = models.build(model_name).to(device)
-    given = torch.randn(1, 3, size, size, device=device)
+    given = torch.randn(1, 3, size, size, device=str(device))
     swapped = swap.Swap(model)
-    found: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
+    stopwatch = Stopwatch(device)
+    times_ms: dict[str, list[float]] = {name: [] for name in ALGORITHMS}
     with torch.inference_mode(), backends.math(math):
         for place in range(CAPTURES):
-            shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=device)
+            shift = torch.empty(place * SHIFT_BYTES, dtype=torch.uint8, device=str(device))
             for name in ALGORITHMS:
                 swapped.apply({layer.name: name for layer in layers})
-                model(given)
-                with graphs.capture(lambda: model(given)) as captured:
-                    graphs.ReplayLoad(captured, 1.0).keep_busy(bench.SETTLING_S)
-                    found[name].append(statistics.fmean(graphs.replay_times_ms(captured, PASSES)))
+                times_ms[name] += stopwatch.measure(partial(model, given), samples=PASSES, settle_s=SETTLING_S).means_ms
                 cuda_operator().release()
                 torch.cuda.empty_cache()
             del shift
-    return found
+    return times_ms
 
 
 def row(
-    model_name: str, math: str, algorithm: str, found: Measurement, passes: dict[str, list[float]]
+    model_name: str, math: str, algorithm: str, measured: Measurement, passes: dict[str, list[float]]
 ) -> tuple[str, ...]:
     """Return one line of the table: errors of the layers in percent of their span, the pass against PyTorch's."""
-    pairs = [(layer.mean_ms, traced.span_ms) for layer, traced in zip(found.layers, found.traces, strict=True)]
+    pairs = [(layer.mean_ms, traced.span_ms) for layer, traced in zip(measured.layers, measured.traces, strict=True)]
     errors = np.array([abs(mean - span) / span * 100 for mean, span in pairs if span is not None])
     pass_ms = statistics.median(passes[algorithm])
     above = (pass_ms / statistics.median(passes["torch"]) - 1) * 100
@@ -107,11 +108,11 @@ def row(
         math,
         f"{len(errors)} of {len(pairs)}",
         *shown,
-        f"{found.overhead_us:.2f}",
+        f"{measured.overhead_us:.2f}",
         f"{pass_ms:.4f}",
         f"{spread:.1f}",
         f"{above:+.2f}",
-        str(found.repeated),
+        str(measured.repeated),
         algorithm,
     )
 
@@ -126,9 +127,9 @@ def main() -> int:
     rows = []
     for model_name in MODELS:
         for math in MATHS:
-            found = {name: measure(model_name, name, math, size, device) for name in ALGORITHMS}
+            measured = {name: measure(model_name, name, math, size, device) for name in ALGORITHMS}
             passes = passes_ms(model_name, math, size, device)
-            rows += [row(model_name, math, name, found[name], passes) for name in ALGORITHMS]
+            rows += [row(model_name, math, name, measured[name], passes) for name in ALGORITHMS]
     header = (
         "model",
         "math",

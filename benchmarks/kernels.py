@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How the Triton kernels stand beside cuDNN's algorithms, layer by layer. Prints a table, asserts nothing.
+"""Comparison of the Triton kernels with cuDNN's algorithms, layer by layer. Prints a table, asserts nothing.
 
 Every distinct convolution of some models, float32 with FMA: time of a call in a replayed CUDA graph, several calls in a
 row on the same tensors (what fits into the L2 cache stays there, for all algorithms alike), without the bias.
@@ -31,18 +31,18 @@ from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
 from convscope.errors import NotSupportedError
-from convscope.timing import graphs
+from convscope.timing.stopwatch import Stopwatch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 OURS = ("direct", "winograd")
 CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")
-REPLAYS, LEAST_MS, CALLS_MOST = 10, 0.3, 50
+REPLAYS, PROBES, LEAST_MS, CALLS_MOST = 10, 3, 0.3, 50
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One layer: its floors, the time of each algorithm that takes it, what was chosen, and the error of ours."""
+    """One layer: its floors, the time of each algorithm that supports it, our chosen blocks and our errors."""
 
     layer: Layer
     arithmetic_us: float
@@ -53,32 +53,33 @@ class Timed:
 
     @property
     def floor_us(self) -> float:
-        """No implementation of the definition is faster on this card, by its datasheet."""
+        """The time below which no direct implementation gets on this card, by its datasheet."""
         return max(self.arithmetic_us, self.memory_us)
 
 
 def distinct(model_names: Sequence[str], size: int, batch_size: int) -> list[Layer]:
-    """Return the layers of some models, one of each shape, in the order in which they are met."""
-    found: dict[tuple[object, ...], Layer] = {}
+    """Return the layers of some models, one of each shape, in the models' order."""
+    layers: dict[tuple[object, ...], Layer] = {}
     for name in model_names:
         for layer in models.convolutions(name, size, batch_size):
-            found.setdefault(layer.shape[:-3], layer)  # without bias and padding mode
-    return list(found.values())
+            layers.setdefault(layer.shape[:-3], layer)  # without bias and padding mode
+    return list(layers.values())
 
 
-def call_us(call: Callable[[], object]) -> float:
-    """Return the time of one call inside a replayed graph, median."""
-    call()
-    with graphs.capture(call) as captured:
-        once_ms = min(graphs.replay_times_ms(captured, 3))
-    count = max(1, min(CALLS_MOST, round(LEAST_MS / max(once_ms, 1e-3))))
-    with graphs.capture(lambda: [call() for _ in range(count)]) as captured:
-        return statistics.median(graphs.replay_times_ms(captured, REPLAYS)) / count * 1e3
+def calls_in_a_row(single_ms: float) -> int:
+    """Return the number of calls in one graph that together take long enough to be timed."""
+    return min(CALLS_MOST, round(LEAST_MS / max(single_ms, 1e-3)))
+
+
+def call_us(stopwatch: Stopwatch, call: Callable[[], object]) -> float:
+    """Return the median time of one call inside a replayed graph."""
+    times = stopwatch.measure_calls(call, calls=calls_in_a_row, samples=REPLAYS, probes=PROBES)
+    return statistics.median(times.all_ms) * 1e3
 
 
 def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
-    """Time one layer with every algorithm that takes it."""
-    engine = cuda_operator()
+    """Time one layer with every algorithm that supports it."""
+    engine, stopwatch = cuda_operator(), Stopwatch(device)
     x = torch.randn(layer.batch, layer.in_channels, layer.in_height, layer.in_width, device=device)
     weight = torch.randn(layer.out_channels, layer.in_channels // layer.groups, *layer.kernel, device=device)
     options = layer.stride, layer.padding, layer.dilation, layer.groups
@@ -94,9 +95,9 @@ def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
         except NotSupportedError:
             continue
         errors[name] = relative_distance(output, expected) or 0.0
-        times_us[name] = call_us(functools.partial(engine.convolve, x, weight, layer, name))
+        times_us[name] = call_us(stopwatch, functools.partial(engine.convolve, x, weight, layer, name))
     engine.tuned.clear()
-    engine.release()  # which says what was chosen
+    engine.release()  # fills `tuned` with the blocks that were chosen
     chosen = {key.split()[0]: text for key, text in engine.tuned.items()}
     arithmetic_us = roofline.flops(layer) / gpu.fp32_tflops / 1e6
     return Timed(
@@ -111,30 +112,30 @@ def title(layer: Layer) -> str:
     return f"{layer.in_channels}-{layer.out_channels} {kernel}{options[0]} {layer.in_height}{options[1]}"
 
 
-def line(found: Timed) -> tuple[str, ...]:
-    """Return one row of the table; times in µs, then how often ours take the floor's time."""
-    floor = f"{found.floor_us:.1f}{'a' if found.arithmetic_us >= found.memory_us else 'm'}"
-    times = [f"{found.times_us[name]:.1f}" if name in found.times_us else "-" for name in (*OURS, *CUDNN)]
-    ratios = [f"{found.times_us[name] / found.floor_us:.1f}" if name in found.times_us else "-" for name in OURS]
-    return (title(found.layer), floor, *times, *ratios, "; ".join(text.split(";")[0] for text in found.chosen.values()))
+def line(timed: Timed) -> tuple[str, ...]:
+    """Return one row of the table: times in µs, then ours as multiples of the floor."""
+    floor = f"{timed.floor_us:.1f}{'a' if timed.arithmetic_us >= timed.memory_us else 'm'}"
+    times = [f"{timed.times_us[name]:.1f}" if name in timed.times_us else "-" for name in (*OURS, *CUDNN)]
+    ratios = [f"{timed.times_us[name] / timed.floor_us:.1f}" if name in timed.times_us else "-" for name in OURS]
+    return (title(timed.layer), floor, *times, *ratios, "; ".join(text.split(";")[0] for text in timed.chosen.values()))
 
 
 def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
-    """Return the sentences on the goals: geometric means of ratios of times, and the layers that miss."""
+    """Return the lines on the goals: geometric means of ratios of times, and the layers that miss."""
     lines = []
     for ours, theirs in (("direct", "implicit gemm"), ("direct", "gemm"), ("winograd", "winograd nonfused")):
-        pairs = [(found, found.times_us[ours] / found.times_us[theirs]) for found in every
-                 if {ours, theirs} <= found.times_us.keys()]  # fmt: skip
+        pairs = [(timed, timed.times_us[ours] / timed.times_us[theirs]) for timed in every
+                 if {ours, theirs} <= timed.times_us.keys()]  # fmt: skip
         if not pairs:
             continue
         mean = math.exp(statistics.fmean(math.log(ratio) for _, ratio in pairs))
-        slower = sorted(((ratio, title(found.layer)) for found, ratio in pairs if ratio > 1), reverse=True)
+        slower = sorted(((ratio, title(timed.layer)) for timed, ratio in pairs if ratio > 1), reverse=True)
         worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in slower[:8])
         head = f"batch {batch_size}: {ours} takes {mean:.3f} of the time of {theirs} (geometric mean of {len(pairs)})"
         lines.append(f"{head}; slower in {len(slower)}{': ' + worst if worst else ''}")
     for ours in OURS:
-        ratios = [found.times_us[ours] / found.floor_us for found in every if ours in found.times_us]
-        worst_error = max((found.errors[ours] for found in every if ours in found.errors), default=0.0)
+        ratios = [timed.times_us[ours] / timed.floor_us for timed in every if ours in timed.times_us]
+        worst_error = max((timed.errors[ours] for timed in every if ours in timed.errors), default=0.0)
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
             lines.append(
@@ -143,13 +144,13 @@ def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
     return lines
 
 
-def record(found: Timed) -> dict[str, object]:
+def record(timed: Timed) -> dict[str, object]:
     """Return one row of the CSV."""
-    floors = {"arithmetic_us": found.arithmetic_us, "memory_us": found.memory_us}
-    times = {f"{name.replace(' ', '_')}_us": found.times_us.get(name) for name in (*OURS, *CUDNN)}
-    errors = {f"{name}_error": found.errors.get(name) for name in OURS}
-    chosen = {f"{name}_blocks": found.chosen.get(name) for name in OURS}
-    return {"layer": title(found.layer), "batch_size": found.layer.batch, **floors, **times, **errors, **chosen}
+    floors = {"arithmetic_us": timed.arithmetic_us, "memory_us": timed.memory_us}
+    times = {f"{name.replace(' ', '_')}_us": timed.times_us.get(name) for name in (*OURS, *CUDNN)}
+    errors = {f"{name}_error": timed.errors.get(name) for name in OURS}
+    chosen = {f"{name}_blocks": timed.chosen.get(name) for name in OURS}
+    return {"layer": title(timed.layer), "batch_size": timed.layer.batch, **floors, **times, **errors, **chosen}
 
 
 def main() -> int:
@@ -176,9 +177,9 @@ def main() -> int:
             every = [measure(layer, device, gpu) for layer in layers]
         header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",
                   "winograd/floor", "blocks")  # fmt: skip
-        print(table(header, [line(found) for found in every]))
+        print(table(header, [line(timed) for timed in every]))
         print("\n".join(summary(every, batch_size)), flush=True)
-        records += [record(found) for found in every]
+        records += [record(timed) for timed in every]
     if chosen.csv:
         pd.DataFrame(records).to_csv(chosen.csv, index=False)
     return 0

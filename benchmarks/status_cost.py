@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long the status table takes: made-up results of many combinations in three stages, read and printed.
+"""Time of the status table: invented results of many combinations in three stages, read and printed.
 
 No GPU, no SLURM: `squeue` is answered from memory.
 """
@@ -25,7 +25,7 @@ SIZES = SIZES_BY_STAGE
 
 
 def write(results: Path, who: Combination, stage: str) -> None:
-    """Write what a finished run leaves: run.json, a table with all sizes, the history of its job."""
+    """Write the files of a finished run: run.json, a table with all sizes, the history of its job."""
     folder = results / stage / who.folder_name
     folder.mkdir(parents=True)
     sizes = list(range(224, 224 + SIZES[stage]))
@@ -42,7 +42,7 @@ def write(results: Path, who: Combination, stage: str) -> None:
 
 
 def main() -> int:
-    """Print the seconds of three looks at a thousand combinations."""
+    """Print the time of three surveys of a thousand combinations."""
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     with tempfile.TemporaryDirectory() as folder:
         for at in range(count):
@@ -50,10 +50,10 @@ def main() -> int:
                 write(Path(folder), Combination(f"model{at}", "implicit precomp gemm", "h200"), stage)
         for _ in range(3):
             start_s, cpu_s = time.perf_counter(), time.process_time()
-            found = status.survey(Path(folder), run_command=lambda command: "")
-            lines = status.table(found).count("\n")
+            survey = status.survey(Path(folder), run_command=lambda command: "")
+            lines = status.table(survey).count("\n")
             print(
-                f"{count} combinations, {len(found)} folders: {time.perf_counter() - start_s:.2f} s "
+                f"{count} combinations, {len(survey)} folders: {time.perf_counter() - start_s:.2f} s "
                 f"(CPU {time.process_time() - cpu_s:.2f} s), {lines} lines"
             )
     return 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a full sweep costs, and how much of it the GPU spends measuring. Prints, asserts nothing.
+"""Cost of a full sweep, and the share of it in which the GPU measures. Prints, asserts nothing.
 
 python benchmarks/sweep_cost.py                       # resnet152, implicit precomp gemm, 100 sizes
 python benchmarks/sweep_cost.py --model vgg16 --num-sizes 10
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 
 def measuring_s(overall: pd.DataFrame) -> pd.Series:
-    """Return for each size the seconds in which the GPU ran what the tables report: replays, eager passes, energy."""
+    """Return for each size the seconds of measurements on the GPU: replays, eager passes, energy."""
     # Each sample is two replays: one bare, one with events around the layers.
     replays_s = overall["samples"] * 2 * overall["mean"] / 1e3
     eager_s = overall["samples"] * overall["eager_mean_ms"] / 1e3

@@ -1,13 +1,37 @@
-"""What all tests share: hypothesis without a clock and without chance, and a machine whose GPUs are out of sight."""
+"""What all tests share: hypothesis without a clock and without chance, and a machine whose GPUs are out of sight.
+
+By default a test that draws examples draws a few; with `-m long` or `-m gpu` it draws all. `-m long` therefore runs
+those tests too, beside the ones that are marked.
+"""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 from hypothesis import settings
 
-settings.register_profile("suite", deadline=None, derandomize=True, max_examples=40, database=None)
-settings.load_profile("suite")
+settings.register_profile("all", deadline=None, derandomize=True, max_examples=40, database=None)
+settings.register_profile("few", settings.get_profile("all"), max_examples=8)
+
+
+def _asks_for(marker: str, config: pytest.Config) -> bool:
+    return re.search(rf"(?<!not )\b{marker}\b", config.option.markexpr) is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how many examples are drawn, before any test is collected."""
+    settings.load_profile("all" if _asks_for("long", config) or _asks_for("gpu", config) else "few")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-m long`, have tests with drawn examples selected as well."""
+    if _asks_for("long", config):
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) and item.path.parent.name != "gpu":
+                item.add_marker("long")
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def test_every_column_is_explained(column: str):
     assert re.search(rf"\b{column}\b", README.split("## Columns")[1])
 
 
-@pytest.mark.parametrize("column", sorted({column for row_type in TABLES.values() for column in columns(row_type)}))
+@pytest.mark.parametrize("column", sorted({column for form in TABLES.values() for column in form.columns}))
 def test_every_column_of_a_training_study_is_explained(column: str):
     assert re.search(rf"\b{column}\b", TRAINING.split("## Columns")[1])
 

@@ -32,6 +32,7 @@ from convscope.errors import (
     WorkerError,
 )
 from convscope.failures import Failure
+from convscope.profiling import sweep
 from profiler import UnifiedProfiler
 
 CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB."
@@ -196,7 +197,7 @@ def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_js
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return measure(self, size, *more, **options)
 
-    monkeypatch.setattr(profiler.Bench, "measure", fails_at_80)
+    monkeypatch.setattr(sweep.Bench, "measure", fails_at_80)
     monkeypatch.setattr(failures, "device_fault", lambda device: "CUDA error: an illegal memory access was encountered")
     with pytest.raises(
         DeviceFaultError, match="cpu is lost: CUDA error: an illegal memory access was encountered; the"

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from convscope.cli.signals import GRACE_S, StopSignal
 from convscope.errors import DeviceFaultError, StopError
+from convscope.storage.lock import release_all
 
 _kept: list[DeviceFaultError] = []
 
@@ -31,6 +33,29 @@ def report_error(program: str, error: StopError) -> int:
     if isinstance(error, DeviceFaultError):
         _kept.append(error)
     return error.exit_code
+
+
+def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE_S) -> int:
+    """Do the work of a command, which may be asked to stop; return the exit code.
+
+    Args:
+        work: called with the signal that asks to stop; an error that ends the command is printed on one line.
+        grace_s: time from TERM, INT or USR1 to the end of the process.
+    """
+    try:
+        with StopSignal(grace_s, name, release_all) as stop:  # before PyTorch loads: the signal may come at any time
+            return work(stop)
+    except StopError as error:
+        return report_error(name, error)
+
+
+def note_by(name: str) -> Callable[[str], None]:
+    """Return a function that prints a line on the standard error behind a command's name."""
+    return lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True)
+
+
+def say_nothing(line: str) -> None:
+    """Leave a line to the first of several processes to print."""
 
 
 def as_program(main: Callable[[], int]) -> int:

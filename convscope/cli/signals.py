@@ -14,9 +14,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
-
-from convscope.storage import lock
 
 STOPPED = 85
 """The exit code of a run that was warned and has sizes left: the same command goes on."""
@@ -36,11 +35,14 @@ class StopSignal:
 
     Args:
         grace_s: how long after TERM, INT or USR1 the block may go on.
-        name: what the last line begins with.
+        name: first word of the last line.
+        at_end: called when the process ends without unwinding.
     """
 
-    def __init__(self, grace_s: float = GRACE_S, name: str = "run_profile.py") -> None:
-        self._grace_s, self._name = grace_s, name
+    def __init__(
+        self, grace_s: float = GRACE_S, name: str = "run_profile.py", at_end: Callable[[], None] = lambda: None
+    ) -> None:
+        self._grace_s, self._name, self._at_end = grace_s, name, at_end
         self.number: int | None = None
         self._left = threading.Event()
 
@@ -100,7 +102,7 @@ class StopSignal:
         """End the process where it is, without its lock and without unwinding what may never return."""
         if self._left.is_set():
             return
-        lock.release_all()
+        self._at_end()
         line = f"{self._name}: ended by {signal.Signals(number).name.removeprefix('SIG')}; the same command goes on\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode())

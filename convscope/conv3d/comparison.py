@@ -18,7 +18,7 @@ from convscope.convolution.roofline import Ceilings
 from convscope.cudnn.shape import Convolution
 from convscope.failures import Failure
 from convscope.timing import summary
-from convscope.timing.stopwatch import times_ms
+from convscope.timing.stopwatch import Stopwatch
 
 
 def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -112,8 +112,10 @@ class LayerComparison:
 
     def _timed(self, row: Conv3dRow, layer: Layer3d, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
         asked = self.asked
-        device = self._workshop.device
-        times = times_ms(lambda: ready.call(x), device, asked.warmup, asked.measure, asked.budget_s)
+        stopwatch = Stopwatch(self._workshop.device)
+        times = stopwatch.measure(
+            lambda: ready.call(x), samples=asked.measure, warmup=asked.warmup, budget_s=asked.budget_s
+        ).all_ms
         self.samples += [SampleRow(row.layer, row.position, row.implementation, time) for time in times]
         found, interval = summary.summarize(times), summary.median_interval_ms(times)
         least_ms = None

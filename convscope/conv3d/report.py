@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 
@@ -14,27 +14,28 @@ from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, tabl
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, StressRow
 from convscope.convolution.roofline import Ceilings
 
-if TYPE_CHECKING:
-    from convscope.conv3d.study import Findings
 
+def summary(rows: Mapping[str, Sequence[Any]], limits: Ceilings | None) -> str:
+    """Return tables of rows as text: the layers and means over them, the stress test, the network.
 
-def summary(found: Findings) -> str:
-    """Return what was found as text: a table of the layers, means over them, stress test, the network."""
+    Args:
+        rows: those of the tables conv3d, stress, end_to_end and breakdown.
+        limits: the measured ceilings, where there is a roofline.
+    """
     parts = []
-    rows: list[Conv3dRow] = found.tables["conv3d"]
-    if found.limits is not None:
-        rates = ", ".join(f"{name} {rate:.4g} TFLOP/s" for name, rate in found.limits.tflops.items())
-        parts.append(f"ceilings measured here: copy {found.limits.copy_gbps:.4g} GB/s, {rates}")
-    if rows:
+    if limits is not None:
+        rates = ", ".join(f"{name} {rate:.4g} TFLOP/s" for name, rate in limits.tflops.items())
+        parts.append(f"ceilings measured here: copy {limits.copy_gbps:.4g} GB/s, {rates}")
+    if rows["conv3d"]:
         header = ("layer", "implementation", "median, ms", "95 %", "TFLOP/s", "of cuDNN's best", "of torch benchmark",
                   "of roofline", "error / tolerance", "blocks, or why not")  # fmt: skip
-        parts += [table(header, [_line(row) for row in rows]), *means(rows)]
-    if found.tables["stress"]:
-        parts.append(stress_line(found.tables["stress"]))
-    if found.tables["end_to_end"]:
+        parts += [table(header, [_line(row) for row in rows["conv3d"]]), *means(rows["conv3d"])]
+    if rows["stress"]:
+        parts.append(stress_line(rows["stress"]))
+    if rows["end_to_end"]:
         columns = ("end to end", "inference, ms", "training step, ms", "convolutions", "reason")
-        shares = {row.implementation: row.share_pct for row in found.tables["breakdown"] if row.kind == "convolution"}
-        parts.append(table(columns, [_whole(row, shares) for row in found.tables["end_to_end"]]))
+        shares = {row.implementation: row.share_pct for row in rows["breakdown"] if row.kind == "convolution"}
+        parts.append(table(columns, [_whole(row, shares) for row in rows["end_to_end"]]))
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from convscope.storage.paths import slug
 
 @dataclass(frozen=True)
 class Conv3d:
-    """What was asked for."""
+    """Layers of a set by some implementations; `layers_digest` tells apart sets of one name."""
 
     params: str
     implementations: tuple[str, ...]
@@ -29,6 +29,12 @@ class Conv3d:
     measure: int = 100
     budget_s: float = 1.0
     seed: int = 0
+    layers_digest: str = ""
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.split(":")[0]
 
 
 @dataclass(frozen=True)

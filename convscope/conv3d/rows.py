@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+from convscope.storage.schema import Part, Schema
+from convscope.storage.table import Table
 
 SCHEMA_VERSION = 1
 
@@ -112,10 +114,60 @@ class KindRow:
     share_pct: float
 
 
-TABLES: dict[str, type[Any]] = {
-    "conv3d": Conv3dRow,
-    "samples": SampleRow,
-    "stress": StressRow,
-    "end_to_end": EndToEndRow,
-    "breakdown": KindRow,
-}
+@dataclass(frozen=True)
+class LayerKey:
+    """Name of a cell: one layer by one implementation."""
+
+    layer: str
+    position: int
+    implementation: str
+
+
+@dataclass(frozen=True)
+class StressKey:
+    """Name of a cell: one round of the stress test by one implementation."""
+
+    round: int
+    implementation: str
+
+
+@dataclass(frozen=True)
+class NetworkKey:
+    """Name of a cell: the whole network with one implementation."""
+
+    implementation: str
+
+
+SCHEMA = Schema(
+    request="conv3d",
+    version=SCHEMA_VERSION,
+    parts=(
+        Part(
+            LayerKey,
+            {
+                "samples": Table(SampleRow, unique=(), first=4),
+                "conv3d": Table(Conv3dRow, unique=("position", "implementation"), first=4),
+            },
+        ),
+        Part(StressKey, {"stress": Table(StressRow, unique=("round", "implementation"), first=3)}),
+        Part(
+            NetworkKey,
+            {
+                "breakdown": Table(KindRow, unique=("implementation", "kind"), first=5),
+                "end_to_end": Table(EndToEndRow, unique=("implementation",), first=1),
+            },
+        ),
+    ),
+    free=(
+        "implementations",
+        "device",
+        "first_layer",
+        "last_layer",
+        "verify",
+        "compare",
+        "warmup",
+        "measure",
+        "budget_s",
+    ),
+    entries={"ceilings": None},
+)

@@ -31,6 +31,7 @@ _LEAST = {"padding": 0}  # of a number, where it is not 1
 def run(
     asked: Conv3d, rounds: int, workshop: Implementations, note: Callable[[str], None], rows: list[StressRow],
     pause: Callable[[], bool],
+    skip: Callable[[int, str], bool] = lambda turn, name: False,
 ) -> None:  # fmt: skip
     """Verify every implementation on `rounds` shapes drawn from the seed; what one cannot do is not its failure.
 
@@ -39,6 +40,7 @@ def run(
     Args:
         rows: grows on the way.
         pause: called every few rounds; where it says True the test ends there.
+        skip: tells of a round and an implementation whether there is a row already.
 
     Raises:
         DeviceFaultError: the GPU is lost.
@@ -47,9 +49,8 @@ def run(
     with torch.inference_mode(), backends.math(asked.math):
         for turn in range(rounds):
             layer = draw(drawn)
-            every = {
-                name: catalogue.samples(name, layer.shape(asked.dtype, asked.math)) for name in asked.implementations
-            }
+            names = [name for name in asked.implementations if not skip(turn, name)]
+            every = {name: catalogue.samples(name, layer.shape(asked.dtype, asked.math)) for name in names}
             cuts = {name: found[turn % len(found)] for name, found in every.items()}
             for row in _round(asked, layer, cuts, turn, workshop):
                 kind = row.implementation, re.sub(r"\d[\d.e+-]*|\binf\b", "#", row.reason or "")

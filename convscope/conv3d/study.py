@@ -1,4 +1,4 @@
-"""Order of work of the 3-D study: what is measured, written, drawn and printed in one call."""
+"""Order of work of the 3-D study: layers, stress test, network; measured, written, drawn and printed in one call."""
 
 from __future__ import annotations
 
@@ -6,158 +6,196 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from convscope.conv3d import comparison, report, stress
 from convscope.conv3d.cosmoflow import EndToEnd
 from convscope.conv3d.implementations import Implementations
 from convscope.conv3d.layersets import Layer3d
-from convscope.conv3d.report import summary
 from convscope.conv3d.request import Conv3d, Parts
-from convscope.conv3d.rows import SCHEMA_VERSION, TABLES
+from convscope.conv3d.rows import SCHEMA, LayerKey, NetworkKey, StressKey, StressRow
 from convscope.convolution import roofline
 from convscope.convolution.roofline import Ceilings
-from convscope.errors import InputError, WriteError
 from convscope.kernels import autotune
 from convscope.kernels.autotune import BlockCache
 from convscope.kernels.conv3d.layout import Blocks3d
-from convscope.storage import lock, table
 from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
-from convscope.storage.table import lines_of, write_atomically
+from convscope.storage.store import Store
+
+TUNED = "tuned.json"
 
 
-def study(
-    asked: Conv3d, layers: Sequence[Layer3d], device: torch.device, folder: Path, wanted: Parts,
-    here: Environment, stop: Callable[[], bool], note: Callable[[str], None],
-) -> int:  # fmt: skip
-    """Do all that is wanted, write it into a folder, and print it; return 1 where something is wrong, else 0.
+@dataclass
+class Conv3dStudy:
+    """Measures the cells of a request that a folder does not have yet.
 
-    Args:
-        stop: asked between the parts; where it says True the study ends there.
-
-    Raises:
-        InputError: the folder cannot be used, or there is no such file.
-        WriteError: the folder cannot be written any more.
-        DeviceFaultError: the GPU is lost.
+    Attributes:
+        stop: asked between the cells; where it says True the study ends there.
+        note: called with one line where something is worth knowing.
     """
-    with contextlib.ExitStack() as stack:
-        if device.type == "cuda":
-            stack.enter_context(torch.cuda.device(device))
-        memory = _memory(wanted.load_tuned, device)
-        _make(folder)
-        stack.enter_context(lock.Lock(folder / lock.NAME))
-        _clear(folder)
-        document = _document(asked, here)
-        limits = roofline.measure_ceilings(device) if wanted.layers and asked.compare else None
-        document["ceilings"] = None if limits is None else dataclasses.asdict(limits)
-        workshop = stack.enter_context(Implementations(device, memory))
-        found = Findings(folder, document, limits, workshop)
-        _measure(found, asked, layers, wanted, stop, note)
-        found.document["ended_utc"] = now_utc()
-        found.save()
-    if wanted.plots:
-        frames = {name: found.frame(name) for name in ("conv3d", "samples", "breakdown")}
-        report.draw(frames["conv3d"], frames["samples"], frames["breakdown"], limits, folder, note)
-    print(summary(found))
-    print(f"results: {folder}")
-    rows = found.tables["conv3d"] + found.tables["stress"] + found.tables["end_to_end"]
-    return int(comparison.is_broken(rows))
 
+    request: Conv3d
+    layers: Sequence[Layer3d]
+    parts: Parts
+    device: torch.device
+    environment: Environment
+    stop: Callable[[], bool]
+    note: Callable[[str], None]
 
-class Findings:
-    """What a call has found so far, and where it goes."""
-
-    def __init__(
-        self, folder: Path, document: dict[str, Any], limits: Ceilings | None, workshop: Implementations
-    ) -> None:
-        self.folder, self.document, self.limits, self.workshop = folder, document, limits, workshop
-        self.tables: dict[str, list[Any]] = {name: [] for name in TABLES}
-
-    def save(self) -> None:
-        """Write everything, whole files at a time.
+    def run(self, folder: Path, overwrite: bool) -> int:
+        """Do all parts, write them into a folder and print them; return 1 where a result is wrong, else 0.
 
         Raises:
-            WriteError: it cannot be written.
+            InputError: the folder cannot be used, or there is no file of choices.
+            WriteError: the folder cannot be written any more.
+            DeviceFaultError: the GPU is lost.
         """
+        with contextlib.ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(torch.cuda.device(self.device))
+            cache = _block_cache(self.parts.load_tuned, self.device)
+            store = stack.enter_context(Store(folder, SCHEMA, note=self.note))
+            missing = store.missing(
+                self.request, self.environment, self._cells(), overwrite, self._covers, self._counts
+            )
+            if missing or overwrite or self._rounds_left(store):
+                self._measure(store, set(missing), cache)
+        return self._report(store)
+
+    def _cells(self) -> list[Any]:
+        names = self.request.implementations
+        cells: list[Any] = []
+        if self.parts.layers:
+            cells += [LayerKey(layer.name, layer.position, name) for layer in self.layers for name in names]
+        return cells + ([NetworkKey(name) for name in names] if self.parts.end_to_end else [])
+
+    def _covers(self, key: Any) -> bool:
+        """Tell whether a cell is a round of the stress test that is asked for: too many to be listed."""
+        if not isinstance(key, StressKey):
+            return False
+        return key.round < self.parts.stress and key.implementation in self.request.implementations
+
+    def _rounds_left(self, store: Store) -> bool:
+        return sum(map(self._covers, store.cells())) < self.parts.stress * len(self.request.implementations)
+
+    def _counts(self, row: Mapping[str, str]) -> bool:
+        """Tell whether a cell that is there has what is asked for: verified, timed; failures are tried again."""
+        if row["status"] != "ok":
+            return row["status"] == "unsupported"
+        verified, timed = row.get("elementwise_error", "-"), row.get("median_ms", "-")
+        return bool((verified or not self.request.verify) and (timed or not self.request.compare))
+
+    def _measure(self, store: Store, missing: set[Any], cache: BlockCache[Blocks3d]) -> None:
+        timed = self.request.compare and any(isinstance(cell, LayerKey) for cell in missing)
+        limits = roofline.measure_ceilings(self.device) if timed else None
+        store.begin(self.request, self.environment, sys.argv, **_ceilings_entry(limits))
+        with Implementations(self.device, cache) as implementations:
+            try:
+                self._layer_cells(store, missing, implementations, limits)
+                self._stress_cells(store, implementations)
+                self._network_cells(store, missing, implementations)
+            finally:
+                _save_choices(store, implementations)
+        store.note_in_run(ended_utc=now_utc())
+
+    def _layer_cells(
+        self, store: Store, missing: set[Any], implementations: Implementations, limits: Ceilings | None
+    ) -> None:
+        for layer in self.layers:
+            names = [
+                name for name in self.request.implementations if LayerKey(layer.name, layer.position, name) in missing
+            ]
+            if not names or self.stop():
+                continue
+            known = [row for row in store.objects("conv3d")["conv3d"] if row.position == layer.position]
+            again = [row for row in known if row.implementation in names]
+            request = dataclasses.replace(
+                self.request,
+                implementations=tuple(names),
+                verify=self.request.verify or any(row.elementwise_error is not None for row in again),
+                compare=self.request.compare or any(row.median_ms is not None for row in again),
+            )
+            compared = comparison.LayerComparison(request, [layer], implementations, limits, self.note)
+            compared.run(lambda: False)
+            store.append([*compared.rows, *compared.samples])
+            _save_choices(store, implementations)
+            if len(names) < len(known) + len(names) - len(again):
+                every = [row for row in store.objects("conv3d")["conv3d"] if row.position == layer.position]
+                store.update(comparison.with_ratios(every))
+
+    def _stress_cells(self, store: Store, implementations: Implementations) -> None:
+        done = store.cells().keys()
+        if not self._rounds_left(store) or self.stop():
+            return
+        rows: list[StressRow] = []
+
+        def save() -> bool:
+            if rows:
+                store.append(rows)
+                rows.clear()
+            return self.stop()
+
+        def skip(turn: int, name: str) -> bool:
+            return StressKey(turn, name) in done
+
         try:
-            for name, rows in self.tables.items():
-                if rows:
-                    write_atomically(self.folder / f"{name}.csv", lines_of(TABLES[name], rows, with_header=True))
-            choices = self.workshop.memory.used
-            if choices:
-                write_atomically(self.folder / "tuned.json", autotune.as_text(choices))
-            write_atomically(self.folder / "run.json", json.dumps(self.document, indent=2) + "\n")
-        except OSError as error:
-            raise WriteError(f"cannot write to {self.folder} ({error.strerror}): choose another --output-dir") from None
+            stress.run(self.request, self.parts.stress, implementations, self.note, rows, save, skip)
+        finally:
+            save()
 
-    def frame(self, name: str) -> pd.DataFrame:
-        """Return a table as pandas has it."""
-        rows = [dataclasses.asdict(row) for row in self.tables[name]]
-        return pd.DataFrame(rows, columns=table.columns(TABLES[name]))
+    def _network_cells(self, store: Store, missing: set[Any], implementations: Implementations) -> None:
+        names = tuple(name for name in self.request.implementations if NetworkKey(name) in missing)
+        if not names or self.stop():
+            return
+        request = dataclasses.replace(self.request, implementations=names)
+        network = EndToEnd(request, implementations, self.layers[0].batch)
 
+        def save() -> bool:
+            store.append([network.rows[-1], *(kind for kind in network.kinds
+                                              if kind.implementation == network.rows[-1].implementation)])  # fmt: skip
+            return self.stop()
 
-def _measure(
-    found: Findings, asked: Conv3d, layers: Sequence[Layer3d], wanted: Parts, stop: Callable[[], bool],
-    note: Callable[[str], None],
-) -> None:  # fmt: skip
-    """Do the parts one after another; what is there is written after each step, and when one is cut off."""
-    workshop = found.workshop
-    layer_study = comparison.LayerComparison(asked, layers, workshop, found.limits, note)
-    found.tables |= {"conv3d": layer_study.rows, "samples": layer_study.samples}
+        network.run(self.note, save)
 
-    def pause() -> bool:
-        found.save()
-        return stop()
-
-    try:
-        if wanted.layers:
-            layer_study.run(pause)
-        if wanted.stress and not stop():
-            stress.run(asked, wanted.stress, workshop, note, found.tables["stress"], pause)
-        if wanted.end_to_end and not stop():
-            whole = EndToEnd(asked, workshop, layers[0].batch)
-            found.tables |= {"end_to_end": whole.rows, "breakdown": whole.kinds}
-            whole.run(note, pause)
-    finally:
-        found.save()
+    def _report(self, store: Store) -> int:
+        """Draw and print what the folder has of the request; return 1 where a result is wrong."""
+        cells = set(self._cells())
+        every = store.objects("conv3d", "stress", "end_to_end", "breakdown")
+        rows = {
+            name: [row for row in found if (key := SCHEMA.part_of(name).key_of_row(row)) in cells or self._covers(key)]
+            for name, found in every.items()
+        }
+        ceilings = (store.read_run() or {}).get("ceilings")
+        limits = Ceilings(**ceilings) if ceilings else None
+        if self.parts.plots:
+            frames = store.read_all("conv3d", "samples", "breakdown")
+            report.draw(frames["conv3d"], frames["samples"], frames["breakdown"], limits, store.path, self.note)
+        print(report.summary(rows, limits if self.parts.layers and self.request.compare else None))
+        print(f"results: {store.path}")
+        return int(comparison.is_broken([*rows["conv3d"], *rows["stress"], *rows["end_to_end"]]))
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"cannot write results to {folder} ({why}): choose another folder with --output-dir") from None
+def _ceilings_entry(limits: Ceilings | None) -> dict[str, Any]:
+    return {} if limits is None else {"ceilings": dataclasses.asdict(limits)}
 
 
-def _clear(folder: Path) -> None:
-    """Take away an earlier call's tables and pictures: one call is one set of figures."""
-    names = [*(f"{name}.csv" for name in TABLES), *(f"{name}.png" for name in report.PICTURES), "tuned.json"]
-    try:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write results to {folder} ({error.strerror}): choose another --output-dir") from None
+def _save_choices(store: Store, implementations: Implementations) -> None:
+    """Write the blocks that the tuned kernel was given beside the tables, those of earlier calls too."""
+    chosen = implementations.memory.used
+    if chosen:
+        path = store.path / TUNED
+        earlier = json.loads(path.read_text()) if path.exists() else {}
+        store.save_text(TUNED, json.dumps(earlier | json.loads(autotune.as_text(chosen)), indent=1, sort_keys=True))
 
 
-def _memory(load_tuned: str | None, device: torch.device) -> BlockCache[Blocks3d]:
+def _block_cache(load_tuned: str | None, device: torch.device) -> BlockCache[Blocks3d]:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     if load_tuned:
         return BlockCache.of_file(Path(load_tuned), Blocks3d)
     return BlockCache(autotune.cache_file(name, "conv3d"), Blocks3d, fixed=load_tuned is not None)
-
-
-def _document(asked: Conv3d, here: Environment) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "command": sys.argv,
-        "conv3d": dataclasses.asdict(asked),
-        "environment": dataclasses.asdict(here),
-        "started_utc": now_utc(),
-    }

@@ -100,6 +100,11 @@ def _timm() -> Any:
     return timm
 
 
+def images(batch_size: int, size_px: int, seed: int) -> torch.Tensor:
+    """Return a batch of noise drawn from `seed`, batch × 3 × size × size in float32 on the CPU."""
+    return torch.randn(batch_size, 3, size_px, size_px, generator=torch.Generator().manual_seed(seed))
+
+
 def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
     """Give untrained batch normalisation the statistics of one batch of noise, in place.
 
@@ -110,9 +115,8 @@ def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: 
     for norm in norms:
         norm.train()
         norm.momentum = None  # the mean of all batches seen, which is this one
-    generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        model(torch.randn(batch_size, 3, input_size, input_size, generator=generator))
+        model(images(batch_size, input_size, seed))
     for norm, momentum in zip(norms, before, strict=True):
         norm.eval()
         norm.momentum = momentum

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from torch import nn
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.gpus import Gpu
-from convscope.timing.stopwatch import times_ms
+from convscope.timing.stopwatch import Stopwatch
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -111,23 +111,24 @@ def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> 
     per_ms = matrix_tflops(gpu, dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
     work = [(flops(layer), minimum_bytes(layer, ELEMENT_BYTES[dtype])) for layer in layers]
-    flops, least_bytes = sum(flops for flops, _ in work), sum(moved for _, moved in work)
+    operations, least_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
     return HardwareLimit(
-        flops=flops,
+        flops=operations,
         minimum_bytes=least_bytes,
         memory_ms=least_bytes / bytes_per_ms,
-        compute_ms=flops / per_ms,
-        time_ms=sum(max(flops / per_ms, moved / bytes_per_ms) for flops, moved in work),
+        compute_ms=operations / per_ms,
+        time_ms=sum(max(each / per_ms, moved / bytes_per_ms) for each, moved in work),
     )
 
 
+_BUDGET_S = 60.0  # for the samples of one ceiling
 _ON_GPU = 2**28, 8192, 10  # elements of the copy, side of the matrices, repetitions
 _ON_CPU = 2**22, 384, 3
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Measured on one device: copy bandwidth, and operations per second by arithmetic ("fp32", "tf32", "fp16")."""
+    """Ceilings measured on one device: copy bandwidth, and TFLOP/s by arithmetic ("fp32", "tf32", "fp16")."""
 
     copy_gbps: float
     tflops: dict[str, float]
@@ -138,18 +139,21 @@ class Ceilings:
 
 
 def measure_ceilings(device: torch.device) -> Ceilings:
-    """Measure them; takes well under a second on a GPU."""
+    """Measure the ceilings of a device; takes well under a second on a GPU."""
     elements, side, count = _ON_GPU if device.type == "cuda" else _ON_CPU
     source = torch.ones(elements, device=device)
     target = torch.empty_like(source)
     copies = (lambda: target.copy_(source), lambda: torch.mul(source, 1.0, out=target))
-    copy_ms = min(_best_ms(copy, device, count) for copy in copies)
+    stopwatch = Stopwatch(device)
+    times = [stopwatch.measure(copy, samples=count, warmup=1, budget_s=_BUDGET_S) for copy in copies]
+    copy_ms = min(timed.best_ms for timed in times)
     left = torch.randn(side, side, device=device)
     rates = {}
     for name in ("fp32", "tf32", "fp16") if device.type == "cuda" else ("fp32",):
         factor = left.half() if name == "fp16" else left
         with _tf32(name == "tf32"):
-            best_ms = _best_ms(functools.partial(torch.matmul, factor, factor), device, count)
+            product = functools.partial(torch.matmul, factor, factor)
+            best_ms = stopwatch.measure(product, samples=count, warmup=1, budget_s=_BUDGET_S).best_ms
         rates[name] = 2 * side**3 / best_ms / 1e9
     return Ceilings(2 * source.nbytes / copy_ms / 1e6, rates)
 
@@ -163,7 +167,3 @@ def _tf32(permitted: bool) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-def _best_ms(work: Callable[[], object], device: torch.device, count: int) -> float:
-    return min(times_ms(work, device, 1, count, 60.0))

@@ -1,20 +1,21 @@
 """Table of an inference study, and its schema: one row for each engine at each batch size, or under each load.
 
-The files are a `ledger.Ledger`'s. Nothing here measures, and nothing needs PyTorch.
+The files are a `Store`'s. Nothing here measures, and nothing needs PyTorch.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from convscope.inference.loadgen import Served
 from convscope.power.energy import EnergyWindow
-from convscope.storage.schema import Schema
+from convscope.storage.schema import Part, Schema
+from convscope.storage.table import Table
 from convscope.timing.summary import summarize
 
 
@@ -81,11 +82,11 @@ class InferenceRow(InferenceKey):
 
 
 TABLE = "inference"
+_CELL = tuple(field.name for field in fields(InferenceKey))
 SCHEMA = Schema(
     request="inference",
     version=1,
-    key=InferenceKey,
-    tables={TABLE: InferenceRow},
+    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, unique=_CELL, first=len(_CELL))}),),
     free=(
         "engines",
         "batch_sizes",

@@ -33,14 +33,40 @@ from convscope.inference.loadgen import ServerLoad, is_complete, rates_around, s
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
 from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
 from convscope.inference.trial import BrokenError, EngineTrial, Measured
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
-from convscope.storage.ledger import Ledger
 from convscope.storage.paths import now_utc, slug
+from convscope.storage.store import Store
 
 T = TypeVar("T")
 SERVER_METHOD = "time.perf_counter, from arrival to answer"
+
+
+def key_of(request: Inference, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
+    """Return the key of a cell of a request; under a server's load also of one of its rates."""
+    key = InferenceKey(slug(request.model), engine, batch_size, request.processes, request.scenario)
+    if request.scenario != SERVER:
+        return key
+    sizes = "|".join(map(str, sorted(request.batch_sizes)))
+    delay_ms = float(request.max_delay_ms)
+    return dataclasses.replace(key, target_qps=qps, slo_ms=request.slo_ms, max_delay_ms=delay_ms, sizes=sizes)
+
+
+def cells_of(request: Inference) -> list[InferenceKey]:
+    """Return the keys of all cells of a request that are known before it is measured: not a server's unstated rates."""
+    if request.scenario != SERVER:
+        return [key_of(request, engine, size) for size in request.batch_sizes for engine in request.engines]
+    largest = request.batch_sizes[-1]
+    return [key_of(request, engine, largest, rate) for engine in request.engines for rate in request.qps]
+
+
+def covers(request: Inference, key: InferenceKey) -> bool:
+    """Tell whether a cell is one of a server's rates that a request without rates asks for."""
+    if request.scenario != SERVER or request.qps:
+        return False
+    own = [key_of(request, engine, request.batch_sizes[-1]) for engine in request.engines]
+    return dataclasses.replace(key, target_qps=None) in own
 
 
 @dataclass
@@ -58,9 +84,9 @@ class InferenceStudy:
     model: nn.Module
     device: torch.device
     ranks: Ranks
-    open_meter: Callable[[], contextlib.AbstractContextManager[WindowMeter]]
+    open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
     make_bench: Callable[[Run, nn.Module], Bench]
-    ledger: Ledger
+    store: Store
     stop: Callable[[], bool]
     note: Callable[[str], None]
     stopped: bool = False
@@ -97,17 +123,11 @@ class InferenceStudy:
 
     def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
         """Return what names a cell of this study."""
-        asked = self.inference
-        key = InferenceKey(slug(asked.model), engine, batch_size, asked.processes, asked.scenario)
-        if asked.scenario != SERVER:
-            return key
-        sizes = "|".join(map(str, sorted(asked.batch_sizes)))
-        delay_ms = float(asked.max_delay_ms)
-        return dataclasses.replace(key, target_qps=qps, slo_ms=asked.slo_ms, max_delay_ms=delay_ms, sizes=sizes)
+        return key_of(self.inference, engine, batch_size, qps)
 
     def _is_there(self, key: InferenceKey) -> bool:
         """Tell whether a cell was measured: one that could not be is tried again."""
-        found = self.ranks.is_first and key in self.ledger.measured()
+        found = self.ranks.is_first and key in self.store.measured()
         return bool(self.ranks.gather(found)[0])
 
     def _guarded(self, engine: str, batch_size: int) -> None:
@@ -132,7 +152,7 @@ class InferenceStudy:
     def _add(self, row: InferenceRow, instead_of: Collection[InferenceKey] = ()) -> None:
         self.failed = self.failed or row.status in ("failed", "oom")
         if self.ranks.is_first:
-            self.ledger.add([self._with_efficiency(row)], instead_of)
+            self.store.append([self._with_efficiency(row)], instead_of)
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do a step in every process; where one fails, all leave the cell together.
@@ -233,7 +253,7 @@ class InferenceStudy:
 
     def _with_efficiency(self, row: InferenceRow) -> InferenceRow:
         """Return a row of several processes with its images/s over that many times those of one with this batch."""
-        table = self.ledger.read(TABLE)
+        table = self.store.read(TABLE)
         same = [table[name] == getattr(row, name) for name in ("model", "engine", "batch_size", "scenario")]
         alone = table[np.logical_and.reduce(same) & (table["processes"] == 1)]["images_per_s"].dropna()
         if row.processes == 1 or alone.empty or row.images_per_s is None:
@@ -301,7 +321,7 @@ class InferenceStudy:
 
     def _within(self, key: InferenceKey) -> dict[float, bool]:
         """Return for each rate that an earlier call measured whether it kept the limit."""
-        found = {each: row["within_slo"] == "True" for each, row in self.ledger.measured().items()}
+        found = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
         same = {each: kept for each, kept in found.items() if dataclasses.replace(each, target_qps=None) == key}
         return {each.target_qps: kept for each, kept in same.items() if each.target_qps is not None}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope.convolution import backends, roofline
+from convscope.convolution import backends, models, roofline
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import allowed_error, relative_distance
@@ -25,7 +25,7 @@ from convscope.inference.engines.runners import Runner
 from convscope.inference.engines.workload import BuildCost, Workload
 from convscope.inference.request import Inference
 from convscope.power.energy import EnergyWindow
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 
@@ -73,7 +73,7 @@ class EngineTrial:
     model: nn.Module
     device: torch.device
     rank: int
-    open_meter: Callable[[], contextlib.AbstractContextManager[WindowMeter]]
+    open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
     make_bench: Callable[[Run, nn.Module], Bench]
     note: Callable[[str], None]
 
@@ -127,8 +127,7 @@ class EngineTrial:
 
     def _images(self, count: int) -> torch.Tensor:
         request = self.inference
-        generator = torch.Generator().manual_seed(request.seed + self.rank)
-        return torch.randn(count, 3, request.image_size_px, request.image_size_px, generator=generator)
+        return models.images(count, request.image_size_px, request.seed + self.rank)
 
     def _reference(self, share: int) -> torch.Tensor:
         """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""

@@ -1,7 +1,8 @@
-"""Chooses how a kernel is cut for a convolution, on the card at hand, and remembers the choice on disk.
+"""Autotuning of a kernel's block sizes for a convolution on the current card, with a cache on disk.
 
-Choices lie in `$XDG_CACHE_HOME/convscope` (`~/.cache/convscope`), a file for each model of card, version of Triton and
-state of these kernels' source: what was chosen for another is never taken unasked. The file may be deleted at any time.
+Choices are kept in `$XDG_CACHE_HOME/convscope` (`~/.cache/convscope`), one file for each model of card, version of
+Triton and version of the kernels' source; a file of another is used only when it is named. The files may be deleted at
+any time.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import torch
 import triton
 
 from convscope.errors import InputError, NothingFitsError
 from convscope.failures import is_kernel_refusal
-from convscope.timing import graphs
+from convscope.timing.stopwatch import Stopwatch
 
 B = TypeVar("B")
-"""A cut: a frozen data class of words, numbers and tuples of these."""
+"""Block sizes of a kernel: a frozen data class of strings, numbers and tuples of these."""
 Launch = Callable[[], object]
 
 _REPLAYS = 5
@@ -34,9 +36,9 @@ _BATCH_MS, _LAUNCHES_MOST = 0.2, 20  # short kernels are timed several in a row
 
 @dataclass(frozen=True)
 class TunedBlocks(Generic[B]):
-    """The cut chosen for a convolution, the time that it took when it was, and how many were tried.
+    """Block sizes chosen for a convolution, their time, and the number of candidates tried.
 
-    No time, and none tried: it was the likeliest, and taken as that.
+    Without a time, and with none tried, they are the first candidate, taken untimed.
     """
 
     blocks: B
@@ -49,12 +51,12 @@ class TunedBlocks(Generic[B]):
 
 
 class BlockCache(Generic[B]):
-    """Choices by convolution: those of a file, and those that are made.
+    """Block sizes by convolution: those of a file, and those chosen since.
 
     Args:
         path: the file to read, and to write unless `fixed`.
-        kind: the data class of the cuts.
-        fixed: take what the file has, and time nothing.
+        kind: the data class of the block sizes.
+        fixed: use the file only, and time nothing.
     """
 
     def __init__(self, path: Path, kind: type[B], fixed: bool = False) -> None:
@@ -64,41 +66,43 @@ class BlockCache(Generic[B]):
 
     @classmethod
     def of_file(cls, path: Path, kind: type[B]) -> BlockCache[B]:
-        """Take the choices of a file as they are.
+        """Return the fixed choices of a file.
 
         Raises:
-            InputError: it is no such file.
+            InputError: the file has none.
         """
-        found = cls(path, kind, fixed=True)
-        if not found._read():
+        cache = cls(path, kind, fixed=True)
+        if not cache._read():
             raise InputError(f"--load-tuned {path}: it holds no choices; leave it out, and they are made and kept")
-        return found
+        return cache
 
     def choose(
         self, key: str, candidates: Sequence[B], launcher: Callable[[B], Launch], timed: bool = True
     ) -> TunedBlocks[B]:
-        """Return the fastest of the candidates: as remembered, else timed now and remembered.
+        """Return the fastest of the candidates, from the cache, else timed now and cached.
 
         Args:
-            launcher: gives the function that convolves with one cut on the current device.
-            timed: there is a card to time them on; without, or with `fixed`, the first is taken.
+            launcher: returns the function that convolves with some block sizes on the current device.
+            timed: there is a card to time them on; without, or with `fixed`, the first candidate is taken.
 
         Raises:
             NothingFitsError: none of them runs on this card.
         """
-        found = self.used.get(key) or self._read().get(key)
-        if found is None:
-            found = _fastest(key, candidates, launcher) if timed and not self.fixed else TunedBlocks(candidates[0])
-            if found.tried:
-                self._remember(key, found)
-        self.used[key] = found
-        return found
+        tuned = self.used.get(key) or self._read().get(key)
+        if tuned is None:
+            tuned = _fastest(key, candidates, launcher) if timed and not self.fixed else TunedBlocks(candidates[0])
+            if tuned.tried:
+                self._remember(key, tuned)
+        self.used[key] = tuned
+        return tuned
 
     def _remember(self, key: str, choice: TunedBlocks[B]) -> None:
-        # What another process remembers between the reading and the writing is forgotten, and timed again some day.
+        # An entry that another process writes between the reading and the writing is lost, and timed again later.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_name(f".{self.path.name}.{os.getpid()}")  # each process its own: nobody sees half
+            new = self.path.with_name(
+                f".{self.path.name}.{os.getpid()}"
+            )  # one for each process, so that no reader sees a part
             new.write_text(as_text(self._read() | {key: choice}))
             new.replace(self.path)
 
@@ -106,25 +110,25 @@ class BlockCache(Generic[B]):
         try:
             document = json.loads(self.path.read_text())
             return {
-                key: TunedBlocks(self._cut(entry["blocks"]), entry["time_us"], entry["tried"])
+                key: TunedBlocks(self._blocks(entry["blocks"]), entry["time_us"], entry["tried"])
                 for key, entry in document.items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # missing or damaged: it is only a memory
+            return {}  # missing or damaged: it is only a cache
 
-    def _cut(self, fields: Mapping[str, Any]) -> B:
+    def _blocks(self, fields: Mapping[str, Any]) -> B:
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
         return self._kind(**plain)
 
 
 def as_text(choices: Mapping[str, TunedBlocks[B]]) -> str:
-    """Return choices as the text of their file."""
+    """Return choices as the text of a cache file."""
     document = {key: dataclasses.asdict(choice) for key, choice in sorted(choices.items())}
     return json.dumps(document, indent=1) + "\n"
 
 
 def cache_file(device_name: str, kernels: str) -> Path:
-    """Return the file of choices for this model of card with this Triton and these kernels ("conv2d", "conv3d")."""
+    """Return the cache file of this model of card, this Triton and these kernels ("conv2d", "conv3d")."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convscope"
     card = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
     return folder / f"{kernels}_{card}_triton-{triton.__version__}_{_source_digest()}.json"
@@ -154,12 +158,10 @@ def _time_or_refusal(launcher: Callable[[B], Launch], blocks: B) -> float | None
 
 
 def _time_us(launch: Launch) -> float:
-    """Return the time of a launch inside a replayed graph, the shortest of some."""
-    launch()
-    with graphs.capture(launch) as captured:
-        once_ms = min(graphs.replay_times_ms(captured, _REPLAYS))
-    count = min(_LAUNCHES_MOST, int(_BATCH_MS / max(once_ms, 1e-3)))
-    if count < 2:
-        return once_ms * 1e3
-    with graphs.capture(lambda: [launch() for _ in range(count)]) as captured:
-        return min(graphs.replay_times_ms(captured, _REPLAYS)) / count * 1e3
+    """Return the shortest time of a launch inside a replayed graph."""
+    stopwatch = Stopwatch(torch.device("cuda"))
+    return stopwatch.measure_calls(launch, calls=_launches, samples=_REPLAYS, probes=_REPLAYS).best_ms * 1e3
+
+
+def _launches(single_ms: float) -> int:
+    return min(_LAUNCHES_MOST, int(_BATCH_MS / max(single_ms, 1e-3)))

@@ -1,13 +1,14 @@
-"""From what a sensor read to joules with an uncertainty, or to a reason why not. Pure numbers, no sensor.
+"""Energy with an uncertainty, or a reason why there is none, computed from readings of a sensor. Pure numbers.
 
 An energy counter changes every 20 to 100 ms, however often it is read. A window is therefore cut at its ticks: between
 two moments at which the counter was seen to change, energy and time belong to each other. A power reading is an
-average over a window of the sensor's own; its integral by trapezoids stands beside the counter as a check, and in its
-place where there is no counter.
+average over some time before it; its integral by trapezoids is a check of the counter, and replaces it where there is
+no counter.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ COVERAGE = 2.0  # stated uncertainties are two standard deviations, about 95 %
 COUNTER, INSTANT, AVERAGE = "nvml energy counter", "nvml instant power", "nvml average power"
 RAPL = "rapl energy counter"
 
-# Over how long one reading averages, where there is no counter: NVML's reference says 1 s for power usage on Ampere and
+# Averaging time of one reading, where there is no counter: NVML's reference says 1 s for power usage on Ampere and
 # later; the instant reading is no older than one update of the sensor. `--check-power` measures both on a card.
 AVERAGING_S = {INSTANT: 0.1, AVERAGE: 1.0}
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at a sensor: joules since some zero, watts, each None where the sensor has none."""
+    """One reading: energy counter (J, from any zero) and power (W), None where absent."""
 
     time_s: float
     energy_j: float | None
@@ -37,7 +38,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Tick:
-    """A change of the counter: it happened within `half_width_s` of `time_s`, and left the counter at `energy_j`."""
+    """A change of the counter to `energy_j`, within `half_width_s` of `time_s`."""
 
     time_s: float
     half_width_s: float
@@ -48,8 +49,8 @@ class Tick:
 class EnergyWindow:
     """The energy of one device between two moments.
 
-    `uncertainty_j` is two standard deviations: of the edges in time, of the scatter from tick to tick, and of what a
-    power sensor's own averaging can hide. The gain of the sensor (NVIDIA states ±5 % for power) is not in it.
+    `uncertainty_j` is two standard deviations: of the edges in time, of the scatter from tick to tick, and of changes
+    that a power sensor's averaging can hide. The gain of the sensor (NVIDIA states ±5 % for power) is not in it.
     `integral_j` is the trapezoidal integral of the power readings over the same window, None without them.
     """
 
@@ -66,12 +67,12 @@ class EnergyWindow:
 
     @property
     def duration_s(self) -> float:
-        """Length of the window."""
+        """The length of the window."""
         return self.end_s - self.start_s
 
     @property
     def power_mean_w(self) -> float:
-        """Mean power over the window."""
+        """The mean power over the window."""
         return self.energy_j / self.duration_s
 
     @property
@@ -81,7 +82,7 @@ class EnergyWindow:
 
     @property
     def disagreement_pct(self) -> float | None:
-        """How far the integral of power is above the counter, in percent; None where there are not both."""
+        """The excess of the integral of power over the counter, in percent; None where one of them is missing."""
         if self.integral_j is None or self.source not in (COUNTER, RAPL):
             return None
         return 100 * (self.integral_j / self.energy_j - 1)
@@ -89,7 +90,7 @@ class EnergyWindow:
 
 @dataclass(frozen=True)
 class CardState:
-    """A device at one moment; None where it does not say."""
+    """State of a device at one moment; None where it does not report a value."""
 
     temperature_c: int | None = None
     sm_clock_mhz: int | None = None
@@ -99,7 +100,7 @@ class CardState:
 
 @dataclass(frozen=True)
 class LoadEnergy:
-    """A window of steady load: how many inferences it held, and the device's state at its begin and end."""
+    """Energy of a window of steady load, with its number of inferences and the device's state before and after."""
 
     window: EnergyWindow
     inferences: float
@@ -108,23 +109,23 @@ class LoadEnergy:
 
     @property
     def per_inference_j(self) -> float:
-        """Energy of one inference."""
+        """The energy of one inference."""
         return self.window.energy_j / self.inferences
 
     @property
     def uncertainty_j(self) -> float:
-        """Uncertainty of the energy of one inference."""
+        """The uncertainty of the energy of one inference."""
         return self.window.uncertainty_j / self.inferences
 
     def dynamic_j(self, idle_power_w: float) -> float:
-        """Return the energy of one inference above what the device would have taken idle in the same time."""
+        """Return the energy of one inference above that of the idle device in the same time."""
         return self.per_inference_j - idle_power_w * self.window.duration_s / self.inferences
 
     @property
     def throttle_reasons(self) -> str | None:
-        """What throttled the device at either end, "none" where nothing did, None where it does not say."""
-        said = [state.throttle_reasons for state in (self.before, self.after) if state.throttle_reasons is not None]
-        return next((reasons for reasons in said if reasons != "none"), said[0] if said else None)
+        """The reasons for throttling at either end, "none" without any, None where the device does not report them."""
+        known = [state.throttle_reasons for state in (self.before, self.after) if state.throttle_reasons is not None]
+        return next((reasons for reasons in known if reasons != "none"), known[0] if known else None)
 
 
 def ticks(samples: Sequence[Sample]) -> list[Tick]:
@@ -134,7 +135,7 @@ def ticks(samples: Sequence[Sample]) -> list[Tick]:
         WindowError: the counter went backwards (the driver was loaded anew, or the card was reset).
     """
     counted = [sample for sample in samples if sample.energy_j is not None]
-    found = []
+    changes = []
     for before, now in pairwise(counted):
         if now.energy_j == before.energy_j:
             continue
@@ -143,8 +144,8 @@ def ticks(samples: Sequence[Sample]) -> list[Tick]:
         if now.energy_j < before.energy_j:
             raise WindowError(f"the energy counter went back from {before.energy_j:.3f} J to {now.energy_j:.3f} J")
         half_s = (now.time_s - before.time_s) / 2
-        found.append(Tick(before.time_s + half_s, half_s, now.energy_j))
-    return found
+        changes.append(Tick(before.time_s + half_s, half_s, now.energy_j))
+    return changes
 
 
 def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, source: str = COUNTER) -> EnergyWindow:
@@ -162,7 +163,7 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
     steps_j = np.diff([tick.energy_j for tick in inside])
     scatter_j = float(np.std(steps_j, ddof=1)) * math.sqrt(len(steps_j)) if len(steps_j) > 1 else 0.0
-    # A tick lies anywhere between two looks: a rectangle, whose standard deviation is its half width over √3.
+    # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
     return _with_power(
@@ -176,8 +177,8 @@ def power_window(
     """Return the window [start_s, end_s] by integrating power, for sensors without a counter.
 
     Args:
-        averaging_s: over how long a reading of this sensor averages. What the power did within that time of the
-            window's edges may belong to the other side: that much of its range is uncertain.
+        averaging_s: averaging time of a reading of this sensor. Changes of power within that time of the window's
+            edges may belong to the other side; this share of the power's range is uncertain.
 
     Raises:
         WindowError: fewer than two readings of power in the window.
@@ -210,20 +211,17 @@ def integrate(samples: Sequence[Sample], start_s: float, end_s: float) -> float:
     return float(np.sum(np.diff(grid_s) * (grid_w[1:] + grid_w[:-1]) / 2))
 
 
-def _with_power(found: EnergyWindow, samples: Sequence[Sample], start_s: float, end_s: float) -> EnergyWindow:
+def _with_power(window: EnergyWindow, samples: Sequence[Sample], start_s: float, end_s: float) -> EnergyWindow:
+    """Return the window with the statistics of the power readings in it, where there are two or more."""
     readings = [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
     if len(readings) < 2:
-        return found
+        return window
     try:
         integral_j: float | None = integrate(samples, start_s, end_s)
     except WindowError:
         integral_j = None
-    return EnergyWindow(
-        found.start_s,
-        found.end_s,
-        found.energy_j,
-        found.uncertainty_j,
-        found.source,
+    return dataclasses.replace(
+        window,
         integral_j=integral_j,
         power_std_w=float(np.std(readings, ddof=1)),
         power_min_w=min(readings),
@@ -233,5 +231,5 @@ def _with_power(found: EnergyWindow, samples: Sequence[Sample], start_s: float, 
 
 
 def needed_s(window: EnergyWindow, precision: float) -> float:
-    """Return how long a window would have to be for this relative precision: its edges weigh less the longer it is."""
+    """Return the length of window that this relative precision needs: edges weigh less in a longer window."""
     return window.duration_s * window.relative_uncertainty / precision

@@ -1,4 +1,4 @@
-"""Interfaces of a power meter and of the load that it measures."""
+"""Interfaces of a power meter and of the steady load that it measures."""
 
 from __future__ import annotations
 
@@ -8,37 +8,36 @@ from convscope.power.energy import LoadEnergy
 from convscope.power.sampler import PowerWindow
 
 
-class Load(Protocol):
-    """Work that goes on and is counted: `graphs.SteadyLoad`, or a test's own."""
+class SteadyLoad(Protocol):
+    """Work that repeats one inference and counts them: `graphs.ReplayLoad`, `graphs.HostLoad`, or a test's fake."""
 
     def step(self) -> None:
-        """Keep the work going; returns at once."""
+        """Keep the work going; call it again and again."""
 
     def inferences(self, time_s: float) -> float:
-        """Return how many inferences were done by this moment."""
+        """Return how many inferences were done by this moment (perf_counter), the running one as a fraction."""
 
 
 class Meter(Protocol):
-    """Measures the energy of a steady load: the energy, or None and the reason why not."""
-
-    def steady(
-        self, load: Load, *, warmup_s: float, precision: float, budget_s: float
-    ) -> tuple[LoadEnergy | None, str | None]:
-        """Return the energy over a window from tick to tick."""
-
-    def idle_power_w(self) -> float | None:
-        """Return the power of the device with nothing to do, None where it does not say."""
-
-
-class WindowMeter(Protocol):
-    """Measures energy over windows of time (`profiler.PowerMonitor`)."""
+    """Power and energy of one or more devices (`profiler.PowerMonitor`); without a sensor it gives reasons instead."""
 
     @property
     def reason(self) -> str | None:
-        """Why there is no energy at all, None while there is."""
+        """Why there is no power and energy, None while there is."""
 
     def begin(self) -> PowerWindow:
         """Open a window now."""
 
     def end(self, window: PowerWindow) -> PowerWindow:
-        """Close it, and fill in its energies or the reasons why there are none."""
+        """Close it and fill in its energies, or the reasons why there are none."""
+
+    def steady(
+        self, load: SteadyLoad, *, warmup_s: float, precision: float, budget_s: float
+    ) -> tuple[LoadEnergy | None, str | None]:
+        """Return the first device's energy over a window of steady load, or None and the reason."""
+
+    def idle_power_w(self) -> float | None:
+        """Return the first device's power while it is idle, None where it cannot be read."""
+
+    def settings(self) -> dict[str, object]:
+        """Return the first device's settings by the names of `Environment`'s fields."""

@@ -1,4 +1,4 @@
-"""One NVIDIA card through NVML: energy counter, power, temperature, clocks, throttling, who else is on it.
+"""One NVIDIA card through NVML: energy counter, power, temperature, clocks, throttling, other processes.
 
 Cards are found by UUID, because NVML knows every card of the machine and `CUDA_VISIBLE_DEVICES` renumbers PyTorch's.
 The library is `nvidia-ml-py` (`import pynvml`), loaded at first use.
@@ -17,7 +17,7 @@ from convscope.power.energy import CardState
 POWER_AVERAGE, POWER_INSTANT, ENERGY_FIELD = 185, 186, 191  # nvml.h, NVML_FI_DEV_*
 MEMORY_SCOPE = 2  # NVML_POWER_SCOPE_MEMORY
 
-# nvmlClocksEventReasons: what slows a card down. Idle and clocks that somebody set are not throttling.
+# nvmlClocksEventReasons that slow a card down. Idle and clocks set by a user are not throttling.
 THROTTLING = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -45,7 +45,7 @@ class NvmlCard:
 
     Args:
         uuid: "GPU-…", or "MIG-…" for a part of a card; power and energy are then those of the whole card.
-        nvml: the module `pynvml`, or a test's own.
+        nvml: the module `pynvml`, or a test's fake.
 
     Raises:
         SensorError: no driver, no such card, no permission, or no source of energy at all.
@@ -73,7 +73,7 @@ class NvmlCard:
         )
 
     def _sources(self) -> tuple[str, int | None]:
-        """Return the source of energy, and the field by which power is read (None: by the older call)."""
+        """Return the source of energy, and the field of the power reading (None: the older call is used)."""
         field = next((f for f in (POWER_INSTANT, POWER_AVERAGE) if self.field(f) is not None), None)
         try:
             self.counter_j()
@@ -125,13 +125,13 @@ class NvmlCard:
         return float(value.value.ullVal if wide else value.value.uiVal) / 1e3
 
     def state(self) -> CardState:
-        """Return temperature, clock, what throttles the card now, and how many other processes compute on it."""
+        """Return temperature, clock, reasons for throttling, and the number of other processes on the card."""
         nvml, handle = self._nvml, self._handle
-        reasons = self._ask(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-        processes = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+        reasons = self._query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
+        processes = self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
         return CardState(
-            temperature_c=self._ask(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
-            sm_clock_mhz=self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            temperature_c=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
+            sm_clock_mhz=self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             throttle_reasons=None if reasons is None else throttling(reasons),
             other_processes=None if processes is None else sum(p.pid != os.getpid() for p in processes),
         )
@@ -140,15 +140,15 @@ class NvmlCard:
         """Return driver, clocks, power limit and ECC by the names of `Environment`'s fields, None where unknown."""
         nvml, handle = self._nvml, self._handle
         return {
-            "driver": self._ask(nvml.nvmlSystemGetDriverVersion),
-            "sm_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "sm_clock_max_mhz": self._ask(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
-            "memory_clock_mhz": self._ask(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
-            "power_limit_w": self._ask(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
-            "ecc": self._ask(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
+            "driver": self._query(nvml.nvmlSystemGetDriverVersion),
+            "sm_clock_mhz": self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "sm_clock_max_mhz": self._query(nvml.nvmlDeviceGetMaxClockInfo, handle, nvml.NVML_CLOCK_SM),
+            "memory_clock_mhz": self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_MEM),
+            "power_limit_w": self._query(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3),
+            "ecc": self._query(lambda: bool(nvml.nvmlDeviceGetEccMode(handle)[0])),
         }
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _query(self, question: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return question(*arguments)
         except self._nvml.NVMLError:
@@ -161,14 +161,14 @@ class NvmlCard:
             raise SensorError(f"{what}: NVML says {error}") from None
 
     def close(self) -> None:
-        """Let NVML go; twice is once."""
+        """Shut NVML down; a second call does nothing."""
         if self._open:
             self._open = False
             self._nvml.nvmlShutdown()
 
 
 def throttling(reasons: int) -> str:
-    """Return NVML's mask of clock reasons in words, those that slow a card down; "none" where nothing does."""
+    """Return the reasons in NVML's mask that slow a card down, in words; "none" without any."""
     return ", ".join(words for bit, words in THROTTLING.items() if reasons & bit) or "none"
 
 
@@ -186,11 +186,11 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        everyone = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
+        every_uuid = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
         raise SensorError(f"the cards cannot be counted: NVML says {error}") from None
-    return everyone if visible is None else _named(visible, everyone)
+    return every_uuid if visible is None else _named(visible, every_uuid)
 
 
 def card_name(nvml: Any, uuid: str) -> str:
@@ -208,20 +208,20 @@ def card_name(nvml: Any, uuid: str) -> str:
     return name
 
 
-def _named(visible: str, everyone: list[str]) -> list[str]:
-    found: list[str] = []
+def _named(visible: str, every_uuid: list[str]) -> list[str]:
+    uuids: list[str] = []
     for entry in (part.strip() for part in visible.split(",")):
         if entry.startswith("MIG-"):
-            found.append(entry)
+            uuids.append(entry)
             continue
         if entry.isdecimal():
-            named = everyone[int(entry) : int(entry) + 1]
+            named = every_uuid[int(entry) : int(entry) + 1]
         else:
-            named = [uuid for uuid in everyone if entry.startswith("GPU-") and uuid.startswith(entry)]
+            named = [uuid for uuid in every_uuid if entry.startswith("GPU-") and uuid.startswith(entry)]
         if len(named) != 1:
             break
-        found += named
-    return found
+        uuids += named
+    return uuids
 
 
 def _text(value: Any) -> str:

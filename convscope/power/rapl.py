@@ -12,7 +12,7 @@ POWERCAP = Path("/sys/class/powercap")
 
 
 class RaplPackages:
-    """All CPU packages of the machine as one counter; each wraps around at its own range, which is accounted for.
+    """All CPU packages of the machine as one counter; the wrap-around of each package is accounted for.
 
     Raises:
         SensorError: no package, or none that this user may read.
@@ -32,7 +32,7 @@ class RaplPackages:
         self._total_j = 0.0
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return joules since this object was made; RAPL has no power reading."""
+        """Return joules since this object was created, and None: RAPL has no power reading."""
         for index, path in enumerate(self._counters):
             now = _microjoules(path)
             step = now - self._last[index]
@@ -41,15 +41,15 @@ class RaplPackages:
         return self._total_j, None
 
     def state(self) -> CardState:
-        """RAPL says nothing of clocks and temperature."""
+        """Return an empty state: RAPL has no clocks and no temperature."""
         return CardState()
 
     def settings(self) -> dict[str, object]:
-        """RAPL has no settings that are recorded."""
+        """Return no settings: RAPL has none that are recorded."""
         return {}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""
 
 
 def _microjoules(path: Path) -> int:

@@ -1,7 +1,7 @@
-"""Looks at sensors again and again, keeps what they said, and answers for any stretch of time.
+"""Sampler of power sensors: reads them periodically, keeps the samples, and gives the energy of any window of time.
 
-The looking happens in a thread of its own, because one reading can take milliseconds (NVML's energy counter: 2 to 18 ms
-seen in a virtual machine), and nothing that is being measured may wait for it.
+A thread takes the samples, because one reading can take milliseconds (NVML's energy counter: 2 to 18 ms in a virtual
+machine), and no measured work may wait for it.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from convscope.power.energy import CardState, EnergyWindow, Sample
 
 
 class Sensor(Protocol):
-    """One device that can be asked for energy and power: `nvml.NvmlCard`, `rapl.RaplPackages`, or a test's own."""
+    """One device whose energy and power can be read: `nvml.NvmlCard`, `rapl.RaplPackages`, or a test's fake."""
 
     name: str
     source: str
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return joules on a counter and watts, each None where the device has none."""
+        """Return the energy counter in joules and the power in watts, None where absent."""
 
     def state(self) -> CardState:
-        """Return temperature, clock and throttling now."""
+        """Return temperature, clock and throttling at this moment."""
 
     def settings(self) -> dict[str, object]:
-        """Return what stays the same in a run."""
+        """Return the settings of the device, which stay the same in a run."""
 
     def close(self) -> None:
-        """Let the device go."""
+        """Release the device."""
 
 
 @dataclass
 class PowerWindow:
-    """A window of time, one entry a device: its energy, or the reason why there is none."""
+    """A window of time with one entry for each device: its energy, or the reason why there is none."""
 
     start_s: float
     end_s: float | None = None
@@ -47,14 +47,14 @@ class PowerWindow:
 
 
 class Sampler:
-    """The samples of some sensors; inside its `with` block a thread takes them.
+    """Samples of some sensors; inside its `with` block a thread takes them.
 
     Args:
-        period_s: time between two looks; None starts no thread, and `poll` is the caller's to call.
+        period_s: time between two samples; None starts no thread, and the caller calls `poll`.
     """
 
     KEPT_S = 60.0
-    MARGIN_S = 1.0  # of samples before a stretch, so that its edges can be interpolated
+    MARGIN_S = 1.0  # of samples before a window, so that its edges can be interpolated
 
     def __init__(self, sensors: Sequence[Sensor], clock: Callable[[], float], period_s: float | None) -> None:
         self.sensors = list(sensors)
@@ -83,13 +83,13 @@ class Sampler:
             self.poll()
 
     def pause(self, sleep: Callable[[float], None], seconds: float) -> None:
-        """Let the thread work for some seconds; without a thread, look once and then wait."""
+        """Let the thread sample for some seconds; without a thread, take one sample and wait."""
         if self._thread is None:
             self.poll()
         sleep(seconds)
 
     def poll(self) -> None:
-        """Look at every sensor once. A sensor that no longer answers ends the sampling; `failure` says why."""
+        """Take one sample of every sensor. A sensor that fails ends the sampling; `failure` holds the reason."""
         with self._lock:
             for sensor, samples in zip(self.sensors, self._samples, strict=True):
                 before_s = self._clock()
@@ -101,16 +101,16 @@ class Sampler:
                 samples.append(Sample((before_s + self._clock()) / 2, joules, watts))
 
     def forget(self) -> None:
-        """Drop what is older than a minute."""
+        """Drop the samples that are older than a minute."""
         oldest_s = self._clock() - self.KEPT_S
         with self._lock:
-            self._samples = [[sample for sample in kept if sample.time_s >= oldest_s] for kept in self._samples]
+            self._samples = [[one for one in samples if one.time_s >= oldest_s] for samples in self._samples]
 
     def energy(self, index: int, start_s: float, end_s: float) -> EnergyWindow:
-        """Return the energy of a sensor in a stretch of time: from tick to tick where it counts, else by integration.
+        """Return the energy of a sensor in a window of time: from tick to tick of a counter, else by integration.
 
         Raises:
-            energy.WindowError: the samples do not carry it.
+            WindowError: the samples are not enough.
         """
         with self._lock:
             samples = [sample for sample in self._samples[index] if sample.time_s >= start_s - self.MARGIN_S]

@@ -1,7 +1,7 @@
-"""What a card's power sensors are: how often they change, over how long they average, whether they agree.
+"""Test of a card's power sensors: update periods, averaging times, agreement between sensors.
 
-`check` drives a card through rest, full load and a square wave, and looks at every sensor all the while; the rest of
-this file turns the looks into figures and is pure. The report is saved as `results/sensor_<gpu>.json`.
+`check` drives a card through rest, full load and a square wave, and reads every sensor meanwhile; the rest of this
+file turns the readings into figures and is pure. The report is saved as `results/sensor_<gpu>.json`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from convscope.power import energy, nvml
 from convscope.power.energy import Sample
 
 IDLE_S, LOAD_S, WAVE_S, REST_S = 3.0, 4.0, 8.0, 2.0
-WAVE_PERIODS = 1.07  # the square wave's period over the sensor's: the phase between them sweeps
-LOOK_EVERY_S = 0.001
+WAVE_PERIODS = 1.07  # the square wave's period over the sensor's, so that the phase between them sweeps
+READ_EVERY_S = 0.001
 PLATEAU = 0.15  # of the swing: readings this near to either level count as on it
 
 
 @dataclass(frozen=True)
-class Look:
-    """All sensors at one moment; None where the card has none."""
+class Reading:
+    """Readings of all sensors at one moment; None where the card has none."""
 
     time_s: float
     counter_j: float | None
@@ -36,7 +36,7 @@ class Look:
 
 @dataclass(frozen=True)
 class SensorReport:
-    """What was found of a card's sensors; None where a sensor does not answer or the figure cannot be told."""
+    """Figures of a card's sensors; None where a sensor does not answer or the figure cannot be computed."""
 
     gpu_name: str
     driver: str | None
@@ -66,17 +66,17 @@ def check(card: nvml.NvmlCard, work: Callable[[], None], gpu_name: str) -> Senso
     Args:
         work: launches a few milliseconds of full load on the card and waits for it.
     """
-    watch = _Watch(card)
-    with watch:
+    reader = _Reader(card)
+    with reader:
         time.sleep(IDLE_S)
-        idle = watch.mark()
+        idle = reader.take()
         _work_for(work, LOAD_S)
-        load = watch.mark()
+        load = reader.take()
         period_s = 1e-3 * (update_period_ms(_series(load, "counter_j")) or 100.0)
         time.sleep(REST_S)
-        watch.mark()
+        reader.take()
         _square_wave(work, WAVE_PERIODS * period_s, WAVE_S)
-        wave = watch.mark()
+        wave = reader.take()
     settings = card.settings()
     return report(
         idle,
@@ -91,9 +91,9 @@ def check(card: nvml.NvmlCard, work: Callable[[], None], gpu_name: str) -> Senso
 
 
 def report(
-    idle: Sequence[Look],
-    load: Sequence[Look],
-    wave: Sequence[Look],
+    idle: Sequence[Reading],
+    load: Sequence[Reading],
+    wave: Sequence[Reading],
     *,
     gpu_name: str,
     driver: str | None,
@@ -101,8 +101,8 @@ def report(
     memory_power_w: float | None,
     energy_field_equals_counter: bool | None,
 ) -> SensorReport:
-    """Turn looks at rest, from the start of a load on, and under a square wave into figures."""
-    steady = [look for look in load if look.time_s >= load[0].time_s + (load[-1].time_s - load[0].time_s) / 2]
+    """Compute the figures from readings at rest, from the start of a load on, and under a square wave."""
+    steady = [reading for reading in load if reading.time_s >= load[0].time_s + (load[-1].time_s - load[0].time_s) / 2]
     low_w, high_w = _mean_power(idle), _mean_power(steady)
     counter_w = _tick_powers(wave)
     instant_w = [value for _, value in _series(wave, "instant_w")]
@@ -119,7 +119,7 @@ def report(
         instant_rise_ms=rise_time_ms(_series(load, "instant_w")),
         average_rise_ms=average_rise_ms,
         instant_window_ms=averaging_window_ms(instant_w, wave_period_s),
-        # A boxcar answers a step by a ramp of its own length, of which 10 to 90 % is 0.8.
+        # A boxcar average answers a step by a ramp as long as the boxcar, of which 10 to 90 % is 0.8.
         average_window_ms=None if average_rise_ms is None else average_rise_ms / 0.8,
         counter_swing_pct=swing_pct(counter_w, low_w, high_w),
         instant_swing_pct=swing_pct(instant_w, low_w, high_w),
@@ -139,7 +139,7 @@ def update_period_ms(series: Sequence[tuple[float, float]]) -> float | None:
 
 
 def rise_time_ms(series: Sequence[tuple[float, float]]) -> float | None:
-    """Return the time from 10 to 90 % of the way up of a reading that starts low and ends high, None where it stays."""
+    """Return the rise time, from 10 to 90 % of the step, of a reading; None where it does not rise."""
     if len(series) < 10:
         return None
     values = np.array([value for _, value in series])
@@ -152,10 +152,10 @@ def rise_time_ms(series: Sequence[tuple[float, float]]) -> float | None:
 
 
 def averaging_window_ms(readings: Sequence[float], period_s: float) -> float | None:
-    """Return over how long a reading averages, from readings of a square wave at many phases.
+    """Return the averaging time of a reading, computed from readings of a square wave at many phases.
 
     A reading that averages over w, of a wave of period p that is on for p/2, is between the two levels for a share
-    2 w / p of the phases. Above p/2 it never reaches a level and the share says no more: then half the period is
+    2 w / p of the phases. Above p/2 it never reaches a level and the share grows no more: then half the period is
     returned, as a lower bound. None with fewer than ten distinct readings.
     """
     distinct = sorted(set(readings))
@@ -171,8 +171,8 @@ def averaging_window_ms(readings: Sequence[float], period_s: float) -> float | N
 def swing_pct(readings: Sequence[float], low_w: float | None, high_w: float | None) -> float | None:
     """Return the range of readings under a square wave as a share of the step from rest to load, in percent.
 
-    A sensor that sees all of the time reads the mean of the wave whatever the phase (near 0); one that looks at a part
-    of each period reads anything between the levels (near 100).
+    A sensor that averages over all of the time reads the mean of the wave at any phase (near 0); one that measures
+    during a part of each period reads anything between the levels (near 100).
     """
     if len(readings) < 10 or low_w is None or high_w is None or high_w <= low_w:
         return None
@@ -180,16 +180,16 @@ def swing_pct(readings: Sequence[float], low_w: float | None, high_w: float | No
     return float(100 * (most - least) / (high_w - low_w))
 
 
-class _Watch:
-    """Looks at every sensor of a card from a thread; `mark` ends a stretch and gives its looks."""
+class _Reader:
+    """Reads every sensor of a card in a thread; `take` returns the readings since the last call of it."""
 
     def __init__(self, card: nvml.NvmlCard) -> None:
         self._card = card
-        self._looks: list[Look] = []
+        self._readings: list[Reading] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sensors", daemon=True)
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _Reader:
         self._thread.start()
         return self
 
@@ -198,23 +198,23 @@ class _Watch:
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._stop.wait(LOOK_EVERY_S):
-            self._looks.append(look(self._card))
+        while not self._stop.wait(READ_EVERY_S):
+            self._readings.append(read(self._card))
 
-    def mark(self) -> list[Look]:
-        stretch, self._looks = self._looks, []
-        return stretch
+    def take(self) -> list[Reading]:
+        readings, self._readings = self._readings, []
+        return readings
 
 
-def look(card: nvml.NvmlCard) -> Look:
-    """Look at every sensor of a card once."""
+def read(card: nvml.NvmlCard) -> Reading:
+    """Read every sensor of a card once."""
     before_s = time.perf_counter()
     try:
         counter_j: float | None = card.counter_j()
     except SensorError:
         counter_j = None
     middle_s = (before_s + time.perf_counter()) / 2
-    return Look(middle_s, counter_j, card.field(nvml.POWER_INSTANT), card.field(nvml.POWER_AVERAGE))
+    return Reading(middle_s, counter_j, card.field(nvml.POWER_INSTANT), card.field(nvml.POWER_AVERAGE))
 
 
 def _work_for(work: Callable[[], None], seconds: float) -> None:
@@ -231,31 +231,31 @@ def _square_wave(work: Callable[[], None], period_s: float, seconds: float) -> N
         time.sleep(max(0.0, on_s + period_s - time.perf_counter()))
 
 
-def _series(looks: Sequence[Look], name: str) -> list[tuple[float, float]]:
-    every = [(one.time_s, getattr(one, name)) for one in looks]
-    return [(at, value) for at, value in every if value is not None]
+def _series(readings: Sequence[Reading], name: str) -> list[tuple[float, float]]:
+    values = [(reading.time_s, getattr(reading, name)) for reading in readings]
+    return [(time_s, value) for time_s, value in values if value is not None]
 
 
-def _samples(looks: Sequence[Look]) -> list[Sample]:
-    return [Sample(one.time_s, one.counter_j, one.instant_w) for one in looks]
+def _samples(readings: Sequence[Reading]) -> list[Sample]:
+    return [Sample(reading.time_s, reading.counter_j, reading.instant_w) for reading in readings]
 
 
-def _mean_power(looks: Sequence[Look]) -> float | None:
+def _mean_power(readings: Sequence[Reading]) -> float | None:
     try:
-        return energy.counter_window(_samples(looks), looks[0].time_s, looks[-1].time_s).power_mean_w
+        return energy.counter_window(_samples(readings), readings[0].time_s, readings[-1].time_s).power_mean_w
     except WindowError:
-        known = [value for _, value in _series(looks, "average_w")]
+        known = [value for _, value in _series(readings, "average_w")]
         return float(np.mean(known)) if known else None
 
 
-def _tick_powers(looks: Sequence[Look]) -> list[float]:
-    ticks = energy.ticks(_samples(looks))
+def _tick_powers(readings: Sequence[Reading]) -> list[float]:
+    ticks = energy.ticks(_samples(readings))
     return [(now.energy_j - before.energy_j) / (now.time_s - before.time_s) for before, now in pairwise(ticks)]
 
 
-def _disagreement_pct(looks: Sequence[Look]) -> float | None:
+def _disagreement_pct(readings: Sequence[Reading]) -> float | None:
     try:
-        return energy.counter_window(_samples(looks), looks[0].time_s, looks[-1].time_s).disagreement_pct
+        return energy.counter_window(_samples(readings), readings[0].time_s, readings[-1].time_s).disagreement_pct
     except WindowError:
         return None
 

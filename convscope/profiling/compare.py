@@ -14,18 +14,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pandas as pd
+from typing import Any
 
 from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
 from convscope.errors import InputError
-from convscope.profiling.rows import LayerRow, OverallRow, Row
+from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
 from convscope.storage.environment import PROCESSOR, SOFTWARE
 from convscope.storage.paths import slug
-from convscope.storage.store import Folder
-from convscope.storage.table import columns
 from convscope.timing import summary
 from convscope.timing.summary import Summary
 
@@ -38,7 +34,6 @@ WORK = ("model", "batch_size", "dtype")
 ENVIRONMENT = ("device_type", "math", "tf32_override", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = ("algorithm", "unsupported", "pretrained", "warmup_iters", "measure_iters", "host", "gpu_uuid", "git_commit")
 
-AnyRow = TypeVar("AnyRow", OverallRow, LayerRow)
 Differences = dict[str, tuple[Any, Any]]
 
 
@@ -78,30 +73,21 @@ def read(path: Path) -> Result:
     Raises:
         InputError: it is not one, cannot be read, or has no row yet.
     """
-    document = Folder(path, "").read_run()
+    document = SCHEMA.read(path / "run.json")
     if document is None:
         raise InputError(f"{path} has no run.json: give the folder of a run, like results/2_quick/vgg16_gemm_h200")
     run = document["run"]
-    folder = Folder(path, f"{slug(run['model'])}_{slug(run['algorithm'])}")
-    overall = _rows(folder.read_overall(), OverallRow)
-    if not overall:
-        raise InputError(f"{path} has no row in {folder.overall.name}: wait until its run has measured a size")
-    layers = _rows(folder.read_layers(), LayerRow)
+    store = profile_store(path, f"{slug(run['model'])}_{slug(run['algorithm'])}")
+    rows = store.objects("overall", "layers")
+    if not rows["overall"]:
+        name = store.files.table("overall").name
+        raise InputError(f"{path} has no row in {name}: wait until its run has measured a size")
     return Result(
         path,
         run | document["environment"] | {"device_type": str(run.get("device", "")).split(":")[0]},
-        {row.input_size: row for row in overall},
-        {(row.input_size, row.position): row for row in layers},
+        {row.input_size: row for row in rows["overall"]},
+        {(row.input_size, row.position): row for row in rows["layers"]},
     )
-
-
-def _rows(table: pd.DataFrame, row_type: type[AnyRow]) -> list[AnyRow]:
-    records: list[dict[Any, Any]] = table[columns(row_type)].to_dict("records")
-    return [row_type(**_with_none(each)) for each in records]
-
-
-def _with_none(record: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: None if pd.isna(cell) else cell for name, cell in record.items()}
 
 
 def differences(a: Result, b: Result, across: bool) -> Differences:

@@ -1,8 +1,8 @@
-"""The energy of each convolution of a model, each distinct layer replayed alone, and of everything between them.
+"""Energy of each convolution of a model, and of the rest of the pass.
 
-A sensor that changes ten times a second cannot tell the layers of one pass apart, so each is run alone, over and over.
-Alone, its tensors would stay in the L2 cache; inputs and weights therefore rotate through enough copies to exceed it.
-What is not a convolution is measured the same way: the pass with every convolution replaced by its own output.
+A sensor that changes ten times a second cannot separate the layers of one pass, so each distinct layer is replayed
+alone. Alone, its tensors would stay in the L2 cache; inputs and weights therefore rotate through enough copies to
+exceed it. The rest is measured the same way: the pass with every convolution replaced by its stored output.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ L2_MULTIPLE = 2.0  # the copies together hold this many times the L2 cache
 CALLS_LEAST = 64  # in one graph, so that its launch does not matter
 ATTRIBUTION = "layer alone, tensors rotated through more than the L2 cache"
 
-Meter = Callable[[graphs.ReplayLoad], tuple[LoadEnergy | None, str | None]]
+EnergyMeasurement = Callable[[graphs.ReplayLoad], tuple[LoadEnergy | None, str | None]]
+"""Measures a steady load: its energy, or None and the reason (`Bench.steady_energy`)."""
 
 
 @dataclass(frozen=True)
 class LayerEnergy:
-    """Energy of one call of a layer, with its uncertainty, or the reason why there is none."""
+    """Energy of one call of a layer with its uncertainty, or the reason why there is none."""
 
     energy_j: float | None
     uncertainty_j: float | None
@@ -41,19 +42,19 @@ class LayerEnergy:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """The energies of a pass's layers by position, and of the rest of the pass; None where it could not be measured."""
+    """Energies of a pass's layers by position, and of the rest of the pass; None where it could not be measured."""
 
     layers: tuple[LayerEnergy, ...]
     rest_j: float | None
 
     @property
     def layers_sum_j(self) -> float | None:
-        """Sum over the convolutions, None where one is missing."""
-        known = [layer.energy_j for layer in self.layers if layer.energy_j is not None]
-        return sum(known) if len(known) == len(self.layers) else None
+        """The sum over the convolutions, None where one is missing."""
+        known_j = [layer.energy_j for layer in self.layers if layer.energy_j is not None]
+        return sum(known_j) if len(known_j) == len(self.layers) else None
 
     def residual_pct(self, pass_j: float) -> float | None:
-        """Return how far layers and rest together are above the energy of a pass, in percent."""
+        """Return the excess of layers and rest together over the energy of a pass, in percent."""
         if self.layers_sum_j is None or self.rest_j is None:
             return None
         return 100 * ((self.layers_sum_j + self.rest_j) / pass_j - 1)
@@ -67,23 +68,24 @@ class _Call:
     output: torch.Tensor
 
 
-def measure(model: nn.Module, given: torch.Tensor, layers: Sequence[Layer], meter: Meter) -> Breakdown:
+def measure(
+    model: nn.Module, given: torch.Tensor, layers: Sequence[Layer], measure_energy: EnergyMeasurement
+) -> Breakdown:
     """Measure every distinct layer of a pass alone, and the rest of the pass.
 
     Args:
         given: the model's input, batch × 3 × height × width, on the GPU.
         layers: the calls of convolutions in the pass, in order.
-        meter: measures the energy of a steady load.
     """
     calls = _calls(model, given)
     measured: dict[tuple[object, ...], LayerEnergy] = {}
-    found = []
+    energies = []
     for layer, call in zip(layers, calls, strict=True):
         key = (layer.shape, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
-            measured[key] = _alone(call, meter)
-        found.append(measured[key])
-    return Breakdown(tuple(found), _rest(model, given, calls, meter))
+            measured[key] = _alone(call, measure_energy)
+        energies.append(measured[key])
+    return Breakdown(tuple(energies), _rest(model, given, calls, measure_energy))
 
 
 def _calls(model: nn.Module, given: torch.Tensor) -> list[_Call]:
@@ -102,10 +104,10 @@ def copies_needed(call_bytes: int, l2_bytes: int) -> int:
     return max(2, math.ceil(L2_MULTIPLE * l2_bytes / call_bytes))
 
 
-def _alone(call: _Call, meter: Meter) -> LayerEnergy:
+def _alone(call: _Call, measure_energy: EnergyMeasurement) -> LayerEnergy:
     l2_bytes = torch.cuda.get_device_properties(call.given.device).L2_cache_size
-    held = [call.given, call.output, *call.module.parameters()]
-    copies = copies_needed(sum(tensor.nbytes for tensor in held), l2_bytes)
+    tensors = [call.given, call.output, *call.module.parameters()]
+    copies = copies_needed(sum(tensor.nbytes for tensor in tensors), l2_bytes)
     modules = [copy.deepcopy(call.module) for _ in range(copies)]
     inputs = [call.given.clone() for _ in range(copies)]
     count = copies * math.ceil(CALLS_LEAST / copies)
@@ -115,20 +117,22 @@ def _alone(call: _Call, meter: Meter) -> LayerEnergy:
             module(given)
 
     with graphs.capture(step) as captured:
-        found, reason = meter(graphs.ReplayLoad(captured, min(graphs.replay_times_ms(captured, 3))))
-    if found is None:
+        energy, reason = measure_energy(graphs.ReplayLoad.of(captured))
+    if energy is None:
         return LayerEnergy(None, None, reason)
-    return LayerEnergy(found.per_inference_j / count, found.uncertainty_j / count)
+    return LayerEnergy(energy.per_inference_j / count, energy.uncertainty_j / count)
 
 
-def _rest(model: nn.Module, given: torch.Tensor, calls: Sequence[_Call], meter: Meter) -> float | None:
+def _rest(
+    model: nn.Module, given: torch.Tensor, calls: Sequence[_Call], measure_energy: EnergyMeasurement
+) -> float | None:
     with _stubbed(model, calls), graphs.capture(lambda: model(given)) as captured:
-        found, _ = meter(graphs.ReplayLoad(captured, min(graphs.replay_times_ms(captured, 3))))
-    return found.per_inference_j if found else None
+        energy, _ = measure_energy(graphs.ReplayLoad.of(captured))
+    return energy.per_inference_j if energy else None
 
 
 class _Stub(nn.Module):
-    """Stands for a convolution and gives back its outputs of an earlier pass, one a call."""
+    """Stand-in for a convolution that returns its outputs of an earlier pass, one for each call."""
 
     def __init__(self, outputs: Sequence[torch.Tensor]) -> None:
         super().__init__()

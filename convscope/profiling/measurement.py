@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from convscope.convolution import roofline
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer, dimensions
-from convscope.convolution.operator import Execution
+from convscope.convolution.observation import Observation
 from convscope.failures import Failure
 from convscope.power.energy import LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
@@ -18,14 +18,6 @@ from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
 from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What an eager pass showed of one layer: what really ran, and how exact it was (None where not asked)."""
-
-    execution: Execution
-    relative_error: float | None = None
 
 
 @dataclass
@@ -38,7 +30,7 @@ class Measurement:
     eager: Summary | None = None
     repeated: int | None = None
     overhead_us: float | None = None
-    witnesses: list[Observation] = field(default_factory=list)
+    observations: list[Observation] = field(default_factory=list)
     traces: list[LayerTrace] = field(default_factory=list)
     energy: LoadEnergy | None = None
     energy_reason: str | None = None
@@ -148,10 +140,10 @@ def layer_rows(
 ) -> list[LayerRow]:
     """Return a row for each convolution, in the order in which the pass calls them."""
     traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
-    measured = zip(layers, found.layers, found.witnesses, traces, strict=True)
+    measured = zip(layers, found.layers, found.observations, traces, strict=True)
     rows = [
-        _layer_row(run, size, layer, times, witness, traced, found.passes.mean_ms, assigned)
-        for layer, times, witness, traced in measured
+        _layer_row(run, size, layer, times, observed, traced, found.passes.mean_ms, assigned)
+        for layer, times, observed, traced in measured
     ]
     if found.breakdown is None:
         return rows
@@ -173,7 +165,7 @@ def _layer_row(
     size: int,
     layer: Layer,
     times: Summary,
-    witness: Observation,
+    observed: Observation,
     traced: LayerTrace | None,
     pass_ms: float,
     assigned: Assignment,
@@ -200,9 +192,9 @@ def _layer_row(
         in_width_px=layer.in_width,
         out_height_px=layer.out_height,
         out_width_px=layer.out_width,
-        ran_algorithm=witness.execution.algorithm,
-        ran_provider=witness.execution.provider,
-        workspace_bytes=witness.execution.workspace_bytes,
+        ran_algorithm=observed.execution.algorithm,
+        ran_provider=observed.execution.provider,
+        workspace_bytes=observed.execution.workspace_bytes,
         flops=roofline.flops(layer),
         bytes=roofline.minimum_bytes(layer, roofline.ELEMENT_BYTES[run.dtype]),
         std_ms=None if skipped else times.std_ms,
@@ -214,7 +206,7 @@ def _layer_row(
         kernel_ms=traced.kernel_ms if traced and not skipped else None,
         span_ms=traced.span_ms if traced and not skipped else None,
         kernels=json.dumps(dict(traced.kernels)) if traced else None,
-        relative_error=witness.relative_error,
+        relative_error=observed.relative_error,
         math=run.math,
         status="unsupported" if skipped else "fallback" if reason else "ok",
         reason=reason,

@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-
-from convscope.cli.options import ENERGY_MOST_S, INTEGER_MOST, at_least, at_most, folder_gpu, math_on, one_of
+from convscope.cli.options import (
+    ENERGY_MOST_S,
+    INTEGER_MOST,
+    at_least,
+    at_most,
+    find_device,
+    folder_gpu,
+    math_on,
+    one_of,
+)
 from convscope.convolution import algorithms, models
 from convscope.errors import InputError
-from convscope.storage.paths import STAGES, slug
-
-# Settings that two runs must share for their sizes to stand in one table.
-SETTINGS = (
-    "model",
-    "algorithm",
-    "device_type",
-    "batch_size",
-    "warmup_iters",
-    "measure_iters",
-    "math",
-    "dtype",
-    "unsupported",
-    "provider",
-    "pretrained",
-    "seed",
-    "energy",
-    "energy_warmup_s",
-    "energy_precision",
-    "energy_budget_s",
-    "layer_energy",
-    "max_workspace_bytes",
-)
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug
 
 
 @dataclass(frozen=True)
@@ -79,59 +65,41 @@ class Run:
 UNSUPPORTED = ("error", "fallback", "skip")
 PROVIDERS = ("cudnn", "triton")
 SIZES_MOST = 10_000
-SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 
 
 def make_run(
     model: str,
     algorithm: str,
     *,
-    num_sizes: int,
-    input_size_range: tuple[int, int],
-    device: torch.device,
-    gpu: str | None,
-    stage: str | None,
-    math: str | None,
-    unsupported: str,
-    batch_size: int,
-    warmup_iters: int,
-    measure_iters: int,
-    pretrained: bool,
-    seed: int,
-    energy: bool,
-    energy_warmup_s: float = Run.energy_warmup_s,
-    energy_precision: float = Run.energy_precision,
-    energy_budget_s: float = Run.energy_budget_s,
-    layer_energy: bool = False,
-    max_workspace_bytes: int | None = None,
-    provider: str | None = None,
+    num_sizes: int = SIZES_BY_STAGE[STAGES[-1]],
+    input_size_range: tuple[int, int] = (224, 512),
+    device: str = "auto",
+    gpu: str | None = None,
+    stage: str | None = None,
+    math: str | None = None,
+    **settings: Any,
 ) -> Run:
     """Decide every setting of a run.
+
+    Args:
+        gpu: the GPU's name in the folder; None takes that of the device.
+        stage: None goes by the number of sizes.
+        math: None is tf32 on a GPU and fp32 on a CPU.
+        settings: further fields of `Run`.
 
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
+    where = find_device(device)
     run = Run(
         model=models.check_name(model),
         algorithm=algorithms.find(algorithm).name,
         stage=stage or stage_of(num_sizes),
-        gpu=folder_gpu(gpu, device),
+        gpu=folder_gpu(gpu, where),
         input_sizes=spread_sizes(num_sizes, input_size_range),
-        device=str(device),
-        batch_size=batch_size,
-        warmup_iters=warmup_iters,
-        measure_iters=measure_iters,
-        math=math_on(device, math),
-        unsupported=unsupported,
-        provider=provider,
-        pretrained=pretrained,
-        seed=seed,
-        energy=energy,
-        energy_warmup_s=energy_warmup_s,
-        energy_precision=energy_precision,
-        energy_budget_s=energy_budget_s,
-        layer_energy=layer_energy,
-        max_workspace_bytes=max_workspace_bytes,
+        device=str(where),
+        math=math_on(where, math),
+        **settings,
     )
     _check(run)
     return run

@@ -1,14 +1,28 @@
-"""What goes to disk and comes back: a run, its environment, the rows of its two tables.
+"""Tables of a profile: the whole model and its layers at each input size, and their schema.
 
-Every other module speaks in these types. A column is a field: its name carries its unit, and None is an empty cell.
-`folder` writes and reads them.
+A column is a field: its name carries its unit, and None is an empty cell.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-SCHEMA_VERSION = 2
+from convscope.storage.paths import PROFILE_VERSION
+from convscope.storage.schema import Part, Schema
+from convscope.storage.store import Store
+from convscope.storage.table import Table
+
+SCHEMA_VERSION = PROFILE_VERSION
+
+
+@dataclass(frozen=True)
+class SizeKey:
+    """Name of a cell: one input size, in pixels."""
+
+    input_size: int
 
 
 @dataclass(frozen=True)
@@ -117,3 +131,35 @@ class LayerRow:
 
 
 Row = OverallRow | LayerRow
+
+
+def _from_1(document: dict[str, Any]) -> dict[str, Any]:
+    """Bring `run.json` from version 1 to 2, which knows a limit on workspaces, resumed runs, and what ended one."""
+    run = {"max_workspace_bytes": None} | document["run"]
+    return document | {"schema_version": 2, "run": run, "resumed_utc": [], "error": None}
+
+
+SCHEMA = Schema(
+    request="run",
+    version=SCHEMA_VERSION,
+    parts=(
+        Part(
+            SizeKey,
+            {
+                "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
+                "overall": Table(OverallRow, unique=("input_size",), first=9),
+            },
+            counted=("layers", "convolutions"),
+        ),
+    ),
+    free=("stage", "gpu", "input_sizes", "device"),
+    upgrades=(_from_1,),
+    needed={"model": str, "algorithm": str, "gpu": str, "device": str, "input_sizes": list},
+    noun="sizes",
+    entries={"kernels": {}},
+)
+
+
+def profile_store(path: Path, stem: str, note: Callable[[str], None] = lambda line: None) -> Store:
+    """Return the store of a profile; `stem` is `<model>_<algorithm>`."""
+    return Store(path, SCHEMA, stem, note)

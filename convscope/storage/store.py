@@ -1,57 +1,67 @@
-"""The folder of one run: `run.json` and two tables, written size by size, read back, and mended after a cut.
+"""Result folder of a study: `run.json` and tables keyed by cell, written cell by cell, read back, mended after a cut.
 
-Each file is replaced whole (`tables`), the layers' before the overall table: a size counts when it stands in the
-overall table, and all its layers are there by then. So a run may be killed, or run out of disk, at any moment.
+Each file is replaced whole (`table`), the table that makes a cell count last: a cell counts when it stands there, and
+its rows of the other tables are there by then. A run may be killed, or run out of disk, at any moment. No measured row
+is deleted: what is measured anew is kept first, in a folder `<folder>.before-<time>` beside this one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import glob
 import json
-import os
-import tempfile
-import typing
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import pandas as pd
 
 from convscope.errors import InputError, WriteError
-from convscope.profiling.request import SETTINGS, Run
-from convscope.profiling.rows import SCHEMA_VERSION, LayerRow, OverallRow
-from convscope.storage import table
-from convscope.storage.environment import PROCESSOR, SOFTWARE, Environment
-from convscope.storage.paths import KEPT
-from convscope.storage.table import Replacement, columns, write_atomically
+from convscope.storage import mending, table
+from convscope.storage.environment import Environment
+from convscope.storage.files import StudyFiles
+from convscope.storage.lock import NAME as LOCK
+from convscope.storage.lock import Lock
+from convscope.storage.paths import now_utc
+from convscope.storage.schema import Part, Request, Schema, plain
+from convscope.storage.table import Replacement, write_atomically
 
 
-@dataclass(frozen=True)
-class Folder:
-    """The files of one run: `run.json` and the two tables, all in one directory."""
+def _say_nothing(line: str) -> None:
+    """Drop a note."""
 
-    path: Path
-    stem: str
 
-    @property
-    def overall(self) -> Path:
-        """The table of the whole model, one row an input size."""
-        return self.path / f"{self.stem}_overall.csv"
+class Store:
+    """The files of a study; inside its `with` block this process holds their directory, and only then it writes.
 
-    @property
-    def layers(self) -> Path:
-        """The table of the convolutions, one row a layer and input size."""
-        return self.path / f"{self.stem}_layers.csv"
+    Args:
+        stem: first part of the tables' names; "" for none.
+        note: called with one line where something is worth knowing.
 
-    @property
-    def run(self) -> Path:
-        """What the figures depend on."""
-        return self.path / "run.json"
+    Raises:
+        InputError: entered, where it cannot be made or written, or another run holds it.
+    """
+
+    def __init__(self, path: Path, schema: Schema, stem: str = "", note: Callable[[str], None] = _say_nothing) -> None:
+        self.path, self.schema, self.note = path, schema, note
+        self.files = StudyFiles(path, schema, stem)
+        self._lock: Lock | None = None
+        self._replaced: Callable[[Any], bool] | None = None
+        self._anew = False
+        self._has_kept = False
+
+    def __enter__(self) -> Store:
+        self.prepare()
+        self._lock = Lock(self.path / LOCK).__enter__()
+        if self._lock.taken_from:
+            self.note(f"took {self.path} over from {self._lock.taken_from}, which is gone")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
     def prepare(self) -> None:
         """Make the directory and prove that files can be written there.
@@ -61,216 +71,180 @@ class Folder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            Replacement(self.run, "proof").drop()
+            Replacement(self.files.run, "proof").drop()
         except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
             why = error.strerror if isinstance(error, OSError) else error
             raise InputError(
                 f"cannot write results to {self.path} ({why}): choose another folder with --output-dir"
             ) from None
 
-    def keep(self, now: datetime) -> Path | None:
-        """Move the run's files into a folder beside this one, named by the time; return it, None without files.
+    # ---- reading
 
-        Logs and the lock stay. The files have a name in both folders (`link`) until all are there; then `run.json` goes
-        first: tables without it are never taken for anybody's.
-
-        Raises:
-            WriteError: they cannot be moved.
-        """
-        there = [path for path in (self.run, self.overall, self.layers) if path.exists()]
-        if not there:
-            return None
-        whole = self.path.resolve()
-        try:
-            kept = _not_taken(whole.with_name(f"{whole.name}{KEPT}{now:%Y%m%dT%H%M%SZ}"))
-            making = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
-            for path in there:
-                os.link(path, making / path.name)
-            making.chmod(self.path.stat().st_mode)
-            table.sync_directory(making)
-            making.rename(kept)
-            table.sync_directory(kept.parent)
-            for path in there:
-                path.unlink()
-        except OSError as error:
-            raise WriteError(
-                f"cannot move the earlier run out of {self.path} ({error.strerror}): choose another --output-dir"
-            ) from None
-        return kept
-
-    def _finish_keeping(self, note: Callable[[str], None]) -> None:
-        """Remove what `keep` did not come to, where it was killed: tables without `run.json` that are kept already."""
-        left = [path for path in (self.overall, self.layers) if path.exists()]
-        whole = self.path.resolve()
-        for kept in whole.parent.glob(f"{glob.escape(whole.name)}{KEPT}*") if left else ():
-            twins = [kept / path.name for path in left]
-            if all(twin.exists() and twin.samefile(path) for path, twin in zip(left, twins, strict=True)):
-                for path in left:
-                    path.unlink()
-                note(f"{self.path}: removed the tables that an interrupted --overwrite left; they are in {kept}")
-                return
-
-    def append(self, overall: OverallRow, layers: Sequence[LayerRow]) -> None:
-        """Add one size to both tables, safely on the disk when this returns.
+    def read_run(self) -> dict[str, Any] | None:
+        """Return the content of `run.json` in this version's form, None where there is none.
 
         Raises:
-            WriteError: it cannot be written; the tables are as they were.
+            InputError: it is not this project's, or of a newer schema.
         """
-        rows = ((self.layers, LayerRow, layers), (self.overall, OverallRow, [overall]))
-        written: list[Replacement] = []
-        try:
-            for path, row_type, new in rows:
-                text = table.lines_of(row_type, new, with_header=not path.exists())
-                written.append(Replacement(path, text, after=True))
-            for replacement in written:
-                replacement.commit()
-            table.sync_directory(self.path)
-        except OSError as error:
-            for replacement in written:
-                replacement.drop()
-            raise _cannot_write(self.path, error) from None
+        return self.schema.read(self.files.run)
 
-    def read(self, again: bool = True) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the whole sizes: the overall table and the table of layers, also while a run is writing.
+    def read(self, name: str) -> pd.DataFrame:
+        """Return a table, the rows of whole cells, empty where there is none yet; also while a run is writing.
+
+        Raises:
+            InputError: a file is not such a table, or a cell lacks rows; the message names file and line.
+        """
+        return self.read_all(name)[name]
+
+    def read_all(self, *names: str) -> dict[str, pd.DataFrame]:
+        """Return several tables of one moment by name, all of the schema's without a name; raises as `read`."""
+        wanted = names or tuple(self.schema.tables)
+        found: dict[str, pd.DataFrame] = {}
+        for part in self.schema.parts:
+            mine = [name for name in part.tables if name in wanted]
+            rows = self.files.whole(part, mine) if mine else {}
+            found |= {name: table.frame(part.tables[name], rows[name]) for name in mine}
+        return {name: found[name] for name in wanted}
+
+    def objects(self, *names: str) -> dict[str, list[Any]]:
+        """Return several tables of one moment as row objects by name; raises as `read`."""
+        rows = [self.files.whole(part, [name for name in part.tables if name in names]) for part in self.schema.parts
+                if any(name in part.tables for name in names)]  # fmt: skip
+        every = {name: kept for found in rows for name, kept in found.items()}
+        return {name: table.objects(self.schema.tables[name], every[name]) for name in names}
+
+    def cells(self) -> dict[Any, Mapping[str, str]]:
+        """Return a row of each cell that is there as it stands on disk, by key, whatever became of it."""
+        return {part.key_of(row): row for part in self.schema.parts for row in self.files.rows(part.main)}
+
+    def measured(self) -> dict[Any, Mapping[str, str]]:
+        """Return the cells that could be measured, as `cells` does."""
+        return {key: row for key, row in self.cells().items() if row.get("status", "ok") == "ok"}
+
+    # ---- beginning
+
+    def missing(
+        self,
+        request: Request,
+        environment: Environment,
+        cells: Sequence[Any],
+        overwrite: bool = False,
+        covers: Callable[[Any], bool] = lambda key: False,
+        counts: Callable[[Mapping[str, str]], bool] = lambda row: True,
+    ) -> list[Any]:
+        """Return the cells of a request to measure, after mending what a run that was cut off left.
+
+        With `overwrite` these are all of them; nothing is replaced before `begin`.
 
         Args:
-            again: look twice where layers are missing: an --overwrite may have moved them away in between.
+            covers: tells whether a further cell of the folder belongs to the request, and is replaced too.
+            counts: tells from the row of a cell that is there whether it has all that is asked for.
 
         Raises:
-            InputError: a file is not such a table, or a size lacks layers; the message names file and line.
+            InputError: the folder holds cells that were measured under other settings, or nobody knows under which.
+            WriteError: it cannot be mended.
         """
-        overall = self.read_overall()
-        layers = table.read(self.layers, LayerRow)
-        torn = _torn(overall, layers)
-        if torn and again:
-            return self.read(again=False)
-        if torn:
-            raise InputError(
-                f"{self.layers} lacks layers of the sizes {_some(torn)} that are in {self.overall.name}: "
-                "the run's own command mends it"
-            )
-        return overall, layers[layers["input_size"].isin(overall["input_size"])].reset_index(drop=True)
-
-    def read_overall(self) -> pd.DataFrame:
-        """Return the overall table, empty where there is none yet."""
-        return table.read(self.overall, OverallRow)
-
-    def read_layers(self) -> pd.DataFrame:
-        """Return the layers of the sizes in the overall table, empty where there are none yet."""
-        return self.read()[1]
-
-    def mend(self) -> list[str]:
-        """Set right what a run that was cut off left, and bring tables of an older version to this one's columns.
-
-        Only for who holds the folder's lock.
-
-        Returns:
-            a line for each thing that was mended.
-
-        Raises:
-            InputError: there is damage that no cut leaves.
-            WriteError: it cannot be written.
-        """
-        try:
-            return [*self._drop_leftovers(), *self._mend_lines(), *self._mend_sizes(), *self._upgrade()]
-        except OSError as error:
-            raise _cannot_write(self.path, error) from None
-
-    def _drop_leftovers(self) -> list[str]:
-        left = [table.beside(path) for path in (self.run, self.layers, self.overall)]
-        there = [path for path in left if path.exists()]
-        for path in there:
-            path.unlink()
-        return ["took away a file that was being written when a run was cut off"] if there else []
-
-    def _mend_lines(self) -> list[str]:
-        """Cut off a last line without an end, and a header that was never whole: version 1 wrote in place."""
-        said = []
-        for path, row_type in ((self.layers, LayerRow), (self.overall, OverallRow)):
-            content = path.read_bytes() if path.exists() else b"\n"
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole == content:
-                continue
-            if whole:
-                with contextlib.suppress(UnicodeDecodeError):  # reading it will say in which line
-                    write_atomically(path, whole.decode())
-            elif ",".join(columns(row_type)).encode().startswith(content):
-                path.unlink()
-            said.append(f"cut an unfinished line off {path.name}")
-        return said
-
-    def _mend_sizes(self) -> list[str]:
-        overall, layers = self.read_overall(), table.read(self.layers, LayerRow)
-        torn = sorted(_torn(overall, layers) | (set(layers["input_size"]) - set(overall["input_size"])))
-        if not torn:
-            return []
-        if len(torn) > 1:
-            raise InputError(
-                f"{self.path}: the sizes {_some(torn)} have layers without a row or a row without its layers, "
-                "which is more than a cut leaves behind: restore the tables, or --overwrite keeps them and begins anew"
-            )
-        whole = set(overall["input_size"]) - set(torn)
-        for path, row_type in ((self.layers, LayerRow), (self.overall, OverallRow)):
-            if path.exists():
-                write_atomically(path, table.select(path, row_type, whole))
-        return [f"dropped the size {torn[0]} px, which was cut off"]
-
-    def _upgrade(self) -> list[str]:
-        pairs = ((self.layers, LayerRow), (self.overall, OverallRow))
-        older = [pair for pair in pairs if table.header(pair[0]) not in (None, columns(pair[1]))]
-        for path, row_type in older:
-            write_atomically(path, table.select(path, row_type, None))
-        return [f"gave {path.name} the columns of schema version {SCHEMA_VERSION}" for path, _ in older]
-
-    def missing_sizes(self, run: Run, environment: Environment, note: Callable[[str], None]) -> list[int]:
-        """Return the sizes of a run that this folder does not have yet, after mending what a cut-off run left.
-
-        Args:
-            note: called with one line on what was mended, and on what is there.
-
-        Raises:
-            InputError: the folder holds sizes that were measured under other settings, or nobody knows under which.
-        """
+        self._replaced, self._anew = None, False
+        if overwrite:
+            self._replaced = lambda key: key in cells or covers(key)
+            self._anew = self._nothing_stays(request, environment)
+            return list(cells)
         earlier = self.read_run()
-        if earlier is None:
-            self._finish_keeping(note)
-        if earlier is None and (self.overall.exists() or self.layers.exists()):
+        if earlier is None and (line := mending.finish_keeping(self.files)):
+            self.note(line)
+        if earlier is None and any(path.exists() for path in self.files.tables):
             raise InputError(
                 f"{self.path} has tables and no run.json, so nobody knows how they were measured: "
                 "choose another --output-dir, or --overwrite"
             )
-        odd = differences(earlier, run, environment) if earlier is not None else []
+        odd = self.schema.differences(earlier, request, environment) if earlier is not None else []
         if odd:
             raise InputError(
                 f"{self.path} holds a run with other settings ({'; '.join(odd)}): "
                 "choose another --output-dir, or --overwrite"
             )
         for line in self.mend():
-            note(f"{self.path}: {line}")
-        overall = self.read_overall()
-        done = set(overall["input_size"])
-        missing = [size for size in run.input_sizes if size not in done]
-        if not missing:
-            if earlier is not None and earlier.get("ended_utc") is None:  # cut off after the last size
-                self.note_in_run(ended_utc=_end_utc(overall))
-            note(f"all {len(run.input_sizes)} sizes are in {self.path}: nothing measured (--overwrite)")
-        elif done:
-            note(f"{len(done)} sizes are in {self.path}: measuring the {len(missing)} that are missing")
-        return missing
+            self.note(f"{self.path}: {line}")
+        return self._not_done(cells, earlier, counts)
 
-    def write_run(self, run: Run, environment: Environment, more: Mapping[str, Any]) -> None:
-        """Write `run.json`: schema version, request, environment, and `more` (command, start and end, error).
+    def _not_done(
+        self, cells: Sequence[Any], earlier: Mapping[str, Any] | None, counts: Callable[[Mapping[str, str]], bool]
+    ) -> list[Any]:
+        done, noun = {key: row for key, row in self.cells().items() if counts(row)}, self.schema.noun
+        left = [cell for cell in cells if cell not in done]
+        if not left and cells:
+            if earlier is not None and earlier.get("ended_utc", "") is None:  # cut off after the last cell
+                self.note_in_run(ended_utc=_last_end_utc(list(done.values())))
+            self.note(f"all {len(cells)} {noun} are in {self.path}: nothing measured (--overwrite)")
+        elif left and done:
+            self.note(f"{len(done)} {noun} are in {self.path}: measuring the {len(left)} that are missing")
+        return left
+
+    def _nothing_stays(self, request: Request, environment: Environment) -> bool:
+        """Tell whether no cell of the folder can stand beside those that replace some of them, or none is left."""
+        try:
+            earlier = self.read_run()
+            if earlier is None or self.schema.differences(earlier, request, environment):
+                return True
+            self.mend()
+            return all(map(self._replaced, self.cells())) if self._replaced else False
+        except InputError:  # damaged: all of it is kept, and none of it used
+            return True
+
+    def mend(self) -> list[str]:
+        """Set right what a run that was cut off left; return a line for each thing (`mending.mend`).
 
         Raises:
-            WriteError: it cannot be written; the file is as it was.
+            InputError: there is damage that no cut leaves.
+            WriteError: it cannot be written.
         """
-        document = {
-            "schema_version": SCHEMA_VERSION,
-            "run": dataclasses.asdict(run),
-            "environment": dataclasses.asdict(environment),
-            **more,
-        }
-        self._write_document(document)
+        try:
+            return mending.mend(self.files)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def begin(self, request: Request, environment: Environment, command: Sequence[str], **more: Any) -> None:
+        """Move aside what an --overwrite replaces, then write `run.json`.
+
+        Args:
+            more: further entries of `run.json`.
+
+        Raises:
+            WriteError: it cannot be written.
+        """
+        if self._replaced:
+            self._make_room(self._replaced)
+            self._replaced = None
+        earlier, now = self.read_run(), now_utc()
+        self._write_document(
+            dict(self.schema.entries)
+            | (earlier or {"started_utc": now})
+            | {
+                "schema_version": self.schema.version,
+                self.schema.request: plain(request),
+                "environment": dataclasses.asdict(environment),
+                "command": list(command),
+                "resumed_utc": [*earlier.get("resumed_utc", []), now] if earlier else [],
+                "ended_utc": None,
+                "error": None,
+            }
+            | more
+        )
+
+    def _make_room(self, replaced: Callable[[Any], bool]) -> None:
+        self._keep(move=self._anew)
+        keys = set(filter(replaced, self.cells()))
+        try:
+            for part in self.schema.parts:
+                mending.drop(self.files, part, keys)
+        except OSError as error:
+            raise self._cannot_write(error) from None
+
+    def _keep(self, move: bool) -> None:
+        kept = mending.keep(self.files, datetime.now(timezone.utc), move)
+        self._has_kept = True
+        if kept:
+            self.note(f"what was in {self.path} is kept in {kept}")
 
     def note_in_run(self, **more: object) -> None:
         """Put further entries into `run.json`: its end, an error.
@@ -281,104 +255,91 @@ class Folder:
         self._write_document((self.read_run() or {}) | more)
 
     def _write_document(self, document: Mapping[str, Any]) -> None:
-        try:
-            write_atomically(self.run, json.dumps(document, indent=2) + "\n")
-        except OSError as error:
-            raise _cannot_write(self.path, error) from None
+        self.save_text("run.json", json.dumps(document, indent=2))
 
-    def read_run(self) -> dict[str, Any] | None:
-        """Return the content of `run.json` in this version's form, None where there is none.
+    # ---- writing
+
+    def append(self, rows: Iterable[Any], instead_of: Collection[Any] = ()) -> None:
+        """Add cells of one part, their rows of all tables at once, safely on the disk when this returns.
+
+        A row of the same cell is replaced; one that was measured is kept beside the folder first.
+
+        Args:
+            instead_of: keys of other cells whose rows go.
 
         Raises:
-            InputError: it is not this project's, or of a newer schema.
+            WriteError: it cannot be written, or the folder was taken away; the tables are as they were.
         """
-        if not self.run.exists():
-            return None
+        if self._lock is not None:
+            self._lock.confirm()
+        every = list(rows)
+        part = next(part for part in self.schema.parts if any(_is_of(part, row) for row in every))
+        gone = ({part.key_of_row(row) for row in every} | set(instead_of)) & self.cells().keys()
+        if gone & self.measured().keys() and not self._has_kept:
+            self._keep(move=False)
         try:
-            document = json.loads(self.run.read_bytes())
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{self.run}, line {error.lineno}: {error.msg}: it is not a run.json of this project: {table.ADVICE}"
-            ) from None
-        except (OSError, ValueError, RecursionError):
-            raise InputError(f"{self.run}, line 1: it is not a run.json of this project: {table.ADVICE}") from None
-        return _in_this_version(document, self.run)
+            self._write(part, every, gone)
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
+    def update(self, rows: Sequence[Any]) -> None:
+        """Replace rows of the table that makes cells count by rows of the same cells in which derived columns differ.
 
-def _not_taken(wanted: Path) -> Path:
-    """Return this name, or one with a number after it where the name is taken: the clock may go back."""
-    free, number = wanted, 1
-    while free.exists():
-        number += 1
-        free = wanted.with_name(f"{wanted.name}-{number}")
-    return free
+        Raises:
+            WriteError: it cannot be written; the table is as it was.
+        """
+        part = next(part for part in self.schema.parts if _is_of(part, rows[0]))
+        form, new = part.tables[part.main], {part.key_of_row(row): row for row in rows}
+        objects = table.objects(form, self.files.rows(part.main))
+        lines = table.lines_of(form, [new.get(part.key_of_row(row), row) for row in objects], with_header=True)
+        self.save_text(self.files.table(part.main).name, lines.removesuffix("\n"))
 
+    def _write(self, part: Part, every: Sequence[Any], gone: set[Any]) -> None:
+        written: list[Replacement] = []
+        try:
+            for name, form in part.tables.items():
+                path, new = self.files.table(name), [row for row in every if type(row) is form.row_type]
+                if gone and path.exists():
+                    stays = table.select(path, form, lambda row: part.key_of(row) not in gone)
+                    written.append(Replacement(path, stays + table.lines_of(form, new, with_header=False)))
+                elif new or part.counted:
+                    lines = table.lines_of(form, new, with_header=not path.exists())
+                    written.append(Replacement(path, lines, after=True))
+            for replacement in written:
+                replacement.commit()
+            table.sync_directory(self.path)
+        except OSError:
+            for replacement in written:
+                replacement.drop()
+            raise
 
-def _cannot_write(path: Path, error: OSError) -> WriteError:
-    return WriteError(
-        f"cannot write to {path} ({error.strerror}): the sizes that are there are whole; "
-        "when that is mended, the same command goes on"
-    )
+    def save_text(self, name: str, text: str) -> None:
+        """Write a file of text beside the tables, whole.
 
+        Raises:
+            WriteError: it cannot be written; the file is as it was.
+        """
+        try:
+            write_atomically(self.path / name, text + "\n")
+        except OSError as error:
+            raise self._cannot_write(error) from None
 
-def _torn(overall: pd.DataFrame, layers: pd.DataFrame) -> set[int]:
-    """Return the sizes whose row says that they were measured, and that have not all their layers."""
-    counts = Counter(layers["input_size"])
-    told = zip(overall["input_size"], overall["status"], overall["convolutions"], strict=True)
-    return {
-        int(size) for size, status, count in told if status == "ok" and not pd.isna(count) and counts[size] != count
-    }
-
-
-def _end_utc(overall: pd.DataFrame) -> str | None:
-    """Return when the last size was finished, as far as the rows say."""
-    started = pd.to_datetime(overall["started_utc"], format="ISO8601", utc=True, errors="coerce")
-    ended = (started + pd.to_timedelta(overall["wall_s"], unit="s")).max()
-    return None if pd.isna(ended) else str(ended.isoformat(timespec="seconds"))
-
-
-def _some(sizes: typing.Iterable[int]) -> str:
-    every = sorted(int(size) for size in sizes)
-    return ", ".join(map(str, every[:5])) + (f" and {len(every) - 5} more" if len(every) > 5 else "")
-
-
-def _in_this_version(document: Any, path: Path) -> dict[str, Any]:
-    """Return a run.json's content, brought from its own schema version to this one step by step."""
-    version = document.get("schema_version") if isinstance(document, dict) else None
-    if type(version) is int and version > SCHEMA_VERSION:
-        raise InputError(
-            f"{path} has schema version {version}, this program reads {SCHEMA_VERSION} and older: use the version that "
-            "wrote it, or another --output-dir"
+    def _cannot_write(self, error: OSError) -> WriteError:
+        return WriteError(
+            f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} that are there are whole; "
+            "when that is mended, the same command goes on"
         )
-    if type(version) is not int or version < 1 or not _has_run(document):
-        raise InputError(f"{path}, line 1: it is not a run.json of this project: {table.ADVICE}")
-    for step in _UPGRADES[version - 1 :]:
-        document = step(document)
-    return typing.cast("dict[str, Any]", document)
 
 
-def _has_run(document: dict[str, Any]) -> bool:
-    run, environment = document.get("run"), document.get("environment")
-    if not isinstance(run, dict) or not isinstance(environment, dict) or "host" not in environment:
-        return False
-    sizes = run.get("input_sizes")
-    named = all(isinstance(run.get(name), str) for name in ("model", "algorithm", "gpu", "device"))
-    return named and isinstance(sizes, list) and all(type(size) is int for size in sizes)
+def _is_of(part: Part, row: Any) -> bool:
+    return any(type(row) is form.row_type for form in part.tables.values())
 
 
-def _from_1(document: dict[str, Any]) -> dict[str, Any]:
-    """Version 2 knows a limit on workspaces, when a run went on, and what ended it."""
-    run = {"max_workspace_bytes": None} | document["run"]
-    return document | {"schema_version": 2, "run": run, "resumed_utc": [], "error": None}
-
-
-_UPGRADES = (_from_1,)
-
-
-def differences(document: Mapping[str, Any], run: Run, environment: Environment) -> list[str]:
-    """List what sets an earlier run apart from this one: "batch_size 1, now 4". Empty where sizes may join."""
-    then = {"device_type": str(document["run"].get("device", "")).split(":")[0]}
-    then |= document["run"] | document["environment"]
-    now = {"device_type": run.device_type} | dataclasses.asdict(run) | dataclasses.asdict(environment)
-    keys = SETTINGS + SOFTWARE + (PROCESSOR if run.device_type == "cpu" else ())
-    return [f"{key} {then.get(key)}, now {now[key]}" for key in keys if then.get(key) != now[key]]
+def _last_end_utc(cells: Sequence[Mapping[str, str]]) -> str | None:
+    """Return when the last cell was finished, as far as the rows say."""
+    rows = pd.DataFrame(cells)
+    if not {"started_utc", "wall_s"} <= set(rows.columns):
+        return None
+    started = pd.to_datetime(rows["started_utc"], format="ISO8601", utc=True, errors="coerce")
+    ended = (started + pd.to_timedelta(pd.to_numeric(rows["wall_s"], errors="coerce"), unit="s")).max()
+    return None if pd.isna(ended) else str(ended.isoformat(timespec="seconds"))

@@ -1,7 +1,7 @@
-"""One table of a run as a file: read strictly, every error with file and line, and replaced whole.
+"""One table of a study as a file: read strictly, every error with file and line, and replaced whole.
 
 A file is never added to in place. Its next content is written beside it and brought to the disk, then renamed over it:
-whoever reads it, and whatever is cut off when, there is the old content or the new one.
+a reader sees the old content or the new one, whatever is cut off when.
 """
 
 from __future__ import annotations
@@ -14,14 +14,47 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from convscope.errors import InputError
-from convscope.profiling.rows import LayerRow, OverallRow
+
+ADVICE = "move it away, or --overwrite"
+
+_FLOAT = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|inf|nan)", re.ASCII)
+_FORMS = {
+    "int": (re.compile(r"-?\d+(\.0)?", re.ASCII), "a whole number"),
+    "float": (_FLOAT, "a number"),
+    "bool": (re.compile("True|False"), "True or False"),
+}
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "int": lambda cell: int(float(cell)),
+    "float": float,
+    "bool": "True".__eq__,
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Form of one table: a column is a field of `row_type`, and None is an empty cell.
+
+    Attributes:
+        unique: columns that no two rows share all of; empty where rows may repeat.
+        first: this many leading columns stand in the tables of every version; of the others an older one may lack some.
+    """
+
+    row_type: type[Any]
+    unique: tuple[str, ...]
+    first: int
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns in their order on disk."""
+        return columns(self.row_type)
 
 
 def columns(row_type: type[Any]) -> list[str]:
@@ -29,33 +62,65 @@ def columns(row_type: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(row_type)]
 
 
-RowType = type[OverallRow] | type[LayerRow]
-ADVICE = "move it away, or --overwrite"
-
-# What no table has ever been without: an older one has these and some of the other columns.
-_FIRST = {OverallRow: 9, LayerRow: 6}
-_KEYS = {OverallRow: ["input_size"], LayerRow: ["input_size", "position"]}
-_FLOAT = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|inf|nan)", re.ASCII)
-_FORMS = {"int": (re.compile(r"-?\d+(\.0)?", re.ASCII), "a whole number"), "float": (_FLOAT, "a number")}
-
-
-def read(path: Path, row_type: RowType) -> pd.DataFrame:
-    """Read one table; without a file, an empty one. A column that an older version did not have yet is empty.
+def rows(path: Path, form: Table) -> list[dict[str, str]]:
+    """Read the rows of a table as they stand on disk; without a file, none.
 
     Raises:
         InputError: the file cannot be read, or is not such a table; the message names file and line.
     """
-    expected = columns(row_type)
     if not path.exists():
-        return pd.DataFrame(columns=expected)
+        return []
     text = _text(path)
-    _check(path, text, row_type)
-    return pd.read_csv(io.StringIO(text), float_precision="round_trip").reindex(columns=expected)
+    _check(path, text, form)
+    missing = dict.fromkeys(form.columns, "")
+    return [missing | row for row in csv.DictReader(io.StringIO(text, newline=""))]
+
+
+def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
+    """Return rows as `rows` reads them as a data frame; a column that an older version did not have is empty."""
+    if not kept:
+        return pd.DataFrame(columns=form.columns)
+    return pd.read_csv(io.StringIO(_as_text(form, kept)), float_precision="round_trip")
+
+
+def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:
+    """Return rows as `rows` reads them as objects of the table's row type."""
+    types = _types(form.row_type)
+    return [form.row_type(**{name: _value(types[name][0], row[name]) for name in types}) for row in kept]
+
+
+def _value(kind: str, cell: str) -> Any:
+    if not cell and kind != "str":
+        return None
+    return _VALUES[kind](cell) if kind in _VALUES else cell or None
 
 
 def header(path: Path) -> list[str] | None:
     """Return the columns that a table on disk has, None without a file."""
     return next(csv.reader(io.StringIO(_text(path))), []) if path.exists() else None
+
+
+def select(path: Path, form: Table, keep: Callable[[Mapping[str, str]], bool]) -> str:
+    """Return a table's text with the columns of this version and the rows to keep, each cell as it stands."""
+    return _as_text(form, [row for row in rows(path, form) if keep(row)])
+
+
+def lines_of(form: Table, new: Iterable[Any], with_header: bool) -> str:
+    """Return row objects as the lines of their table."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=form.columns, lineterminator="\n")
+    if with_header:
+        writer.writeheader()
+    writer.writerows(dataclasses.asdict(row) for row in new)
+    return text.getvalue()
+
+
+def _as_text(form: Table, kept: Iterable[Mapping[str, str]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=form.columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(kept)
+    return text.getvalue()
 
 
 def _text(path: Path) -> str:
@@ -70,7 +135,7 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}, line {line}: this is no text: {ADVICE}") from None
 
 
-def _check(path: Path, text: str, row_type: RowType) -> None:
+def _check(path: Path, text: str, form: Table) -> None:
     """Refuse what is not this table, cell by cell."""
     if not text:
         raise InputError(f"{path}, line 1: the file is empty: {ADVICE}")
@@ -83,26 +148,25 @@ def _check(path: Path, text: str, row_type: RowType) -> None:
     seen: dict[tuple[str, ...], int] = {}
     try:
         names = next(lines, [])
-        _check_header(path, names, row_type)
-        types, keys = _types(row_type), _KEYS[row_type]
+        _check_header(path, names, form)
+        types = _types(form.row_type)
         for cells in lines:
             _check_cells(f"{path}, line {lines.line_num}", names, cells, types)
-            key = tuple(cells[names.index(name)] for name in keys)
-            if key in seen:
-                what = " ".join(f"{name} {value}" for name, value in zip(keys, key, strict=True))
+            key = tuple(cells[names.index(name)] for name in form.unique)
+            if key and key in seen:
+                what = " ".join(f"{name} {value}" for name, value in zip(form.unique, key, strict=True))
                 raise InputError(f"{path}, line {lines.line_num}: {what} stands in line {seen[key]} already: {ADVICE}")
             seen[key] = lines.line_num
     except csv.Error as error:
         raise InputError(f"{path}, line {lines.line_num}: {error}: {ADVICE}") from None
 
 
-def _check_header(path: Path, names: Sequence[str], row_type: RowType) -> None:
-    expected = columns(row_type)
-    needed = {*expected[: _FIRST[row_type]], *_KEYS[row_type], "status"}
-    odd = sorted(set(names) - set(expected)) + sorted(needed - set(names))
+def _check_header(path: Path, names: Sequence[str], form: Table) -> None:
+    needed = {*form.columns[: form.first], *form.unique, *({"status"} & set(form.columns))}
+    odd = sorted(set(names) - set(form.columns)) + sorted(needed - set(names))
     if odd or len(set(names)) != len(names):
-        told = ", ".join(_short(name) for name in odd[:5]) or "one twice"
-        raise InputError(f"{path}, line 1: it has other columns than this version writes ({told}): {ADVICE}")
+        listed = ", ".join(_short(name) for name in odd[:5]) or "one twice"
+        raise InputError(f"{path}, line 1: it has other columns than this version writes ({listed}): {ADVICE}")
 
 
 def _check_cells(where: str, names: Sequence[str], cells: Sequence[str], types: Mapping[str, tuple[str, bool]]) -> None:
@@ -116,7 +180,7 @@ def _check_cells(where: str, names: Sequence[str], cells: Sequence[str], types: 
             raise InputError(f"{where}: {name} is {_short(cell)}, not {_FORMS[kind][1]}: {ADVICE}")
 
 
-def _types(row_type: RowType) -> dict[str, tuple[str, bool]]:
+def _types(row_type: type[Any]) -> dict[str, tuple[str, bool]]:
     """Return for each column the kind of its cells, and whether they may be empty."""
     annotations = {field.name: str(field.type) for field in dataclasses.fields(row_type)}
     return {name: (text.removesuffix(" | None"), text.endswith(" | None")) for name, text in annotations.items()}
@@ -127,32 +191,11 @@ def _short(text: str) -> str:
     return ascii(text if len(text) <= 40 else text[:40] + "…")
 
 
-def lines_of(row_type: type[Any], rows: Iterable[Any], with_header: bool) -> str:
-    """Return rows as the lines of their table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=columns(row_type), lineterminator="\n")
-    if with_header:
-        writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in rows)
-    return text.getvalue()
-
-
-def select(path: Path, row_type: RowType, sizes: set[int] | None) -> str:
-    """Return a table's text with the columns of this version and the rows of these sizes (None: all), by the letter."""
-    expected = columns(row_type)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=expected, restval="", lineterminator="\n")
-    writer.writeheader()
-    rows = csv.DictReader(io.StringIO(_text(path), newline=""))
-    writer.writerows(row for row in rows if sizes is None or int(float(row["input_size"])) in sizes)
-    return text.getvalue()
-
-
 class Replacement:
     """The next content of a file, beside it and safely on the disk; `commit` puts it in the file's place.
 
     Args:
-        text: what to write; with `after`, what to add to the content that there is.
+        text: the content to write; with `after`, what to add to the content that there is.
 
     Raises:
         OSError: it cannot be written; the file is as it was, and nothing is left beside it.

@@ -1,7 +1,7 @@
-"""CUDA graphs as a stopwatch: capture a step once, replay it, and keep the host out of what the events read.
+"""CUDA graphs of a step: capture, times of replays without the host's launch, steady load.
 
-A captured step launches without the host's help; a spin kernel in front of each replay holds the GPU until the launch
-is complete, and a sample for which it did not hold long enough is thrown away and taken again.
+A captured step launches without the host's help. A spin kernel in front of each replay holds the GPU until the launch
+is complete; a sample for which it did not hold long enough is dropped and taken again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convscope.errors import HostTooSlowError
 
 
 class HostLoad:
-    """A pass on the CPU, again and again; each step is one."""
+    """Steady load of a CPU (`power.meter.SteadyLoad`): each step runs one pass."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
@@ -33,23 +33,27 @@ class HostLoad:
         self._ended_s.append(time.perf_counter())
 
     def inferences(self, time_s: float) -> float:
-        """Return how many passes were done by this moment, the one under way by its share."""
+        """Return how many passes were done by this moment (perf_counter), the running one as a fraction."""
         return float(np.interp(time_s, self._ended_s, range(len(self._ended_s))))
 
 
 T = TypeVar("T")
 
 SPIN_CYCLES = 200_000  # about 0.1 ms
-_SPIN_CYCLES_MOST = SPIN_CYCLES * 2**9  # about 0.05 s: a launch that takes longer is not a matter of waiting
+_SPIN_CYCLES_MOST = SPIN_CYCLES * 2**9  # about 0.05 s: a longer spin would not help a launch that takes more
 _AHEAD_SHARE = 0.1  # of the time from launch to end
 _QUEUED_MS = 20.0  # of replays kept in the queue under steady load
 _QUEUED_MOST = 256
+SETTLING_S = 0.1  # of load before times are taken: an idle card's clocks are down
+
+REPLAY_METHOD = "cuda graph replay, cuda events"
+OVERFULL = ", launch longer than the queue"  # see LaunchHider
 
 
 class Captured:
-    """A step as a CUDA graph; leave its `with` block, or close it, to free the graph and its memory.
+    """A step as a CUDA graph. Leave its `with` block, or close it, to free the graph and its memory.
 
-    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure live on.
+    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure stay alive.
     """
 
     def __init__(self, graph: torch.cuda.CUDAGraph, step: Callable[[], object]) -> None:
@@ -76,15 +80,15 @@ class Captured:
 def capture(
     step: Callable[[], object],
     around: contextlib.AbstractContextManager[object] | None = None,
-    beside: Captured | None = None,
+    memory_of: Captured | None = None,
 ) -> Captured:
     """Run a step once on a side stream, then capture it; nothing in it may wait for the GPU.
 
     Args:
         around: entered for the captured step only.
-        beside: a graph of the same step, never replayed at the same time: the new one uses the same memory, address
-            by address. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so graphs that
-            are compared must share it.
+        memory_of: a graph of the same step whose memory the new graph uses, address by address; the two must never be
+            replayed at the same time. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so
+            graphs that are compared must share memory.
     """
     side = _side_stream(torch.cuda.current_device())
     side.wait_stream(torch.cuda.current_stream())
@@ -93,7 +97,7 @@ def capture(
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    pool = beside.graph.pool() if beside else None
+    pool = memory_of.graph.pool() if memory_of else None
     with around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
         step()
     return Captured(graph, step)
@@ -101,22 +105,22 @@ def capture(
 
 @functools.cache
 def _side_stream(device_index: int) -> torch.cuda.Stream:
-    """Return one stream for all captures of a device: cuBLAS keeps a workspace for each stream that it ever saw."""
+    """Return the one stream for all captures of a device: cuBLAS keeps a workspace for each stream it has seen."""
     return torch.cuda.Stream(device_index)
 
 
 def timing_event() -> torch.cuda.Event:
-    """Return an event for use inside a captured graph: each replay writes its time anew."""
+    """Return an event for use inside a captured graph: each replay overwrites its time."""
     return torch.cuda.Event(enable_timing=True, external=True)
 
 
 class LaunchHider:
     """Takes samples while the host is ahead: each behind a spin kernel that must outlast the launch.
 
-    `repeated` counts the samples thrown away because it did not; the spin is then doubled, and stays so. A graph of
-    tens of thousands of kernels does not fit the queue, so that its launch cannot end before the spin does. There the
-    host counts as ahead if a good part of the work was still to be done when the launch returned; `overfull` counts
-    such samples, which are not proved as the others are.
+    `repeated` counts the samples dropped because the spin was too short; it is then doubled and stays doubled. A graph
+    of tens of thousands of kernels does not fit the queue, so its launch cannot end before the spin does. There the
+    host counts as ahead if a good part of the work was left when the launch returned; `overfull` counts such samples,
+    which are not proved as the others are.
     """
 
     def __init__(self) -> None:
@@ -133,7 +137,7 @@ class LaunchHider:
             read: called when the GPU has finished; returns the sample.
 
         Raises:
-            HostTooSlowError: the longest spin was too short, and the GPU was not kept ahead of.
+            HostTooSlowError: the longest spin was too short, and the host did not stay ahead of the GPU.
         """
         while True:
             torch.cuda._sleep(self._cycles)
@@ -161,33 +165,44 @@ def stayed_ahead(started_s: float, launched_s: float, finished_s: float) -> bool
     return finished_s - launched_s >= _AHEAD_SHARE * (finished_s - started_s)
 
 
-class _PassTimer:
-    """A pair of events around one replay."""
+class EventTimer:
+    """Times a launch by a pair of events around it."""
 
-    def __init__(self, captured: Captured) -> None:
-        self._captured = captured
+    def __init__(self, enqueue: Callable[[], object]) -> None:
+        self._enqueue = enqueue
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def launch(self) -> None:
+        """Enqueue the work between the two events; returns at once."""
         self._start.record()
-        self._captured.replay()
+        self._enqueue()
         self._end.record()
 
     def read_ms(self) -> float:
+        """Return the time between the events of the last launch, once it has finished."""
         return float(self._start.elapsed_time(self._end))
 
 
-def replay_times_ms(captured: Captured, count: int) -> list[float]:
-    """Time `count` replays of a graph, in milliseconds, by a pair of events around each."""
-    timer, hider = _PassTimer(captured), LaunchHider()
+def replay_times_ms(captured: Captured, count: int, hider: LaunchHider | None = None) -> list[float]:
+    """Time `count` replays of a graph, in milliseconds, by a pair of events around each.
+
+    Args:
+        hider: counts the repeated samples; None takes a new one.
+    """
+    timer, hider = EventTimer(captured.replay), hider or LaunchHider()
     return [hider.sample(timer.launch, timer.read_ms) for _ in range(count)]
 
 
-class ReplayLoad:
-    """Keeps the GPU busy with replays of a graph and counts those that have finished.
+def replay_method(overfull: int) -> str:
+    """Return the name of this way of timing for the tables, with a remark where samples were overfull."""
+    return REPLAY_METHOD + (OVERFULL if overfull else "")
 
-    Enough replays are always queued that the host's own pauses do not reach the GPU. `starved` counts how often the
-    queue was found empty all the same; it is made deeper each time.
+
+class ReplayLoad:
+    """Steady load of a GPU (`power.meter.SteadyLoad`): replays of a graph, counted as they finish.
+
+    Enough replays are queued that the host's pauses do not reach the GPU. `starved` counts how often the queue was
+    empty all the same; it is made deeper each time.
     """
 
     def __init__(self, captured: Captured, pass_ms: float) -> None:
@@ -199,8 +214,13 @@ class ReplayLoad:
         self._timeline = [(time.perf_counter(), 0)]
         self.starved = 0
 
+    @classmethod
+    def of(cls, captured: Captured) -> ReplayLoad:
+        """Return the load of a graph, its queue as deep as the shortest of three replays asks for."""
+        return cls(captured, min(replay_times_ms(captured, 3)))
+
     def step(self) -> None:
-        """Take note of what has finished and fill the queue up; returns at once."""
+        """Count the finished replays and fill the queue; returns at once."""
         was_busy = bool(self._queued)
         while self._queued and self._queued[0].query():
             self._spare.append(self._queued.popleft())
@@ -217,19 +237,26 @@ class ReplayLoad:
             self._queued.append(event)
 
     def keep_busy(self, seconds: float) -> None:
-        """Replay for this long."""
+        """Replay for some seconds."""
         until_s = time.perf_counter() + seconds
         while time.perf_counter() < until_s:
             self.step()
 
     def inferences(self, time_s: float) -> float:
-        """Return how many replays had finished at this moment (perf_counter), the one under way by its share."""
+        """Return how many replays had finished at this moment (perf_counter), the running one as a fraction."""
         times_s, counts = zip(*self._timeline, strict=True)
         return float(np.interp(time_s, times_s, counts))
 
 
+def settle(captured: Captured, seconds: float = SETTLING_S) -> ReplayLoad:
+    """Replay a graph until the GPU's clocks have settled; return the load, which can go on."""
+    load = ReplayLoad.of(captured)
+    load.keep_busy(seconds)
+    return load
+
+
 def full_load() -> Callable[[], None]:
-    """Return work that takes a few milliseconds of all multiprocessors: half-precision matrix products, waited for."""
+    """Return a function that keeps all multiprocessors busy for a few milliseconds and waits for the result."""
     left = torch.randn(8192, 8192, dtype=torch.float16, device="cuda")
 
     def work() -> None:

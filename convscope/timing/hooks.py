@@ -1,4 +1,4 @@
-"""Hooks around every convolution of a model, for the length of a block."""
+"""Hooks around every convolution of a model, attached for the length of a block."""
 
 from __future__ import annotations
 

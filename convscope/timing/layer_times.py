@@ -1,21 +1,22 @@
-"""Times of the layers inside a pass, by events in a captured graph, less the overhead of the events."""
+"""Times of the layers inside a pass: events in a captured graph, the overhead of the events taken off."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
-from convscope.timing.graphs import Captured, LaunchHider, _PassTimer
+from convscope.timing import graphs
+from convscope.timing.graphs import Captured, EventTimer, LaunchHider, ReplayLoad
 
 
 class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
-    """Times the convolutions of the pass that runs, or is captured, inside its `with` block."""
+    """Times each convolution of the pass that runs, or is captured, inside its `with` block."""
 
     def read_ms(self) -> list[float]:
-        """Return the times of the last pass, a call of a convolution each, in order."""
+        """Return the times of the last pass, one for each call of a convolution, in order."""
 
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
@@ -25,8 +26,8 @@ _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one 
 class LayerTimes:
     """Repeated times of a pass, and of the layers inside it as their events read, in milliseconds.
 
-    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it. `added_ms` is what
-    the pairs together added to the pass; `repeated` counts the samples that the host could have slowed.
+    `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it. `added_ms` is the time
+    that all pairs together added to the pass; `repeated` and `overfull` are those of `graphs.LaunchHider`.
     """
 
     passes_ms: list[float]
@@ -35,8 +36,18 @@ class LayerTimes:
     repeated: int
     overfull: int = 0
 
+    @property
+    def method(self) -> str:
+        """The name of this way of timing for the tables."""
+        return graphs.replay_method(self.overfull)
+
+    @property
+    def pair_overhead_us(self) -> float:
+        """The overhead of one pair of events, by this measurement."""
+        return pair_overhead_us(self.added_ms, len(self.layers_ms))
+
     def less(self, overhead_us: float) -> list[list[float]]:
-        """Return the times of the layers with this overhead of a pair of events taken off, never below 0."""
+        """Return the times of the layers without this overhead of a pair of events, never below 0."""
         return [[max(0.0, time_ms - overhead_us / 1e3) for time_ms in times] for times in self.layers_ms]
 
 
@@ -45,12 +56,12 @@ def layer_times(
 ) -> LayerTimes:
     """Time a pass and its layers from two graphs of it, one of them with a pair of events around each layer.
 
-    The two are replayed in turn, so that a drift of the clock meets both alike.
+    The two are replayed in turn, so that a drift of the clock affects both alike.
 
     Args:
-        read_layers_ms: reads the events of the last replay of `instrumented`, a layer each.
+        read_layers_ms: reads the events of the last replay of `instrumented`, one time for each layer.
     """
-    bare, watched, hider = _PassTimer(plain), _PassTimer(instrumented), LaunchHider()
+    bare, watched, hider = EventTimer(plain.replay), EventTimer(instrumented.replay), LaunchHider()
     passes_ms: list[float] = []
     added_ms: list[float] = []
     samples: list[list[float]] = []
@@ -64,19 +75,49 @@ def layer_times(
     )
 
 
-def pair_overhead_us(added_ms: Sequence[float], pairs: int) -> float:
-    """Return what a pair of events around a layer reads too much, from what `pairs` of them added to several passes.
+@dataclass(frozen=True)
+class InstrumentedPass:
+    """A pass as two graphs in the same memory, one with a pair of events around each layer; `load` replays the plain.
 
-    A pair lays two event records between kernels, which makes four boundaries, and sees two of them itself. So its
-    overhead is half of what it adds. This holds where the kernels of a pass follow each other on one stream.
+    Made by `instrumented`.
+    """
+
+    plain: Captured
+    with_events: Captured
+    timer: LayerTimer
+    load: ReplayLoad
+
+    def times(self, samples: int, warmup: int = 0) -> LayerTimes:
+        """Time the pass and its layers after `warmup` replays of both graphs."""
+        for _ in range(warmup):
+            self.plain.replay()
+            self.with_events.replay()
+        return layer_times(self.plain, self.with_events, self.timer.read_ms, samples)
+
+
+@contextlib.contextmanager
+def instrumented(plain: Captured, step: Callable[[], object], timer: LayerTimer) -> Iterator[InstrumentedPass]:
+    """Capture a step once more, in the memory of its plain graph and with the timer's events, and let clocks settle.
+
+    The graph with events exists for the length of the block: CUPTI must never see it.
+    """
+    with graphs.capture(step, timer, memory_of=plain) as with_events:
+        yield InstrumentedPass(plain, with_events, timer, graphs.settle(plain))
+
+
+def pair_overhead_us(added_ms: Sequence[float], pairs: int) -> float:
+    """Return the excess in the reading of one pair of events around a layer, from the time that `pairs` add to passes.
+
+    A pair puts two event records between kernels, which makes four boundaries, and sees two of them itself. So its
+    overhead is half of the time that it adds. This holds where the kernels of a pass follow each other on one stream.
     """
     return max(0.0, median(added_ms) * 1e3 / pairs / 2) if pairs else 0.0
 
 
 def plausible_overhead_us(measured_us: float, reference_us: float) -> float:
-    """Return the overhead measured beside the layers, or the reference where the two are too far apart.
+    """Return the overhead measured with the layers, or the reference where the two are too far apart.
 
-    They are where an algorithm spreads over several streams (cuDNN's FFTs): there the events also cost the pass the
-    overlap of its streams; and where the pass is so long that its own scatter hides a few microseconds.
+    They are far apart where an algorithm spreads over several streams (cuDNN's FFTs), because the events also cost the
+    pass the overlap of its streams; and where the pass is so long that its scatter hides a few microseconds.
     """
     return measured_us if reference_us / _PLAUSIBLE <= measured_us <= reference_us * _PLAUSIBLE else reference_us

@@ -1,4 +1,4 @@
-"""Repeated times in, one summary out. Pure numbers: nothing here knows where they were taken."""
+"""Statistics of repeated times: summary, interval of the median, difference of two means. Pure numbers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Summary:
-    """What repeated measurements of one time say, in milliseconds.
+    """Summary of repeated measurements of one time, in milliseconds.
 
-    `std_ms` and `ci95_ms` are None for a single sample: one number says nothing of its spread.
+    `std_ms` and `ci95_ms` are None for a single sample, which has no spread.
     """
 
     count: int
@@ -58,39 +58,39 @@ def summarize(times_ms: Sequence[float]) -> Summary:
 
 
 def half_width_ms(std_ms: float, count: int) -> float:
-    """Half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
+    """Return half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
     quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
     return quantile * std_ms / math.sqrt(count)
 
 
 def median_interval_ms(times_ms: Sequence[float]) -> tuple[float, float] | None:
-    """Return the 95 % confidence interval of the median, whatever the distribution; None for less than six times.
+    """Return the 95 % confidence interval of the median for any distribution; None for fewer than six times.
 
-    Its ends are the times of two ranks, as far from the middle as a binomial of one half goes.
+    Its ends are the times of two ranks; the ranks are quantiles of a binomial distribution with p = 1/2.
     """
     ordered, count = sorted(times_ms), len(times_ms)
-    rank = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))  # so many may lie below the median, and no fewer
+    rank = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))  # the number of times below the median is rarely lower
     return (ordered[rank - 1], ordered[count - rank]) if rank >= 1 else None
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much longer one time is than another, in milliseconds: the means' difference, and half its interval."""
+    """Difference of two mean times in milliseconds, with half the width of its confidence interval."""
 
     mean_ms: float
     half_width_ms: float
 
     @property
     def is_tie(self) -> bool:
-        """The interval holds 0: at this confidence nothing says that the two differ."""
+        """True where the interval holds 0: the two do not differ at this confidence."""
         return abs(self.mean_ms) <= self.half_width_ms
 
 
 def difference(one: Summary, other: Summary, confidence: float = CONFIDENCE) -> Difference:
-    """Return how much longer `one` is than `other`, by Welch's interval for two means of unequal spread.
+    """Return the time of `one` minus that of `other`, with Welch's interval for two means of unequal spread.
 
     Raises:
-        ValueError: one of them has a single sample, which says nothing of its spread.
+        ValueError: one of them has a single sample, and so no spread.
     """
     if one.std_ms is None or other.std_ms is None:
         raise ValueError("a single sample has no spread: two or more are needed to compare")

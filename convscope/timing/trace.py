@@ -1,8 +1,8 @@
-"""Which kernels each layer launched and for how long, as CUPTI saw them through torch.profiler.
+"""Kernels of each layer and their times, according to CUPTI through torch.profiler.
 
-Two passes are traced. An eager one tells which layer launched which kernel: each kernel carries the correlation number
-of its launch, and the launch lies inside a range named after the layer. Replays of the captured graph tell the true
-times: the same kernels in the same order, with the gaps they have when the host is out of the way.
+Two kinds of passes are traced. An eager one gives the layer of each kernel: a kernel carries the correlation number of
+its launch, and the launch lies inside a range named after the layer. Replays of the captured graph give the times: the
+same kernels in the same order, with the gaps they have when the host does not slow them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Kernel:
 
     @property
     def end_us(self) -> float:
-        """When it finished."""
+        """The time at which it finished."""
         return self.start_us + self.duration_us
 
 
@@ -62,9 +62,9 @@ class LayerTrace:
 
 
 def start_cupti() -> None:
-    """Start CUPTI once and keep it: a graph captured before its first start must not be traced after it.
+    """Start CUPTI for the rest of the process; call it before the first capture.
 
-    Call it before the first capture. (PyTorch issue 75504: profiling such a graph fails or hangs.)
+    A graph captured before CUPTI's first start must not be traced after it: that fails or hangs (PyTorch issue 75504).
     """
     os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
     os.environ.setdefault("TEARDOWN_CUPTI", "0")
@@ -93,7 +93,7 @@ def record_layers(
 ) -> list[dict[str, Any]]:
     """Trace one eager pass with a range around each convolution, then `replays` replays of the same pass.
 
-    The result is what `by_layer` reads; positions count the calls of convolutions from 0.
+    `by_layer` reads the result; positions count the calls of convolutions from 0.
     """
     opened: list[record_function] = []
     positions = itertools.count()
@@ -117,8 +117,29 @@ def record_layers(
     return record(work)
 
 
+def trace_pass(
+    model: nn.Module, given: torch.Tensor, replay: Callable[[], None] | None = None, replays: int = 0
+) -> tuple[list[LayerTrace], str | None]:
+    """Trace a pass; return the kernels of each layer, or none and the reason.
+
+    Args:
+        replay: replays the pass as a graph without events inside; kernel times are the medians over `replays` replays.
+            Without it they are those of the eager pass.
+    """
+    if not given.is_cuda:
+        return [], "a CPU launches none"
+    try:
+        return by_layer(record_layers(model, given, replay or _no_replay, replays), replays), None
+    except TraceMissingError as error:
+        return [], str(error)
+
+
+def _no_replay() -> None:
+    """Stand in for a replay where there are none."""
+
+
 def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
-    """Run each step once, and return what each launched on the GPU.
+    """Run each step once, and return the kernels that each launched.
 
     Raises:
         TraceMissingError: CUPTI recorded no kernels.
@@ -134,19 +155,19 @@ def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
 
 
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
-    """Return everything that ran on the GPU, copies and memsets too, by start time."""
+    """Return all work of the GPU by start time, copies and memsets included."""
     work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]
-    # The trace counts from the machine's start: taken off, so that differences keep their nanoseconds.
+    # The trace counts from the machine's start; subtracted, so that differences keep their nanoseconds.
     zero_us = min((event["ts"] for event in work), default=0.0)
-    found = [
+    kernels = [
         Kernel(event["name"], event["ts"] - zero_us, float(event["dur"]), int(event["args"]["correlation"]))
         for event in work
     ]
-    return sorted(found, key=lambda kernel: kernel.start_us)
+    return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
 def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTrace]:
-    """Return what each layer launched, in the order of the layers' positions.
+    """Return the kernels of each layer, in the order of the layers' positions.
 
     Args:
         events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it, and of
@@ -171,21 +192,22 @@ def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTra
 def _layer_trace(
     name: str, eager: Sequence[Kernel], owners: Sequence[str | None], passes: Sequence[Sequence[Kernel]]
 ) -> LayerTrace:
-    mine = [index for index, owner in enumerate(owners) if owner == name]
-    counted = Counter(eager[index].name for index in mine)
-    if not mine:
-        return LayerTrace(counted, None, None)
+    indices = [index for index, owner in enumerate(owners) if owner == name]
+    counts = Counter(eager[index].name for index in indices)
+    if not indices:
+        return LayerTrace(counts, None, None)
     if not passes:
-        return LayerTrace(counted, sum(eager[index].duration_us for index in mine) / 1e3, None)
-    sums = [sum(replay[index].duration_us for index in mine) for replay in passes]
-    spans = [
-        max(replay[index].end_us for index in mine) - min(replay[index].start_us for index in mine) for replay in passes
-    ]
-    return LayerTrace(counted, statistics.median(sums) / 1e3, statistics.median(spans) / 1e3)
+        return LayerTrace(counts, sum(eager[index].duration_us for index in indices) / 1e3, None)
+    sums_us, spans_us = [], []
+    for replay in passes:
+        kernels = [replay[index] for index in indices]
+        sums_us.append(sum(kernel.duration_us for kernel in kernels))
+        spans_us.append(max(kernel.end_us for kernel in kernels) - min(kernel.start_us for kernel in kernels))
+    return LayerTrace(counts, statistics.median(sums_us) / 1e3, statistics.median(spans_us) / 1e3)
 
 
 def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Map each correlation number to when the host made the call."""
+    """Map each correlation number to the time of the host's call."""
     return {
         int(event["args"]["correlation"]): float(event["ts"])
         for event in events
@@ -201,7 +223,7 @@ class _Range:
 
 
 def _ranges(events: Sequence[Mapping[str, Any]], prefix: str) -> list[_Range]:
-    """Return the host's ranges whose name begins so, by start; they do not overlap."""
+    """Return the host's ranges whose names begin with `prefix`, by start; they do not overlap."""
     return sorted(
         _Range(float(event["ts"]), float(event["ts"]) + float(event["dur"]), event["name"])
         for event in events
@@ -227,9 +249,9 @@ def _launched_inside(
 def _split(
     replayed: Sequence[Kernel], replays: int, eager: Sequence[Kernel], owners: Sequence[str | None]
 ) -> list[Sequence[Kernel]]:
-    """Return the kernels of each replay in the order of the eager pass's layers, nothing if they are not the same ones.
+    """Return the kernels of each replay in the order of the eager pass's layers, nothing if the kernels differ.
 
-    Inside a layer the order is free: some algorithms (FFT) spread over streams of their own.
+    Inside a layer the order is free: some algorithms (FFT) spread over several streams.
     """
     count = len(eager)
     if count == 0 or len(replayed) != replays * count:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convscope.storage.schema import Schema
+from convscope.storage.schema import Part, Schema
+from convscope.storage.table import Table
 
 SCHEMA_VERSION = 1
 
@@ -112,14 +113,17 @@ class MemoryRow(TrainingKey):
 
 
 Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
-RowType = type[TrainingRow] | type[EpochRow] | type[OperatorRow] | type[KernelRow] | type[MemoryRow]
-TABLES: dict[str, RowType] = {
-    "epochs": EpochRow,
-    "operators": OperatorRow,
-    "kernels": KernelRow,
-    "memory": MemoryRow,
-    "training": TrainingRow,  # the last to be written: it makes the cell count
+_CELL = ("model", "batch_size", "processes", "compiled")
+TABLES = {
+    "epochs": Table(EpochRow, unique=(*_CELL, "epoch"), first=4),
+    "operators": Table(OperatorRow, unique=(*_CELL, "operator", "phase"), first=4),
+    "kernels": Table(KernelRow, unique=(*_CELL, "kernel"), first=4),
+    "memory": Table(MemoryRow, unique=(), first=4),
+    "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
 }
-TRAINING = Schema(
-    "training", SCHEMA_VERSION, TrainingKey, TABLES, free=("models", "batch_sizes", "device", "processes", "compiled")
+SCHEMA = Schema(
+    request="training",
+    version=SCHEMA_VERSION,
+    parts=(Part(TrainingKey, TABLES),),
+    free=("models", "batch_sizes", "device", "processes", "compiled"),
 )

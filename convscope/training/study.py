@@ -20,9 +20,9 @@ from convscope import failures
 from convscope.convolution import backends
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
-from convscope.power.meter import WindowMeter
-from convscope.storage.ledger import Ledger
+from convscope.power.meter import Meter
 from convscope.storage.paths import now_utc, slug
+from convscope.storage.store import Store
 from convscope.timing.summary import summarize
 from convscope.training import report
 from convscope.training.datasets import Images
@@ -47,8 +47,8 @@ class TrainingStudy:
     images: Images
     device: torch.device
     ranks: Ranks
-    meter: WindowMeter
-    ledger: Ledger
+    meter: Meter
+    store: Store
     profile_dir: Path
     stop: Callable[[], bool]
     note: Callable[[str], None]
@@ -74,15 +74,12 @@ class TrainingStudy:
 
     def _missing(self) -> list[tuple[str, int]]:
         every = [(model, size) for model in self.training.models for size in dict.fromkeys(self.training.batch_sizes)]
-        done = self.ranks.gather(self.ledger.done() if self.ranks.is_first else None)[0]
-        missing = [cell for cell in every if self.key(*cell) not in done]
-        if len(missing) < len(every) and self.ranks.is_first:
-            self.note(f"{len(every) - len(missing)} of {len(every)} cells are in {self.ledger.path} (--overwrite)")
-        return missing
+        done = self.ranks.gather(set(self.store.cells()) if self.ranks.is_first else None)[0]
+        return [cell for cell in every if self.key(*cell) not in done]
 
     def key(self, model: str, batch_size: int) -> TrainingKey:
         """Return the key of a cell of this study."""
-        return TrainingKey(slug(model), batch_size, self.training.processes, self.training.compiled)
+        return key_of(self.training, model, batch_size)
 
     def _cell(self, model: str, batch_size: int) -> None:
         key, started_utc, started_s = self.key(model, batch_size), now_utc(), time.perf_counter()
@@ -101,7 +98,7 @@ class TrainingStudy:
         if self.ranks.is_first:
             figures = _figures(everyone, batch_size, self.device.type == "cuda")
             row = self._with_efficiency(self._row(key, **figures, **run, wall_s=time.perf_counter() - started_s))
-            self.ledger.add([row, *_detail_rows(key, trained)])
+            self.store.append([row, *_detail_rows(key, trained)])
             report.write_scalars(trace_dir, row, trained, self.note)
 
     def _fail(self, row: TrainingRow) -> None:
@@ -110,7 +107,7 @@ class TrainingStudy:
         if self.broken:
             self.note("the processes end together: the same command goes on with the other cells")
         if self.ranks.is_first:
-            self.ledger.add([row])
+            self.store.append([row])
 
     def _row(self, key: TrainingKey, **figures: object) -> TrainingRow:
         training = self.training
@@ -121,7 +118,7 @@ class TrainingStudy:
 
     def _with_efficiency(self, row: TrainingRow) -> TrainingRow:
         """Return a row of several processes with its scaling efficiency: its throughput over that of as many alone."""
-        table = self.ledger.read("training")
+        table = self.store.read("training")
         same = (table["model"] == row.model) & (table["batch_size"] == row.batch_size)
         alone = table[same & (table["processes"] == 1) & (table["compiled"] == row.compiled)]
         throughput = row.throughput_samples_per_s
@@ -136,6 +133,16 @@ class TrainingStudy:
         if self.training.compiled:
             torch._dynamo.reset()
         release(self.device)
+
+
+def key_of(request: Training, model: str, batch_size: int) -> TrainingKey:
+    """Return the key of a cell of a request."""
+    return TrainingKey(slug(model), batch_size, request.processes, request.compiled)
+
+
+def cells_of(request: Training) -> list[TrainingKey]:
+    """Return the keys of all cells of a request."""
+    return [key_of(request, model, size) for model in request.models for size in dict.fromkeys(request.batch_sizes)]
 
 
 def cell_name(key: TrainingKey) -> str:

@@ -22,7 +22,7 @@ from convscope.convolution.operator import card_check
 from convscope.distributed import Ranks
 from convscope.errors import InputError
 from convscope.power.energy import EnergyWindow
-from convscope.power.meter import WindowMeter
+from convscope.power.meter import Meter
 from convscope.storage.paths import slug
 from convscope.training import datasets, operators
 from convscope.training.datasets import Images, LabelledBatch, Noise
@@ -118,7 +118,7 @@ class Trainer:
             raise InputError("; ".join(algorithms.refusals(reasons, slug(model))))
         return {layer.name: algorithm.name for layer in layers}
 
-    def train(self, meter: WindowMeter) -> Trained:
+    def train(self, meter: Meter) -> Trained:
         """Train for all epochs and measure."""
         for number in range(self._training.epochs):
             count = min(self.epoch_steps, self.total_steps - self._taken)
@@ -127,7 +127,7 @@ class Trainer:
             self.trained.epochs.append(self._epoch(number, count, meter))
         return self.trained
 
-    def _epoch(self, number: int, count: int, meter: WindowMeter) -> Epoch:
+    def _epoch(self, number: int, count: int, meter: Meter) -> Epoch:
         if not isinstance(self._loader, Noise):
             self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         batches = iter(self._loader)
@@ -139,7 +139,7 @@ class Trainer:
         tested = self._stepper.test(self._model, iter(self._held_out)) if self._held_out else (None, None)
         return Epoch(torch.stack(losses).tolist(), *tested)
 
-    def _measured(self, batches: Iterator[LabelledBatch], count: int, meter: WindowMeter) -> list[torch.Tensor]:
+    def _measured(self, batches: Iterator[LabelledBatch], count: int, meter: Meter) -> list[torch.Tensor]:
         """Take steps inside a window of time and energy that all processes open together."""
         self._wait()
         self._ranks.gather(None)

@@ -10,8 +10,8 @@ from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
 from convscope.timing.summary import Summary
-from convscope.verification import choice
-from convscope.verification.choice import ChoiceRow
+from convscope.verification import choice, support
+from convscope.verification.rows import ChoiceRow, PassRow, SupportRow
 
 
 def subject_title(run: Run) -> str:
@@ -23,7 +23,7 @@ def subject_title(run: Run) -> str:
     return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
 
 
-def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary]) -> str:
+def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | PassRow]) -> str:
     """Return the fastest algorithm of each layer and the regret of each choice, then totals and whole passes."""
     layers: dict[int, list[ChoiceRow]] = {}
     for row in rows:
@@ -61,3 +61,8 @@ def _pick(row: ChoiceRow | None) -> str:
         return "-"
     tie = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
     return f"{row.chosen or 'another'} {row.regret_us:+.1f}{tie}"
+
+
+def support_report(rows: Sequence[SupportRow]) -> str:
+    """Return for each algorithm the count of layers that can use it, and why the others cannot, as a table."""
+    return table(("algorithm", "layers", "why not; what is the same"), support.summary(rows))

@@ -24,6 +24,7 @@ from convscope.storage.environment import Environment
 from convscope.timing import trace
 from convscope.verification import kernel_families
 from convscope.verification.evidence import Subject
+from convscope.verification.rows import SupportRow
 
 OK = "ok"
 NEVER = "never implemented in cuDNN"
@@ -36,47 +37,6 @@ FAILED = "failed when run"
 ALGORITHMS = tuple(name for _, name in sorted(NAMES_BY_CUDNN_NUMBER.items()))
 EASY = Layer("easy", 0, 1, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), 1, 56, 56, 56, 56, bias=False)
 """A shape that every algorithm takes where it is there at all."""
-
-
-@dataclass(frozen=True)
-class SupportRow:
-    """One layer with one algorithm. `predicted_status` is the rules' word, `status` what the card said.
-
-    `agrees` is empty where the rules have no word: they do not know a workspace's size.
-    `same_kernels_as` is the first algorithm that launched the same kernels for this layer.
-    """
-
-    model: str
-    layer: str
-    position: int
-    algorithm: str
-    status: str
-    reason: str | None
-    predicted_status: str
-    predicted_reason: str | None
-    agrees: bool | None
-    same_kernels_as: str | None
-    families: str | None
-    kernels: str | None
-    workspace_bytes: int | None
-    relative_error: float | None
-    in_channels: int
-    out_channels: int
-    kernel_size: str
-    stride: str
-    padding: str
-    dilation: str
-    groups: int
-    in_height_px: int
-    in_width_px: int
-    input_size: int
-    batch_size: int
-    math: str
-    dtype: str
-    gpu_name: str | None
-    compute_capability: str | None
-    driver: str | None
-    cudnn: str | None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from fakes.strategies import more_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import convscope.__main__
@@ -17,8 +18,6 @@ import run_inference
 import run_profile
 import run_training
 import run_verify
-
-EXAMPLES = 600
 
 words = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 numbers = st.one_of(
@@ -78,7 +77,7 @@ def answers(main: Callable[[list[str]], int], arguments: list[str]) -> None:
         assert len(said.splitlines()) == 1, (arguments, said)
 
 
-@settings(max_examples=EXAMPLES)
+@more_examples(15)
 @given(before=st.sampled_from([[], ASKED]), more=lines(PROFILE))
 def test_run_profile(nowhere: list[str], before: list[str], more: list[str]):
     answers(run_profile.main, [*before, *more, *nowhere])
@@ -88,7 +87,7 @@ NUMBERS = """--num-sizes --batch-size --warmup --measure --seed --energy-warmup 
     --max-workspace --input-range --device --gpu"""
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(more=st.lists(st.tuples(st.sampled_from(NUMBERS.split()), values), min_size=1, max_size=3), high=numbers)
 def test_run_profile_with_one_thing_wrong(nowhere: list[str], more: list[tuple[str, str]], high: str):
     """What gets past the parser: a command line that could run, with odd values in it."""
@@ -96,25 +95,25 @@ def test_run_profile_with_one_thing_wrong(nowhere: list[str], more: list[tuple[s
     answers(run_profile.main, [*ASKED, *asked, *nowhere])
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(more=lines(VERIFY))
 def test_run_verify(more: list[str]):
     answers(run_verify.main, ["--device", "cpu", *more, "--algorithm", "gemm"])
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(more=lines(run_inference.parser()))
 def test_run_inference(nowhere: list[str], more: list[str]):
     answers(run_inference.main, ["--device", "cpu", *more, "--gpus", "1", *nowhere])
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(more=lines(run_training.parser()))
 def test_run_training(nowhere: list[str], more: list[str]):
     answers(run_training.main, ["--device", "cpu", *more, *nowhere])
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(more=lines(run_conv3d.parser()))
 def test_run_conv3d(nowhere: list[str], more: list[str]):
     answers(run_conv3d.main, ["--device", "cpu", *more, *nowhere])
@@ -123,7 +122,7 @@ def test_run_conv3d(nowhere: list[str], more: list[str]):
 OPTIONS = "--stage 3_full --model --algorithm --gpu --state --json --into --most --dry-run -- --help --version"
 
 
-@settings(max_examples=EXAMPLES // 3)
+@more_examples(5)
 @given(
     command=st.sampled_from(["status", "matrix", ""]) | words,
     more=st.lists(values | st.sampled_from(OPTIONS.split()), max_size=6),

@@ -14,9 +14,9 @@ from convscope.cli.signals import GRACE_S, StopSignal
 HELD = """
 import hashlib, sys
 from pathlib import Path
-from convscope.lock import Lock
-from convscope.signals import StopSignal
-with StopSignal(grace_s=0.5), Lock(Path(sys.argv[1]) / "run.lock"):
+from convscope.cli.signals import StopSignal
+from convscope.storage.lock import Lock, release_all
+with StopSignal(grace_s=0.5, at_end=release_all), Lock(Path(sys.argv[1]) / "run.lock"):
     print("held", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 10**9)  # minutes in C, where no handler of Python runs
 """

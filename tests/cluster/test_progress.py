@@ -9,28 +9,22 @@ import pytest
 from fakes import ENVIRONMENT, run
 
 from convscope.cluster import progress
-from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
-from convscope.storage.paths import PROFILE_VERSION
-from convscope.storage.store import Folder
+from convscope.profiling.rows import OverallRow, profile_store
 from convscope.storage.table import columns
 
 
 def written(path: Path, **cells: object) -> Path:
     """Write a run of one size whose row has these cells."""
     made = run()
-    folder = Folder(path / made.folder_name, made.stem)
+    folder = profile_store(path / made.folder_name, made.stem)
     folder.prepare()
-    folder.write_run(made, ENVIRONMENT, {})
+    folder.begin(made, ENVIRONMENT, [])
     row = {"model": made.model, "algorithm": made.algorithm, "input_size": 64, "status": "ok", **cells}
-    with folder.overall.open("w", newline="") as file:
+    with folder.files.table("overall").open("w", newline="") as file:
         table = csv.DictWriter(file, columns(OverallRow), restval="")
         table.writeheader()
         table.writerow(row)
     return folder.path
-
-
-def test_the_version_that_progress_reads_is_the_one_that_profiles_are_written_in():
-    assert PROFILE_VERSION == SCHEMA_VERSION
 
 
 @pytest.mark.parametrize(("said", "count"), [("", 0), ("none", 0), ("power cap", 1)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -21,7 +20,7 @@ from fakes import ROOT
 import run_conv3d
 from convscope.conv3d import comparison, implementations, report
 from convscope.conv3d.layersets import COLUMNS, Layer3d, load
-from convscope.conv3d.rows import TABLES, Conv3dRow
+from convscope.conv3d.rows import SCHEMA, Conv3dRow
 from convscope.convolution import tolerance
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
@@ -137,11 +136,55 @@ def test_bad_input_leaves_an_earlier_calls_figures_alone(folder: Path):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
-def test_a_new_call_leaves_nothing_of_an_earlier_one(folder: Path, tmp_path: Path):
+def call(folder: Path, out: Path, *more: str) -> int:
+    asked = ["--params", str(folder.parent / "tiny.csv"), "--implementation", "torch", "--device", "cpu"]
+    return run_conv3d.main([*asked, "--measure", "12", "--warmup", "1", "--output-dir", str(out), *more])
+
+
+def tables(folder: Path) -> dict[str, pd.DataFrame]:
+    return {path.name: pd.read_csv(path) for path in sorted(folder.glob("*.csv"))}
+
+
+def test_a_new_call_adds_to_an_earlier_one_and_measures_nothing_twice(folder: Path, tmp_path: Path):
+    before = tables(shutil.copytree(folder, tmp_path / "out"))
+    assert call(folder, tmp_path / "out", "--verify", "--compare", "--stress", "3") == 0
+    after = tables(tmp_path / "out")
+    assert after.keys() == before.keys()
+    for name in ("conv3d.csv", "samples.csv"):
+        pd.testing.assert_frame_equal(after[name], before[name])
+    pd.testing.assert_frame_equal(after["stress.csv"][:4], before["stress.csv"])
+    assert after["stress.csv"][["round", "implementation"]].values.tolist()[4:] == [[2, "torch"]]
+    assert {path.name for path in folder.glob("*.png")} <= {path.name for path in (tmp_path / "out").iterdir()}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_overwrite_measures_what_is_asked_for_and_keeps_all_that_was_there(folder: Path, tmp_path: Path):
+    before = tables(shutil.copytree(folder, tmp_path / "out"))
+    assert call(folder, tmp_path / "out", "--stress", "1", "--overwrite") == 0
+    (kept,) = tmp_path.glob("out.before-*")
+    pd.testing.assert_frame_equal(tables(kept)["stress.csv"], before["stress.csv"])
+    after = tables(tmp_path / "out")
+    pd.testing.assert_frame_equal(after["conv3d.csv"], before["conv3d.csv"])
+    assert len(after["stress.csv"]) == 4
+
+
+def test_a_layer_that_was_only_timed_is_verified_by_a_later_call_and_keeps_a_time(folder: Path, tmp_path: Path):
+    assert call(folder, tmp_path / "out", "--compare") == 0
+    assert pd.read_csv(tmp_path / "out" / "conv3d.csv")["elementwise_error"].isna().all()
+    assert call(folder, tmp_path / "out", "--verify") == 0
+    after = pd.read_csv(tmp_path / "out" / "conv3d.csv")
+    assert after[["elementwise_error", "median_ms"]].notna().all(axis=None)
+    assert len(list(tmp_path.glob("out.before-*"))) == 1
+
+
+def test_another_layer_set_of_the_same_name_does_not_join_a_folder(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     shutil.copytree(folder, tmp_path / "out")
-    asked = ["--params", str(folder.parent / "tiny.csv"), "--implementation", "torch", "--stress", "1"]
-    assert run_conv3d.main([*asked, "--device", "cpu", "--output-dir", str(tmp_path / "out")]) == 0
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.json", "stress.csv"}
+    (tmp_path / "tiny.csv").write_text(TINY.replace("first,2,4", "first,2,6"))
+    asked = ["--params", str(tmp_path / "tiny.csv"), "--implementation", "torch", "--device", "cpu"]
+    assert run_conv3d.main([*asked, "--output-dir", str(tmp_path / "out")]) == 2
+    assert "holds a run with other settings" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 85)])
@@ -225,11 +268,11 @@ def test_bad_input_is_one_line_and_exit_code_2(
     assert len(told.splitlines()) == 1
 
 
-@pytest.mark.parametrize("row_type", TABLES.values(), ids=TABLES)
-def test_every_column_is_explained(row_type: type):
+@pytest.mark.parametrize("name", SCHEMA.tables)
+def test_every_column_is_explained(name: str):
     explained = (ROOT / "docs" / "conv3d.md").read_text().split("## Columns")[1]
-    names = [field.name for field in dataclasses.fields(row_type)]
-    assert [name for name in names if not re.search(rf"\b{name}\b", explained)] == []
+    columns = SCHEMA.tables[name].columns
+    assert [name for name in columns if not re.search(rf"\b{name}\b", explained)] == []
 
 
 def test_what_is_there_is_listed(capsys: pytest.CaptureFixture[str]):

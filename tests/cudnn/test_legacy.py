@@ -138,7 +138,7 @@ def test_channels_last_is_described_to_cudnn():
     ],
 )  # fmt: skip
 def test_the_arithmetic_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch, dtype: str, math: str, expected: int):
-    found, call = ctypes.c_int(-1), library._call
+    found, call = ctypes.c_int(-1), legacy._call
 
     def read_back(name: str, *arguments: object) -> None:
         call(name, *arguments)
@@ -146,7 +146,7 @@ def test_the_arithmetic_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch
             descriptor = ctypes.c_void_p(arguments[0])
             library.check(library.library().cudnnGetConvolutionMathType(descriptor, ctypes.byref(found)), "read back")
 
-    monkeypatch.setattr(library, "_call", read_back)
+    monkeypatch.setattr(legacy, "_call", read_back)
     shape = (1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)
     described(Convolution(*shape, dtype=dtype, math=math))
     assert found.value == expected
@@ -154,8 +154,8 @@ def test_the_arithmetic_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch
 
 def test_a_plan_that_failed_has_destroyed_its_descriptors(monkeypatch: pytest.MonkeyPatch):
     calls: list[str] = []
-    call = library._call
-    monkeypatch.setattr(library, "_call", lambda name, *arguments: (calls.append(name), call(name, *arguments)))
+    call = legacy._call
+    monkeypatch.setattr(legacy, "_call", lambda name, *arguments: (calls.append(name), call(name, *arguments)))
     described(Convolution((1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)))
     created = sorted(name.removeprefix("cudnnCreate") for name in calls if name.startswith("cudnnCreate"))
     destroyed = sorted(name.removeprefix("cudnnDestroy") for name in calls if name.startswith("cudnnDestroy"))

@@ -6,6 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import nn
 
@@ -14,6 +15,7 @@ from convscope.power import energy
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
 from convscope.storage.environment import Environment
+from convscope.storage.store import Store
 from convscope.timing import graphs
 
 ROOT = Path(__file__).parents[2]
@@ -228,3 +230,9 @@ class Branching(nn.Module):
         if x.sum() > 1e9:
             return x
         return self.two(x)
+
+
+def both(store: Store) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the overall table and the table of layers of a profile, of one moment."""
+    tables = store.read_all("overall", "layers")
+    return tables["overall"], tables["layers"]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from convscope.storage.store import Folder
+from convscope.profiling.rows import profile_store
+from fakes import both
 
 STEM = "squeezenet1_1_torch"
 SIZES = (32, 36, 40, 44, 48)
@@ -19,27 +21,33 @@ FAST = [*SETTINGS, "--warmup", "0", "--measure", "1", "--num-sizes", "5", "--inp
 CONVOLUTIONS = 26
 
 
+def mount_namespaces() -> bool:
+    """Tell whether processes may have a mount namespace of their own here."""
+    command = ["unshare", "-rm", "sh", "-c", "mount -t tmpfs none /mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 class Victims:
     """A server of processes that each run run_profile.py (victim.py).
 
     Args:
-        mounts: shell commands that mount what the runs are to see, in a mount namespace of the server's own.
+        namespace: run them all in a mount namespace, in which `mount` mounts.
         environment: added to the server's.
     """
 
-    def __init__(self, mounts: str = "", **environment: str) -> None:
-        self._mounts, self._environment = mounts, environment
+    def __init__(self, namespace: bool = False, **environment: str) -> None:
+        self._namespace, self._environment = namespace, environment
 
     def __enter__(self) -> Victims:
         command = [sys.executable, str(Path(__file__).with_name("victim.py"))]
-        if self._mounts:
-            command = ["unshare", "-rm", "sh", "-ec", f'{self._mounts}\nexec "$@"', "sh", *command]
+        if self._namespace:
+            command = ["unshare", "-rm", *command]
         environment = os.environ | self._environment
         self._server = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.number = self._server.pid
         self._running: list[int] = []
+        self._ask({"ready": True})
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -63,6 +71,15 @@ class Victims:
         self._running.pop()
         return code
 
+    def mount(self, *arguments: str) -> None:
+        """Mount what the runs are to see, as the command `mount` does."""
+        inside = ["nsenter", f"--target={self._server.pid}", "--user", "--mount", "--preserve-credentials"]
+        subprocess.run([*inside, "mount", *arguments], check=True)
+
+    def seen(self, path: Path) -> Path:
+        """Return the path under which this process reaches what the runs see at a path."""
+        return Path(f"/proc/{self._server.pid}/root{path}")
+
     def _ask(self, request: dict[str, object]) -> int:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
@@ -78,7 +95,7 @@ class Victims:
 
 def assert_whole(folder: Path, sizes: tuple[int, ...] = SIZES) -> None:
     """Every size once, with each of its layers once; nothing else in the folder."""
-    overall, layers = Folder(folder, STEM).read()
+    overall, layers = both(profile_store(folder, STEM))
     assert sorted(overall["input_size"]) == list(sizes)
     assert set(overall["status"]) == {"ok"}
     keys = sorted(zip(layers["input_size"], layers["position"], strict=True))

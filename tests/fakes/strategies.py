@@ -1,12 +1,19 @@
-"""Convolutions of many kinds, for hypothesis to draw."""
+"""Convolutions of many kinds, for hypothesis to draw, and how many examples of a kind."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
+
+
+def more_examples(factor: float) -> settings:
+    """Return settings with that many times the examples that are drawn by default (tests/conftest.py)."""
+    assert settings.default is not None
+    return settings(max_examples=round(factor * settings.default.max_examples))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from fakes import both
 
 from convscope.errors import InputError
-from convscope.storage.store import Folder
+from convscope.profiling.rows import profile_store
 from profiler import UnifiedProfiler
 
 ROOT = Path(__file__).parents[2]
@@ -134,7 +135,7 @@ sys.exit(commandline.as_program(run_profile.main))
 def test_a_lost_context_ends_the_run_with_70_after_what_is_whole_and_the_same_command_goes_on(
     tmp_path: Path, algorithm: str
 ):
-    folder = Folder(tmp_path / "run", f"alexnet_{algorithm}")
+    folder = profile_store(tmp_path / "run", f"alexnet_{algorithm}")
     asked = ["--model", "alexnet", "--algorithm", algorithm, "--num-sizes", "3", "--input-range", "64", "128"]
     asked += ["--no-energy", "--warmup", "1", "--measure", "3", "--output-dir", str(folder.path)]
     lost = subprocess.run(
@@ -144,12 +145,12 @@ def test_a_lost_context_ends_the_run_with_70_after_what_is_whole_and_the_same_co
     said = lost.stderr.splitlines()[-1]
     assert said.startswith("run_profile.py: cuda:0 is lost: CUDA error: device-side assert triggered")
     assert "Traceback" not in lost.stderr
-    assert json.loads(folder.run.read_text())["error"].startswith("CUDA error: device-side assert triggered")
-    assert list(folder.read()[0]["input_size"]) == [64]
+    assert json.loads(folder.files.run.read_text())["error"].startswith("CUDA error: device-side assert triggered")
+    assert list(both(folder)[0]["input_size"]) == [64]
     assert not (folder.path / "run.lock").exists()
     again = subprocess.run(
         [sys.executable, str(ROOT / "run_profile.py"), *asked], capture_output=True, text=True, check=False, timeout=300
     )
     assert again.returncode == 0, again.stderr
-    assert list(folder.read()[0]["input_size"]) == [64, 96, 128]
-    assert json.loads(folder.run.read_text())["error"] is None
+    assert list(both(folder)[0]["input_size"]) == [64, 96, 128]
+    assert json.loads(folder.files.run.read_text())["error"] is None

@@ -9,7 +9,7 @@ import torch
 
 import run_verify
 from convscope.cli.options import MATHS
-from convscope.convolution import algorithms, swap
+from convscope.convolution import algorithms, backends
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run, make_run
 from convscope.storage import environment
@@ -63,7 +63,7 @@ def test_another_algorithm_under_the_name_fft_is_caught_by_its_kernels_alone(
 
 
 def test_tf32_that_was_forbidden_is_caught(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    monkeypatch.setattr(swap, "math_in_force", lambda: "tf32")
+    monkeypatch.setattr(backends, "math_in_force", lambda: "tf32")
     arguments = ("--model", "vgg16", "--algorithm", "implicit precomp gemm", "--math", "fp32")
     code, printed = verified(capsys, *arguments)
     assert code == 1

@@ -30,7 +30,7 @@ from convscope.inference.rows import SCHEMA, TABLE, InferenceRow
 from convscope.inference.study import InferenceStudy
 from convscope.power.energy import EnergyWindow
 from convscope.power.sampler import PowerWindow
-from convscope.storage.ledger import Ledger
+from convscope.storage.store import Store
 
 ASKED = Inference(
     model="torchvision:resnet18", engines=("eager",), batch_sizes=(1, 2), gpu="cpu", image_size_px=32,
@@ -65,9 +65,10 @@ class Meter:
 
 def study(folder: Path, **changes: Any) -> InferenceStudy:
     asked = dataclasses.replace(ASKED, **changes)
-    ledger = Ledger(folder, SCHEMA)
-    ledger.prepare()
-    ledger.begin(asked, ENVIRONMENT, ["x"], overwrite=False)
+    store = Store(folder, SCHEMA)
+    store.prepare()
+    store.missing(asked, ENVIRONMENT, [])
+    store.begin(asked, ENVIRONMENT, ["x"])
     return InferenceStudy(
         inference=asked,
         model=Small().eval(),
@@ -75,7 +76,7 @@ def study(folder: Path, **changes: Any) -> InferenceStudy:
         ranks=Ranks(),
         open_meter=lambda: contextlib.nullcontext(Meter()),
         make_bench=lambda run, model: pytest.fail("nobody needs a bench here"),
-        ledger=ledger,
+        store=store,
         stop=lambda: False,
         note=lambda line: None,
     )
@@ -83,7 +84,7 @@ def study(folder: Path, **changes: Any) -> InferenceStudy:
 
 def run(folder: Path, **changes: Any) -> pd.DataFrame:
     study(folder, **changes).run()
-    return Ledger(folder, SCHEMA).read(TABLE)
+    return Store(folder, SCHEMA).read(TABLE)
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ def test_a_stop_ends_before_the_next_cell(tmp_path: Path):
     begun.stop = iter([False, True]).__next__
     begun.run()
     assert begun.stopped
-    assert len(begun.ledger.read(TABLE)) == 1
+    assert len(begun.store.read(TABLE)) == 1
 
 
 @pytest.mark.parametrize(
@@ -296,7 +297,7 @@ def test_an_engine_that_ends_under_load_is_a_row(tmp_path: Path, monkeypatch: py
     begun = study(tmp_path, scenario="server", qps=(20.0,), batch_sizes=(1,))
     begun.run()
     assert begun.failed
-    row = begun.ledger.read(TABLE).iloc[0]
+    row = begun.store.read(TABLE).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "onnxruntime: the process ended without a word")
 
 
@@ -321,7 +322,7 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
     begun = study(tmp_path, processes=2, batch_sizes=(3, 4))
     begun.ranks = Twins(rank=0, world=2)
     begun.run()
-    rows = begun.ledger.read(TABLE)
+    rows = begun.store.read(TABLE)
     assert rows["status"].tolist() == ["unsupported", "ok"]
     assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
     one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
@@ -337,14 +338,14 @@ def test_what_fails_in_another_process_fails_here_too(tmp_path: Path):
     begun = study(tmp_path, processes=2, batch_sizes=(4,))
     begun.ranks = OtherFails(rank=0, world=2)
     begun.run()
-    rows = begun.ledger.read(TABLE)
+    rows = begun.store.read(TABLE)
     assert rows[["status", "reason"]].to_numpy().tolist() == [["oom", "too much"]]
 
 
 def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
     begun = study(tmp_path)
     begun.run()
-    one = begun.ledger.read(TABLE).iloc[1]
+    one = begun.store.read(TABLE).iloc[1]
     row = InferenceRow("resnet18", "eager", 2, 2, "batch", images_per_s=1.5 * one["images_per_s"])
     assert begun._with_efficiency(row).scaling_efficiency_pct == pytest.approx(75)
     other = dataclasses.replace(row, batch_size=4)

@@ -9,14 +9,16 @@ import pytest
 from fakes.sensors import Card, Clock, Power, square_wave
 
 from convscope.power import energy, sensor_test
-from convscope.power.sensor_test import Look, SensorReport
+from convscope.power.sensor_test import Reading, SensorReport
 from convscope.profiling.report import save, sensor_report
 
 LOOK_S = 0.005
 LOW_W, HIGH_W = 100.0, 700.0
 
 
-def looks(power: Power, start_s: float, seconds: float, instant_s: float = 0.025, average_s: float = 1.0) -> list[Look]:
+def looks(
+    power: Power, start_s: float, seconds: float, instant_s: float = 0.025, average_s: float = 1.0
+) -> list[Reading]:
     """Look at a card whose counter sees everything and whose instant power sees `instant_s` of each 100 ms."""
     clock = Clock()
     clock.now_s = start_s
@@ -26,7 +28,7 @@ def looks(power: Power, start_s: float, seconds: float, instant_s: float = 0.025
     average = Card(clock, power, source=energy.AVERAGE, boxcar_s=average_s, look_s=0.0, noise_w=0.5)
     found = []
     while clock.now_s < start_s + seconds:
-        found.append(Look(clock.now_s, counter.read()[0], instant.read()[1], average.read()[1]))
+        found.append(Reading(clock.now_s, counter.read()[0], instant.read()[1], average.read()[1]))
         clock.sleep(LOOK_S)
     return found
 

@@ -88,11 +88,11 @@ def test_the_input_goes_by_the_seed():
     assert not torch.equal(same.given[0], other.given[0])
 
 
-def test_witnesses_say_what_ran_in_each_layer():
+def test_observations_say_what_ran_in_each_layer():
     model = Branching()
     Swap(model).apply({"one": "direct"})
     found = measure(model)
-    assert [witness.execution for witness in found.witnesses] == [
+    assert [observation.execution for observation in found.observations] == [
         Execution("direct", "ai3"),
         Execution("torch", "torch"),
     ]
@@ -101,12 +101,12 @@ def test_witnesses_say_what_ran_in_each_layer():
 def test_errors_are_computed_where_they_are_asked_for():
     model = Branching()
     Swap(model).apply({"one": "direct", "two": "smm"})
-    errors = [witness.relative_error for witness in measure(model, errors=True).witnesses]
+    errors = [observation.relative_error for observation in measure(model, errors=True).observations]
     assert all(error is not None and 0 < error < 1e-5 for error in errors)
 
 
 def test_errors_are_absent_where_nobody_asked():
-    assert [witness.relative_error for witness in measure(Branching()).witnesses] == [None, None]
+    assert [observation.relative_error for observation in measure(Branching()).observations] == [None, None]
 
 
 def test_on_a_cpu_there_are_no_kernels_no_energy_and_no_overhead():

@@ -15,8 +15,7 @@ from fakes import ENVIRONMENT, LAYER_ROW, OVERALL, ROOT, run
 from convscope.__main__ import main
 from convscope.errors import InputError
 from convscope.profiling import compare
-from convscope.profiling.rows import LayerRow, OverallRow
-from convscope.storage.store import Folder
+from convscope.profiling.rows import LayerRow, OverallRow, profile_store
 
 GPU = dataclasses.replace(ENVIRONMENT, gpu_name="NVIDIA H200", driver="580.159", cuda="13.0", cudnn="9.19.0")
 PASS = dataclasses.replace(OVERALL, mean=10.0, std=0.05, samples=20, sm_clock_mhz=1980, throttle_reasons="none")
@@ -40,12 +39,12 @@ def written(
 ) -> Path:
     """Write a folder of results and return it: one pass and one layer at 64 px, on a GPU, but for what is given."""
     asked = run(**{"device": "cuda:0", "gpu": "h200"} | request)
-    folder = Folder(path, asked.stem)
+    folder = profile_store(path, asked.stem)
     folder.prepare()
-    folder.write_run(asked, dataclasses.replace(GPU, **(environment or {})), {})
+    folder.begin(asked, dataclasses.replace(GPU, **(environment or {})), [])
     layers = [LAYER] if layers is None else layers
     for row in [PASS] if passes is None else passes:
-        folder.append(row, [each for each in layers if each.input_size == row.input_size])
+        folder.append([row, *(each for each in layers if each.input_size == row.input_size)])
     return path
 
 

@@ -46,8 +46,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
         yield object()
 
     monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(graphs, "replay_times_ms", lambda captured, count: [1.0] * count)
-    monkeypatch.setattr(graphs, "ReplayLoad", lambda captured, pass_ms: object())
+    monkeypatch.setattr(graphs.ReplayLoad, "of", lambda captured: object())
     properties = types.SimpleNamespace(L2_cache_size=L2_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return kept
@@ -57,7 +56,7 @@ def hundred_joules(load: object) -> tuple[LoadEnergy | None, str | None]:
     return LoadEnergy(EnergyWindow(0.0, 1.0, 100.0, 1.0, "test"), inferences=10.0), None
 
 
-def measured(meter: layer_energy.Meter = hundred_joules) -> Breakdown:
+def measured(measure_energy: layer_energy.EnergyMeasurement = hundred_joules) -> Breakdown:
     torch.manual_seed(0)
     model, given = Model().eval(), torch.randn(1, 3, 16, 16)
     layers = []
@@ -66,7 +65,7 @@ def measured(meter: layer_energy.Meter = hundred_joules) -> Breakdown:
             model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape, y.shape))
         ):
             model(given)
-        return layer_energy.measure(model, given, layers, meter)
+        return layer_energy.measure(model, given, layers, measure_energy)
 
 
 def test_each_distinct_shape_is_replayed_once_and_the_rest_of_the_pass_after_them(steps: list):

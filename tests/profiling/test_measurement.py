@@ -8,10 +8,11 @@ import pytest
 from fakes import layer, run
 
 from convscope.convolution.assignment import Assignment
+from convscope.convolution.observation import Observation
 from convscope.convolution.operator import Execution
 from convscope.failures import Failure
 from convscope.power.energy import EnergyWindow, LoadEnergy
-from convscope.profiling.measurement import Measurement, Observation, failed_row, layer_rows, overall_row
+from convscope.profiling.measurement import Measurement, failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
 from convscope.timing.summary import summarize
@@ -25,7 +26,10 @@ FOUND = Measurement(
     layers=[summarize([4.0, 6.0]), summarize([2.0, 2.0])],
     method="a stopwatch",
     eager=summarize([12.0, 14.0]),
-    witnesses=[Observation(Execution("gemm", "cudnn", 256), 1e-7), Observation(Execution("torch", "torch"))],
+    observations=[
+        Observation("gemm", Execution("gemm", "cudnn", 256), 1e-7),
+        Observation("torch", Execution("torch", "torch")),
+    ],
 )
 TRACED = [LayerTrace({"k1": 2, "k2": 1}, 3.5, 4.5), LayerTrace({"k3": 1}, 1.5, None)]
 
@@ -116,13 +120,13 @@ def test_without_a_trace_the_cells_of_the_kernels_are_empty():
 
 
 def test_kernels_are_written_as_json_of_names_and_counts():
-    found = Measurement(FOUND.passes, FOUND.layers, "m", witnesses=FOUND.witnesses, traces=TRACED)
+    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, traces=TRACED)
     row = rows(found=found)[0]
     assert (json.loads(row.kernels or ""), row.kernel_ms, row.span_ms) == ({"k1": 2, "k2": 1}, 3.5, 4.5)
 
 
 def test_a_skipped_layer_names_its_kernels_and_keeps_no_time_of_them():
-    found = Measurement(FOUND.passes, FOUND.layers, "m", witnesses=FOUND.witnesses, traces=TRACED)
+    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, traces=TRACED)
     row = rows(ONE_REASON, found, unsupported="skip")[1]
     assert (row.kernels, row.kernel_ms) == ('{"k3": 1}', None)
 

@@ -20,7 +20,7 @@ ASKED: dict[str, Any] = {
     "algorithm": "direct",
     "num_sizes": 1,
     "input_size_range": (64, 96),
-    "device": CPU,
+    "device": "cpu",
     "gpu": None,
     "stage": None,
     "math": None,
@@ -58,7 +58,7 @@ def test_on_a_cpu_the_math_is_fp32_and_the_folder_says_cpu():
 
 @pytest.mark.usefixtures("h200")
 def test_on_a_gpu_the_math_is_tf32_and_energy_is_measured():
-    run = make(device=CUDA)
+    run = make(device="cuda:0")
     assert (run.math, run.energy, run.gpu) == ("tf32", True, "h200")
 
 

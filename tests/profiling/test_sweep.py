@@ -10,11 +10,10 @@ import pytest
 import torch
 from fakes import Branching, Card, Clock, Load
 
-import profiler
 from convscope.convolution.layer import Layer
 from convscope.errors import InputError
-from convscope.profiling.rows import LayerRow, OverallRow
-from convscope.storage import table
+from convscope.profiling import sweep
+from convscope.profiling.rows import profile_store
 from profiler import CUDALayerTimer, PowerMonitor, UnifiedProfiler
 
 
@@ -120,8 +119,8 @@ def test_each_size_has_one_overall_row_and_one_row_for_each_convolution(two_size
 
 def test_the_tables_that_come_back_are_those_on_disk(two_sizes: tuple):
     folder, overall, layers = two_sizes
-    pd.testing.assert_frame_equal(overall, table.read(folder / "alexnet_direct_overall.csv", OverallRow))
-    pd.testing.assert_frame_equal(layers, table.read(folder / "alexnet_direct_layers.csv", LayerRow))
+    pd.testing.assert_frame_equal(overall, profile_store(folder, "alexnet_direct").read("overall"))
+    pd.testing.assert_frame_equal(layers, profile_store(folder, "alexnet_direct").read("layers"))
 
 
 def test_every_layer_says_that_ai3_ran_direct(two_sizes: tuple):
@@ -190,14 +189,14 @@ def test_a_size_that_the_model_cannot_take_is_refused_before_a_folder_is_made(tm
 def test_a_size_in_the_middle_that_the_model_cannot_take_is_a_row_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    listed = profiler.models.convolutions
+    listed = sweep.models.convolutions
 
     def picky(name: str, size: int, batch_size: int) -> tuple[Layer, ...]:
         if size == 80:
             raise InputError("alexnet cannot take 80×80 images")
         return listed(name, size, batch_size)
 
-    monkeypatch.setattr(profiler.models, "convolutions", picky)
+    monkeypatch.setattr(sweep.models, "convolutions", picky)
     notes: list[str] = []
     overall, layers = make(num_sizes=3, note=notes.append).run(tmp_path)
     assert list(overall["status"]) == ["ok", "unsupported", "ok"]
@@ -219,7 +218,7 @@ def test_results_outlive_an_overwrite_that_could_not_begin(tmp_path: Path, monke
     def offline(*arguments: object) -> None:
         raise InputError("the trained weights cannot be downloaded")
 
-    monkeypatch.setattr(profiler.models, "build", offline)
+    monkeypatch.setattr(sweep.models, "build", offline)
     with pytest.raises(InputError, match="weights"):
         make(pretrained=True).run(tmp_path, overwrite=True)
     assert (tmp_path / "alexnet_direct_overall.csv").exists()

@@ -12,29 +12,30 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fakes import DATA, ENVIRONMENT, LAYER_ROW, OVERALL, run
-from hypothesis import given, settings
+from fakes import DATA, ENVIRONMENT, LAYER_ROW, OVERALL, both, run
+from fakes.strategies import more_examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from convscope.cluster import progress
 from convscope.errors import InputError
-from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
+from convscope.profiling.rows import SCHEMA_VERSION, OverallRow, SizeKey, profile_store
 from convscope.storage import table
-from convscope.storage.store import Folder
+from convscope.storage.store import Store
 
 STEM = "alexnet_direct"
 SIZES = (64, 96, 128)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """Return a folder with three sizes of two layers; nobody changes it."""
-    folder = Folder(tmp_path_factory.mktemp("whole"), STEM)
-    folder.write_run(run(input_sizes=SIZES), ENVIRONMENT, {"started_utc": "now", "ended_utc": None})
+    folder = profile_store(tmp_path_factory.mktemp("whole"), STEM)
+    folder.begin(run(input_sizes=SIZES), ENVIRONMENT, [])
     for size in SIZES:
         row = dataclasses.replace(OVERALL, input_size=size, convolutions=2, reason='no energy, "none"')
         layers = [dataclasses.replace(LAYER_ROW, input_size=size, position=at, kernels='{"k, v": 1}') for at in (0, 1)]
-        folder.append(row, layers)
+        folder.append([row, *layers])
     return folder
 
 
@@ -43,19 +44,19 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("damaged") / "folder"
 
 
-def damaged(whole: Folder, scratch: Path, name: str, content: bytes) -> Folder:
+def damaged(whole: Store, scratch: Path, name: str, content: bytes) -> Store:
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(whole.path, scratch)
     (scratch / name).write_bytes(content)
-    return Folder(scratch, STEM)
+    return profile_store(scratch, STEM)
 
 
-def tells(folder: Folder, name: str) -> str | None:
+def tells(folder: Store, name: str) -> str | None:
     """Read everything; return the one line of the error, which names the file and a line of it, or None."""
     progress.read(folder.path, "3_full")  # the status never raises
     try:
         folder.read_run()
-        folder.read()
+        both(folder)
     except InputError as error:
         said = str(error)
         assert said.isprintable()
@@ -68,9 +69,9 @@ def tells(folder: Folder, name: str) -> str | None:
 FILES = st.sampled_from([f"{STEM}_overall.csv", f"{STEM}_layers.csv", "run.json"])
 
 
-@settings(max_examples=300)
+@more_examples(7.5)
 @given(name=FILES, share=st.floats(0, 1))
-def test_a_truncated_file_is_told_or_was_cut_where_a_size_ends(whole: Folder, scratch: Path, name: str, share: float):
+def test_a_truncated_file_is_told_or_was_cut_where_a_size_ends(whole: Store, scratch: Path, name: str, share: float):
     content = (whole.path / name).read_bytes()
     cut = content[: int(share * len(content))]
     said = tells(damaged(whole, scratch, name, cut), name)
@@ -78,37 +79,38 @@ def test_a_truncated_file_is_told_or_was_cut_where_a_size_ends(whole: Folder, sc
     assert said or cut == content or (name.endswith("overall.csv") and line_ended) or cut == content[:-1]
 
 
-@settings(max_examples=300)
+@more_examples(7.5)
 @given(name=FILES, share=st.floats(0, 1))
 def test_a_truncated_table_is_mended_on_start_and_never_more_than_what_was_torn(
-    whole: Folder, scratch: Path, name: str, share: float
+    whole: Store, scratch: Path, name: str, share: float
 ):
     content = (whole.path / name).read_bytes()
     folder = damaged(whole, scratch, name, content[: int(share * len(content))])
     try:
-        missing = folder.missing_sizes(run(input_sizes=SIZES), ENVIRONMENT, lambda line: None)
+        cells = [SizeKey(size) for size in SIZES]
+        missing = {cell.input_size for cell in folder.missing(run(input_sizes=SIZES), ENVIRONMENT, cells)}
     except InputError:
         return
-    overall, layers = folder.read()
+    overall, layers = both(folder)
     assert set(overall["input_size"]) | set(missing) == set(SIZES)
     assert len(layers) == 2 * len(overall)
 
 
 @pytest.mark.parametrize("name", [f"{STEM}_overall.csv", f"{STEM}_layers.csv", "run.json"])
-def test_an_emptied_file_is_told(whole: Folder, scratch: Path, name: str):
+def test_an_emptied_file_is_told(whole: Store, scratch: Path, name: str):
     assert f"{name}, line 1: " in (tells(damaged(whole, scratch, name, b""), name) or "")
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, content=st.binary(max_size=300))
-def test_binary_content_is_told(whole: Folder, scratch: Path, name: str, content: bytes):
+def test_binary_content_is_told(whole: Store, scratch: Path, name: str, content: bytes):
     assert tells(damaged(whole, scratch, name, content), name)
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, at=st.floats(0, 1, exclude_max=True), byte=st.integers(0, 255))
 def test_one_byte_that_flipped_is_told_or_leaves_whole_tables(
-    whole: Folder, scratch: Path, name: str, at: float, byte: int
+    whole: Store, scratch: Path, name: str, at: float, byte: int
 ):
     content = bytearray((whole.path / name).read_bytes())
     content[int(at * len(content))] = byte
@@ -118,9 +120,9 @@ def test_one_byte_that_flipped_is_told_or_leaves_whole_tables(
 rows = st.lists(st.lists(st.text(max_size=8), max_size=60), max_size=6)
 
 
-@settings(max_examples=100)
+@more_examples(2.5)
 @given(name=FILES, rows=rows)
-def test_a_foreign_table_is_told(whole: Folder, scratch: Path, name: str, rows: list[list[str]]):
+def test_a_foreign_table_is_told(whole: Store, scratch: Path, name: str, rows: list[list[str]]):
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     assert tells(damaged(whole, scratch, name, text.getvalue().encode(errors="replace")), name)
@@ -134,23 +136,23 @@ values = st.recursive(
 keys = st.sampled_from(["schema_version", "run", "environment", "model", "input_sizes", "gpu", "host", "device"])
 
 
-@settings(max_examples=200)
+@more_examples(5)
 @given(document=values | st.dictionaries(keys, values | st.dictionaries(keys, values)))
-def test_foreign_json_is_told(whole: Folder, scratch: Path, document: object):
+def test_foreign_json_is_told(whole: Store, scratch: Path, document: object):
     assert tells(damaged(whole, scratch, "run.json", json.dumps(document).encode()), "run.json")
 
 
-def test_json_without_end_to_its_depth_is_told(whole: Folder, scratch: Path):
+def test_json_without_end_to_its_depth_is_told(whole: Store, scratch: Path):
     assert tells(damaged(whole, scratch, "run.json", b"[" * 100_000), "run.json")
 
 
 @given(data=st.data(), name=st.sampled_from([f"{STEM}_overall.csv", f"{STEM}_layers.csv"]))
-def test_reordered_rows_and_columns_are_read_all_the_same(whole: Folder, scratch: Path, data: st.DataObject, name: str):
-    table = pd.read_csv(whole.path / name, dtype=str, keep_default_na=False)
-    table = table[data.draw(st.permutations(list(table.columns)))]
-    table = table.iloc[data.draw(st.permutations(range(len(table))))]
-    folder = damaged(whole, scratch, name, table.to_csv(index=False).encode())
-    overall, layers = folder.read()
+def test_reordered_rows_and_columns_are_read_all_the_same(whole: Store, scratch: Path, data: st.DataObject, name: str):
+    frame = pd.read_csv(whole.path / name, dtype=str, keep_default_na=False)
+    frame = frame[data.draw(st.permutations(list(frame.columns)))]
+    frame = frame.iloc[data.draw(st.permutations(range(len(frame))))]
+    folder = damaged(whole, scratch, name, frame.to_csv(index=False).encode())
+    overall, layers = both(folder)
     assert sorted(overall["input_size"]) == list(SIZES)
     assert (len(layers), list(overall.columns)) == (6, table.columns(OverallRow))
 
@@ -166,30 +168,31 @@ def test_reordered_rows_and_columns_are_read_all_the_same(whole: Folder, scratch
         ("model,", "modell,", "line 1: it has other columns than this version writes ('modell', 'model')"),
     ],
 )
-def test_a_cell_that_cannot_be_is_named_with_its_line(whole: Folder, scratch: Path, old: str, new: str, told: str):
+def test_a_cell_that_cannot_be_is_named_with_its_line(whole: Store, scratch: Path, old: str, new: str, told: str):
     cells = len(table.columns(OverallRow))
     told = told.replace("56", str(cells + 1)).replace("55", str(cells))
-    content = whole.overall.read_text().replace(old, new, 1)
-    assert f"{STEM}_overall.csv, {told}" in (tells(damaged(whole, scratch, whole.overall.name, content.encode()),
+    content = whole.files.table("overall").read_text().replace(old, new, 1)
+    name = whole.files.table("overall").name
+    assert f"{STEM}_overall.csv, {told}" in (tells(damaged(whole, scratch, name, content.encode()),
                                                    "overall") or "")  # fmt: skip
 
 
-def test_a_size_without_all_its_layers_is_told(whole: Folder, scratch: Path):
-    lines = whole.layers.read_text().splitlines(keepends=True)
-    said = tells(damaged(whole, scratch, whole.layers.name, "".join(lines[:-1]).encode()), "layers")
+def test_a_size_without_all_its_layers_is_told(whole: Store, scratch: Path):
+    lines = whole.files.table("layers").read_text().splitlines(keepends=True)
+    said = tells(damaged(whole, scratch, whole.files.table("layers").name, "".join(lines[:-1]).encode()), "layers")
     assert "lacks layers of the sizes 128 that are in" in (said or "")
 
 
-def test_more_torn_sizes_than_a_cut_leaves_are_not_dropped(whole: Folder, scratch: Path):
-    header = whole.layers.read_bytes().split(b"\n")[0] + b"\n"
-    folder = damaged(whole, scratch, whole.layers.name, header)
+def test_more_torn_sizes_than_a_cut_leaves_are_not_dropped(whole: Store, scratch: Path):
+    header = whole.files.table("layers").read_bytes().split(b"\n")[0] + b"\n"
+    folder = damaged(whole, scratch, whole.files.table("layers").name, header)
     with pytest.raises(InputError, match=r"the sizes 64, 96, 128 have .* more than a cut leaves behind"):
         folder.mend()
-    assert len(folder.read_overall()) == 3
+    assert len(folder.read("overall")) == 3
 
 
-def test_a_newer_schema_is_refused_naming_both_versions(whole: Folder, scratch: Path):
-    document = json.loads(whole.run.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
+def test_a_newer_schema_is_refused_naming_both_versions(whole: Store, scratch: Path):
+    document = json.loads(whole.files.run.read_text()) | {"schema_version": SCHEMA_VERSION + 1}
     said = tells(damaged(whole, scratch, "run.json", json.dumps(document).encode()), "run.json")
     assert f"has schema version {SCHEMA_VERSION + 1}, this program reads {SCHEMA_VERSION} and older" in (said or "")
 
@@ -197,11 +200,11 @@ def test_a_newer_schema_is_refused_naming_both_versions(whole: Folder, scratch: 
 @pytest.mark.parametrize("version", ["1_first", "1_last"])
 def test_folders_of_schema_version_1_are_read(version: str):
     """What the first and the last program of version 1 wrote; the first had fewer columns, in another order."""
-    folder = Folder(DATA / "schema" / version, STEM)
+    folder = profile_store(DATA / "schema" / version, STEM)
     document = folder.read_run()
     assert document is not None
     assert (document["schema_version"], document["run"]["max_workspace_bytes"]) == (SCHEMA_VERSION, None)
-    overall, layers = folder.read()
+    overall, layers = both(folder)
     assert list(overall.columns) == table.columns(OverallRow)
     assert list(overall["input_size"]) == [64, 96]
     assert (overall["status"] == "ok").all()
@@ -212,17 +215,17 @@ def test_folders_of_schema_version_1_are_read(version: str):
 
 @pytest.mark.parametrize("version", ["1_first", "1_last"])
 def test_tables_of_schema_version_1_get_the_columns_of_today_and_keep_every_figure(version: str, tmp_path: Path):
-    folder = Folder(Path(shutil.copytree(DATA / "schema" / version, tmp_path / "run")), STEM)
-    before = folder.read()
+    folder = profile_store(Path(shutil.copytree(DATA / "schema" / version, tmp_path / "run")), STEM)
+    before = both(folder)
     assert folder.mend() == [
         f"gave {STEM}_{kind}.csv the columns of schema version {SCHEMA_VERSION}" for kind in ("layers", "overall")
     ][(0 if version == "1_first" else 1):]  # fmt: skip
-    for found, expected in zip(folder.read(), before, strict=True):
+    for found, expected in zip(both(folder), before, strict=True):
         pd.testing.assert_frame_equal(found, expected)
     assert folder.mend() == []
 
 
-def test_the_status_leaves_out_what_an_overwrite_kept(whole: Folder, tmp_path: Path):
+def test_the_status_leaves_out_what_an_overwrite_kept(whole: Store, tmp_path: Path):
     stage = tmp_path / "3_full"
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu")
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu.before-20261121T093100Z")

@@ -13,26 +13,22 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fakes import both
 from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, wait_for
 
+from convscope.profiling.rows import profile_store
 from convscope.storage import lock
-from convscope.storage.store import Folder
-
-KILLS = 200
-
-
-@pytest.fixture(scope="module")
-def victims() -> Iterator[Victims]:
-    with Victims(PATH="") as made:  # without git, whose answer takes as long as a size here
-        yield made
 
 
 def means(folder: Path) -> dict[int, float]:
-    overall = Folder(folder, STEM).read_overall()
+    overall = profile_store(folder, STEM).read("overall")
     return dict(zip(overall["input_size"], overall["mean"], strict=True))
 
 
-def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(victims: Victims, tmp_path: Path):
+@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
+    victims: Victims, tmp_path: Path, kills: int
+):
     chance = random.Random(1)
     three = ("--num-sizes", "3")
     victims.finish(tmp_path / "warm", *three)
@@ -40,7 +36,7 @@ def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
     victims.finish(tmp_path / "whole", *three)
     length_s = time.perf_counter() - started_s
     killed = 0
-    for trial in range(KILLS):
+    for trial in range(kills):
         folder = tmp_path / str(trial)
         process = victims.start(folder, *three)
         after_s = chance.uniform(0, length_s)
@@ -55,12 +51,24 @@ def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
         assert victims.finish(folder, *three) == 0, Path(f"{folder}.log").read_text()
         assert_whole(folder, (32, 40, 48))
         assert before.items() <= means(folder).items()
-    assert killed > KILLS / 2
+    assert killed > kills / 2
 
 
-def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(victims: Victims, tmp_path: Path):
+def steps(every: int) -> Iterator[int]:
+    """Yield steps on the file system to be killed at: each of the first ten, where files come to be, then some."""
+    yield from range(1, 11)
+    yield from range(11, 1000, every)
+
+
+some_steps_or_all = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
+
+
+@some_steps_or_all
+def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(
+    victims: Victims, tmp_path: Path, every: int
+):
     two = ("--num-sizes", "2")
-    for step in range(1, 1000):
+    for step in steps(every):
         folder = tmp_path / str(step)
         victims.start(folder, *two, die_at=step, below=str(folder))
         if victims.end() == 0:
@@ -69,14 +77,15 @@ def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(vic
         assert victims.finish(folder, *two) == 0, Path(f"{folder}.log").read_text()
         assert_whole(folder, (32, 48))
         assert before.items() <= means(folder).items()
-    assert step > 30  # so many steps there are, and at each of them a run was killed
+    assert step > 30  # so many steps there are
 
 
+@some_steps_or_all
 def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_the_new(
-    victims: Victims, tmp_path: Path
+    victims: Victims, tmp_path: Path, every: int
 ):
     one, without_run = ("--num-sizes", "1"), 0
-    for step in range(1, 1000):
+    for step in steps(every):
         folder = tmp_path / str(step) / "run"
         folder.parent.mkdir()
         assert victims.finish(folder, *one) == 0
@@ -84,22 +93,22 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
         victims.start(folder, *one, "--overwrite", die_at=step, below=str(folder))
         ended = victims.end()
         every = [folder, *folder.parent.glob("run.before-*")]
-        assert all(len(Folder(path, STEM).read()[1]) % CONVOLUTIONS == 0 for path in every)
+        assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in every)
         assert old in [means(path) for path in every]
         if ended == 0:
             break
         if not (folder / "run.json").exists():  # the same command, without --overwrite, goes on here too
             without_run += 1
             assert victims.finish(folder, *one) == 0
-    assert without_run > 2
+    assert without_run > (2 if every == 1 else 0)
     assert step > 20
 
 
 def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_path: Path):
-    folder, seen, looks = Folder(tmp_path / "run", STEM), set(), 0
+    folder, seen, looks = profile_store(tmp_path / "run", STEM), set(), 0
     process = victims.start(folder.path)
     while Path(f"/proc/{process}/stat").exists() and lock._started_ticks(process) is not None:
-        overall, layers = folder.read()
+        overall, layers = both(folder)
         counts = layers.groupby("input_size").size().to_dict()
         assert counts == dict.fromkeys(overall["input_size"], CONVOLUTIONS)
         seen.add(len(overall))
@@ -113,11 +122,11 @@ def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_pa
 def test_pandas_alone_sees_whole_files_at_every_moment_and_layers_never_behind_the_sizes(
     victims: Victims, tmp_path: Path
 ):
-    folder, looks = Folder(tmp_path / "run", STEM), 0
+    folder, looks = profile_store(tmp_path / "run", STEM), 0
     process = victims.start(folder.path)
-    wait_for(folder.overall.exists)
+    wait_for(folder.files.table("overall").exists)
     while lock._started_ticks(process) is not None:
-        overall, layers = pd.read_csv(folder.overall), pd.read_csv(folder.layers)
+        overall, layers = pd.read_csv(folder.files.table("overall")), pd.read_csv(folder.files.table("layers"))
         counts = layers.groupby("input_size").size()
         assert set(counts) == {CONVOLUTIONS}
         assert set(overall["input_size"]) <= set(counts.index)

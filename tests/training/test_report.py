@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from convscope.storage.schema import columns
+from convscope.storage.table import columns
 from convscope.training import report
 from convscope.training.rows import OperatorRow, TrainingRow
 

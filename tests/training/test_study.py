@@ -15,12 +15,12 @@ from convscope.distributed import Ranks
 from convscope.errors import InputError
 from convscope.power.energy import EnergyWindow
 from convscope.power.sampler import PowerWindow
-from convscope.storage.ledger import Ledger
+from convscope.storage.store import Store
 from convscope.timing.hooks import convolution_modules
 from convscope.training import datasets, report
 from convscope.training import study as training_study
 from convscope.training.request import Training, check
-from convscope.training.rows import TRAINING, TrainingKey
+from convscope.training.rows import SCHEMA, TrainingKey
 from convscope.training.study import TrainingStudy
 from convscope.training.trainer import Epoch, Trained, Trainer
 from profiler import PowerMonitor
@@ -62,13 +62,14 @@ def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingSt
         CPU,
         Ranks(),
         meter or Meter(),
-        Ledger(folder, TRAINING),
+        Store(folder, SCHEMA),
         folder / "profiles",
         stop,
         notes.append,
     )
-    made.ledger.prepare()
-    made.ledger.begin(made.training, fakes.ENVIRONMENT, ["x"], overwrite=False)
+    made.store.prepare()
+    made.store.missing(made.training, fakes.ENVIRONMENT, [])
+    made.store.begin(made.training, fakes.ENVIRONMENT, ["x"])
     return made
 
 
@@ -104,7 +105,7 @@ def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
     meter = Meter()
     made = study(tmp_path, meter)
     made.run()
-    row = made.ledger.read("training").iloc[0]
+    row = made.store.read("training").iloc[0]
     assert row["status"] == "ok"
     assert (row["steps"], row["skipped_steps"], meter.windows) == (2, 1, 1)
     parts_ms = sum(row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
@@ -121,9 +122,9 @@ def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
 def test_without_a_sensor_the_row_says_why_there_is_no_energy(tmp_path: Path):
     made = study(tmp_path, PowerMonitor(reason="nobody to ask"))
     made.run()
-    row = made.ledger.read("training").iloc[0]
+    row = made.store.read("training").iloc[0]
     assert (row["status"], row["reason"]) == ("ok", "no energy: nobody to ask")
-    assert made.ledger.read("training")["energy_per_sample_j"].isna().all()
+    assert made.store.read("training")["energy_per_sample_j"].isna().all()
 
 
 def test_out_of_memory_is_a_row_and_the_next_cell_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -137,7 +138,7 @@ def test_out_of_memory_is_a_row_and_the_next_cell_is_trained(tmp_path: Path, mon
     monkeypatch.setattr(Trainer, "train", sometimes)
     made = study(tmp_path, batch_sizes=(8, 4))
     made.run()
-    table = made.ledger.read("training")
+    table = made.store.read("training")
     assert table[["batch_size", "status"]].to_numpy().tolist() == [[8, "oom"], [4, "ok"]]
     assert table["reason"][0] == "CUDA out of memory. Tried to allocate 20.00 GiB."
     assert table.loc[0, ["step_ms", "throughput_samples_per_s", "loss"]].isna().all()
@@ -148,13 +149,13 @@ def test_an_error_that_is_not_a_cells_own_is_not_hidden(tmp_path: Path, monkeypa
     made = study(tmp_path)
     with pytest.raises(RuntimeError, match="a fault"):
         made.run()
-    assert made.ledger.done() == set()
+    assert set(made.store.cells()) == set()
 
 
 def test_what_a_model_cannot_take_is_a_row(tmp_path: Path):
     made = study(tmp_path, models=("alexnet",))
     made.run()
-    row = made.ledger.read("training").iloc[0]
+    row = made.store.read("training").iloc[0]
     assert row["status"] == "unsupported"
     assert row["reason"].startswith("alexnet cannot take 32×32 images")
 
@@ -162,7 +163,7 @@ def test_what_a_model_cannot_take_is_a_row(tmp_path: Path):
 def test_a_single_image_that_cannot_be_normalised_is_a_row(tmp_path: Path):
     made = study(tmp_path, batch_sizes=(1,), models=("resnet18",))
     made.run()
-    assert made.ledger.read("training")["status"].tolist() == ["unsupported"]
+    assert made.store.read("training")["status"].tolist() == ["unsupported"]
 
 
 def test_cells_that_are_there_are_not_trained_again(tmp_path: Path):
@@ -173,7 +174,10 @@ def test_cells_that_are_there_are_not_trained_again(tmp_path: Path):
     assert meter.windows == 0
     study(tmp_path, meter, batch_sizes=(4, 6)).run()
     assert meter.windows == 1
-    assert again.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False), TrainingKey("squeezenet1_1", 6, 1, False)}
+    assert set(again.store.cells()) == {
+        TrainingKey("squeezenet1_1", 4, 1, False),
+        TrainingKey("squeezenet1_1", 6, 1, False),
+    }
 
 
 def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: Path):
@@ -181,11 +185,11 @@ def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: P
     made = study(tmp_path, stop=lambda: next(asked_to_stop), batch_sizes=(4, 6))
     made.run()
     assert made.stopped
-    assert made.ledger.done() == {TrainingKey("squeezenet1_1", 4, 1, False)}
+    assert set(made.store.cells()) == {TrainingKey("squeezenet1_1", 4, 1, False)}
     later = study(tmp_path, batch_sizes=(4, 6))
     later.run()
     assert not later.stopped
-    assert len(later.ledger.done()) == 2
+    assert len(set(later.store.cells())) == 2
 
 
 def test_one_seed_gives_one_sequence_of_losses_when_deterministic():
@@ -245,7 +249,7 @@ def test_efficiency_is_told_where_one_process_alone_was_measured(tmp_path: Path)
     alone = made._row(TrainingKey("squeezenet1_1", 4, 1, False), throughput_samples_per_s=100.0)
     both = made._row(TrainingKey("squeezenet1_1", 4, 2, False), throughput_samples_per_s=180.0)
     assert made._with_efficiency(both).scaling_efficiency_pct is None
-    made.ledger.add([alone])
+    made.store.append([alone])
     assert made._with_efficiency(both).scaling_efficiency_pct == pytest.approx(90)
     assert made._with_efficiency(alone).scaling_efficiency_pct is None
     compiled = dataclasses.replace(both, compiled=True)
@@ -269,4 +273,4 @@ def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path
     made.ranks = Ranks(rank=1, world=2)
     made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
     assert made.broken
-    assert made.ledger.done() == set()  # the first process writes
+    assert set(made.store.cells()) == set()  # the first process writes

@@ -1,0 +1,62 @@
+"""Request of a verification, checked: one model at one input size, and the question that is asked of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from convscope.cli.options import at_least
+from convscope.profiling.request import Run, make_run
+from convscope.storage.paths import slug
+
+SUPPORT, CHOICE = "support", "choice"
+
+
+@dataclass(frozen=True)
+class Verification(Run):
+    """Question of a model, one of `SUPPORT` and `CHOICE`; None asks for the verdict on one algorithm.
+
+    Attributes:
+        rounds: captures of each candidate, for a choice.
+        limit_bytes: largest workspace that counts as usable, for support; None is the free memory.
+    """
+
+    question: str | None = None
+    rounds: int | None = None
+    limit_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Folder of the table under `results/<question>/`."""
+        return f"{slug(self.model)}_{slug(self.gpu)}_{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
+
+
+def make_verification(
+    model: str,
+    algorithm: str,
+    input_size: int,
+    *,
+    question: str | None = None,
+    dtype: str | None = None,
+    rounds: int | None = None,
+    limit_bytes: int | None = None,
+    **settings: Any,
+) -> Verification:
+    """Decide every setting of a verification.
+
+    Args:
+        dtype: of input and weights, for support; None is float32.
+        settings: those of `make_run`.
+
+    Raises:
+        InputError: too few rounds, or as `make_run`.
+    """
+    if rounds is not None:
+        at_least("--rounds", rounds, 2)
+    run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), energy=False, **settings)
+    fields = dataclasses.asdict(run) | {
+        "dtype": dtype or run.dtype,
+        "measure_iters": 20 if run.device_type == "cuda" else 3,
+    }
+    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)

@@ -1,0 +1,128 @@
+"""Tables of a verification, and their schemas: support and choice, a folder for each model at one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from convscope.storage.schema import Part, Schema
+from convscope.storage.table import Table
+
+
+@dataclass(frozen=True)
+class ModelKey:
+    """Name of a cell: one model at one input size."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+
+
+@dataclass(frozen=True)
+class SupportRow:
+    """One layer with one algorithm. `predicted_status` is the rules' word, `status` what the card said.
+
+    `agrees` is empty where the rules have no word: they do not know a workspace's size.
+    `same_kernels_as` is the first algorithm that launched the same kernels for this layer.
+    """
+
+    model: str
+    layer: str
+    position: int
+    algorithm: str
+    status: str
+    reason: str | None
+    predicted_status: str
+    predicted_reason: str | None
+    agrees: bool | None
+    same_kernels_as: str | None
+    families: str | None
+    kernels: str | None
+    workspace_bytes: int | None
+    relative_error: float | None
+    in_channels: int
+    out_channels: int
+    kernel_size: str
+    stride: str
+    padding: str
+    dilation: str
+    groups: int
+    in_height_px: int
+    in_width_px: int
+    input_size: int
+    batch_size: int
+    math: str
+    dtype: str
+    gpu_name: str | None
+    compute_capability: str | None
+    driver: str | None
+    cudnn: str | None
+
+
+@dataclass(frozen=True)
+class ChoiceRow:
+    """One layer with one candidate: an algorithm, or the choice of one of `PICKS`. Times in milliseconds.
+
+    `rank` is 1 more than the number of algorithms that are faster at `CONFIDENCE`; the fastest and those that tie with
+    it all have rank 1. `regret_us` is the extra time over the fastest algorithm, with half its interval. `chosen` is
+    the algorithm of a choice: by identifier, or else by the kernels that it launched.
+    """
+
+    model: str
+    layer: str
+    position: int
+    candidate: str
+    chosen: str | None
+    mean_ms: float
+    std_ms: float | None
+    rounds: int
+    rank: int
+    fastest: str
+    regret_us: float
+    regret_ci99_us: float
+    beats_next: str | None
+    same_kernels_as: str | None
+    kernels: str | None
+    input_size: int
+    batch_size: int
+    math: str
+    gpu_name: str | None
+    driver: str | None
+    cudnn: str | None
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """Whole passes of a model, in ms: the fastest algorithm of each layer put together, and PyTorch's own choices."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    convolutions_by: str
+    mean_ms: float
+    std_ms: float | None
+    rounds: int
+
+
+_FREE = ("device", "stage", "gpu")
+SUPPORT = Schema(
+    request="verification",
+    version=1,
+    parts=(Part(ModelKey, {"support": Table(SupportRow, unique=("position", "algorithm"), first=6)}),),
+    free=_FREE,
+)
+CHOICE = Schema(
+    request="verification",
+    version=1,
+    parts=(
+        Part(
+            ModelKey,
+            {
+                "passes": Table(PassRow, unique=("convolutions_by",), first=8),
+                "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
+            },
+        ),
+    ),
+    free=_FREE,
+)
