@@ -71,7 +71,7 @@ def covers(request: Inference, key: InferenceKey) -> bool:
 
 @dataclass
 class InferenceStudy:
-    """Measures the cells that a ledger does not have yet; what could not be measured is tried again.
+    """Measures the cells that a store lacks; a cell that failed before is tried again.
 
     `open_meter`, `make_bench` and `note` are passed to `EngineTrial`.
 
@@ -101,7 +101,7 @@ class InferenceStudy:
         """Measure engine after engine at batch size after batch size.
 
         Raises:
-            DeviceFaultError: the GPU was lost on the way; the cells before are in the ledger.
+            DeviceFaultError: the GPU was lost on the way; the cells before are in the store.
         """
         try:
             self._run()
@@ -122,13 +122,13 @@ class InferenceStudy:
                     self._guarded(engine, size)
 
     def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
-        """Return what names a cell of this study."""
+        """Return the key of a cell of this study."""
         return key_of(self.inference, engine, batch_size, qps)
 
     def _is_there(self, key: InferenceKey) -> bool:
         """Tell whether a cell was measured: one that could not be is tried again."""
-        found = self.ranks.is_first and key in self.store.measured()
-        return bool(self.ranks.gather(found)[0])
+        is_measured = self.ranks.is_first and key in self.store.measured()
+        return bool(self.ranks.gather(is_measured)[0])
 
     def _guarded(self, engine: str, batch_size: int) -> None:
         """Measure a cell; a cell that cannot be measured is a row with a reason."""
@@ -321,8 +321,8 @@ class InferenceStudy:
 
     def _within(self, key: InferenceKey) -> dict[float, bool]:
         """Return for each rate that an earlier call measured whether it kept the limit."""
-        found = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
-        same = {each: kept for each, kept in found.items() if dataclasses.replace(each, target_qps=None) == key}
+        rates = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
+        same = {each: kept for each, kept in rates.items() if dataclasses.replace(each, target_qps=None) == key}
         return {each.target_qps: kept for each, kept in same.items() if each.target_qps is not None}
 
     def _release(self) -> None:
