@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import itertools
 import re
 from pathlib import Path
 
@@ -40,36 +38,24 @@ def test_every_engine_is_explained(engine: str):
     assert f"| `{engine}` |" in INFERENCE
 
 
-PACKAGE = ROOT / "convscope"
+PACKAGES = sorted(path.parent.name for path in (ROOT / "convscope").glob("*/__init__.py"))
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md")])
 
 
-def folder_map() -> list[str]:
-    """Return the modules in the order of the README's map, `kernels` as one."""
-    lines = README.split("## Folders")[1].split("convscope/")[1].splitlines()[1:]
-    names = itertools.takewhile(lambda line: line.startswith("  "), lines)
-    return [name.rstrip("/") for line in names for name in re.split(r" {2,}", line.strip())[0].split()]
+def test_every_package_stands_once_in_the_folder_map():
+    folders = README.split("## Folders")[1].split("```")[1]
+    assert sorted(re.findall(r"^  (\w+)/ ", folders, re.MULTILINE)) == PACKAGES
 
 
-def imported(path: Path) -> set[str]:
-    """Return the modules of the package that a file imports when it is imported itself."""
-    found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("convscope"):
-            _, _, module = (node.module or "").partition(".")
-            found |= {module.split(".")[0]} if module else {name.name for name in node.names}
-    return found
+def test_every_package_stands_once_in_the_order_of_imports():
+    table = (ROOT / "docs" / "architecture.md").read_text().split("## ")[0]
+    assert sorted(re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)) == PACKAGES
 
 
-def test_every_module_stands_once_in_the_folder_map():
-    modules = [*(path.stem for path in PACKAGE.glob("[a-z]*.py")), "kernels"]
-    assert sorted(folder_map()) == sorted(modules)
-
-
-@pytest.mark.parametrize("module", folder_map())
-def test_a_module_imports_only_those_above_it_in_the_folder_map(module: str):
-    above = folder_map()[: folder_map().index(module)]
-    files = PACKAGE.joinpath("kernels").glob("*.py") if module == "kernels" else [PACKAGE / f"{module}.py"]
-    assert set().union(*map(imported, files)) - {*above, module} == set()
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_of_the_project_that_a_document_names_is_there(document: Path):
+    names = re.findall(r"(?<![\w/.~])(?:convscope|tests|benchmarks|docs|slurm)/[\w/]+\.\w+", document.read_text())
+    assert [name for name in names if not (ROOT / name).exists()] == []
 
 
 def test_every_target_of_a_link_is_there():

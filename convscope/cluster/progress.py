@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from convscope.profiling.rows import SCHEMA_VERSION
-from convscope.storage.paths import KEPT, SIZES_BY_STAGE, STAGES, Combination, slug
+from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 HISTORY = "jobs.log"
 """One line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
@@ -107,8 +106,8 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
     try:
         document = json.loads(path.read_text())
         version = document["schema_version"]
-        if version > SCHEMA_VERSION:
-            return {}, f"run.json has schema version {version}, this program reads {SCHEMA_VERSION}"
+        if version > PROFILE_VERSION:
+            return {}, f"run.json has schema version {version}, this program reads {PROFILE_VERSION}"
         names = [document["run"][name] for name in ("model", "algorithm", "gpu")]
         if not all(isinstance(name, str) for name in names) or not all(map(int, document["run"]["input_sizes"])):
             return {}, "run.json cannot be read"

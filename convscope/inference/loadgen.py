@@ -1,7 +1,7 @@
-"""Requests that arrive by a Poisson process, a dynamic batcher, and the latency of each request under that load.
+"""Load generator: requests of a Poisson process, a dynamic batcher, the latency of each request, the search of rates.
 
-The clock, the waiting and the work are handed in: the same loop runs against an engine on a GPU and against a clock
-that a test turns. Times are in seconds from the start of the run.
+Clock, waiting and work are arguments: the same loop runs with an engine on a GPU and with a simulated clock. Times are
+in seconds from the start of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from convscope.inference.engines.runners import Runner, undisturbed
 from convscope.inference.request import Inference
 
 Times = NDArray[np.float64]
-_SPIN_S = 0.002  # before the end of a wait: the system wakes a sleeper up to a millisecond late
+_SPIN_S = 0.002  # at the end of a wait: the system wakes a sleeper up to a millisecond late
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Batcher:
 
 @dataclass
 class Served:
-    """What became of a run: each answered request's latency, the batches' sizes, and how long it took.
+    """Result of a run under load: latency of each answered request, sizes of the batches, duration.
 
     `gave_up` is True where the queue grew so long that the run was ended before all requests were answered.
     """
@@ -53,7 +53,7 @@ class Served:
         return sum(self.batches) / len(self.batches)
 
     def percentile_ms(self, percent: float) -> float:
-        """Return the latency that so many percent of the requests do not exceed, in milliseconds."""
+        """Return the latency (ms) that this percentage of the requests does not exceed."""
         return float(np.percentile(self.latencies_s, percent)) * 1e3
 
 
@@ -77,25 +77,25 @@ def serve(
     """Answer requests in the order of their arrival.
 
     Args:
-        execute: runs a batch of so many requests and returns when its answers are there.
-        clock: seconds from any zero.
-        wait: lets so many seconds pass.
-        give_up_s: a request that has waited so long ends the run: the rate is more than the engine can do.
+        execute: runs a batch of this many requests and returns when its answers are complete.
+        clock: returns the time in seconds, from any zero.
+        wait: lets this many seconds pass.
+        give_up_s: a request that has waited longer ends the run: the rate is more than the engine can serve.
     """
     served, answered, count = Served(), 0, len(arrivals_s)
     start_s = clock()
     while answered < count:
         now_s = clock() - start_s
-        here = int(np.searchsorted(arrivals_s, now_s, side="right"))
-        if here == answered:
+        arrived = int(np.searchsorted(arrivals_s, now_s, side="right"))
+        if arrived == answered:
             wait(arrivals_s[answered] - now_s)
             continue
         if now_s - arrivals_s[answered] > give_up_s:
             served.gave_up = True
             break
-        size, due_s = min(here - answered, batcher.max_batch), arrivals_s[answered] + batcher.max_delay_s
+        size, due_s = min(arrived - answered, batcher.max_batch), arrivals_s[answered] + batcher.max_delay_s
         if size < batcher.max_batch and now_s < due_s:
-            wait(min(due_s, arrivals_s[here] if here < count else due_s) - now_s)
+            wait(min(due_s, arrivals_s[arrived] if arrived < count else due_s) - now_s)
             continue
         execute(size)
         done_s = clock() - start_s
@@ -107,7 +107,7 @@ def serve(
 
 
 def pause(seconds: float) -> None:
-    """Let time pass to within microseconds: sleep first, then look at the clock again and again."""
+    """Wait to within microseconds: sleep first, then spin on the clock."""
     until_s = time.perf_counter() + seconds
     if seconds > _SPIN_S:
         time.sleep(seconds - _SPIN_S)
@@ -116,12 +116,12 @@ def pause(seconds: float) -> None:
 
 
 def fitting(sizes: Sequence[int], count: int) -> int:
-    """Return the smallest of these sizes, in rising order, that holds so many requests."""
+    """Return the smallest of these sizes, in rising order, that holds this many requests."""
     return sizes[bisect_left(sizes, count)]
 
 
 class Simulated:
-    """An engine whose batches take known times, on a clock of its own: `serve` runs against it in no time."""
+    """Engine with known batch times on a simulated clock: `serve` runs with it in no time."""
 
     def __init__(self, batch_s: Mapping[int, float]) -> None:
         self._batch_s, self._sizes = batch_s, sorted(batch_s)
@@ -132,7 +132,7 @@ class Simulated:
         return self._now_s
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; never none at all, or rounding could hold the clock still."""
+        """Advance the clock; always by a step at least, or rounding could stop it."""
         self._now_s = max(self._now_s + seconds, math.nextafter(self._now_s, math.inf))
 
     def execute(self, count: int) -> None:
@@ -143,7 +143,7 @@ class Simulated:
 def simulated_p99_ms(
     batch_s: Mapping[int, float], batcher: Batcher, rate_qps: float, duration_s: float, seed: int
 ) -> float:
-    """Return the p99 that these service times lead to at a rate; infinite where the queue would grow without end."""
+    """Return the p99 that follows from these service times at a rate; infinite where the queue grows without end."""
     engine = Simulated(batch_s)
     arrivals_s = poisson(rate_qps, duration_s, seed)
     served = serve(arrivals_s, batcher, engine.execute, engine.clock, engine.wait, give_up_s=duration_s / 2)
@@ -151,12 +151,12 @@ def simulated_p99_ms(
 
 
 def capacity_qps(batch_s: Mapping[int, float]) -> float:
-    """Return the rate that an engine with these service times, in seconds by batch size, cannot exceed."""
+    """Return the highest rate of an engine with these service times, in seconds by batch size."""
     return max(size / seconds for size, seconds in batch_s.items())
 
 
 def highest(meets: Callable[[float], bool], low: float, high: float, steps: int) -> float:
-    """Return about the highest rate that meets a limit, by bisection between one that does and one that does not."""
+    """Return the highest rate that meets a limit, by bisection between one that meets it and one that does not."""
     for _ in range(steps):
         middle = (low + high) / 2
         low, high = (middle, high) if meets(middle) else (low, middle)
@@ -164,7 +164,7 @@ def highest(meets: Callable[[float], bool], low: float, high: float, steps: int)
 
 
 def rounded(rate_qps: float, digits: int = 3) -> float:
-    """Return a rate with so many digits that count, as a person would state it."""
+    """Return a rate rounded to a number of significant digits."""
     return float(f"{rate_qps:.{digits}g}")
 
 
@@ -172,8 +172,8 @@ SERVICE_SAMPLES = 20
 SIMULATED_REQUESTS = 20_000
 RATE_SHARES = (0.5, 0.75, 0.9, 1.0, 1.1)  # of the rate that the simulation predicts to be the highest
 REFINEMENTS = 2  # rates between the highest that kept the limit and the lowest that did not
-# A request that has waited so long ends a run: a share of its length, and many times the limit. Where a host stands
-# still for a second the queue goes away again; one that only grows takes longer.
+# A request that has waited this long ends a run: a share of its length, and many times the limit. After a host's pause
+# of a second the queue empties again; a queue that only grows makes requests wait longer.
 GIVE_UP_SHARE, GIVE_UP_SLOS = 0.25, 20.0
 
 
@@ -181,33 +181,33 @@ class ServerLoad:
     """An engine at several batch sizes behind a dynamic batcher.
 
     Args:
-        runners: by batch size.
-        aside: the thread that the engine was set up in.
+        runners: the engine's runner for each batch size.
+        thread: the thread that the engine was built in.
     """
 
-    def __init__(self, inference: Inference, runners: Mapping[int, Runner], aside: PlanThread) -> None:
-        self._asked, self._runners, self._aside = inference, runners, aside
+    def __init__(self, inference: Inference, runners: Mapping[int, Runner], thread: PlanThread) -> None:
+        self._inference, self._runners, self._thread = inference, runners, thread
         self._sizes = sorted(runners)
         self.batcher = Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
 
     def batch_seconds(self) -> dict[int, float]:
-        """Return how long a batch of each size takes, in seconds: the median of some calls."""
+        """Return the time of a batch of each size, in seconds: the median of some calls."""
 
         def measured(runner: Runner) -> float:
             return statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
 
-        return self._aside.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
+        return self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
 
     def served(self, rate_qps: float) -> Served:
-        """Serve requests of this rate for as long as was asked for."""
-        arrivals_s = poisson(rate_qps, self._asked.min_seconds, self._asked.seed)
-        give_up_s = max(1.0, GIVE_UP_SHARE * self._asked.min_seconds, GIVE_UP_SLOS * self._asked.slo_ms / 1e3)
+        """Serve requests of this rate for the length of a run."""
+        arrivals_s = poisson(rate_qps, self._inference.min_seconds, self._inference.seed)
+        give_up_s = max(1.0, GIVE_UP_SHARE * self._inference.min_seconds, GIVE_UP_SLOS * self._inference.slo_ms / 1e3)
 
         def work() -> Served:
             with undisturbed():
                 return serve(arrivals_s, self.batcher, self._execute, time.perf_counter, pause, give_up_s)
 
-        return self._aside.run(work)
+        return self._thread.run(work)
 
     def _execute(self, count: int) -> None:
         self._runners[fitting(self._sizes, count)].call()
@@ -220,9 +220,9 @@ def _call_s(runner: Runner) -> float:
 
 
 def rates_around(batch_s: Mapping[int, float], batcher: Batcher, slo_ms: float, seed: int) -> list[float]:
-    """Return the rates to measure, in requests a second: shares of the highest that a simulation holds to the limit.
+    """Return the rates to measure, in requests a second: shares of the highest that keeps the limit in a simulation.
 
-    Where even one request a second would not keep the limit, shares of the capacity.
+    Where no rate keeps the limit, shares of the capacity.
     """
     most = capacity_qps(batch_s)
     duration_s = SIMULATED_REQUESTS / most
@@ -242,21 +242,22 @@ def between(within: Mapping[float, bool]) -> list[float]:
 
 
 def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]]) -> Iterator[float]:
-    """Yield rate after rate to be measured; `within` has to know each before the next is asked for.
+    """Yield rate after rate to measure; the caller adds each to `within` before it takes the next.
 
-    What an earlier call measured counts: of the first rates the lowest are left out for it, then refinements.
+    Rates of earlier calls count: as many of the first rates are left out, the lowest, then refinements.
 
     Args:
-        first: the rates to begin with, in rising order, as many as `RATE_SHARES`.
+        within: for each measured rate, whether it kept the limit.
+        first: returns the rates to begin with, in rising order, as many as `RATE_SHARES`.
     """
     missing = len(RATE_SHARES) - len(within)
     if missing > 0:
         yield from first()[-missing:]
-    while not is_found(within):
+    while not is_complete(within):
         yield from between(within)
 
 
-def is_found(within: Mapping[float, bool]) -> bool:
+def is_complete(within: Mapping[float, bool]) -> bool:
     """Tell whether enough rates were measured around the highest that keeps the limit."""
     enough = len(RATE_SHARES) + REFINEMENTS
     return len(within) >= len(RATE_SHARES) and (len(within) >= enough or not between(within))

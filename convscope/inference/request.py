@@ -16,7 +16,7 @@ from convscope.inference.engines import catalogue
 BATCH = "batch"
 SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE = "single-stream", "multi-stream", "server", "offline"
 SCENARIOS = (BATCH, SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)
-"""`batch` is this project's own: latency and throughput of one batch size. The others are MLPerf's, by its names."""
+"""`batch` is this project's: latency and throughput of one batch size. The others are MLPerf's, by its names."""
 
 MULTI_STREAM_SAMPLES = 8  # of one query, as MLPerf Inference has it since version 2.0
 METRICS = {
@@ -26,12 +26,12 @@ METRICS = {
     SERVER: "target_qps",
     OFFLINE: "images_per_s",
 }
-"""The column that a scenario is judged by; for the server the highest rate whose p99 is within the limit."""
+"""The metric's column of each scenario; for the server the highest rate whose p99 is within the limit."""
 
 
 @dataclass(frozen=True)
 class Inference:
-    """What was asked for: one model with many engines at many batch sizes (of all processes together)."""
+    """One model, its engines and batch sizes (of all processes together), and the settings."""
 
     model: str
     engines: tuple[str, ...]
@@ -65,10 +65,10 @@ _REQUESTS_MOST, _PIXELS_MOST = 1e8, 1e12
 
 
 def check(inference: Inference) -> Inference:
-    """Return a request with its names in one spelling, after looking at every setting.
+    """Return a request with its names in one spelling, after checking every setting.
 
     Raises:
-        InputError: one that cannot be, or two that cannot be together.
+        InputError: a setting out of its range, or two that exclude each other.
     """
     unknown = [name for name in inference.engines if name not in catalogue.ENGINES]
     if unknown or not inference.engines:
@@ -96,8 +96,8 @@ def check(inference: Inference) -> Inference:
     at_most("--min-seconds", inference.min_seconds, LONGEST_S)
     for size in inference.batch_sizes:
         if size * inference.image_size_px**2 > _PIXELS_MOST:
-            many = f"{inference.image_size_px}×{inference.image_size_px} images"
-            raise InputError(f"--batch-sizes {size}: so many {many} have more than {_PIXELS_MOST:.0e} pixels")
+            images = f"{inference.image_size_px}×{inference.image_size_px} images"
+            raise InputError(f"--batch-sizes {size}: so many {images} have more than {_PIXELS_MOST:.0e} pixels")
     _check_load(inference)
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
     return dataclasses.replace(inference, model=models.find_source(inference.model).name, batch_sizes=sizes)

@@ -1,4 +1,4 @@
-"""What an inference study writes: a request, and one row for each engine at each batch size, or under each load.
+"""Table of an inference study, and its schema: one row for each engine at each batch size, or under each load.
 
 The files are a `Store`'s. Nothing here measures, and nothing needs PyTorch.
 """
@@ -21,7 +21,7 @@ from convscope.timing.summary import summarize
 
 @dataclass(frozen=True)
 class InferenceKey:
-    """Names a cell. Under a server's load `batch_size` is the limit of the batcher, and what follows is set."""
+    """Name of a cell. Under a server's load `batch_size` is the batcher's limit, and the last four fields are set."""
 
     model: str
     engine: str
@@ -105,12 +105,12 @@ SCHEMA = Schema(
 
 
 def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
-    """Return what a run under load came to as columns."""
+    """Return the columns of a run under load."""
     times_ms = [1e3 * latency_s for latency_s in served.latencies_s]
-    found = latency_figures(times_ms) if times_ms else {"samples": 0}
-    p99_ms = found.get("latency_p99_ms")
+    latencies = latency_figures(times_ms) if times_ms else {"samples": 0}
+    p99_ms = latencies.get("latency_p99_ms")
     return {
-        **found,
+        **latencies,
         "images_per_s": len(served.latencies_s) / served.duration_s,
         "window_s": served.duration_s,
         "mean_batch": served.mean_batch if served.batches else None,
@@ -121,15 +121,15 @@ def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
 
 def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:
     """Return the columns of repeated latencies."""
-    found = summarize(times_ms)
+    times = summarize(times_ms)
     p90_ms, p99_ms = (float(value) for value in np.percentile(times_ms, [90, 99]))
     return {
-        "latency_mean_ms": found.mean_ms,
-        "latency_std_ms": found.std_ms,
-        "latency_p50_ms": found.median_ms,
+        "latency_mean_ms": times.mean_ms,
+        "latency_std_ms": times.std_ms,
+        "latency_p50_ms": times.median_ms,
         "latency_p90_ms": p90_ms,
         "latency_p99_ms": p99_ms,
-        "samples": found.count,
+        "samples": times.count,
     }
 
 

@@ -1,6 +1,6 @@
-"""The inference study: every engine at every batch size, or under the load of a server, from the request to the rows.
+"""Order of work of the inference study: every engine at every batch size, or under a server's load, to its rows.
 
-With several processes each takes its share of the batch on its own GPU (`stand`); they begin each step together.
+Each of several processes takes its share of the batch on its own GPU (`trial`); they begin each step together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from convscope.distributed import Ranks
 from convscope.failures import Failure
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.runners import Runner
-from convscope.inference.loadgen import ServerLoad, is_found, rates_around, search
+from convscope.inference.loadgen import ServerLoad, is_complete, rates_around, search
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
 from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
 from convscope.inference.trial import BrokenError, EngineTrial, Measured
@@ -71,9 +71,9 @@ def covers(request: Inference, key: InferenceKey) -> bool:
 
 @dataclass
 class InferenceStudy:
-    """Measures the cells that a ledger does not have yet; what could not be measured is tried again.
+    """Measures the cells that a store lacks; a cell that failed before is tried again.
 
-    `open_meter`, `make_bench` and `note` are a `Stand`'s.
+    `open_meter`, `make_bench` and `note` are passed to `EngineTrial`.
 
     Attributes:
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
@@ -93,7 +93,7 @@ class InferenceStudy:
     failed: bool = False
 
     def __post_init__(self) -> None:
-        self._stand = EngineTrial(
+        self._trial = EngineTrial(
             self.inference, self.model, self.device, self.ranks.rank, self.open_meter, self.make_bench, self.note
         )
 
@@ -101,7 +101,7 @@ class InferenceStudy:
         """Measure engine after engine at batch size after batch size.
 
         Raises:
-            DeviceFaultError: the GPU was lost on the way; the cells before are in the ledger.
+            DeviceFaultError: the GPU was lost on the way; the cells before are in the store.
         """
         try:
             self._run()
@@ -110,10 +110,10 @@ class InferenceStudy:
             raise
 
     def _run(self) -> None:
-        asked = self.inference
-        with backends.math(asked.math):
-            for size in asked.batch_sizes if asked.scenario != SERVER else asked.batch_sizes[-1:]:
-                for engine in asked.engines:
+        request = self.inference
+        with backends.math(request.math):
+            for size in request.batch_sizes if request.scenario != SERVER else request.batch_sizes[-1:]:
+                for engine in request.engines:
                     if self._is_there(self.key(engine, size)):
                         continue
                     self.stopped = any(self.ranks.gather(self.stop()))
@@ -122,16 +122,16 @@ class InferenceStudy:
                     self._guarded(engine, size)
 
     def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
-        """Return what names a cell of this study."""
+        """Return the key of a cell of this study."""
         return key_of(self.inference, engine, batch_size, qps)
 
     def _is_there(self, key: InferenceKey) -> bool:
         """Tell whether a cell was measured: one that could not be is tried again."""
-        found = self.ranks.is_first and key in self.store.measured()
-        return bool(self.ranks.gather(found)[0])
+        is_measured = self.ranks.is_first and key in self.store.measured()
+        return bool(self.ranks.gather(is_measured)[0])
 
     def _guarded(self, engine: str, batch_size: int) -> None:
-        """Measure a cell; one that cannot be is a row with a reason."""
+        """Measure a cell; a cell that cannot be measured is a row with a reason."""
         started_utc, started_s = now_utc(), time.perf_counter()
         try:
             with backends.searching(engine != catalogue.BASELINE):
@@ -146,8 +146,8 @@ class InferenceStudy:
             figures = {"status": failure.status, "reason": failure.reason}
         finally:
             self._release()
-        told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
-        self._add(self._row(self.key(engine, batch_size), **figures, **told))
+        run = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
+        self._add(self._row(self.key(engine, batch_size), **figures, **run))
 
     def _add(self, row: InferenceRow, instead_of: Collection[InferenceKey] = ()) -> None:
         self.failed = self.failed or row.status in ("failed", "oom")
@@ -155,15 +155,15 @@ class InferenceStudy:
             self.store.append([self._with_efficiency(row)], instead_of)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Do a step in every process; where one fails, all give the cell up. They leave it together.
+        """Do a step in every process; where one fails, all leave the cell together.
 
         Raises:
-            BrokenError: it failed somewhere.
+            BrokenError: it failed in a process.
         """
         value, failure = self._tried(work)
-        failed = [found for found in self.ranks.gather(failure) if found is not None]
-        if failed or value is None:
-            raise BrokenError(failed[0])
+        failures_of_all = [each for each in self.ranks.gather(failure) if each is not None]
+        if failures_of_all or value is None:
+            raise BrokenError(failures_of_all[0])
         return value
 
     def _tried(self, work: Callable[[], T]) -> tuple[T | None, Failure | None]:
@@ -175,28 +175,27 @@ class InferenceStudy:
             return None, failures.of_cell(error, self.device)
 
     def _measure(self, engine: str, batch_size: int) -> Measured:
-        """Set an engine up in every process, see that it computes the same as eager, and time it."""
-        asked = self.inference
+        """Build an engine in every process, check its output, time it, and check its output again."""
+        request = self.inference
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(PlanThread(self.device))
+            thread = stack.enter_context(PlanThread(self.device))
             share = self._share(batch_size)
-            runner, found = self._together(lambda: self._stand.set_up(engine, share, aside, stack))
-            self._together(lambda: aside.run(lambda: self._stand.warm(runner)))
-            if asked.scenario != OFFLINE:
-                times_ms = self._together(lambda: aside.run(lambda: runner.latencies_ms(asked.measure_iters)))
-                found = dataclasses.replace(found, latencies_ms=times_ms)
-            if asked.scenario in (BATCH, OFFLINE):
-                found = self._together(lambda: self._stand.window(runner, aside, found))
-            # Once more: what was timed still computes the same.
-            found = self._together(lambda: self._stand.agreeing(runner, share, aside, found))
-            (peak_bytes,) = self._together(lambda: (aside.run(runner.peak_memory_bytes),))
-            return dataclasses.replace(found, peak_memory_bytes=peak_bytes)
+            runner, measured = self._together(lambda: self._trial.set_up(engine, share, thread, stack))
+            self._together(lambda: thread.run(lambda: self._trial.warm(runner)))
+            if request.scenario != OFFLINE:
+                times_ms = self._together(lambda: thread.run(lambda: runner.latencies_ms(request.measure_iters)))
+                measured = dataclasses.replace(measured, latencies_ms=times_ms)
+            if request.scenario in (BATCH, OFFLINE):
+                measured = self._together(lambda: self._trial.window(runner, thread, measured))
+            measured = self._together(lambda: self._trial.check_output(runner, share, thread, measured))
+            (peak_bytes,) = self._together(lambda: (thread.run(runner.peak_memory_bytes),))
+            return dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
 
     def _share(self, batch_size: int) -> int:
-        """Return how much of a batch is this process's.
+        """Return the number of a batch's images that one process takes.
 
         Raises:
-            BrokenError: it cannot be shared evenly.
+            BrokenError: the batch cannot be shared evenly.
         """
         share, rest = divmod(batch_size, self.inference.processes)
         if rest:
@@ -205,19 +204,19 @@ class InferenceStudy:
         return share
 
     def _figures(self, everyone: Sequence[Measured], batch_size: int) -> dict[str, object]:
-        """Return what all processes found as columns."""
+        """Return the measurements of all processes as columns."""
         first, share = everyone[0], batch_size // len(everyone)
         figures = self._setup_figures(first) | {
-            "relative_error": max(found.relative_error or 0.0 for found in everyone),
-            "tolerance": max(found.tolerance for found in everyone),
-            "setup_s": max(found.setup_s for found in everyone),
+            "relative_error": max(each.relative_error or 0.0 for each in everyone),
+            "tolerance": max(each.tolerance for each in everyone),
+            "setup_s": max(each.setup_s for each in everyone),
             "timing_method": first.method,
             "peak_memory_bytes": first.peak_memory_bytes,
         }
-        samples = [found.latencies_ms for found in everyone if found.latencies_ms is not None]
+        samples = [each.latencies_ms for each in everyone if each.latencies_ms is not None]
         if samples:
             figures |= latency_figures(max(samples, key=statistics.fmean))
-        rates = [found.calls * share / found.window_s for found in everyone if found.calls and found.window_s]
+        rates = [each.calls * share / each.window_s for each in everyone if each.calls and each.window_s]
         if rates:
             figures |= {
                 "images_per_s": sum(rates),
@@ -225,31 +224,31 @@ class InferenceStudy:
                 "window_s": first.window_s,
             }
             metered = everyone if self.device.type == "cuda" else everyone[:1]  # processes on a CPU share its counter
-            energies = [found.energy for found in metered]
-            figures |= energy_figures(energies, [found.energy_reason for found in metered], sum(rates))
+            energies = [each.energy for each in metered]
+            figures |= energy_figures(energies, [each.energy_reason for each in metered], sum(rates))
         return figures | self._floor(share, batch_size, sum(rates))
 
-    def _setup_figures(self, found: Measured) -> dict[str, object]:
-        """Return what an engine's set-up came to as columns."""
-        return dataclasses.asdict(found.setup) | {
-            "layout": found.setup.layout or self.inference.layout,
-            "relative_error": found.relative_error,
-            "tolerance": found.tolerance,
+    def _setup_figures(self, measured: Measured) -> dict[str, object]:
+        """Return the cost of building an engine, and its output's error, as columns."""
+        return dataclasses.asdict(measured.cost) | {
+            "layout": measured.cost.layout or self.inference.layout,
+            "relative_error": measured.relative_error,
+            "tolerance": measured.tolerance,
         }
 
     def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
-        """Return the least time of one process's share on its card, and how many times that a batch took."""
+        """Return the roofline lower bound of one process's share on its card, and a batch's time over it."""
         gpu = gpus.identify(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         if gpu is None:
             return {}
-        least = roofline.hardware_limit(self._stand.layers(share), gpu, self.inference.dtype, self.inference.math)
+        limit = roofline.hardware_limit(self._trial.layers(share), gpu, self.inference.dtype, self.inference.math)
         return {
-            "floor_ms": least.time_ms,
-            "floor_memory_ms": least.memory_ms,
-            "floor_compute_ms": least.compute_ms,
-            "times_floor": batch_size / images_per_s * 1e3 / least.time_ms if images_per_s else None,
-            "flops": least.flops,
-            "minimum_bytes": least.minimum_bytes,
+            "floor_ms": limit.time_ms,
+            "floor_memory_ms": limit.memory_ms,
+            "floor_compute_ms": limit.compute_ms,
+            "times_floor": batch_size / images_per_s * 1e3 / limit.time_ms if images_per_s else None,
+            "flops": limit.flops,
+            "minimum_bytes": limit.minimum_bytes,
         }
 
     def _with_efficiency(self, row: InferenceRow) -> InferenceRow:
@@ -263,47 +262,46 @@ class InferenceStudy:
         return dataclasses.replace(row, scaling_efficiency_pct=100 * row.images_per_s / ideal)
 
     def _row(self, key: InferenceKey, **figures: object) -> InferenceRow:
-        asked = self.inference
-        named = ("dtype", "layout", "math", "image_size_px", "warmup_iters", "device")
-        same = {name: getattr(asked, name) for name in named} | figures
-        return InferenceRow(**dataclasses.asdict(key), **same)
+        names = ("dtype", "layout", "math", "image_size_px", "warmup_iters", "device")
+        columns = {name: getattr(self.inference, name) for name in names} | figures
+        return InferenceRow(**dataclasses.asdict(key), **columns)
 
     def _serve(self, engine: str, max_batch: int) -> None:
         """Put an engine under load: requests by a Poisson process, batches up to the limit, rate after rate.
 
-        The engine is set up at each of the batch sizes; a batch runs in the smallest that holds it.
+        The engine is built for each of the batch sizes; a batch runs in the smallest that holds it.
         """
-        asked, within = self.inference, self._within(self.key(engine, max_batch))
-        wanted = [rate for rate in asked.qps if rate not in within]
-        if not wanted if asked.qps else is_found(within):
+        request, within = self.inference, self._within(self.key(engine, max_batch))
+        rates = [rate for rate in request.qps if rate not in within]
+        if not rates if request.qps else is_complete(within):
             return
         with contextlib.ExitStack() as stack:
-            aside = stack.enter_context(PlanThread(self.device))
-            made = {
-                size: self._together(lambda size=size: self._stand.set_up(engine, size, aside, stack))  # type: ignore[misc]
-                for size in sorted(asked.batch_sizes)
+            thread = stack.enter_context(PlanThread(self.device))
+            engines = {
+                size: self._together(lambda size=size: self._trial.set_up(engine, size, thread, stack))  # type: ignore[misc]
+                for size in sorted(request.batch_sizes)
             }
-            runners = {size: runner for size, (runner, _) in made.items()}
+            runners = {size: runner for size, (runner, _) in engines.items()}
             for runner in runners.values():
-                self._together(lambda runner=runner: aside.run(lambda: self._stand.warm(runner)))  # type: ignore[misc]
-            load = ServerLoad(asked, runners, aside)
-            figures = self._setup_figures(made[max_batch][1]) | {
-                "setup_s": sum(found.setup_s for _, found in made.values()),
+                self._together(lambda runner=runner: thread.run(lambda: self._trial.warm(runner)))  # type: ignore[misc]
+            load = ServerLoad(request, runners, thread)
+            figures = self._setup_figures(engines[max_batch][1]) | {
+                "setup_s": sum(measured.setup_s for _, measured in engines.values()),
                 "timing_method": SERVER_METHOD,
             }
-            for rate in wanted or search(within, lambda: self._first_rates(load)):
+            for rate in rates or search(within, lambda: self._first_rates(load)):
                 self.stopped = self.stop()
                 if self.stopped:
                     return
                 row = self._under(load, self.key(engine, max_batch, rate), figures)
-                self._together(lambda: self._still_agreeing(made, aside))
+                self._together(lambda: self._check_outputs(engines, thread))
                 within[rate] = bool(row.within_slo)
-                self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be set up then
+                self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be built then
 
-    def _still_agreeing(self, made: Mapping[int, tuple[Runner, Measured]], aside: PlanThread) -> bool:
-        """See that what was timed still computes the same, at each batch size."""
-        for size, (runner, found) in made.items():
-            self._stand.agreeing(runner, size, aside, found)
+    def _check_outputs(self, engines: Mapping[int, tuple[Runner, Measured]], thread: PlanThread) -> bool:
+        """Check the output of a timed engine again, at each batch size."""
+        for size, (runner, measured) in engines.items():
+            self._trial.check_output(runner, size, thread, measured)
         return True
 
     def _first_rates(self, load: ServerLoad) -> list[float]:
@@ -314,21 +312,21 @@ class InferenceStudy:
         """Measure one rate."""
         rate = key.target_qps or 0.0
         started_utc, started_s = now_utc(), time.perf_counter()
-        found = load_figures(self._together(lambda: load.served(rate)), self.inference.slo_ms)
-        told = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
-        row = self._row(key, **figures, **found, **told)
+        under_load = load_figures(self._together(lambda: load.served(rate)), self.inference.slo_ms)
+        run = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
+        row = self._row(key, **figures, **under_load, **run)
         p99_ms = math.nan if row.latency_p99_ms is None else row.latency_p99_ms
         self.note(f"{key.engine}: {rate:g} requests/s: p99 {p99_ms:.2f} ms, batches of {row.mean_batch or 0:.1f}")
         return row
 
     def _within(self, key: InferenceKey) -> dict[float, bool]:
         """Return for each rate that an earlier call measured whether it kept the limit."""
-        found = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
-        same = {each: kept for each, kept in found.items() if dataclasses.replace(each, target_qps=None) == key}
+        rates = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
+        same = {each: kept for each, kept in rates.items() if dataclasses.replace(each, target_qps=None) == key}
         return {each.target_qps: kept for each, kept in same.items() if each.target_qps is not None}
 
     def _release(self) -> None:
-        """Give back what a cell held; compiled models go with the cycles they are in."""
+        """Free a cell's memory; compiled models are freed with their reference cycles."""
         if "torch._inductor.compile_fx" in sys.modules:  # else nothing was compiled, and resetting would import it
             torch._dynamo.reset()
             torch._inductor.codecache.PyCodeCache.cache_clear()  # modules that hold frozen weights

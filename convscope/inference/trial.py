@@ -1,4 +1,4 @@
-"""Where one engine is set up in this process, seen to compute the same as eager PyTorch, and timed."""
+"""Trial of one engine in this process: built, checked against eager PyTorch, and timed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 
-_ROUNDED_IMAGES = 4  # by which it is told how far a data type moves a model's output
+_ROUNDED_IMAGES = 4  # for the error that a data type adds to a model's output
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process measured of a cell; None where the scenario has no use for it."""
+    """Measurements of one process of a cell; None where the scenario does not need them."""
 
-    setup: BuildCost
+    cost: BuildCost
     method: str
     relative_error: float | None
     tolerance: float
@@ -60,13 +60,13 @@ class BrokenError(Exception):
 
 @dataclass
 class EngineTrial:
-    """Tries engines on one model and one device; one process of a study.
+    """Trials of engines on one model and one device, in one process of a study.
 
     Attributes:
-        rank: this process's number: its images are its own.
-        open_meter: opens the power sensors for the length of a window: their thread disturbs what is timed outside.
+        rank: number of this process; each process has its own images.
+        open_meter: opens the power sensors for the length of a window: their thread disturbs times taken outside one.
         make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
-        note: called with one line where something is worth knowing.
+        note: called with one line of text for the user.
     """
 
     inference: Inference
@@ -82,75 +82,75 @@ class EngineTrial:
         self._layers: dict[int, list[Layer]] = {}
 
     def set_up(
-        self, engine: str, share: int, aside: PlanThread, stack: contextlib.ExitStack
+        self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack
     ) -> tuple[Runner, Measured]:
-        """Make an engine for a batch, and see that it computes the same as eager; `stack` closes it.
+        """Build an engine for a batch, and check its output against eager's; `stack` closes it.
 
         Raises:
-            BrokenError: it does not.
+            BrokenError: the output differs by more than is allowed.
         """
-        task, allowed = self._task(share, Path(stack.enter_context(_folder()))), self._allowed
-        self._reference(share)  # now: what it takes is not the engine's
+        workload, allowed = self._workload(share, Path(stack.enter_context(_folder()))), self._allowed
+        self._reference(share)  # before the engine's set-up is timed
         started_s = time.perf_counter()
-        runner, setup = aside.run(lambda: catalogue.make(engine, task))
+        runner, cost = thread.run(lambda: catalogue.make(engine, workload))
         setup_s = time.perf_counter() - started_s
-        stack.callback(lambda: aside.run(runner.close))
-        found = Measured(setup, runner.timing_method, None, allowed, setup_s)
-        return runner, self.agreeing(runner, share, aside, found)
+        stack.callback(lambda: thread.run(runner.close))
+        measured = Measured(cost, runner.timing_method, None, allowed, setup_s)
+        return runner, self.check_output(runner, share, thread, measured)
 
-    def agreeing(self, runner: Runner, share: int, aside: PlanThread, found: Measured) -> Measured:
-        """Run once and note how far the output is from eager float32: the largest so far.
+    def check_output(self, runner: Runner, share: int, thread: PlanThread, measured: Measured) -> Measured:
+        """Run once and record the output's error against eager float32: the largest so far.
 
         Raises:
-            BrokenError: it is too far.
+            BrokenError: it is larger than is allowed.
         """
-        error = relative_distance(aside.run(runner.output), self._reference(share))
-        if error is None or not error <= found.tolerance:
-            far = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
-            raise BrokenError(Failure("failed", f"{far}, {found.tolerance:.2g} is allowed"))
-        return dataclasses.replace(found, relative_error=max(error, found.relative_error or 0.0))
+        error = relative_distance(thread.run(runner.output), self._reference(share))
+        if error is None or not error <= measured.tolerance:
+            difference = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
+            raise BrokenError(Failure("failed", f"{difference}, {measured.tolerance:.2g} is allowed"))
+        return dataclasses.replace(measured, relative_error=max(error, measured.relative_error or 0.0))
 
-    def _task(self, share: int, folder: Path) -> Workload:
-        asked = self.inference
+    def _workload(self, share: int, folder: Path) -> Workload:
+        request = self.inference
         return Workload(
-            name=asked.model,
+            name=request.model,
             model=self.model,
-            given=self._given(share),
+            given=self._images(share),
             device=self.device,
-            dtype=asked.dtype,
-            layout=asked.layout,
-            math=asked.math,
+            dtype=request.dtype,
+            layout=request.layout,
+            math=request.math,
             folder=folder,
             make_bench=self.make_bench,
             note=self.note,
         )
 
-    def _given(self, share: int) -> torch.Tensor:
-        asked = self.inference
-        return models.images(share, asked.image_size_px, asked.seed + self.rank)
+    def _images(self, count: int) -> torch.Tensor:
+        request = self.inference
+        return models.images(count, request.image_size_px, request.seed + self.rank)
 
     def _reference(self, share: int) -> torch.Tensor:
-        """Return what eager PyTorch computes in float32 without TF32, as float64 on the CPU."""
+        """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""
         if share not in self._references:
             with torch.inference_mode(), self._exactly() as model:
-                self._references[share] = model(self._given(share).to(self.device)).double().cpu()
+                self._references[share] = model(self._images(share).to(self.device)).double().cpu()
         return self._references[share]
 
     @functools.cached_property
     def _allowed(self) -> float:
-        asked = self.inference
-        math_mode = asked.math if self.device.type == "cuda" else "fp32"
+        request = self.inference
+        math_mode = request.math if self.device.type == "cuda" else "fp32"
         with self._exactly() as model:
-            given = self._given(_ROUNDED_IMAGES).to(self.device)
-            found = allowed_error(model, given, self.layers(_ROUNDED_IMAGES), asked.dtype, math_mode)
-        if found is None:
-            left = f"the numbers of {asked.model} leave the range of {asked.dtype}: choose another --dtype"
-            raise BrokenError(Failure("failed", left))
-        return found
+            images = self._images(_ROUNDED_IMAGES).to(self.device)
+            allowed = allowed_error(model, images, self.layers(_ROUNDED_IMAGES), request.dtype, math_mode)
+        if allowed is None:
+            reason = f"the numbers of {request.model} leave the range of {request.dtype}: choose another --dtype"
+            raise BrokenError(Failure("failed", reason))
+        return allowed
 
     @contextlib.contextmanager
     def _exactly(self) -> Iterator[nn.Module]:
-        """Lend the model on the device, for float32 without TF32."""
+        """Move the model to the device for the length of the block, with float32 without TF32."""
         with backends.math("fp32"), backends.searching(False):
             try:
                 yield self.model.to(self.device)
@@ -165,23 +165,23 @@ class EngineTrial:
         return self._layers[share]
 
     def warm(self, runner: Runner) -> bool:
-        """Call a few times, and on a GPU for so long that the clocks are up."""
+        """Call a few times, and on a GPU for as long as its clocks take to rise."""
         runner.latencies_ms(self.inference.warmup_iters)
         if self.device.type == "cuda":
             runner.window(SETTLING_S)
         return True
 
-    def window(self, runner: Runner, aside: PlanThread, found: Measured) -> Measured:
-        """Keep the engine busy for a while, and read the energy of that."""
+    def window(self, runner: Runner, thread: PlanThread, measured: Measured) -> Measured:
+        """Keep the engine busy for a window of time, and measure its throughput and energy."""
         with self.open_meter() as meter:
             opened = meter.begin()
-            calls, seconds = aside.run(lambda: runner.window(self.inference.min_seconds))
+            calls, seconds = thread.run(lambda: runner.window(self.inference.min_seconds))
             meter.end(opened)
             missing = f"no energy: {meter.reason}" if meter.reason else next(iter(opened.reasons), None)
         energy = next(iter(opened.energies), None)
-        return dataclasses.replace(found, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
+        return dataclasses.replace(measured, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a directory for an engine's files that is gone when it is left."""
+    """Return a temporary directory for an engine's files."""
     return tempfile.TemporaryDirectory(prefix="convscope-")

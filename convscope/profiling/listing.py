@@ -1,4 +1,4 @@
-"""Which combinations of model and algorithm can be measured, as the file that `--matrix` reads."""
+"""Lists of `run_profile.py`: combinations for `--matrix`, algorithms, and the machine's GPUs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def combination_list(
 ) -> str:
     """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
 
-    What the rules rule out is a comment with the reason. No GPU is asked: cuDNN may refuse more than its rules say.
+    A combination against the rules is a comment with the reason. No GPU is used: cuDNN may refuse more than its rules.
 
     Args:
         gpu: the GPU's name; "cpu" lists what a CPU runs, None leaves the column out.
@@ -67,9 +67,9 @@ def model_list() -> str:
 
 
 def algorithm_list(model: str | None, batch_size: int, input_size: int, device_name: str) -> str:
-    """Return the algorithms, each with who runs it; for a model, how many of its convolutions can use it, and why not.
+    """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
-    On a GPU cuDNN is asked; without one its rules decide, and the text says so.
+    On a GPU cuDNN decides, without one its rules, and the text says so.
     """
     if model is None:
         header = ("algorithm", "CPU", "GPU", "what it is")
@@ -81,24 +81,24 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     device = find_device(device_name)
     name = models.check_name(model)
     layers = models.convolutions(name, input_size, batch_size)
-    ask = card_check(device)
+    check = card_check(device)
     rows = []
     for kind in ("cpu", "cuda"):
         for algorithm in algorithms.ALGORITHMS.values():
             if kind == "cpu" and algorithm.cpu_provider is None:
                 continue
-            every_reason = assignment.why_not_each(algorithm, layers, kind, ask)
+            every_reason = assignment.why_not_each(algorithm, layers, kind, check)
             usable = sum(reason is None for reason in every_reason)
-            whole = algorithms.why_not_on_device(algorithm, kind)
-            why = whole or "; ".join(algorithms.refusals(every_reason, slug(name)))
-            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", why))
+            no_device = algorithms.why_not_on_device(algorithm, kind)
+            reason = no_device or "; ".join(algorithms.refusals(every_reason, slug(name)))
+            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", reason))
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
     title = f"{slug(name)} at {input_size} px, batch {batch_size} ({where})"
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
 
 
 def cuda_report() -> tuple[str, bool]:
-    """Return what is here to measure with, and whether a GPU and cuDNN are."""
+    """Return the versions and GPUs of this machine as text, and whether it has a GPU and cuDNN."""
     lines = [f"Python {sys.version.split()[0]}, PyTorch {torch.__version__}, CUDA {torch.version.cuda}"]
     try:
         lines.append(f"cuDNN {library.version()} (loaded through ctypes)")

@@ -1,4 +1,4 @@
-"""What the command lines print: tables and lists as text. Returns strings; printing is the caller's."""
+"""Text of `run_profile.py`: table of results, report of a sensor's self-test. Printing is the caller's."""
 
 from __future__ import annotations
 
@@ -37,28 +37,28 @@ def _slowest(layers: pd.DataFrame) -> str:
     return ", ".join(f"{row['layer']} {row['mean_ms']:.3f} ({row['percentage']:.0f} %)" for row in timed)
 
 
-def sensor_report(found: SensorReport) -> str:
+def sensor_report(report: SensorReport) -> str:
     """Return a sensor self-test as a table: update period, averaging window, rise time, swing under a square wave."""
     rows = [
         (
             "energy counter",
-            or_dash(found.counter_period_ms, ".0f"),
+            or_dash(report.counter_period_ms, ".0f"),
             "-",
             "-",
-            or_dash(found.counter_swing_pct, ".0f"),
+            or_dash(report.counter_swing_pct, ".0f"),
         ),
         (
             "instant power",
-            or_dash(found.instant_period_ms, ".0f"),
-            or_dash(found.instant_window_ms, ".0f"),
-            or_dash(found.instant_rise_ms, ".0f"),
-            or_dash(found.instant_swing_pct, ".0f"),
+            or_dash(report.instant_period_ms, ".0f"),
+            or_dash(report.instant_window_ms, ".0f"),
+            or_dash(report.instant_rise_ms, ".0f"),
+            or_dash(report.instant_swing_pct, ".0f"),
         ),
         (
             "average power",
-            or_dash(found.average_period_ms, ".0f"),
-            or_dash(found.average_window_ms, ".0f"),
-            or_dash(found.average_rise_ms, ".0f"),
+            or_dash(report.average_period_ms, ".0f"),
+            or_dash(report.average_window_ms, ".0f"),
+            or_dash(report.average_rise_ms, ".0f"),
             "-",
         ),
     ]
@@ -66,24 +66,24 @@ def sensor_report(found: SensorReport) -> str:
     differ = ", ".join(
         f"{name} {or_dash(value, '+.1f')} %"
         for name, value in (
-            ("idle", found.idle_disagreement_pct),
-            ("full load", found.load_disagreement_pct),
-            ("square wave", found.wave_disagreement_pct),
+            ("idle", report.idle_disagreement_pct),
+            ("full load", report.load_disagreement_pct),
+            ("square wave", report.wave_disagreement_pct),
         )
     )
     field_191 = {True: "equals the counter", False: "differs from the counter", None: "does not answer"}
     lines = [
-        f"{found.gpu_name}, driver {found.driver}, {found.looked_s:.0f} s, one look in {found.read_time_ms:.1f} ms",
-        f"idle {or_dash(found.idle_power_w, '.1f')} W, full load {or_dash(found.load_power_w, '.1f')} W",
+        f"{report.gpu_name}, driver {report.driver}, {report.looked_s:.0f} s, one look in {report.read_time_ms:.1f} ms",
+        f"idle {or_dash(report.idle_power_w, '.1f')} W, full load {or_dash(report.load_power_w, '.1f')} W",
         table(header, rows),
         f"integral of instant power against the counter: {differ}",
-        f"memory power {or_dash(found.memory_power_w, '.1f')} W; energy field 191 "
-        + field_191[found.energy_field_equals_counter],
+        f"memory power {or_dash(report.memory_power_w, '.1f')} W; energy field 191 "
+        + field_191[report.energy_field_equals_counter],
     ]
     return "\n".join(lines)
 
 
-def save(found: SensorReport, path: Path) -> None:
-    """Write the report as JSON."""
+def save(report: SensorReport, path: Path) -> None:
+    """Write a sensor's report as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(dataclasses.asdict(found), indent=2) + "\n")
+    write_atomically(path, json.dumps(dataclasses.asdict(report), indent=2) + "\n")

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convscope.storage.paths import PROFILE_VERSION
 from convscope.storage.schema import Part, Schema
 from convscope.storage.store import Store
 from convscope.storage.table import Table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = PROFILE_VERSION
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from convscope.training.trainer import Trained, Trainer, phase_times
 
 @dataclasses.dataclass
 class TrainingStudy:
-    """Trains the cells that a ledger does not have yet.
+    """Trains the cells that a store lacks.
 
     Attributes:
         profile_dir: folder of traces and TensorBoard's curves, a folder a cell.

@@ -15,7 +15,7 @@ from convscope.verification.rows import ChoiceRow, PassRow, SupportRow
 
 
 def subject_title(run: Run) -> str:
-    """Return one line that says what is looked at, and on what."""
+    """Return one line with model, algorithm, setting and device."""
     device = torch.device(run.device)
     where = "a CPU"
     if device.type == "cuda":
@@ -24,38 +24,43 @@ def subject_title(run: Run) -> str:
 
 
 def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | PassRow]) -> str:
-    """Return the fastest algorithm of each layer and what each choice takes more, then the totals and whole passes."""
+    """Return the fastest algorithm of each layer and the regret of each choice, then totals and whole passes."""
     layers: dict[int, list[ChoiceRow]] = {}
     for row in rows:
         layers.setdefault(row.position, []).append(row)
     picks = [pick for pick in choice.PICKS if any(row.candidate == pick for row in rows)]
     header = ("layer", "µs", *(f"{pick}: regret µs" for pick in picks), "fastest")
-    lines = [table(header, [_choice_line(found, picks) for found in layers.values()])]
-    fastest_ms = sum(found[0].mean_ms - found[0].regret_us / 1e3 for found in layers.values())
+    lines = [table(header, [_choice_line(rows_of_layer, picks) for rows_of_layer in layers.values()])]
+    fastest_ms = sum(first.mean_ms - first.regret_us / 1e3 for first, *_ in layers.values())
     lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
     for pick, regret in choice.totals(rows).items():
         lines.append(
             f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs "
             f"({100 * regret.mean_ms / fastest_ms:+.1f} %)"
         )
-    for name, found in passes.items():
-        lines.append(f"whole pass, {name}: {found.mean_ms:.4f} ± {or_dash(found.std_ms, '.4f')} ms")
+    for name, times in passes.items():
+        lines.append(f"whole pass, {name}: {times.mean_ms:.4f} ± {or_dash(times.std_ms, '.4f')} ms")
     return "\n".join(lines)
 
 
 def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, ...]:
-    field = [row for row in rows if row.candidate not in choice.PICKS]
-    ties = [row.candidate for row in field[1:] if row.rank == 1]
+    candidates = [row for row in rows if row.candidate not in choice.PICKS]
+    ties = [row.candidate for row in candidates[1:] if row.rank == 1]
     by_name = {row.candidate: row for row in rows}
-    fastest = field[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
-    return field[0].layer, f"{field[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks), fastest
+    fastest = candidates[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
+    return (
+        candidates[0].layer,
+        f"{candidates[0].mean_ms * 1e3:.1f}",
+        *(_pick(by_name.get(pick)) for pick in picks),
+        fastest,
+    )
 
 
 def _pick(row: ChoiceRow | None) -> str:
     if row is None:
         return "-"
-    sure = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
-    return f"{row.chosen or 'another'} {row.regret_us:+.1f}{sure}"
+    tie = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
+    return f"{row.chosen or 'another'} {row.regret_us:+.1f}{tie}"
 
 
 def support_report(rows: Sequence[SupportRow]) -> str:

@@ -18,6 +18,7 @@ from torch import nn
 
 from convscope.distributed import Ranks
 from convscope.errors import InputError, MissingError, WorkerError
+from convscope.failures import Failure
 from convscope.inference import loadgen
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.catalogue import Recipe
@@ -91,17 +92,17 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what puts an engine into the catalogue; `batch_s` is what one of its calls takes."""
 
     def put(name: str, wrong_by: float = 0.0, batch_s: float = 0.0, error: Exception | None = None) -> None:
-        def make(task: Workload) -> Engine:
+        def make(workload: Workload) -> Engine:
             if error is not None:
                 raise error
 
             def step() -> torch.Tensor:
                 time.sleep(batch_s)
                 with torch.no_grad():
-                    output: torch.Tensor = task.model(task.given) * (1 + wrong_by)
+                    output: torch.Tensor = workload.model(workload.given) * (1 + wrong_by)
                 return output
 
-            return task.local(step), BuildCost(remark="put in")
+            return workload.local(step), BuildCost(remark="put in")
 
         monkeypatch.setitem(catalogue.ENGINES, name, Recipe(make))
 
@@ -231,15 +232,15 @@ def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, en
 
 
 def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def make(task: Workload) -> Engine:
+    def make(workload: Workload) -> Engine:
         calls = iter(range(10**9))
 
         def step() -> torch.Tensor:
             with torch.no_grad():
-                output: torch.Tensor = task.model(task.given) * (1.0 if next(calls) < 4 else float("nan"))
+                output: torch.Tensor = workload.model(workload.given) * (1.0 if next(calls) < 4 else float("nan"))
             return output
 
-        return task.local(step), BuildCost()
+        return workload.local(step), BuildCost()
 
     monkeypatch.setitem(catalogue.ENGINES, "drifting", Recipe(make))
     row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]
@@ -332,7 +333,7 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
 def test_what_fails_in_another_process_fails_here_too(tmp_path: Path):
     class OtherFails(Ranks):
         def gather(self, value: Any) -> list[Any]:
-            return [value, catalogue.Failure("oom", "too much")] if value is None else [value, value]
+            return [value, Failure("oom", "too much")] if value is None else [value, value]
 
     begun = study(tmp_path, processes=2, batch_sizes=(4,))
     begun.ranks = OtherFails(rank=0, world=2)

@@ -1,8 +1,8 @@
-"""The engines: what turns a PyTorch model into something that answers fast. Each makes a `runner.Runner` of a task.
+"""Catalogue of inference engines by name: each builds a `runners.Runner` from a workload.
 
 Every engine but eager gets the model with its batch normalisation folded (`fusion`), on a GPU with PyTorch's search for
 the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic where that is faster
-(`ways`).
+(`variants`).
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ from convscope.verification.evidence import Subject
 CHOICE_ROUNDS = 2
 
 
-def eager(task: Workload) -> Engine:
-    """PyTorch as it is, called from Python: the baseline, nothing folded."""
-    model, given = task.placed(copy.deepcopy(task.model)), task.input()
+def eager(workload: Workload) -> Engine:
+    """Build the baseline: the model called from Python, nothing folded."""
+    model, given = workload.placed(copy.deepcopy(workload.model)), workload.input()
 
     def step() -> torch.Tensor:
         with torch.inference_mode():
             output: torch.Tensor = model(given)
             return output
 
-    return task.local(step), BuildCost()
+    return workload.local(step), BuildCost()
 
 
-def graph(task: Workload) -> Engine:
-    """The same operators launched by a CUDA graph."""
-    task.needs_gpu("graph")
-    folded, remark = task.folded()
+def graph(workload: Workload) -> Engine:
+    """Build a CUDA graph of the same operators."""
+    workload.needs_gpu("graph")
+    folded, remark = workload.folded()
 
-    def make(way: Variant) -> LocalRunner:
-        return _captured(task, copy.deepcopy(folded))
+    def build(variant: Variant) -> LocalRunner:
+        return _captured(workload, copy.deepcopy(folded))
 
-    return _fastest(task, make, variants.GRAPH_STEPS, remark)
+    return _fastest(workload, build, variants.GRAPH_STEPS, remark)
 
 
-def fused(task: Workload) -> Engine:
-    """A CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
-    task.needs_gpu("fused")
-    folded, remark = task.folded()
+def fused(workload: Workload) -> Engine:
+    """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
+    workload.needs_gpu("fused")
+    folded, remark = workload.folded()
     _, count = fusion.fused(copy.deepcopy(folded))
 
-    def make(way: Variant) -> LocalRunner:
-        model, _ = fusion.fused(copy.deepcopy(folded), way.channels, way.products)
-        return _captured(task, model)
+    def build(variant: Variant) -> LocalRunner:
+        model, _ = fusion.fused(copy.deepcopy(folded), variant.channels, variant.products)
+        return _captured(workload, model)
 
-    return _fastest(task, make, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")
+    return _fastest(workload, build, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")
 
 
-def _captured(task: Workload, model: nn.Module) -> LocalRunner:
-    model, given = task.placed(model), task.input()
-    return task.local(lambda: model(given), captured=True)
+def _captured(workload: Workload, model: nn.Module) -> LocalRunner:
+    model, given = workload.placed(model), workload.input()
+    return workload.local(lambda: model(given), captured=True)
 
 
 def _fastest(
-    task: Workload, make: Callable[[Variant], LocalRunner], steps: Sequence[Mapping[str, int]], remark: str
+    workload: Workload, build: Callable[[Variant], LocalRunner], steps: Sequence[Mapping[str, int]], remark: str
 ) -> Engine:
     started_s = time.perf_counter()
-    runner, way, tried = variants.fastest(make, task.device, steps)
-    return runner, BuildCost(compile_s=time.perf_counter() - started_s, remark=f"{remark}; best of {tried}: {way}")
+    runner, variant, tried = variants.fastest(build, workload.device, steps)
+    return runner, BuildCost(compile_s=time.perf_counter() - started_s, remark=f"{remark}; best of {tried}: {variant}")
 
 
 def cudnn_best(task: Workload) -> Engine:
@@ -111,7 +111,7 @@ def cudnn_best(task: Workload) -> Engine:
 
 @dataclass(frozen=True)
 class Recipe:
-    """An engine of the catalogue: how it is made, the packages that it needs, and how these are installed."""
+    """Recipe of an engine: the function that builds it, the packages it needs, and the command that installs them."""
 
     make: Callable[[Workload], Engine]
     needs: tuple[str, ...] = ()
@@ -136,18 +136,18 @@ ENGINES = {
 BASELINE = "eager"
 
 
-def make(name: str, task: Workload) -> Engine:
-    """Set an engine up.
+def make(name: str, workload: Workload) -> Engine:
+    """Build an engine by its name.
 
     Raises:
-        MissingError: what it needs is not here; the message says how to get it.
+        MissingError: something that it needs is not installed; the message says how to get it.
     """
-    engine = ENGINES[name]
-    missing = [package for package in engine.needs if importlib.util.find_spec(package) is None]
+    recipe = ENGINES[name]
+    missing = [package for package in recipe.needs if importlib.util.find_spec(package) is None]
     if missing:
-        raise MissingError(f"{name} needs {' and '.join(missing)}, not installed: {engine.install}")
-    held_bytes = torch.cuda.memory_allocated(task.device) if task.on_gpu else 0
-    runner, setup = engine.make(task)
+        raise MissingError(f"{name} needs {' and '.join(missing)}, not installed: {recipe.install}")
+    held_bytes = torch.cuda.memory_allocated(workload.device) if workload.on_gpu else 0
+    runner, cost = recipe.make(workload)
     if isinstance(runner, LocalRunner) and runner.held_before_bytes is None:
         runner.held_before_bytes = held_bytes
-    return runner, setup
+    return runner, cost

@@ -1,4 +1,4 @@
-"""The engines that PyTorch's compiler makes: `compile`, `compile-max` and `aot`."""
+"""Engines of PyTorch's compiler: `compile`, `compile-max` and `aot`."""
 
 from __future__ import annotations
 
@@ -19,98 +19,97 @@ from convscope.inference.engines import runners
 from convscope.inference.engines.runners import LocalRunner, RemoteRunner, method
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
 
-# Weights are constants of what is compiled: their layout is chosen once, and on a CPU they are packed.
+# Weights are constants of the compiled model: their layout is chosen once, and on a CPU they are packed.
 _FROZEN: dict[str, Any] = {"freezing": True}
 # 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
 _MOST: dict[str, Any] = {"conv_1x1_as_mm": True}
 _MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
-def compiled(task: Workload) -> Engine:
-    """`torch.compile` by its default, called from Python."""
-    return _compiled(task, dict(_FROZEN), captured=False)
+def compiled(workload: Workload) -> Engine:
+    """Build the model compiled by `torch.compile`'s default, called from Python."""
+    return _compiled(workload, dict(_FROZEN), captured=False)
 
 
-def compiled_most(task: Workload) -> Engine:
-    """`torch.compile` that tries everything (max-autotune), as a CUDA graph where there is a GPU.
+def compiled_most(workload: Workload) -> Engine:
+    """Build the model compiled by max-autotune, on a GPU as a CUDA graph.
 
-    In a process of its own: PyTorch's compiler has crashed over what it tried.
+    It runs in a worker process: PyTorch's compiler has crashed over candidates that it tried.
     """
-    _needs_compiler_on_cpu(task)
-    return apart("compile-max", task)
+    _needs_compiler_on_cpu(workload)
+    return in_worker("compile-max", workload)
 
 
-def _compiled_most_here(task: Workload) -> tuple[LocalRunner, BuildCost]:
+def _compiled_most(workload: Workload) -> tuple[LocalRunner, BuildCost]:
     options = {**torch._inductor.list_mode_options(_MODE_MOST), **_FROZEN, **_MOST}
-    return _compiled(task, options, captured=task.on_gpu)
+    return _compiled(workload, options, captured=workload.on_gpu)
 
 
-def _compiled(task: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
-    _needs_compiler_on_cpu(task)
-    model, remark = task.folded()
-    model, given = task.placed(model), task.input()
+def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
+    _needs_compiler_on_cpu(workload)
+    model, remark = workload.folded()
+    model, given = workload.placed(model), workload.input()
     function = torch.compile(model, dynamic=False, options=options)
-    compile_s = _first_s(task, lambda: function(given))
-    return task.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
+    compile_s = _first_s(workload, lambda: function(given))
+    return workload.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
 
 
-APART: dict[str, Callable[[Workload], tuple[LocalRunner, BuildCost]]] = {"compile-max": _compiled_most_here}
+REMOTE: dict[str, Callable[[Workload], tuple[LocalRunner, BuildCost]]] = {"compile-max": _compiled_most}
 _NOT_SENT = ("make_bench", "note")
 
 
-def apart(name: str, task: Workload) -> Engine:
-    """Set an engine of `APART` up in a process of its own (`torch_worker`)."""
-    path = task.folder / "task.pt"
+def in_worker(name: str, workload: Workload) -> Engine:
+    """Build an engine of `REMOTE` in a worker process (`torch_worker`)."""
+    path = workload.folder / "workload.pt"
     torch.save(
-        {field.name: getattr(task, field.name) for field in fields(Workload) if field.name not in _NOT_SENT}, path
+        {field.name: getattr(workload, field.name) for field in fields(Workload) if field.name not in _NOT_SENT}, path
     )
-    command = runners.module("torch_worker", name, path, torch.get_num_threads())
-    runner = RemoteRunner(name, command, task.folder, "")
+    command = runners.module("torch_worker", "engine", name, path, torch.get_num_threads())
+    runner = RemoteRunner(name, command, workload.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     return runner, BuildCost(**runner.ready["setup"])
 
 
-def saved_task(path: str) -> Workload:
-    """Read what `apart` saved: pickled objects, from this user's own temporary directory alone."""
+def load_workload(path: str) -> Workload:
+    """Read the workload that `in_worker` saved: pickled objects, from this user's own temporary directory alone."""
 
     def unavailable(*_: object) -> Any:
-        raise NotImplementedError("an engine in a process of its own has no bench")
+        raise NotImplementedError("an engine in a worker process has no bench")
 
     return Workload(**torch.load(path, weights_only=False), make_bench=unavailable, note=print)
 
 
-def aot(task: Workload) -> Engine:
-    """An AOTInductor package: compiled into a file, run in a process that never saw the Python model."""
+def aot(workload: Workload) -> Engine:
+    """Build an AOTInductor package: compiled into a file, run in a worker process without the Python model."""
     _needs_shared_library(_needs_compiler())
-    model, remark = task.folded()
-    model, given = task.placed(model), task.input()
+    model, remark = workload.folded()
+    model, given = workload.placed(model), workload.input()
     started_s = time.perf_counter()
     exported = torch.export.export(model, (given,))
     exported_s = time.perf_counter()
     path = torch._inductor.aoti_compile_and_package(
-        exported, package_path=str(task.folder / "model.pt2"), inductor_configs=dict(_FROZEN)
+        exported, package_path=str(workload.folder / "model.pt2"), inductor_configs=dict(_FROZEN)
     )
     compile_s = time.perf_counter() - exported_s
-    torch.save(given, task.folder / "input.pt")
+    input_path, threads = workload.folder / "input.pt", torch.get_num_threads()
+    torch.save(given, input_path)
     del model, exported, given
-    command = runners.module(
-        "aot_worker", path, task.folder / "input.pt", task.device, task.math, torch.get_num_threads()
-    )
-    runner = RemoteRunner("aot", command, task.folder, f"{method(task.device)}, in a process of its own")
+    command = runners.module("torch_worker", "package", path, input_path, workload.device, workload.math, threads)
+    runner = RemoteRunner("aot", command, workload.folder, f"{method(workload.device)}, in a process of its own")
     return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 
-def _first_s(task: Workload, step: Callable[[], object]) -> float:
-    """Run a step for the first time, which compiles, and return how long that took."""
+def _first_s(workload: Workload, step: Callable[[], object]) -> float:
+    """Run a step for the first time, which compiles, and return the seconds."""
     started_s = time.perf_counter()
     step()
-    if task.on_gpu:
+    if workload.on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - started_s
 
 
-def _needs_compiler_on_cpu(task: Workload) -> None:
-    if not task.on_gpu:  # there Triton needs a C compiler only
+def _needs_compiler_on_cpu(workload: Workload) -> None:
+    if not workload.on_gpu:  # there Triton needs a C compiler only
         _needs_compiler()
 
 
@@ -125,10 +124,10 @@ def _needs_compiler() -> str:
 
 
 def _needs_shared_library(compiler: str) -> None:
-    """Refuse a compiler that comes with a static libstdc++ alone.
+    """Refuse a compiler that has only a static libstdc++.
 
-    A package that has it inside ends the process that loads it, by SIGSEGV in `std::regex` (PyTorch 2.11, g++ 13.3):
-    it meets the shared one of PyTorch.
+    A package with it inside ends the process that loads it by SIGSEGV in `std::regex` (PyTorch 2.11, g++ 13.3): it
+    meets PyTorch's shared one.
     """
     if not _has(compiler, "libstdc++.so") and _has(compiler, "libstdc++.a"):
         raise MissingError(
@@ -138,15 +137,15 @@ def _needs_shared_library(compiler: str) -> None:
 
 
 def _has(compiler: str, library: str) -> bool:
-    """Tell whether a compiler knows where a library is: it prints a path, and else the bare name."""
+    """Tell whether a compiler finds a library: it prints a path, and else the bare name."""
     command = [*_words(compiler), f"-print-file-name={library}"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
-    return said.returncode == 0 and os.path.isabs(said.stdout.strip())
+    return done.returncode == 0 and os.path.isabs(done.stdout.strip())
 
 
 def _words(compiler: str) -> list[str]:
-    """Split what CXX holds: `ccache g++` is two words."""
+    """Split a command: `ccache g++` is two words."""
     return shlex.split(compiler) or [""]

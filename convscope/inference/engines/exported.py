@@ -1,4 +1,4 @@
-"""The engines that run an exported ONNX model: ONNX Runtime and TensorRT."""
+"""Engines that run an exported ONNX model: ONNX Runtime and TensorRT."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _PROVIDERS = {
 _NUMPY_METHOD = "time.perf_counter around a call in a process of its own, from NumPy array to NumPy array"
 
 
-def onnxruntime(task: Workload) -> Engine:
-    """ONNX Runtime, fed with NumPy alone, in a process that never imports PyTorch."""
-    if task.dtype == "bfloat16":
+def onnxruntime(workload: Workload) -> Engine:
+    """Build an ONNX Runtime session, fed with NumPy, in a process that never imports PyTorch."""
+    if workload.dtype == "bfloat16":
         raise MissingError("onnxruntime is fed with NumPy, which has no bfloat16: choose --dtype float16 or float32")
     import onnxruntime as installed
 
-    provider, package = _PROVIDERS[task.device.type]
+    provider, package = _PROVIDERS[workload.device.type]
     if provider not in installed.get_available_providers():
         raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
-    path, setup = _exported(task)
-    np.save(task.folder / "input.npy", task.given.to(DTYPES[task.dtype]).numpy())
-    command = runners.module("onnx_worker", path, task.folder / "input.npy", provider, torch.get_num_threads())
-    copied = ", copies to and from the device included" if task.on_gpu else ""
-    runner = RemoteRunner("onnxruntime", command, task.folder, _NUMPY_METHOD + copied)
+    path, export = _exported(workload)
+    np.save(workload.folder / "input.npy", workload.given.to(DTYPES[workload.dtype]).numpy())
+    command = runners.module("onnx_worker", path, workload.folder / "input.npy", provider, torch.get_num_threads())
+    copied = ", copies to and from the device included" if workload.on_gpu else ""
+    runner = RemoteRunner("onnxruntime", command, workload.folder, _NUMPY_METHOD + copied)
     return runner, BuildCost(
-        setup.export_s, runner.load_s, setup.disk_bytes, f"{setup.remark}, version {runner.version}", "nchw"
+        export.export_s, runner.load_s, export.disk_bytes, f"{export.remark}, version {runner.version}", "nchw"
     )
 
 
-def tensorrt(task: Workload) -> Engine:
-    """TensorRT from the ONNX model, as a CUDA graph."""
-    task.needs_gpu("tensorrt")
-    path, setup = _exported(task)
+def tensorrt(workload: Workload) -> Engine:
+    """Build a TensorRT engine from the ONNX model, run as a CUDA graph."""
+    workload.needs_gpu("tensorrt")
+    path, export = _exported(workload)
     import tensorrt as trt
 
     started_s = time.perf_counter()
@@ -57,32 +57,32 @@ def tensorrt(task: Workload) -> Engine:
         raise WorkerError("tensorrt cannot build an engine for this model")
     engine = trt.Runtime(logger).deserialize_cuda_engine(plan)
     context = engine.create_execution_context()
-    given = task.input("nchw")
+    given = workload.input("nchw")
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    (fed,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
-    (read,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
-    output = torch.empty(tuple(engine.get_tensor_shape(read)), dtype=given.dtype, device=task.device)
+    (input_name,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT]
+    (output_name,) = [name for name in names if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT]
+    output = torch.empty(tuple(engine.get_tensor_shape(output_name)), dtype=given.dtype, device=workload.device)
 
     def step() -> torch.Tensor:
-        context.set_tensor_address(fed, given.data_ptr())
-        context.set_tensor_address(read, output.data_ptr())
+        context.set_tensor_address(input_name, given.data_ptr())
+        context.set_tensor_address(output_name, output.data_ptr())
         context.execute_async_v3(torch.cuda.current_stream().cuda_stream)
         return output
 
     compile_s = time.perf_counter() - started_s
-    remark = f"{setup.remark}, version {trt.__version__}"
-    made = BuildCost(setup.export_s, compile_s, plan.nbytes, remark, "nchw")
-    return task.local(step, captured=True, counted=False), made
+    remark = f"{export.remark}, version {trt.__version__}"
+    cost = BuildCost(export.export_s, compile_s, plan.nbytes, remark, "nchw")
+    return workload.local(step, captured=True, counted=False), cost
 
 
-def _exported(task: Workload) -> tuple[Path, BuildCost]:
-    """Write the model as ONNX, in the task's data type."""
-    model, remark = task.folded()
-    path, dtype = task.folder / "model.onnx", DTYPES[task.dtype]
+def _exported(workload: Workload) -> tuple[Path, BuildCost]:
+    """Write the model as ONNX, in the workload's data type; return the file and the cost of the export."""
+    model, remark = workload.folded()
+    path, dtype = workload.folder / "model.onnx", DTYPES[workload.dtype]
     started_s = time.perf_counter()
     torch.onnx.export(
         model.to(dtype),
-        (task.given.to(dtype),),
+        (workload.given.to(dtype),),
         str(path),
         dynamo=True,
         input_names=["input"],
@@ -91,5 +91,5 @@ def _exported(task: Workload) -> tuple[Path, BuildCost]:
     )
     export_s = time.perf_counter() - started_s
     return path, BuildCost(
-        export_s=export_s, disk_bytes=sum(file.stat().st_size for file in task.folder.iterdir()), remark=remark
+        export_s=export_s, disk_bytes=sum(file.stat().st_size for file in workload.folder.iterdir()), remark=remark
     )

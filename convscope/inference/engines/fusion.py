@@ -1,6 +1,6 @@
-"""Makes a model smaller for inference before any compiler sees it: batch normalisation folded, convolutions fused.
+"""Folding of batch normalisation and fusing of convolutions, before any compiler sees a model.
 
-Works on the model's symbolic trace (`torch.fx`). A model that cannot be traced is left as it is.
+Both work on the model's symbolic trace (`torch.fx`). A model that cannot be traced is not changed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 
 
 class FusedConvolution(nn.Module):
-    """A convolution, its bias, an addition where one is handed in, and ReLU: one call of cuDNN.
-
-    On a CPU the same in steps.
+    """A convolution, its bias, an addition where `forward` gets one, and ReLU: one call of cuDNN, on a CPU steps.
 
     Args:
-        channels: the input's channels are padded with zeros to so many; 0 for not.
+        channels: number of channels that the input is padded to with zeros, 0 for no padding.
     """
 
     def __init__(self, conv: nn.Conv2d, channels: int = 0) -> None:
@@ -73,7 +71,7 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
     """Return a copy of a model in evaluation mode with batch normalisation folded into the convolutions before it.
 
     Returns:
-        the copy, how many normalisations were folded, and how many there were.
+        the copy, the number of normalisations folded, and the number in the model.
     """
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     try:
@@ -81,7 +79,7 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
     except (TraceError, TypeError, ValueError):
         return copy.deepcopy(model), 0, count
     calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    done = 0
+    folds = 0
     for node in list(traced.graph.nodes):
         if not _is(traced, node, nn.BatchNorm2d) or not _is(traced, node.args[0], nn.Conv2d):
             continue
@@ -93,8 +91,8 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
         models.set_module(traced, before.target, fuse_conv_bn_eval(conv, norm))
         node.replace_all_uses_with(before)
         traced.graph.erase_node(node)
-        done += 1
-    return _finished(traced), done, count
+        folds += 1
+    return _finished(traced), folds, count
 
 
 def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[nn.Module, int]:
@@ -102,15 +100,15 @@ def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[
 
     Args:
         model: as `folded` returns it; it is changed in place.
-        channels: convolutions of fewer channels than this have them padded with zeros; 0 for none.
+        channels: convolutions of fewer channels are padded to this number with zeros; 0 for none.
         products: 1×1 convolutions with stride 1 and no addition become products of matrices.
 
     Returns:
-        the model, and how many convolutions were fused.
+        the model, and the number of convolutions fused.
     """
     if not isinstance(model, fx.GraphModule):
         return model, 0
-    done = 0
+    fusions = 0
     for node in list(model.graph.nodes):
         if not _is_relu(model, node) or not isinstance(node.args[0], fx.Node) or len(node.args[0].users) > 1:
             continue
@@ -122,8 +120,8 @@ def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[
             _fuse(model, node, *pair, channels, products)
         else:
             continue
-        done += 1
-    return _finished(model), done
+        fusions += 1
+    return _finished(model), fusions
 
 
 def _finished(model: fx.GraphModule) -> fx.GraphModule:
@@ -166,7 +164,7 @@ def _added(model: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node] | No
 
 
 def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:
-    """Give the bias of a convolution that is only added to another to that other one: it then costs nothing."""
+    """Move the bias of a convolution that is only added to another into the other, where it costs nothing."""
     if not _is_plain(model, other):
         return
     one, two = model.get_submodule(str(conv.target)), model.get_submodule(str(other.target))
@@ -185,8 +183,8 @@ def _fuse(
     module = model.get_submodule(str(conv.target))
     assert isinstance(module, nn.Conv2d)
     as_product = products and added is None and _is_product(module)
-    made = FusedProduct(module) if as_product else FusedConvolution(module, channels)
-    models.set_module(model, str(conv.target), made)
+    fused_module = FusedProduct(module) if as_product else FusedConvolution(module, channels)
+    models.set_module(model, str(conv.target), fused_module)
     with model.graph.inserting_before(relu):
         args = conv.args if added is None else (*conv.args, added)
         call = model.graph.call_module(str(conv.target), args)

@@ -1,6 +1,6 @@
-"""A process that runs an ONNX model with ONNX Runtime and NumPy alone: PyTorch is never imported here.
+"""Worker process that runs an ONNX model with ONNX Runtime and NumPy: PyTorch is never imported here.
 
-`python -m convscope.onnx_worker MODEL INPUT PROVIDER THREADS`, from `remote.Remote`.
+`python -m convscope.inference.engines.onnx_worker MODEL INPUT PROVIDER THREADS`, started by `runners.RemoteRunner`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from convscope.inference.engines import worker
 
 
 class Session:
-    """A session of ONNX Runtime and what it is fed with: from NumPy array to NumPy array."""
+    """A session of ONNX Runtime and its input: from NumPy array to NumPy array."""
 
     def __init__(self, model: str, given: str, provider: str, threads: str) -> None:
         import onnxruntime
@@ -27,11 +27,11 @@ class Session:
         self.version = onnxruntime.__version__
 
     def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls, each alone."""
+        """Time a number of calls, each alone."""
         return [self._timed_s() * 1e3 for _ in range(count)]
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again for about so long."""
+        """Call repeatedly for about this long; return the calls and the seconds."""
         calls, started_s = 0, time.perf_counter()
         while (passed_s := time.perf_counter() - started_s) < seconds or not calls:
             self.call()
@@ -43,7 +43,7 @@ class Session:
         self._output()
 
     def peak_memory_bytes(self) -> None:
-        """Nobody counts."""
+        """Return None: nothing counts it."""
 
     def save(self, path: str) -> None:
         """Run once and write the output."""
@@ -59,7 +59,7 @@ class Session:
 
 
 def main(arguments: list[str]) -> None:
-    """Load, answer, and do what is asked until there is nothing more."""
+    """Load the model, answer, and serve commands until the input ends."""
     say = worker.channel()
     started_s = time.perf_counter()
     session = Session(*arguments)

@@ -1,8 +1,8 @@
-"""What an engine is once it is set up: something that can be called, timed and kept busy, here or in another process.
+"""Runners of built engines: called, timed and kept busy, in this process or in a worker process.
 
-A latency is one call of a batch while nothing else is under way: until the result is there. On a GPU it is the time
-between two CUDA events, the first recorded on the idle stream before the call, so that the host's launch is in it and
-the host's waiting is not. Input and output stay on the device.
+A latency is one call of a batch while nothing else runs, until its result is complete. On a GPU it is the time between
+two CUDA events, the first recorded on the idle stream before the call, so that it includes the host's launch and
+excludes the host's waiting. Input and output stay on the device.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from convscope.timing import graphs
 
 CUDA_METHOD = "cuda events around a call, launch included"
 CPU_METHOD = "time.perf_counter around a call"
-_QUEUED_S = 0.02  # of calls that the host may be ahead by
+_QUEUED_S = 0.02  # of calls that the host may run ahead
 
 
 def method(device: torch.device) -> str:
-    """Return how a call is timed there."""
+    """Return the timing method of a call on a device."""
     return CUDA_METHOD if device.type == "cuda" else CPU_METHOD
 
 
@@ -43,22 +43,22 @@ class Runner(Protocol):
     timing_method: str
 
     def output(self) -> torch.Tensor:
-        """Return what comes out for the input, as float32 on the CPU."""
+        """Return the output for the input, as float32 on the CPU."""
 
     def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls, each alone."""
+        """Time a number of calls, each alone."""
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again for about so long, without waiting in between; return the calls and the seconds."""
+        """Call repeatedly for about this long, without waiting in between; return the calls and the seconds."""
 
     def call(self) -> None:
         """Run once and wait for the result."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most that the engine held on the GPU since it was set up, None where nobody counts."""
+        """Return the peak of the engine's memory on the GPU since it was built, None where it is not counted."""
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Free everything."""
 
 
 class LocalRunner:
@@ -70,7 +70,7 @@ class LocalRunner:
         counted: PyTorch's allocator sees all that the engine holds.
 
     Attributes:
-        held_before_bytes: what PyTorch's allocator held before the engine was set up: not the engine's. PyTorch keeps a
+        held_before_bytes: memory in PyTorch's allocator before the engine was built: not the engine's. PyTorch keeps a
             workspace of cuBLAS for each thread and stream, also of those that have ended.
     """
 
@@ -110,7 +110,7 @@ class LocalRunner:
         self._wait()
 
     def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls, each alone."""
+        """Time a number of calls, each alone."""
         with undisturbed():
             return [self._latency_ms() for _ in range(count)]
 
@@ -128,7 +128,7 @@ class LocalRunner:
         return float(start.elapsed_time(end))
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again for about so long; the host runs ahead of the GPU by a few calls at most."""
+        """Call repeatedly for about this long; the host runs ahead of the GPU by a few calls at most."""
         each_s = max(1e-6, min(self.latencies_ms(3)) / 1e3)
         chunk = max(1, round(_QUEUED_S / 2 / each_s))
         ahead: list[torch.cuda.Event] = []
@@ -147,11 +147,11 @@ class LocalRunner:
             return calls, time.perf_counter() - started_s
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the peak of PyTorch's allocator since the engine was set up, over what it held before."""
+        """Return the peak of PyTorch's allocator since the engine was built, less the memory it held before."""
         return torch.cuda.max_memory_allocated() - (self.held_before_bytes or 0) if self._counted else None
 
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Have something called once the graph is freed."""
+        """Register a function to call once the graph is freed."""
         self._closed = callback
 
     def close(self) -> None:
@@ -176,37 +176,35 @@ def undisturbed() -> Iterator[None]:
         gc.enable()
 
 
-_PATIENCE_S = 20.0  # for a process to end that nothing more is asked of
+_PATIENCE_S = 20.0  # for an idle process to end
 
 
 class RemoteRunner:
-    """A model in a process of its own (`worker`).
-
-    What is asked of it raises `WorkerError` where the process ends over it.
+    """A model in a worker process (`worker`); its methods raise `WorkerError` where the process ends.
 
     Attributes:
-        timing_method: how it times a call.
-        load_s: seconds that it took there to load the model and to run it once.
-        version: of the library that runs it.
-        has_torch: PyTorch was imported there.
-        ready: all that it said when it was ready.
+        timing_method: the method that times a call there, in words.
+        load_s: seconds to load the model there and to run it once.
+        version: version of the library that runs it.
+        has_torch: PyTorch is imported there.
+        ready: its whole first answer.
     """
 
     def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
         """Start the process and wait until the model is loaded.
 
         Args:
-            engine: what messages call it.
+            engine: its name in messages.
             command: the program and its arguments.
-            folder: for the output and the errors.
-            timing_method: how it times a call, in words.
+            folder: folder for the output and the errors.
+            timing_method: the method that times a call there, in words.
 
         Raises:
             WorkerError: the model could not be loaded or run.
         """
         self.timing_method = timing_method
         self._engine, self._output, self._errors = engine, folder / "output.npy", folder / "errors.txt"
-        if torch.cuda.is_initialized():  # what this process no longer uses is the other's
+        if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
             gc.collect()
             torch.cuda.empty_cache()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -227,33 +225,33 @@ class RemoteRunner:
             self.close()
             raise
 
-    def _ask(self, **what: object) -> dict[str, Any]:
+    def _ask(self, **command: object) -> dict[str, Any]:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
-            self._process.stdin.write(json.dumps(what) + "\n")
+            self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line.endswith("\n"):  # nothing, or what it had written of a line when it ended
-            raise WorkerError(f"{self._engine}: {self._last_word()}")
+        if not line.endswith("\n"):  # empty, or a line cut off where the process ended
+            raise WorkerError(f"{self._engine}: {self._last_message()}")
         try:
             answer: dict[str, Any] = json.loads(line)
         except json.JSONDecodeError:
             raise WorkerError(f"{self._engine}: its process said {line.strip()!r}") from None
         return answer
 
-    def _last_word(self) -> str:
-        code = self._ended()
-        said = self._errors.read_text(errors="replace").strip()
+    def _last_message(self) -> str:
+        code = self._exit_code()
+        errors = self._errors.read_text(errors="replace").strip()
         if code < 0:
-            return f"its process was ended by {_signal(-code)}{_where(said)}"
-        return said.splitlines()[-1] if said else "the process ended without a word"
+            return f"its process was ended by {_signal(-code)}{_innermost_call(errors)}"
+        return errors.splitlines()[-1] if errors else "the process ended without a word"
 
-    def _ended(self) -> int:
-        """Wait for the process to end, and end it where it does not."""
+    def _exit_code(self) -> int:
+        """Wait for the process to end, kill it where it does not, and return its exit code."""
         try:
             return self._process.wait(_PATIENCE_S)
         except subprocess.TimeoutExpired:
@@ -266,20 +264,20 @@ class RemoteRunner:
         return torch.from_numpy(np.load(self._output).astype(np.float32))
 
     def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls there."""
+        """Time a number of calls there, each alone."""
         return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again there; return the calls and the seconds."""
+        """Call repeatedly there; return the calls and the seconds."""
         answer = self._ask(window_s=seconds)
         return int(answer["calls"]), float(answer["seconds"])
 
     def call(self) -> None:
-        """Run once there, and wait for the word that it is done."""
+        """Run once there, and wait for the result."""
         self._ask(call=True)
 
     def peak_memory_bytes(self) -> int | None:
-        """Ask what it held there at most."""
+        """Return the peak of its memory there."""
         peak_bytes: int | None = self._ask(peak=True)["peak_memory_bytes"]
         return peak_bytes
 
@@ -289,12 +287,12 @@ class RemoteRunner:
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._ended()
+        self._exit_code()
         self._process.stdout.close()
 
 
 def module(name: str, *arguments: object) -> list[str]:
-    """Return the command that runs a module of this package."""
+    """Return the command that runs a worker module of this package."""
     return [sys.executable, "-m", f"convscope.inference.engines.{name}", *map(str, arguments)]
 
 
@@ -305,7 +303,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _where(said: str) -> str:
-    """Return the innermost call of Python that `faulthandler` named."""
-    found = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', said)
-    return f" in {found[3]} ({Path(found[1]).name}:{found[2]})" if found else ""
+def _innermost_call(errors: str) -> str:
+    """Return the innermost call of Python that `faulthandler` wrote, "" for none."""
+    match = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', errors)
+    return f" in {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""

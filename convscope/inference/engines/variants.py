@@ -1,8 +1,8 @@
-"""Ways to run one engine's model that no rule decides between: each is set up and timed, the fastest is kept.
+"""Execution variants of one engine; each is built and timed, the fastest is kept.
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
-the few channels of an image padded to what matrix units read at once, or not; 1×1 convolutions as matrix products, or
-not. Which is faster depends on the batch and the card.
+images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not.
+The fastest depends on the batch and the card: no rule decides.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _WARMUP, _SAMPLES = 10, 30
 
 @dataclass(frozen=True)
 class Variant:
-    """One way.
+    """One execution variant.
 
     Attributes:
-        channels: images have their channels padded with zeros to so many, 0 for not.
+        channels: number of channels that images are padded to with zeros, 0 for no padding.
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
-        searched: plans are those that PyTorch's search found, else those of cuDNN's heuristic.
+        searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
 
     channels: int = 0
@@ -55,55 +55,56 @@ GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 
 
 def fastest(
-    make: Callable[[Variant], LocalRunner], device: torch.device, steps: Sequence[Mapping[str, int]]
+    build: Callable[[Variant], LocalRunner], device: torch.device, steps: Sequence[Mapping[str, int]]
 ) -> tuple[LocalRunner, Variant, int]:
-    """Try the plain way, then step by step each change to the best so far.
+    """Time the plain variant, then step by step each change to the best so far, and keep the fastest.
 
-    Each way has a thread of its own, and with it its own plans; they live as long as what is returned.
+    Each variant has its own thread, and with it its own plans; they live as long as the returned runner.
 
     Args:
-        make: sets the engine up in the current thread.
-        steps: changes of fields of `Way`.
+        build: builds the engine in the current thread.
+        steps: changes of fields of `Variant`.
 
     Returns:
-        the fastest, set up; its way; how many ways could be timed.
+        the runner of the fastest variant, the variant, and the number of variants that could be timed.
 
     Raises:
-        RuntimeError: that of the first way, where none works.
+        RuntimeError: that of the first variant, where none works.
     """
     trials: list[_Trial] = []
     errors: list[RuntimeError] = []
     with contextlib.ExitStack() as threads:
         for step in ({}, *steps):
-            way = dataclasses.replace(_best(trials).way if trials else Variant(), **step)  # type: ignore[arg-type]
-            trial = _Trial(way, threads.enter_context(PlanThread(device)))
+            plain = _best(trials).variant if trials else Variant()
+            variant = dataclasses.replace(plain, **step)  # type: ignore[arg-type]
+            trial = _Trial(variant, threads.enter_context(PlanThread(device)))
             try:
-                trial.time_ms = trial.run(lambda way=way: _time_ms(make(way)))  # type: ignore[misc]
+                trial.time_ms = trial.run(lambda variant=variant: _time_ms(build(variant)))  # type: ignore[misc]
                 trials.append(trial)
-            except RuntimeError as refused:
-                if failures.classify(refused) is None:
+            except RuntimeError as error:
+                if failures.classify(error) is None:
                     raise
-                errors.append(refused.with_traceback(None))  # which would keep the model alive
+                errors.append(error.with_traceback(None))  # which would keep the model alive
         if not trials:
             raise errors[0]
         best = _best(trials)
-        gc.collect()  # models are cycles: what the others held must not count
+        gc.collect()  # models are reference cycles: the memory of the others must not count
         held_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        runner = best.run(lambda: make(best.way))
+        runner = best.run(lambda: build(best.variant))
         runner.held_before_bytes = held_bytes
         runner.when_closed(threads.pop_all().close)
-    return runner, best.way, len(trials)
+    return runner, best.variant, len(trials)
 
 
 @dataclass
 class _Trial:
-    way: Variant
-    aside: PlanThread
+    variant: Variant
+    thread: PlanThread
     time_ms: float = math.inf
 
     def run(self, work: Callable[[], T]) -> T:
-        with backends.searching(self.way.searched, every=True):
-            return self.aside.run(work)
+        with backends.searching(self.variant.searched, every=True):
+            return self.thread.run(work)
 
 
 def _best(trials: Sequence[_Trial]) -> _Trial:

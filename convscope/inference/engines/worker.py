@@ -1,7 +1,7 @@
-"""The far end of `remote.Remote`: a process that has a model, and does what is asked of it. Imports no PyTorch.
+"""Protocol of a worker process, the other end of `runners.RemoteRunner`; imports no PyTorch.
 
-One line of JSON is said once the model is loaded, then one to each command on the standard input. The standard output
-belongs to these lines alone: what a library prints goes to the standard error.
+The process writes one line of JSON once its model is loaded, then one for each command on the standard input. The
+standard output carries these lines alone: the prints of libraries go to the standard error.
 """
 
 from __future__ import annotations
@@ -20,48 +20,48 @@ class Work(Protocol):
     """A loaded model with its input."""
 
     def latencies_ms(self, count: int) -> list[float]:
-        """Time so many calls, each alone."""
+        """Time a number of calls, each alone."""
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call again and again for about so long; return the calls and the seconds."""
+        """Call repeatedly for about this long; return the calls and the seconds."""
 
     def call(self) -> None:
         """Run once and wait for the result."""
 
     def peak_memory_bytes(self) -> int | None:
-        """Return the most that it held on the GPU, None where nobody counts."""
+        """Return the peak of its memory on the GPU, None where it is not counted."""
 
     def save(self, path: str) -> None:
         """Run once and write the output as a NumPy file, in the data type of the engine or wider."""
 
 
 def channel() -> Say:
-    """Take the standard output for the answers; where native code crashes, the standard error says in which call."""
+    """Reserve the standard output for answers; where native code crashes, the standard error names the call."""
     faulthandler.enable()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def say(**what: object) -> None:
-        answers.write(json.dumps(what) + "\n")
+    def say(**answer: object) -> None:
+        answers.write(json.dumps(answer) + "\n")
 
     return say
 
 
 def serve(work: Work, say: Say) -> None:
-    """Do what is asked until there is nothing more."""
+    """Serve commands until the standard input ends."""
     for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        if "latencies" in asked:
-            say(latencies_ms=work.latencies_ms(asked["latencies"]))
-        elif "window_s" in asked:
-            calls, seconds = work.window(asked["window_s"])
+        command: dict[str, Any] = json.loads(line)
+        if "latencies" in command:
+            say(latencies_ms=work.latencies_ms(command["latencies"]))
+        elif "window_s" in command:
+            calls, seconds = work.window(command["window_s"])
             say(calls=calls, seconds=seconds)
-        elif "peak" in asked:
+        elif "peak" in command:
             say(peak_memory_bytes=work.peak_memory_bytes())
-        elif "save" in asked:
-            work.save(asked["save"])
+        elif "save" in command:
+            work.save(command["save"])
             say()
-        elif "call" in asked:
+        elif "call" in command:
             work.call()
             say()
         else:

@@ -1,4 +1,4 @@
-"""What an engine is given, and what its set-up came to."""
+"""Workload an engine is built for, and the cost of building it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class Workload:
-    """What an engine is given: a model in float32 on the CPU, and its input, N × 3 × H × W, likewise.
+    """Model and its input (N × 3 × H × W), both in float32 on the CPU, and the setting of an engine.
 
     Attributes:
         folder: an empty directory for the engine's files, gone when the cell is done.
@@ -45,32 +45,32 @@ class Workload:
         return self.device.type == "cuda"
 
     def input(self, layout: str | None = None) -> torch.Tensor:
-        """Return the input as the engine takes it."""
+        """Return the input on the device, in the engine's data type and layout."""
         memory = backends.LAYOUTS[layout or self.layout]
         return self.given.to(self.device, DTYPES[self.dtype]).contiguous(memory_format=memory)
 
     def placed(self, model: nn.Module) -> nn.Module:
-        """Move a model of this task's own to the device, in its data type and layout."""
+        """Move a model that nothing else uses to the device, in the engine's data type and layout."""
         return model.to(self.device, DTYPES[self.dtype]).to(memory_format=backends.LAYOUTS[self.layout])
 
     def local(self, step: Callable[[], torch.Tensor], captured: bool = False, counted: bool = True) -> LocalRunner:
-        """Make a runner in this process; see `runner.Local`."""
+        """Return a runner in this process; see `runners.LocalRunner`."""
         return LocalRunner(step, self.device, captured, counted)
 
     def folded(self) -> tuple[nn.Module, str]:
-        """Return the model with its batch normalisation folded, and a remark on it."""
+        """Return the model with its batch normalisation folded, and a remark that counts it."""
         model, done, count = fusion.folded(self.model)
         return model, f"{done} of {count} batch normalisations folded"
 
     def needs_gpu(self, engine: str) -> None:
-        """Raise `MissingError` where the device is none."""
+        """Raise `MissingError` where the device is no GPU."""
         if not self.on_gpu:
             raise MissingError(f"{engine} needs an NVIDIA GPU: run where one is, with --device cuda")
 
 
 @dataclass(frozen=True)
 class BuildCost:
-    """What setting up an engine took: seconds of its steps, the bytes of what it leaves on disk, and a remark."""
+    """Cost of building an engine: seconds of its steps, bytes of its files, a remark; and the layout it runs in."""
 
     export_s: float | None = None
     compile_s: float | None = None
@@ -80,3 +80,4 @@ class BuildCost:
 
 
 Engine = tuple[Runner, BuildCost]
+"""A built engine: its runner, and the cost of building it."""

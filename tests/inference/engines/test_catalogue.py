@@ -22,7 +22,7 @@ from convscope.inference.engines.workload import Workload
 from convscope.verification import choice
 
 
-def task(folder: Path, **changes: Any) -> Workload:
+def workload(folder: Path, **changes: Any) -> Workload:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.LazyLinear(5))
     given = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -43,7 +43,7 @@ def task(folder: Path, **changes: Any) -> Workload:
 
 
 def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Path):
-    asked = task(tmp_path)
+    asked = workload(tmp_path)
     runner, setup = catalogue.make("onnxruntime", asked)
     try:
         assert isinstance(runner, RemoteRunner)
@@ -64,7 +64,7 @@ def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Pa
 
 
 def test_half_precision_goes_through_onnxruntime(tmp_path: Path):
-    asked = task(tmp_path, dtype="float16")
+    asked = workload(tmp_path, dtype="float16")
     runner, _ = catalogue.make("onnxruntime", asked)
     expected = asked.model(asked.given).detach()
     assert 1e-5 < (runner.output() - expected).norm() / expected.norm() < 1e-2
@@ -76,13 +76,13 @@ def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(onnxruntime, "get_available_providers", list)
     with pytest.raises(MissingError, match="has no CPUExecutionProvider: pip install onnxruntime"):
-        catalogue.make("onnxruntime", task(tmp_path))
+        catalogue.make("onnxruntime", workload(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])
 def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
     with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
-        catalogue.make(name, task(tmp_path))
+        catalogue.make(name, workload(tmp_path))
 
 
 @pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("fused", 5)])
@@ -92,13 +92,13 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
     """All but the graph and cuDNN: on a CPU each step is launched, and the fused calls are done in steps."""
     tried: list[torch.Tensor] = []
 
-    def uncaptured(task: Workload, step: Callable[[], torch.Tensor], captured: bool = False) -> LocalRunner:
+    def uncaptured(workload: Workload, step: Callable[[], torch.Tensor], captured: bool = False) -> LocalRunner:
         tried.append(step())
-        return LocalRunner(step, task.device, captured=False, counted=False)
+        return LocalRunner(step, workload.device, captured=False, counted=False)
 
-    monkeypatch.setattr(Workload, "needs_gpu", lambda task, engine: None)
+    monkeypatch.setattr(Workload, "needs_gpu", lambda workload, engine: None)
     monkeypatch.setattr(Workload, "local", uncaptured)
-    asked = task(tmp_path, dtype="bfloat16", layout="nhwc")
+    asked = workload(tmp_path, dtype="bfloat16", layout="nhwc")
     runner, setup = catalogue.make(name, asked)
     expected = asked.model(asked.given).detach()
     tried.append(runner.output())
@@ -115,14 +115,14 @@ def test_a_package_that_is_not_installed_is_said_with_how_to_install_it(
 ):
     monkeypatch.setattr(catalogue.importlib.util, "find_spec", lambda package: None if package == name else "there")
     with pytest.raises(MissingError, match=f"{name} needs {name}, not installed: pip install"):
-        catalogue.make(name, task(tmp_path))
+        catalogue.make(name, workload(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["compile", "compile-max", "aot"])
 def test_without_a_compiler_the_reason_says_what_to_install(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(MissingError, match="no-such-compiler is not here: install g"):
-        catalogue.make(name, task(tmp_path))
+        catalogue.make(name, workload(tmp_path))
 
 
 @pytest.mark.parametrize("options", ["", " -O1"])
@@ -149,7 +149,7 @@ def test_a_compiler_that_cannot_be_started_has_no_library(tmp_path: Path):
 def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    asked = task(tmp_path, layout="nhwc", make_bench=lambda run, model: None)
+    asked = workload(tmp_path, layout="nhwc", make_bench=lambda run, model: None)
     seen: list[str] = []
 
     def choose(*_: object, **__: object) -> dict[str, str]:
@@ -171,7 +171,7 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
 
 
 def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
-    asked = task(tmp_path)
+    asked = workload(tmp_path)
     try:
         runner, setup = catalogue.make("compile-max", asked)
     except MissingError as missing:
@@ -190,11 +190,11 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
 
 def test_numpy_has_no_bfloat16(tmp_path: Path):
     with pytest.raises(MissingError, match="NumPy, which has no bfloat16"):
-        catalogue.make("onnxruntime", task(tmp_path, dtype="bfloat16"))
+        catalogue.make("onnxruntime", workload(tmp_path, dtype="bfloat16"))
 
 
 def test_the_input_has_the_layout_and_type_asked_for(tmp_path: Path):
-    asked = task(tmp_path, layout="nhwc", dtype="bfloat16")
+    asked = workload(tmp_path, layout="nhwc", dtype="bfloat16")
     given = asked.input()
     assert given.dtype == torch.bfloat16
     assert given.is_contiguous(memory_format=torch.channels_last)

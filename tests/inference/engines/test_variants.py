@@ -1,4 +1,4 @@
-"""Which way of several is kept; the times are a table here, on a card they are measured."""
+"""Which variant of several is kept; the times are a table here, on a card they are measured."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def tried() -> list[tuple[Variant, Engine]]:
 
 
 def maker(tried: list[tuple[Variant, Engine]], time_ms: Callable[[Variant], float]) -> Any:
-    def make(way: Variant) -> Engine:
-        tried.append((way, Engine(time_ms(way))))
+    def make(variant: Variant) -> Engine:
+        tried.append((variant, Engine(time_ms(variant))))
         return tried[-1][1]
 
     return make
@@ -50,19 +50,19 @@ def maker(tried: list[tuple[Variant, Engine]], time_ms: Callable[[Variant], floa
 
 def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engine]]):
     times_ms = {(0, False): 5.0, (4, False): 4.0, (8, False): 3.0, (8, True): 3.5}
-    runner, way, count = variants.fastest(
-        maker(tried, lambda way: times_ms[way.channels, way.products] - way.searched), CPU, FUSED_STEPS
+    runner, variant, count = variants.fastest(
+        maker(tried, lambda variant: times_ms[variant.channels, variant.products] - variant.searched), CPU, FUSED_STEPS
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
     ]  # fmt: skip
-    assert (way, count) == (Variant(channels=8, searched=True), 5)
+    assert (variant, count) == (Variant(channels=8, searched=True), 5)
     assert runner is tried[-1][1]
-    assert str(way) == "plans searched, images padded to 8 channels"
+    assert str(variant) == "plans searched, images padded to 8 channels"
 
 
 def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Variant, Engine]]):
-    runner, _, _ = variants.fastest(maker(tried, lambda way: 2.0 - way.searched), CPU, GRAPH_STEPS)
+    runner, _, _ = variants.fastest(maker(tried, lambda variant: 2.0 - variant.searched), CPU, GRAPH_STEPS)
     plain, searched, kept = (engine for _, engine in tried)
     assert [engine.closed for engine in (plain, searched, kept)] == [True, True, False]
     assert searched.thread is kept.thread is not plain.thread
@@ -73,18 +73,18 @@ def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple
 
 
 def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]]):
-    def time_ms(way: Variant) -> float:
-        if not way.channels:
+    def time_ms(variant: Variant) -> float:
+        if not variant.channels:
             raise RuntimeError("GET was unable to find an engine to execute this computation")
-        return 1.0 + way.channels
+        return 1.0 + variant.channels
 
-    _, way, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (way, count) == (Variant(channels=4), 4)
+    _, variant, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
+    assert (variant, count) == (Variant(channels=4), 4)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])
 def test_where_nothing_works_the_first_error_is_told(error: RuntimeError):
-    def make(way: Variant) -> Any:
+    def make(variant: Variant) -> Any:
         raise error
 
     before = threading.active_count()
