@@ -96,6 +96,20 @@ class Layer(Geometry):
         options = self.bias, self.padding_mode, self.uneven_padding
         return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options
 
+    def columns(self) -> dict[str, Any]:
+        """Return the place and the shape of a 2-D layer by the names of columns; pairs as "3x3"."""
+        pairs = {name: dimensions(getattr(self, name)) for name in ("stride", "padding", "dilation")}
+        return pairs | {
+            "position": self.position,
+            "in_channels": self.in_channels,
+            "out_channels": self.out_channels,
+            "kernel_size": dimensions(self.kernel),
+            "groups": self.groups,
+            "batch_size": self.batch,
+            "in_height_px": self.in_height,
+            "in_width_px": self.in_width,
+        }
+
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
         """Return the layer as libraries and kernels take it: without its place, bias and padding mode."""
         sizes = self.input, self.weight, self.padding, self.stride, self.dilation, self.groups

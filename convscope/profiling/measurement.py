@@ -6,17 +6,18 @@ import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from convscope.convolution import roofline
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
-from convscope.cudnn.shape import dimensions
 from convscope.failures import Failure
 from convscope.power.energy import LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.table import fill
 from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
 
@@ -44,96 +45,74 @@ def overall_row(
     run: Run, size: int, found: Measurement, assigned: Assignment, started_utc: str, wall_s: float
 ) -> OverallRow:
     """Return the row of the whole model."""
-    passes, eager, energy = found.passes, found.eager, found.energy
-    row = OverallRow(
-        model=run.model,
-        algorithm=run.algorithm,
+    passes, eager, idle_power_w = found.passes, found.eager, found.idle_power_w
+    cells = (
+        {"mean": passes.mean_ms, "std": passes.std_ms, "min": passes.min_ms, "max": passes.max_ms}
+        | {"mean_ci95_ms": passes.ci95_ms, "samples": passes.count}
+        | (
+            {"eager_mean_ms": eager.mean_ms, "eager_std_ms": eager.std_ms, "eager_samples": eager.count}
+            if eager
+            else {}
+        )
+        | (_breakdown_cells(found.breakdown, found.energy) if found.breakdown else {})
+        | (_energy_cells(found.energy, idle_power_w) if found.energy else {})
+    )
+    return fill(
+        OverallRow,
+        run,
+        passes,
         input_size=size,
-        mean=passes.mean_ms,
-        std=passes.std_ms,
-        min=passes.min_ms,
-        max=passes.max_ms,
-        median_ms=passes.median_ms,
-        p95_ms=passes.p95_ms,
-        mean_ci95_ms=passes.ci95_ms,
-        samples=passes.count,
         repeated_samples=found.repeated,
         timing_method=found.method,
-        eager_mean_ms=eager.mean_ms if eager else None,
-        eager_std_ms=eager.std_ms if eager else None,
-        eager_samples=eager.count if eager else None,
         event_overhead_us=found.overhead_us,
         layers_sum_ms=sum(layer.mean_ms for layer in found.layers),
         convolutions=len(found.layers),
         fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
         peak_memory_bytes=found.peak_memory_bytes,
-        batch_size=run.batch_size,
-        math=run.math,
-        dtype=run.dtype,
-        device=run.device,
         started_utc=started_utc,
         wall_s=wall_s,
-        idle_power_w=found.idle_power_w,
+        idle_power_w=idle_power_w,
         reason=found.energy_reason,
-    )
-    if found.breakdown is not None:
-        row = with_breakdown(row, found.breakdown, energy)
-    return row if energy is None else with_energy(row, energy, found.idle_power_w)
-
-
-def with_breakdown(row: OverallRow, breakdown: Breakdown, energy: LoadEnergy | None) -> OverallRow:
-    """Return a row with the sum over its layers' energies, the rest, and what both are above the pass."""
-    return dataclasses.replace(
-        row,
-        energy_layers_sum_j=breakdown.layers_sum_j,
-        energy_rest_j=breakdown.rest_j,
-        energy_residual_pct=None if energy is None else breakdown.residual_pct(energy.per_inference_j),
+        **cells,
     )
 
 
-def with_energy(row: OverallRow, energy: LoadEnergy, idle_power_w: float | None) -> OverallRow:
-    """Return a row with what is known of its power and energy filled in."""
+def _breakdown_cells(breakdown: Breakdown, energy: LoadEnergy | None) -> dict[str, Any]:
+    """Return the sum over the layers' energies, the rest, and the excess of both over the pass."""
+    return {
+        "energy_layers_sum_j": breakdown.layers_sum_j,
+        "energy_rest_j": breakdown.rest_j,
+        "energy_residual_pct": None if energy is None else breakdown.residual_pct(energy.per_inference_j),
+    }
+
+
+def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, Any]:
     window, after = energy.window, energy.after
-    return dataclasses.replace(
-        row,
-        power_mean_w=window.power_mean_w,
-        power_std_w=window.power_std_w,
-        power_min_w=window.power_min_w,
-        power_max_w=window.power_max_w,
-        power_samples=window.power_samples,
-        energy_total_j=window.energy_j,
-        energy_per_inference_j=energy.per_inference_j,
-        energy_uncertainty_j=energy.uncertainty_j,
-        energy_source=window.source,
-        energy_disagreement_pct=window.disagreement_pct,
-        energy_dynamic_j=None if idle_power_w is None else energy.dynamic_j(idle_power_w),
-        energy_window_s=window.duration_s,
-        energy_inferences=energy.inferences,
-        temperature_start_c=energy.before.temperature_c,
-        temperature_end_c=after.temperature_c,
-        sm_clock_mhz=after.sm_clock_mhz,
-        throttle_reasons=energy.throttle_reasons,
-        other_processes=after.other_processes,
-    )
+    same = ("power_mean_w", "power_std_w", "power_min_w", "power_max_w", "power_samples")
+    return {name: getattr(window, name) for name in same} | {
+        "energy_total_j": window.energy_j,
+        "energy_per_inference_j": energy.per_inference_j,
+        "energy_uncertainty_j": energy.uncertainty_j,
+        "energy_source": window.source,
+        "energy_disagreement_pct": window.disagreement_pct,
+        "energy_dynamic_j": None if idle_power_w is None else energy.dynamic_j(idle_power_w),
+        "energy_window_s": window.duration_s,
+        "energy_inferences": energy.inferences,
+        "temperature_start_c": energy.before.temperature_c,
+        "temperature_end_c": after.temperature_c,
+        "sm_clock_mhz": after.sm_clock_mhz,
+        "throttle_reasons": energy.throttle_reasons,
+        "other_processes": after.other_processes,
+    }
 
 
 def failed_row(run: Run, size: int, failure: Failure, started_utc: str, wall_s: float) -> OverallRow:
     """Return the row of a size that could not be measured; its figures are empty."""
-    return OverallRow(
-        model=run.model,
-        algorithm=run.algorithm,
-        input_size=size,
-        batch_size=run.batch_size,
-        math=run.math,
-        dtype=run.dtype,
-        device=run.device,
-        started_utc=started_utc,
-        wall_s=wall_s,
+    return fill(
+        OverallRow, failure, run, input_size=size, started_utc=started_utc, wall_s=wall_s,
         oom_asked_bytes=failure.asked_bytes,
-        status=failure.status,
-        reason=failure.reason,
-    )
+    )  # fmt: skip
 
 
 def layer_rows(
@@ -173,42 +152,26 @@ def _layer_row(
 ) -> LayerRow:
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
-    return LayerRow(
+    timed = () if skipped else (times, traced)
+    return fill(
+        LayerRow,
+        run,
+        observed.execution,
+        *timed,
+        observed,
         layer=layer.name,
-        in_channels=layer.in_channels,
-        out_channels=layer.out_channels,
-        kernel_size=dimensions(layer.kernel),
-        mean_ms=None if skipped else times.mean_ms,
-        percentage=None if skipped else 100 * times.mean_ms / pass_ms,
-        model=run.model,
-        algorithm=run.algorithm,
         input_size=size,
-        position=layer.position,
-        stride=dimensions(layer.stride),
-        padding=dimensions(layer.padding),
-        dilation=dimensions(layer.dilation),
-        groups=layer.groups,
-        batch_size=layer.batch,
-        in_height_px=layer.in_height,
-        in_width_px=layer.in_width,
+        percentage=None if skipped else 100 * times.mean_ms / pass_ms,
+        mean_ms=None if skipped else times.mean_ms,
+        samples=None if skipped else times.count,
         out_height_px=layer.out_height,
         out_width_px=layer.out_width,
         ran_algorithm=observed.execution.algorithm,
         ran_provider=observed.execution.provider,
-        workspace_bytes=observed.execution.workspace_bytes,
         flops=layer.flops,
         bytes=layer.minimum_bytes(roofline.ELEMENT_BYTES[run.dtype]),
-        std_ms=None if skipped else times.std_ms,
-        min_ms=None if skipped else times.min_ms,
-        max_ms=None if skipped else times.max_ms,
-        median_ms=None if skipped else times.median_ms,
-        p95_ms=None if skipped else times.p95_ms,
-        samples=None if skipped else times.count,
-        kernel_ms=traced.kernel_ms if traced and not skipped else None,
-        span_ms=traced.span_ms if traced and not skipped else None,
         kernels=json.dumps(dict(traced.kernels)) if traced else None,
-        relative_error=observed.relative_error,
-        math=run.math,
         status="unsupported" if skipped else "fallback" if reason else "ok",
         reason=reason,
+        **layer.columns(),
     )

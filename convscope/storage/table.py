@@ -17,12 +17,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
 from convscope.errors import InputError
 
+Row = TypeVar("Row")
 ADVICE = "move it away, or --overwrite"
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|inf|nan)", re.ASCII)
@@ -60,6 +61,15 @@ class Table:
 def columns(row_type: type[Any]) -> list[str]:
     """Return a table's columns in their order on disk."""
     return [field.name for field in dataclasses.fields(row_type)]
+
+
+def fill(row_type: type[Row], *sources: object, **cells: Any) -> Row:
+    """Return a row: each column from `cells`, else from the first source with an attribute of its name, else empty."""
+    for field in dataclasses.fields(row_type):  # type: ignore[arg-type]
+        source = next((source for source in sources if hasattr(source, field.name)), None)
+        if source is not None:
+            cells.setdefault(field.name, getattr(source, field.name))
+    return row_type(**cells)
 
 
 def rows(path: Path, form: Table) -> list[dict[str, str]]:

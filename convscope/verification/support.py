@@ -18,10 +18,10 @@ from convscope.convolution.algorithms import NAMES_BY_CUDNN_NUMBER
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator, release
 from convscope.convolution.reference import relative_distance
-from convscope.cudnn.shape import dimensions
 from convscope.errors import CudnnError, TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
+from convscope.storage.table import fill
 from convscope.timing import trace
 from convscope.verification import kernel_families
 from convscope.verification.evidence import Subject
@@ -109,12 +109,13 @@ def row(
     answer = one.answer
     agrees = None if answer.status == WORKSPACE else answer.status == predicted.status
     kinds = sorted({kernel_families.family(kernel) for kernel in kernel_families.working(one.kernels or {})})
-    return SupportRow(
-        model=run.model,
+    return fill(
+        SupportRow,
+        here,
+        run,
+        answer,
         layer=layer.name,
-        position=layer.position,
         algorithm=one.algorithm,
-        status=answer.status,
         # Where both agree the rule's sentence has the reason; cuDNN itself only says "not supported".
         reason=predicted.reason if agrees else answer.reason,
         predicted_status=predicted.status,
@@ -123,25 +124,9 @@ def row(
         same_kernels_as=same_kernels_as(one, siblings),
         families=", ".join(kinds) or None,
         kernels=None if one.kernels is None else json.dumps(dict(one.kernels)),
-        workspace_bytes=answer.workspace_bytes,
-        relative_error=answer.relative_error,
-        in_channels=layer.in_channels,
-        out_channels=layer.out_channels,
-        kernel_size=dimensions(layer.kernel),
-        stride=dimensions(layer.stride),
-        padding=dimensions(layer.padding),
-        dilation=dimensions(layer.dilation),
-        groups=layer.groups,
-        in_height_px=layer.in_height,
-        in_width_px=layer.in_width,
         input_size=run.input_sizes[0],
-        batch_size=run.batch_size,
-        math=run.math,
         dtype=dtype,
-        gpu_name=here.gpu_name,
-        compute_capability=here.compute_capability,
-        driver=here.driver,
-        cudnn=here.cudnn,
+        **layer.columns(),
     )
 
 
