@@ -16,7 +16,6 @@ from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
 
-import profiler
 from convscope import failures
 from convscope.cli.options import parse_bytes
 from convscope.convolution.operator import CudaOperator
@@ -191,9 +190,9 @@ FAST = {"input_size_range": (64, 96), "warmup_iters": 0, "measure_iters": 2, "de
 def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    measure = profiler.Bench.measure
+    measure = sweep.Bench.measure
 
-    def fails_at_80(self: profiler.Bench, size: int, *more: object, **options: object):
+    def fails_at_80(self: sweep.Bench, size: int, *more: object, **options: object):
         if size == 80:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         return measure(self, size, *more, **options)

@@ -78,31 +78,31 @@ def _fastest(
     return runner, BuildCost(compile_s=time.perf_counter() - started_s, remark=f"{remark}; best of {tried}: {variant}")
 
 
-def cudnn_best(task: Workload) -> Engine:
-    """This project's choice of the fastest of cuDNN's algorithms for each layer, timed first, as a CUDA graph."""
-    task.needs_gpu("cudnn-best")
-    model, remark = task.folded()
-    layers = models.called(task.name, models.shapes_only(model), torch.empty(task.given.shape, device="meta"))
-    model, given = task.placed(model), task.input()
+def cudnn_best(workload: Workload) -> Engine:
+    """Build a CUDA graph with the fastest of cuDNN's algorithms for each layer, by this project's timing."""
+    workload.needs_gpu("cudnn-best")
+    model, remark = workload.folded()
+    layers = models.called(workload.name, models.shapes_only(model), torch.empty(workload.given.shape, device="meta"))
+    model, given = workload.placed(model), workload.input()
     run = Run(
-        model=task.name,
+        model=workload.name,
         algorithm="guess",
         stage="1_sanity",
         gpu="cuda",
-        input_sizes=(task.given.shape[-1],),
-        device=str(task.device),
-        batch_size=task.given.shape[0],
-        math=task.math,
-        dtype=task.dtype,
+        input_sizes=(workload.given.shape[-1],),
+        device=str(workload.device),
+        batch_size=workload.given.shape[0],
+        math=workload.math,
+        dtype=workload.dtype,
         energy=False,
     )
     started_s = time.perf_counter()
-    with backends.settings(layout=task.layout):
+    with backends.settings(layout=workload.layout):
         subject = Subject(run, model, layers, given)
-        best = choice.pick(subject, task.make_bench(run, model), task.note, rounds=CHOICE_ROUNDS)
+        best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=CHOICE_ROUNDS)
         compile_s = time.perf_counter() - started_s
         swap.Swap(model).apply(best)
-        runner = task.local(lambda: model(given), captured=True)
+        runner = workload.local(lambda: model(given), captured=True)
     counts = [
         f"{sum(name == one for one in best.values())} {name}" for name in algorithms.ALGORITHMS if name in best.values()
     ]
