@@ -89,7 +89,7 @@ class TorchvisionSource:
 
     def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
         """Return random images, batch × 3 × size × size."""
-        return (images(size, batch_size, seed),)
+        return (images(batch_size, size, seed),)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class TimmSource:
 
     def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
         """Return random images, batch × 3 × size × size."""
-        return (images(size, batch_size, seed),)
+        return (images(batch_size, size, seed),)
 
 
 def find_source(name: str) -> Source:
@@ -165,12 +165,6 @@ def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
     return TorchvisionSource(check_name(name)).build(seed, pretrained)
 
 
-def images(size: int, batch_size: int, seed: int) -> torch.Tensor:
-    """Return random images on the CPU, batch × 3 × size × size."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch_size, 3, size, size, generator=generator)
-
-
 def _digest(name: str, version: str) -> str:
     return hashlib.sha256(f"{name} {version}".encode()).hexdigest()
 
@@ -181,6 +175,11 @@ def _timm() -> Any:
     except ImportError:
         raise InputError("models by timm:NAME need timm: pip install timm") from None
     return timm
+
+
+def images(batch_size: int, size_px: int, seed: int) -> torch.Tensor:
+    """Return a batch of noise drawn from `seed`, batch × 3 × size × size in float32 on the CPU."""
+    return torch.randn(batch_size, 3, size_px, size_px, generator=torch.Generator().manual_seed(seed))
 
 
 def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
@@ -194,7 +193,7 @@ def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: 
         norm.train()
         norm.momentum = None  # the mean of all batches so far: of this one
     with torch.no_grad():
-        model(images(input_size, batch_size, seed))
+        model(images(batch_size, input_size, seed))
     for norm, momentum in zip(norms, before, strict=True):
         norm.eval()
         norm.momentum = momentum

@@ -1,7 +1,7 @@
-"""Choice of a kernel's block shapes for a convolution, by timing on the card, remembered on disk.
+"""Chooses how a kernel is cut for a convolution, on the card at hand, and remembers the choice on disk.
 
 Choices lie in `$XDG_CACHE_HOME/convscope` (`~/.cache/convscope`), a file for each model of card, version of Triton and
-state of these kernels' source: a choice for another is never taken unasked. The file may be deleted at any time.
+state of these kernels' source: what was chosen for another is never taken unasked. The file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from convscope.errors import InputError
 from convscope.timing import graphs
 
 B = TypeVar("B")
-"""Block shapes: a frozen data class of words, numbers and tuples of these."""
+"""A cut: a frozen data class of words, numbers and tuples of these."""
 Launch = Callable[[], object]
 
 _REPLAYS = 5
@@ -37,9 +37,9 @@ _REFUSED = ("Triton Error", "PassManager::run failed")  # by the driver: a launc
 
 @dataclass(frozen=True)
 class TunedBlocks(Generic[B]):
-    """The block shapes chosen for a convolution, their time when they were chosen, and how many were tried.
+    """The cut chosen for a convolution, the time that it took when it was, and how many were tried.
 
-    No time, and none tried: they were the likeliest, and were not timed.
+    No time, and none tried: it was the likeliest, and taken as that.
     """
 
     blocks: B
@@ -52,21 +52,21 @@ class TunedBlocks(Generic[B]):
 
 
 class NothingFitsError(RuntimeError):
-    """No block shapes of a kernel fit this card."""
+    """No cut of a kernel fits this card."""
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Tell whether this card, or its driver, cannot run a kernel with these block shapes."""
+    """Tell whether this card, or its driver, cannot run a kernel as it is cut."""
     return isinstance(error, (*_TOO_MUCH, NothingFitsError)) or str(error).startswith(_REFUSED)
 
 
 class BlockCache(Generic[B]):
-    """Choices of block shapes by convolution: those of a file, and new ones.
+    """Choices by convolution: those of a file, and those that are made.
 
     Args:
         path: the file to read, and to write unless `fixed`.
-        kind: the data class of the block shapes.
-        fixed: take the choices of the file, and time nothing.
+        kind: the data class of the cuts.
+        fixed: take what the file has, and time nothing.
     """
 
     def __init__(self, path: Path, kind: type[B], fixed: bool = False) -> None:
@@ -76,15 +76,15 @@ class BlockCache(Generic[B]):
 
     @classmethod
     def of_file(cls, path: Path, kind: type[B]) -> BlockCache[B]:
-        """Return the choices of a file, to which none is added.
+        """Take the choices of a file as they are.
 
         Raises:
-            InputError: the file holds no choices.
+            InputError: it is no such file.
         """
-        cache = cls(path, kind, fixed=True)
-        if not cache._read():
+        found = cls(path, kind, fixed=True)
+        if not found._read():
             raise InputError(f"--load-tuned {path}: it holds no choices; leave it out, and they are made and kept")
-        return cache
+        return found
 
     def choose(
         self, key: str, candidates: Sequence[B], launcher: Callable[[B], Launch], timed: bool = True
@@ -92,27 +92,25 @@ class BlockCache(Generic[B]):
         """Return the fastest of the candidates: as remembered, else timed now and remembered.
 
         Args:
-            launcher: returns the function that convolves with one block shape on the current device.
-            timed: there is a card to time them on; without one, or with `fixed`, the first is taken.
+            launcher: gives the function that convolves with one cut on the current device.
+            timed: there is a card to time them on; without, or with `fixed`, the first is taken.
 
         Raises:
             NothingFitsError: none of them runs on this card.
         """
-        choice = self.used.get(key) or self._read().get(key)
-        if choice is None:
-            choice = _fastest(key, candidates, launcher) if timed and not self.fixed else TunedBlocks(candidates[0])
-            if choice.tried:
-                self._remember(key, choice)
-        self.used[key] = choice
-        return choice
+        found = self.used.get(key) or self._read().get(key)
+        if found is None:
+            found = _fastest(key, candidates, launcher) if timed and not self.fixed else TunedBlocks(candidates[0])
+            if found.tried:
+                self._remember(key, found)
+        self.used[key] = found
+        return found
 
     def _remember(self, key: str, choice: TunedBlocks[B]) -> None:
-        # A choice that another process writes between this reading and this writing is lost, and timed again later.
+        # What another process remembers between the reading and the writing is forgotten, and timed again some day.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_name(
-                f".{self.path.name}.{os.getpid()}"
-            )  # each process its own: none is seen half written
+            new = self.path.with_name(f".{self.path.name}.{os.getpid()}")  # each process its own: nobody sees half
             new.write_text(as_text(self._read() | {key: choice}))
             new.replace(self.path)
 
@@ -120,13 +118,13 @@ class BlockCache(Generic[B]):
         try:
             document = json.loads(self.path.read_text())
             return {
-                key: TunedBlocks(self._blocks(entry["blocks"]), entry["time_us"], entry["tried"])
+                key: TunedBlocks(self._cut(entry["blocks"]), entry["time_us"], entry["tried"])
                 for key, entry in document.items()
             }
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return {}  # missing or damaged: it is only a cache
+            return {}  # missing or damaged: it is only a memory
 
-    def _blocks(self, fields: Mapping[str, Any]) -> B:
+    def _cut(self, fields: Mapping[str, Any]) -> B:
         plain = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
         return self._kind(**plain)
 

@@ -80,7 +80,7 @@ class Bench:
         return pair_overhead_us(times.added_ms, len(times.layers_ms))
 
     def _input(self, size: int) -> torch.Tensor:
-        return models.images(size, self._run.batch_size, self._run.seed).to(self._device)
+        return models.images(self._run.batch_size, size, self._run.seed).to(self._device)
 
     def measure(self, size: int, layers: Sequence[Layer], check_errors: bool) -> Measurement:
         """Measure one forward pass of batch × 3 × size × size and every convolution in it."""

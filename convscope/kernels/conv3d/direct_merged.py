@@ -18,6 +18,7 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d.direct import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, corner, place_of
 
 NAME = "direct merged"

@@ -43,6 +43,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_pipelined, layout
 from convscope.kernels.conv3d.candidates import candidates as candidates
 from convscope.kernels.conv3d.candidates import programs_of
+from convscope.kernels.conv3d.gemm_tiled import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, place_of
 
 NAME = "gemm"

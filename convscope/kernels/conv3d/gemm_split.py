@@ -20,6 +20,8 @@ import triton
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_pipelined, layout
+from convscope.kernels.conv3d.gemm_pipelined import convolve as convolve
+from convscope.kernels.conv3d.gemm_tiled import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
 
 NAME = "gemm split-k"
