@@ -191,7 +191,7 @@ def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: 
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
-        norm.momentum = None  # the mean of all batches so far: of this one
+        norm.momentum = None  # the mean of all batches seen, which is this one
     with torch.no_grad():
         model(images(batch_size, input_size, seed))
     for norm, momentum in zip(norms, before, strict=True):
