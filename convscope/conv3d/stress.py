@@ -147,7 +147,7 @@ def _triple(drawn: random.Random, low: int, high: int) -> Triple:
 
 
 def shrink(layer: Layer, fails: Callable[[Layer], bool]) -> Layer:
-    """Return the smallest shape that fails as well: numbers are made smaller, one by one, while it still fails."""
+    """Return the smallest shape that fails as well: one number after another is reduced while it still fails."""
     tries, shrunk = 0, True
     while shrunk:
         shrunk = False

@@ -1,8 +1,8 @@
 """The catalogue of convolution algorithms: their names, cuDNN's numbers, and the rules a layer must meet.
 
 Each question that can be answered without a GPU is one function here, `why_not_…`, which returns the reason or None.
-Whether the library on the card takes a layer is asked there (`operator.CudaOperator.why_refused`): a rule may pass a
-layer that cuDNN refuses, never the other way round.
+The library on the card has the last word (`operator.CudaOperator.why_refused`): a rule may pass a layer that cuDNN
+refuses, never the other way round.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def find(name: str) -> Algorithm:
 
 
 def cudnn_number(name: str) -> int | None:
-    """Return the number by which cuDNN is asked for an algorithm, None to leave the choice to its heuristic."""
+    """Return the number of an algorithm in a call of cuDNN, None to leave the choice to its heuristic."""
     return _DIRECT_NUMBER if name == "direct" else ALGORITHMS[name].cudnn_number
 
 

@@ -125,10 +125,10 @@ class CudaOperator:
         preferred = backends.settings_in_force().provider
         if preferred in names:
             names = (preferred,)
-        found = [self._providers[each] for each in names if each in self._providers]
-        if not found:
+        providers = [self._providers[each] for each in names if each in self._providers]
+        if not providers:
             raise NotImplementedError(f"{algorithm} is neither an algorithm of cuDNN nor one of the Triton kernels")
-        return found
+        return providers
 
     def convolve(self, x: torch.Tensor, w: torch.Tensor, layer: Layer, algorithm: str) -> torch.Tensor:
         """Convolve N × C × H × W with the options of a layer, without a bias; raises as `forward` does."""
@@ -139,7 +139,7 @@ class CudaOperator:
     def workspace_bytes(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> int:
         """Return the workspace that cuDNN wants for a layer with one of its algorithms; launches nothing.
 
-        Any of cuDNN's eight names may be asked for, also those that no card has.
+        Any of cuDNN's eight names is possible, also those that no card has.
 
         Raises:
             CudnnError: cuDNN refuses the algorithm for this layer.
@@ -159,8 +159,8 @@ class CudaOperator:
     ) -> str | None:
         """Return why no library takes a layer with an algorithm on this card, or None where one does.
 
-        It is asked by making a plan, and launches nothing. A workspace over the limit is a reason too: cuDNN is never
-        asked for a smaller one in its place.
+        A plan is made and closed; nothing is launched. A workspace over the limit is a reason too: cuDNN never gets a
+        smaller one in its place.
         """
         with _current(device) as current:
             try:

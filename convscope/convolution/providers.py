@@ -32,7 +32,7 @@ class Execution:
 
 
 class Plan(Protocol):
-    """One convolution made ready on one device, to be run many times."""
+    """One convolution on one device, prepared once and run many times."""
 
     @property
     def workspace_bytes(self) -> int | None:
@@ -108,7 +108,7 @@ class CudnnPlan:
 
 
 class CudnnProvider:
-    """cuDNN's legacy calls: one handle a device; exactly the algorithm asked for, in 2-D and 3-D."""
+    """cuDNN's legacy calls: one handle a device; exactly the algorithm requested, in 2-D and 3-D."""
 
     name = "cudnn"
 
@@ -163,7 +163,7 @@ class TritonPlan:
 
 
 class TritonProvider:
-    """This project's 2-D kernels in Triton, which is imported only when it is asked for one."""
+    """This project's 2-D kernels in Triton, which is imported at the first question only."""
 
     name = "triton"
 

@@ -37,13 +37,13 @@ class Swap:
 
     def apply(self, assignment: Mapping[str, str]) -> None:
         """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch."""
-        wanted = {name: assignment.get(name, "torch") for name in self.originals}
-        if wanted == self._assignment:
+        whole = {name: assignment.get(name, "torch") for name in self.originals}
+        if whole == self._assignment:
             return
         self.restore()
-        if set(wanted.values()) != {"torch"}:
-            self._swap(wanted)
-        self._assignment = wanted
+        if set(whole.values()) != {"torch"}:
+            self._swap(whole)
+        self._assignment = whole
 
     def restore(self) -> None:
         """Put PyTorch's own modules back."""
@@ -51,8 +51,8 @@ class Swap:
             models.set_module(self.model, name, module)
         self._assignment = dict.fromkeys(self.originals, "torch")
 
-    def _swap(self, wanted: Mapping[str, str]) -> None:
-        by_module = {id(module): wanted[name] for name, module in self.originals.items()}
+    def _swap(self, assignment: Mapping[str, str]) -> None:
+        by_module = {id(module): assignment[name] for name, module in self.originals.items()}
 
         def choose(module: nn.Module) -> str:
             return module.algorithm if isinstance(module, SwappedConv2d) else by_module[id(module)]
@@ -62,8 +62,8 @@ class Swap:
         with _names_accepted(), contextlib.suppress(TraceError, TypeError):
             ai3.swap_conv2d(self.model, choose)
         for name, module in self.originals.items():
-            if wanted[name] != "torch" and self.model.get_submodule(name) is module:
-                models.set_module(self.model, name, SwappedConv2d(module, wanted[name], name))
+            if assignment[name] != "torch" and self.model.get_submodule(name) is module:
+                models.set_module(self.model, name, SwappedConv2d(module, assignment[name], name))
         for swapped in self.model.modules():
             if isinstance(swapped, SwappedConv2d):
                 # ai3's own type for it cannot be followed by torch.compile of torch 2.11.

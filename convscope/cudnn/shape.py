@@ -73,8 +73,8 @@ class Geometry:
     def flops(self) -> int:
         """The floating-point operations by the direct definition, a multiply and an add counting as two.
 
-        Fast algorithms (FFT, Winograd) do fewer: this is the work asked for, the same for every algorithm, so that
-        rates compare.
+        Fast algorithms (FFT, Winograd) do fewer: this is the work of the definition, the same for every algorithm, so
+        that rates compare.
         """
         return 2 * mathematics.prod(self.output) * self.terms
 

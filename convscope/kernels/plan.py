@@ -41,7 +41,7 @@ class KernelPlan(abc.ABC, Generic[B]):
         tuned: the choice as text, by `key`; empty before the first run, and where blocks were given.
     """
 
-    _keyed_by: ClassVar[tuple[str, ...]]  # attributes of the shape, besides its sizes, that blocks are chosen for
+    _keyed_by: ClassVar[tuple[str, ...]]  # attributes of the shape in `key`, besides its sizes
 
     def __init__(self, algorithm: str, kernel: ModuleType, shape: Convolution, blocks: B | None) -> None:
         self.algorithm, self.shape, self.blocks = algorithm, shape, blocks
@@ -51,7 +51,7 @@ class KernelPlan(abc.ABC, Generic[B]):
 
     @property
     def key(self) -> str:
-        """The kernel, sizes and arithmetic as text: what block shapes are chosen for."""
+        """The kernel, sizes and arithmetic as text; block shapes are chosen for each key."""
         shape = self.shape
         sizes = map(dimensions, (shape.input, shape.weight, shape.stride, shape.padding, shape.dilation))
         return " ".join(

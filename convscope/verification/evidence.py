@@ -113,10 +113,8 @@ def open_subject(run: Run) -> Iterator[Subject]:
             stack.callback(cuda_operator().release)
             trace.start_cupti()
         layers = models.convolutions(run.model, size, run.batch_size)
-        source = models.find_source(run.model)
-        model = source.build(run.seed, run.pretrained).to(device)
-        (given,) = source.inputs(size, run.batch_size, run.seed)
-        yield Subject(run, model, layers, given.to(device))
+        model = models.build(run.model, run.pretrained, run.seed).to(device)
+        yield Subject(run, model, layers, models.images(run.batch_size, size, run.seed).to(device))
 
 
 def gather(subject: Subject) -> Evidence:

@@ -1,14 +1,16 @@
-"""Operations and bytes of a layer, against PyTorch's own counts."""
+"""A layer's sizes, and its operations and bytes against PyTorch's own counts."""
 
 from __future__ import annotations
 
+import pytest
 import torch
-from fakes import layer
+from fakes import layer, layer3d
 from fakes.strategies import Case, cases
 from hypothesis import given
 from torch.utils.flop_counter import FlopCounterMode
 
 from convscope.convolution import models
+from convscope.cudnn.shape import dimensions
 
 
 def test_a_multiply_and_an_add_count_as_two():
@@ -45,3 +47,41 @@ def test_bytes_are_those_of_the_tensors_touched(case: Case):
     described = models.describe("conv", 0, case.conv, x.shape)
     tensors: list[torch.Tensor] = [x, y, *case.conv.parameters()]
     assert described.minimum_bytes() == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_a_layer_resized_keeps_all_but_the_changes():
+    grouped = layer(groups=4, bias=False, padding_mode="reflect")
+    assert grouped.weight == (32, 4, 3, 3)
+    assert grouped.resized(groups=1).weight == (32, 16, 3, 3)
+    assert grouped.resized(groups=1) == layer(bias=False, padding_mode="reflect")
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
+@pytest.mark.parametrize("rank", [2, 3])
+def test_padding_same_with_an_even_extent_keeps_the_size(rank: int):
+    module = (torch.nn.Conv2d, torch.nn.Conv3d)[rank - 2](3, 4, 4, padding="same", device="meta")
+    x = torch.empty(2, 3, *range(7, 7 + rank), device="meta")
+    described = models.describe("conv", 0, module, x.shape)
+    assert described.uneven_padding
+    assert described.padding == (1,) * rank
+    assert described.output == tuple(module(x).shape)
+    assert described.output_size == described.size
+
+
+def test_the_cost_depends_on_shape_and_options_not_on_the_place():
+    assert layer(name="a", position=3).cost_key == layer().cost_key
+    changes = {"batch": 2, "in_height": 8, "kernel": (1, 1), "groups": 2, "bias": False, "padding_mode": "reflect"}
+    assert all(layer(**{name: value}).cost_key != layer().cost_key for name, value in changes.items())
+
+
+def test_a_layer_as_a_library_takes_it_has_no_place():
+    one, other = layer(), layer(name="other", position=4, bias=False)
+    assert one.convolution("float16", "fp32", "nhwc") == other.convolution("float16", "fp32", "nhwc")
+    assert one.convolution().output == one.output == (1, 32, 56, 56)
+
+
+def test_sizes_are_written_each_or_once_where_they_are_equal():
+    assert dimensions((3, 3)) == "3x3"
+    assert [dimensions(sizes, short=True) for sizes in ((3, 3, 3), (1, 3, 3), (5,))] == ["3", "1x3x3", "5"]
+    small = layer3d(4, 8, (6, 6, 6), (1, 3, 3), batch=2, stride=(1, 2, 2), groups=2)
+    assert str(small) == "4-8 1x3x3 on 6, stride 1x2x2, groups 2, batch 2"

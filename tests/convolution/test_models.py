@@ -178,3 +178,21 @@ def test_hooks_are_gone_after_the_block_even_when_it_failed():
         model(torch.zeros(1, 5, 8, 8))
     model(torch.zeros(1, 3, 8, 8))
     assert calls == ["one"]
+
+
+@pytest.mark.parametrize("name", ["alexnet", "torchvision:squeezenet1_1"])
+def test_a_source_builds_its_model_and_the_inputs_that_it_takes(name: str):
+    source = models.find_source(f" {name} ")
+    assert source.name == name
+    images, again = (source.inputs(64, 2, seed=1) for _ in range(2))
+    assert torch.equal(images[0], again[0])
+    with torch.inference_mode():
+        assert source.build(seed=3)(*images).shape == (2, 1000)
+
+
+def test_the_digest_of_a_source_is_of_name_and_library(monkeypatch: pytest.MonkeyPatch):
+    one, other = models.find_source("alexnet"), models.find_source("vgg16")
+    assert one.digest == models.find_source("alexnet").digest != other.digest
+    before = one.digest
+    monkeypatch.setattr(models.torchvision, "__version__", "0.0.0")
+    assert one.digest != before

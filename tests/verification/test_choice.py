@@ -113,7 +113,7 @@ def test_a_study_on_a_cpu_holds_ai3_against_pytorch(tmp_path, capsys: pytest.Cap
          "--output-dir", str(tmp_path)]
     )  # fmt: skip
     assert code == 0
-    table = pd.read_csv(tmp_path / "alexnet_cpu_63px_batch1_fp32.csv")
+    table = pd.read_csv(tmp_path / "alexnet_cpu_63px_batch1_fp32/choice.csv")
     assert len(table) == 5 * 3
     assert set(table["candidate"]) == {"direct", "smm", "torch"}
     assert (table.groupby("position")["rank"].min() == 1).all()

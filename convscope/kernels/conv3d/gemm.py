@@ -178,12 +178,12 @@ def gemm_slices(
 
 
 def default(shape: Convolution) -> Blocks3d:
-    """Return the likeliest of the candidates, for who will not wait for tuning."""
+    """Return the likeliest of the candidates, for use without tuning."""
     return candidates(shape)[0]
 
 
 def sums(blocks: Blocks3d, taps: int) -> int:
-    """Return how many sums "slices" keeps for each: one for each tap in depth, if there are registers for so many."""
+    """Return the number of sums of "slices" for each output: one a tap in depth where the registers hold them."""
     registers = blocks.pixels * blocks.filters * taps // (32 * blocks.warps)
     return taps if registers <= _REGISTERS_MOST else 1
 

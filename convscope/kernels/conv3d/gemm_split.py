@@ -25,7 +25,7 @@ from convscope.kernels.conv3d.gemm_tiled import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
 
 NAME = "gemm split-k"
-MULTIPROCESSORS = 132  # where no card can be asked
+MULTIPROCESSORS = 132  # where there is no card
 _LEAST_STEPS = 8  # of a split, so that its pipeline is filled
 
 
@@ -39,7 +39,7 @@ def default(shape: Convolution) -> Blocks3d:
 
 
 def multiprocessors() -> int:
-    """Return how many multiprocessors the current card has."""
+    """Return the number of multiprocessors of the current card."""
     if not torch.cuda.is_available():
         return MULTIPROCESSORS
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)

@@ -99,7 +99,7 @@ class Problem:
 
 
 def precision(shape: Convolution) -> str:
-    """Return what `tl.dot` is told: "ieee" forbids TF32."""
+    """Return the input precision for `tl.dot`: "ieee" forbids TF32."""
     return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
 
 
@@ -111,7 +111,7 @@ def triple(values: tuple[int, ...]) -> Triple:
 
 @functools.lru_cache(maxsize=1024)
 def problem(shape: Convolution) -> Problem:
-    """Return how a convolution looks in channels-last memory."""
+    """Return a convolution as a kernel for channels-last memory sees it."""
     images, total, depth, height, width = shape.input
     groups, channels = shape.groups, total // shape.groups
     kernel, stride, padding = triple(shape.weight[2:]), triple(shape.stride), triple(shape.padding)
@@ -212,7 +212,7 @@ def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
 
 
 def vector(output: tuple[int, ...]) -> int:
-    """Return how many neighbouring pixels always lie together, aligned, in one plane of an output."""
+    """Return the number of neighbouring pixels that always lie together, aligned, in one plane of an output."""
     return 1 if math.prod(output) % 4 else 4
 
 
@@ -268,7 +268,7 @@ def pitches(shape: Convolution) -> tuple[int, ...]:
 
 
 def lanes(shape: Convolution) -> int:
-    """Return how many elements 16 bytes hold."""
+    """Return the number of elements in 16 bytes."""
     return _ALIGNED_BYTES // _element_bytes(shape.dtype)
 
 
@@ -277,9 +277,9 @@ def _element_bytes(dtype: str) -> int:
 
 
 def depth_of(shape: Convolution) -> int:
-    """Return how many terms of the sum a step takes: 128 bytes of them where the channels allow it."""
-    wanted = 8 * lanes(shape)
-    return min(wanted, math.gcd(problem(shape).channels, wanted))
+    """Return the number of terms of the sum in a step: 128 bytes of them where the channels allow it."""
+    most = 8 * lanes(shape)
+    return min(most, math.gcd(problem(shape).channels, most))
 
 
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:
