@@ -18,6 +18,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from convscope.cli.display import table
 from convscope.cli.options import MATHS, find_device
 from convscope.convolution import backends, models, swap
@@ -30,8 +32,6 @@ from convscope.timing import trace
 from convscope.timing.graphs import SETTLING_S
 from convscope.timing.stopwatch import Stopwatch
 from profiler import CUDALayerTimer, PowerMonitor
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 MODELS = ("vgg16", "resnet50", "densenet121", "googlenet")
 ALGORITHMS = ("torch", "implicit precomp gemm", "guess")

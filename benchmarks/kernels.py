@@ -22,6 +22,8 @@ from pathlib import Path
 import pandas as pd
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from convscope import gpus
 from convscope.cli.display import table
 from convscope.cli.options import find_device
@@ -33,8 +35,6 @@ from convscope.cudnn import library
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 from convscope.timing.stopwatch import Stopwatch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 OURS = ("direct", "winograd")
 CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")

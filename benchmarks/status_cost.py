@@ -13,22 +13,19 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from convscope.cluster import progress, status
 from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, Combination
 from convscope.storage.table import columns
-
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-SIZES = SIZES_BY_STAGE
 
 
 def write(results: Path, who: Combination, stage: str) -> None:
     """Write the files of a finished run: run.json, a table with all sizes, the history of its job."""
     folder = results / stage / who.folder_name
     folder.mkdir(parents=True)
-    sizes = list(range(224, 224 + SIZES[stage]))
+    sizes = list(range(224, 224 + SIZES_BY_STAGE[stage]))
     run = {**dataclasses.asdict(who), "input_sizes": sizes}
     (folder / "run.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run": run}))
     header = columns(OverallRow)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from profiler import UnifiedProfiler
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from profiler import UnifiedProfiler
 
 
 def measuring_s(overall: pd.DataFrame) -> pd.Series:

@@ -1,8 +1,9 @@
-"""The tests in tests/gpu name only what exists: they run on machines that few changes see, and are read here."""
+"""The tests in tests/gpu and the benchmarks name only what exists: few changes see a machine that runs them."""
 
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import textwrap
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from fakes import ROOT
 
-FILES = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+FILES = sorted([*(ROOT / "tests" / "gpu").glob("test_*.py"), *(ROOT / "benchmarks").glob("*.py")])
 OWN = ("convscope", "profiler", "fakes", "run_")
 
 
@@ -149,13 +150,27 @@ def wrong_attributes(tree: ast.Module) -> list[str]:
     return sorted(found)
 
 
+def programs(tree: ast.Module) -> Iterator[ast.Module]:
+    """Yield a file and the programs in its strings, each as its tree."""
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import " in node.value:
+            with contextlib.suppress(SyntaxError):  # prose
+                yield ast.parse(node.value)
+
+
 CHECKS = {"imports": wrong_imports, "patches": wrong_patches, "attributes": wrong_attributes}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 @pytest.mark.parametrize("wrong", CHECKS.values(), ids=CHECKS)
-def test_what_a_gpu_test_names_exists(wrong: Any, path: Path):
-    assert wrong(ast.parse(path.read_text())) == []
+def test_what_a_file_for_a_gpu_names_exists(wrong: Any, path: Path):
+    assert [found for tree in programs(ast.parse(path.read_text())) for found in wrong(tree)] == []
+
+
+def test_a_program_in_a_string_is_read():
+    _, program = programs(ast.parse('RUN = """\nfrom convscope import gone\n"""'))
+    assert wrong_imports(program)
 
 
 @pytest.mark.parametrize(

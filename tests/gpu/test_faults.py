@@ -114,7 +114,8 @@ import sys
 sys.path.insert(0, sys.argv.pop(1))
 import torch
 import run_profile
-from convscope import commandline, models
+from convscope.cli import parser
+from convscope.convolution import models
 
 build = models.build
 
@@ -127,7 +128,7 @@ def breaks_at_96(*given, **options):
     return model
 
 models.build = breaks_at_96
-sys.exit(commandline.as_program(run_profile.main))
+sys.exit(parser.as_program(run_profile.main))
 """
 
 

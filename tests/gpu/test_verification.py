@@ -21,7 +21,7 @@ from profiler import CUDALayerTimer, PowerMonitor
 
 def made_run(model: str, algorithm: str, math: str = "fp32", size: int = 224) -> Run:
     return make_run(
-        model, algorithm, num_sizes=1, input_size_range=(size, size), device=torch.device("cuda:0"), gpu=None,
+        model, algorithm, num_sizes=1, input_size_range=(size, size), device="cuda:0", gpu=None,
         stage=None, math=math, unsupported="fallback", batch_size=1, warmup_iters=5, measure_iters=10,
         pretrained=False, seed=0, energy=False,
     )  # fmt: skip
