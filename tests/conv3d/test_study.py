@@ -144,7 +144,9 @@ def test_a_new_call_leaves_nothing_of_an_earlier_one(folder: Path, tmp_path: Pat
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"run.json", "stress.csv"}
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 85)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long), (signal.SIGUSR2, 85)]
+)
 def test_a_call_that_is_told_to_stop_keeps_what_it_has(tmp_path: Path, number: signal.Signals, code: int):
     asked = ["--implementation", "torch", "--stress", "100000", "--device", "cpu", "--output-dir", str(tmp_path)]
     running = subprocess.Popen([sys.executable, run_conv3d.__file__, *asked], stderr=subprocess.PIPE, text=True)
