@@ -1,31 +1,36 @@
-# Two commands do everything on a fresh machine: make profile, make test.
+# Two commands do everything on a fresh machine: make profile, make test. CI runs make test-long as well.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests run in three parts at a time, of which one mostly waits; each on one thread, for threads of two processes on
 # the same cores wait for each other. A part's output comes when it has ended; all are run, whichever fails.
-# These are the files whose tests take about as long as all the others together.
-LONG := $(addprefix tests/test_,kill.py run_inference.py run_training.py storage.py)
+SLURM_TESTS := tests/slurm
+# These take about as long as all the others together.
+HALF := $(addprefix tests/,cluster inference kernels storage training)
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(MAKE) --jobs=3 --keep-going --output-sync=target part-slurm part-half part-rest
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-slurm test-long test-rest slurm lint gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest slurm lint gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
 
-test: $(READY)  ## all tests that need no GPU, in three parts side by side
-	OMP_NUM_THREADS=1 $(MAKE) --jobs=3 --keep-going --output-sync=target test-slurm test-long test-rest
+test: $(READY)  ## the tests that need no GPU, but for the long ones
+	$(SIDE_BY_SIDE)
 
-test-slurm: $(READY)  ## a part of them: those that mostly wait for a queue
-	$(BIN)/python -m pytest --durations=5 tests/slurm
+test-long: $(READY)  ## the long ones, and those with drawn examples again with all their examples
+	$(SIDE_BY_SIDE) SELECTED='-m long'
 
-test-long: $(READY)  ## another part
-	$(BIN)/python -m pytest --durations=10 $(LONG)
+part-slurm: $(READY)
+	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(SLURM_TESTS)
 
-test-rest: $(READY)  ## the others
-	$(BIN)/python -m pytest --durations=10 $(addprefix --ignore=,tests/slurm $(LONG))
+part-half: $(READY)
+	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(HALF)
+
+part-rest: $(READY)
+	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(SLURM_TESTS) $(HALF))
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu

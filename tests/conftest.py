@@ -2,11 +2,23 @@
 
 By default a test that draws examples draws a few; with `-m long` or `-m gpu` it draws all. `-m long` therefore runs
 those tests too, beside the ones that are marked.
+
+Without a GPU PyTorch's compiler writes plain C++ and starts no processes: else most of its time goes into those, and
+into finding out which vector instructions there are.
 """
 
 from __future__ import annotations
 
+import os
 import re
+
+if not os.path.exists("/dev/nvidiactl"):
+    # Read when torch is imported, here and in the processes that tests start; a patch of its config ends at the thread.
+    os.environ |= {
+        "TORCHINDUCTOR_VEC_ISA_OK": "0",
+        "AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL": "O0",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
 
 import pytest
 import torch

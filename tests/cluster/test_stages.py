@@ -93,9 +93,9 @@ FLAGS = ("--input-range", "64", "64", "--warmup", "1", "--measure", "2", "--no-e
 
 
 def test_a_stage_runs_here_and_the_status_shows_it(project: Path):
-    done = run(project, "./1_sanity_check.sh", "--local", "alexnet", "direct", "cpu", *FLAGS)
+    done = run(project, "./1_sanity_check.sh", "--local", "torchvision:squeezenet1_1", "direct", "cpu", *FLAGS)
     assert done.returncode == 0, done.stderr
-    assert (project / "results/1_sanity/alexnet_direct_cpu/alexnet_direct_layers.csv").exists()
+    assert (project / "results/1_sanity/squeezenet1_1_direct_cpu/squeezenet1_1_direct_layers.csv").exists()
     assert "done 1/1" in run(project, "./check_status.sh").stdout
 
 

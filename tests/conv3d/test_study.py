@@ -188,7 +188,9 @@ def test_another_layer_set_of_the_same_name_does_not_join_a_folder(
     assert "holds a run with other settings" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGUSR2, 85)])
+@pytest.mark.parametrize(
+    ("number", "code"), [pytest.param(signal.SIGTERM, 75, marks=pytest.mark.long), (signal.SIGUSR2, 85)]
+)
 def test_a_call_that_is_told_to_stop_keeps_what_it_has(tmp_path: Path, number: signal.Signals, code: int):
     asked = ["--implementation", "torch", "--stress", "100000", "--device", "cpu", "--output-dir", str(tmp_path)]
     running = subprocess.Popen([sys.executable, run_conv3d.__file__, *asked], stderr=subprocess.PIPE, text=True)

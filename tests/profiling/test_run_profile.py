@@ -70,6 +70,7 @@ def test_a_run_from_a_shell_ends_with_0_and_leaves_three_files(tmp_path: Path):
     assert json.loads((tmp_path / "run.json").read_text())["command"][-1] == str(tmp_path)
 
 
+@pytest.mark.long
 def test_bad_input_from_a_shell_ends_with_2_and_one_line():
     done = command("--model", "lenet", "--algorithm", "direct")
     assert done.returncode == 2

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from slurm_cluster import Cluster, NoSlurmError
-from slurm_flows import Flows, submitted
+from slurm_flows import Flows, Limited, limited_job, submitted
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,13 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def flows(cluster: Cluster) -> Iterator[Flows]:
-    """Submit everything that takes time."""
-    with submitted(cluster) as jobs:
-        yield jobs
+def flows(cluster: Cluster) -> Flows:
+    """Submit what takes time."""
+    return submitted(cluster)
+
+
+@pytest.fixture(scope="session")
+def limited(cluster: Cluster) -> Iterator[Limited]:
+    """Submit a job that comes to its time limit."""
+    with limited_job(cluster) as job:
+        yield job

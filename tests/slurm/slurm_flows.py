@@ -20,31 +20,41 @@ UNDISTURBED = "undisturbed"
 class Flows:
     """Numbers of jobs, by what they are there to show."""
 
-    limited: str
     chain: list[str]
     by_hand: list[str]
     broken_chain: list[str]
     gated: list[str]
+
+
+@dataclass(frozen=True)
+class Limited:
+    """A job at its time limit, and the same run that nothing disturbs."""
+
+    job: str
     undisturbed: subprocess.Popen[bytes]
 
 
+def submitted(cluster: Cluster) -> Flows:
+    """Submit what takes time."""
+    chain = cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "torch", "cpu", *LIGHT)
+    return Flows(chain, _by_hand(cluster), _broken_chain(cluster), _gated(cluster))
+
+
 @contextmanager
-def submitted(cluster: Cluster) -> Iterator[Flows]:
-    """Submit everything that takes long, and see the first job past its time limit.
+def limited_job(cluster: Cluster) -> Iterator[Limited]:
+    """Submit a job, and see it past its time limit.
 
     SLURM looks at time limits every 30 s. The limit comes down to within the warning's reach when the first sizes are
     there, and goes up again after one restart, which is enough to see.
     """
     (limited,) = cluster.submit("./3_full_run.sh", *LIMITED, *LONG, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@60")
-    chain = cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "torch", "cpu", *LIGHT)
     with _undisturbed(cluster) as undisturbed:
-        flows = Flows(limited, chain, _by_hand(cluster), _broken_chain(cluster), _gated(cluster), undisturbed)
         overall = cluster.results("3_full", "squeezenet1_1_torch_cpu") / "squeezenet1_1_torch_overall.csv"
         cluster.until(lambda: overall.exists() and overall.read_text().count("\n") > 2, "the first sizes")
         _limit(cluster, limited, 1 + _minutes(cluster, limited))
         cluster.until(lambda: cluster.job(limited)["Restarts"] == "1", "the first restart")
         _limit(cluster, limited, 30)
-        yield flows
+        yield Limited(limited, undisturbed)
 
 
 def _minutes(cluster: Cluster, job: str) -> int:

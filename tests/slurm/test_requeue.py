@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pandas as pd
+import pytest
 from slurm_cluster import Cluster
-from slurm_flows import LONG, UNDISTURBED, Flows
+from slurm_flows import LONG, UNDISTURBED, Flows, Limited
 
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
 
@@ -43,13 +44,14 @@ def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     return first, second
 
 
-def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, flows: Flows):
+@pytest.mark.long
+def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
     folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
-    assert cluster.wait(flows.limited) == "COMPLETED"
+    assert cluster.wait(limited.job) == "COMPLETED"
     events = [line.split("\t")[2] for line in (folder / "jobs.log").read_text().splitlines()]
     assert sorted(events) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
     assert "sizes are in" in next(folder.glob("*.err")).read_text()  # what the second run found of the first
-    assert flows.undisturbed.wait(timeout=240) == 0
+    assert limited.undisturbed.wait(timeout=240) == 0
     for disturbed, undisturbed in zip(keys(folder), keys(cluster.project / UNDISTURBED), strict=True):
         pd.testing.assert_frame_equal(disturbed, undisturbed)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from fakes import ROOT
+from fakes import ROOT, tiny
 
 import run_training
 
@@ -94,12 +94,19 @@ def test_one_cell_is_told_in_words(folder: Path, capsys: pytest.CaptureFixture[s
     assert "the first 2 left out; time.perf_counter" in printed.out
 
 
-def test_three_epochs_on_digits_reach_90_percent_on_held_out_images(tmp_path: Path):
-    options = ["--device", "cpu", "--stem", "imagenet", "--epochs", "3"]
+@pytest.mark.parametrize(
+    ("model", "least_pct"), [(tiny.NAME, 40), pytest.param("resnet18", 90, marks=pytest.mark.long)]
+)
+def test_three_epochs_on_digits_teach_a_model_to_tell_held_out_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, least_pct: float
+):
+    tiny.register(monkeypatch)
+    options = ["--device", "cpu", "--stem", "imagenet", "--epochs", "3", "--model", model]
     assert run_training.main([*options, "--output-dir", str(tmp_path)]) == 0
     epochs = pd.read_csv(tmp_path / "epochs.csv")
     assert epochs["steps"].tolist() == [44, 44, 44]
-    assert epochs["accuracy_pct"].iloc[-1] >= 90
+    assert epochs["accuracy_pct"].iloc[-1] >= least_pct
+    assert epochs["accuracy_pct"].iloc[-1] > epochs["accuracy_pct"].iloc[0]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""A small residual network that stands among torchvision's models: what is compiled or trained takes seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torchvision.models import _api
+
+NAME = "torchvision:tiny"
+CONVOLUTIONS = 3
+
+
+class Tiny(nn.Module):
+    """Three convolutions with batch normalisation, one of them past an addition, and a fully connected layer."""
+
+    def __init__(self, num_classes: int = 1000) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 16, 3, stride=2, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(16)
+        self.conv2 = nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(16)
+        self.conv3 = nn.Conv2d(16, 32, 3, stride=2, padding=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(32)
+        self.fc = nn.Linear(32, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.bn1(self.conv1(x)))
+        x = torch.relu(self.bn2(self.conv2(x)) + x)
+        x = torch.relu(self.bn3(self.conv3(x)))
+        return self.fc(x.mean((2, 3)))
+
+
+def register(patched: pytest.MonkeyPatch) -> None:
+    """Have torchvision know it, until the patch is undone."""
+
+    def tiny(weights: None = None, **options: Any) -> Tiny:
+        return Tiny(**options)
+
+    tiny.__module__ = "torchvision.models.tiny"
+    patched.setitem(_api.BUILTIN_MODELS, "tiny", tiny)
