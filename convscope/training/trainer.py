@@ -80,21 +80,18 @@ class Trainer:
         self._model.to(device)
         swap.Swap(self._model).apply(assigned)
         network = ranks.wrapped(self._model, device)
+        if training.compiled:
+            network = torch.compile(network)  # type: ignore[assignment]
         self.epoch_steps = len(self._loader)
-        self.total_steps = _at_most(training.epochs * self.epoch_steps, training.max_steps)
+        all_steps = training.epochs * self.epoch_steps
+        self.total_steps = min(all_steps, training.max_steps or all_steps)
         if self.total_steps <= training.skipped_steps:
             raise InputError(
                 f"{self.total_steps} steps, of which the first {training.skipped_steps} are not counted, leave nothing "
                 "to time: more --epochs or --max-steps, or fewer --skip-steps"
             )
-        self._stepper = Stepper(
-            torch.compile(network) if training.compiled else network,  # type: ignore[arg-type]
-            device,
-            training.learning_rate,
-            training.momentum,
-            self.total_steps,
-            training.dtype == "bfloat16",
-        )
+        autocast = training.dtype == "bfloat16"
+        self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
         self._clock = StepClock(self._on_gpu)
         self._taken = 0
         self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
@@ -132,7 +129,7 @@ class Trainer:
             self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         batches = iter(self._loader)
         skipped = max(0, min(count, self._training.skipped_steps - self._taken))
-        losses = [self._stepper.step(batches, _nothing) for _ in range(skipped)]
+        losses = [self._stepper.step(batches) for _ in range(skipped)]
         if count > skipped:
             losses += self._measured(batches, count - skipped, meter)
         self._taken += count
@@ -165,7 +162,7 @@ class Trainer:
         if self._on_gpu:
             self.trained.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
             memory = MemoryMarks()
-            memory.start()
+            memory.mark()
             self._stepper.step(batches, memory.mark)
             means_ms = [statistics.fmean(times) for times in zip(*self.trained.phases_ms, strict=True)]
             self.trained.mean_memory_bytes = round(memory.mean_bytes(means_ms))
@@ -176,7 +173,7 @@ class Trainer:
         """Return the host's time for one step while nothing keeps it waiting."""
         self._wait()
         started_s = time.perf_counter()
-        self._stepper.step(batches, _nothing)
+        self._stepper.step(batches)
         return (time.perf_counter() - started_s) * 1e3
 
     def _traced(self, batches: Iterator[LabelledBatch], path: Path) -> StepProfile:
@@ -194,14 +191,6 @@ class Trainer:
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _at_most(steps: int, most: int | None) -> int:
-    return steps if most is None else min(steps, most)
 
 
 def phase_times(trained: Trained) -> dict[str, list[float]]:
