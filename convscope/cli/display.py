@@ -13,11 +13,7 @@ DPI = 120
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool = False) -> str:
-    """Return rows of text in columns: the first and the last begin at the left, the others end at the right.
-
-    Args:
-        all_left: every column begins at the left.
-    """
+    """Return rows of text in columns: the first and last, or all, begin at the left, the others end at the right."""
     widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
     last = len(header) - 1
 
@@ -43,11 +39,7 @@ def interval_or_dash(low: float | None, high: float | None, spec: str) -> str:
 
 
 class Figures:
-    """Figures drawn into one folder; without matplotlib none, which is noted once.
-
-    Attributes:
-        paths: the files saved so far.
-    """
+    """Figures drawn into one folder, `paths` the files so far; without matplotlib none, which is noted once."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self.paths: list[Path] = []

@@ -15,11 +15,7 @@ ENERGY_MOST_S = 3600
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
-
-    Raises:
-        InputError: no such device here.
-    """
+    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N"; InputError without it."""
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -64,11 +60,7 @@ def math_on(device: torch.device, wanted: str | None) -> str:
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024).
-
-    Raises:
-        InputError: it is none of these.
-    """
+    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024), else InputError."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise InputError(f"{option} {text}: say a number of bytes, such as 1048576, 512MB or 2GiB")
@@ -78,30 +70,18 @@ def parse_bytes(option: str, text: str) -> int:
 
 
 def at_least(option: str, value: float, least: int) -> None:
-    """Refuse a number that is too small, naming its option.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for a number that is too small, naming its option."""
     if not value >= least:
         raise InputError(f"{option} {value}: it must be at least {least}")
 
 
 def at_most(option: str, value: float, most: int) -> None:
-    """Refuse a number that is too large, naming its option.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for a number that is too large, naming its option."""
     if value > most:
         raise InputError(f"{option} {value}: it must be at most {most}")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
-    """Refuse a word that is none of the valid ones, naming its option.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Raise InputError for a word that is none of the valid ones, naming its option."""
     if value not in valid:
         raise InputError(f"{option} {value}: choose one of {', '.join(valid)}")

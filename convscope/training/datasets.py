@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from convscope.errors import InputError
 
-NAMES = ("digits", "cifar10", "synthetic")
 CLASSES = 10
 SYNTHETIC_STEPS = 100  # of an epoch of noise
 _HELD_OUT_DIGITS = 360  # of 1,797

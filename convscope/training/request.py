@@ -50,7 +50,6 @@ class Training:
         return self.device.split(":")[0]
 
 
-DTYPES = ("float32", "bfloat16")
 RESNETS = tuple(
     name
     for name in torchvision.models.list_models(module=torchvision.models)

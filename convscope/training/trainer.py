@@ -93,7 +93,6 @@ class Trainer:
         autocast = training.dtype == "bfloat16"
         self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
         self._clock = StepClock(self._on_gpu)
-        self._taken = 0
         self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
 
     def _make_loader(self, images: Images, batch_size: int) -> torch.utils.data.DataLoader[LabelledBatch] | Noise:
@@ -117,22 +116,19 @@ class Trainer:
 
     def train(self, meter: Meter) -> Trained:
         """Train for all epochs and measure."""
-        for number in range(self._training.epochs):
-            count = min(self.epoch_steps, self.total_steps - self._taken)
-            if count <= 0:
-                break
-            self.trained.epochs.append(self._epoch(number, count, meter))
+        for number, taken in enumerate(range(0, self.total_steps, self.epoch_steps)):
+            self.trained.epochs.append(self._epoch(number, taken, meter))
         return self.trained
 
-    def _epoch(self, number: int, count: int, meter: Meter) -> Epoch:
+    def _epoch(self, number: int, taken: int, meter: Meter) -> Epoch:
+        count = min(self.epoch_steps, self.total_steps - taken)
         if not isinstance(self._loader, Noise):
             self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         batches = iter(self._loader)
-        skipped = max(0, min(count, self._training.skipped_steps - self._taken))
+        skipped = max(0, min(count, self._training.skipped_steps - taken))
         losses = [self._stepper.step(batches) for _ in range(skipped)]
         if count > skipped:
             losses += self._measured(batches, count - skipped, meter)
-        self._taken += count
         tested = self._stepper.test(self._model, iter(self._held_out)) if self._held_out else (None, None)
         return Epoch(torch.stack(losses).tolist(), *tested)
 
