@@ -123,25 +123,13 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
     from convscope.storage.table import fill
     from convscope.training.request import Training, check
 
-    return check(
-        fill(
-            Training,
-            options,
-            models=tuple(dict.fromkeys(options.model)),
-            batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])),
-            gpu=folder_gpu(None, device),
-            device=str(device),
-            processes=processes,
-            compiled=options.compile,
-            image_size_px=options.image_size,
-            classes=options.num_classes,
-            skipped_steps=options.skip_steps,
-            workers=options.num_workers,
-            math=math_on(device, options.math),
-            profiler=options.enable_pytorch_profiler,
-            energy=not options.no_energy,
-        )
-    )
+    return check(fill(
+        Training, options, models=tuple(dict.fromkeys(options.model)),
+        batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])), gpu=folder_gpu(None, device),
+        device=str(device), processes=processes, compiled=options.compile, image_size_px=options.image_size,
+        classes=options.num_classes, skipped_steps=options.skip_steps, workers=options.num_workers,
+        math=math_on(device, options.math), profiler=options.enable_pytorch_profiler, energy=not options.no_energy,
+    ))  # fmt: skip
 
 
 def _report(study: TrainingStudy) -> int:

@@ -30,11 +30,7 @@ def find_device(name: str) -> torch.device:
 
 
 def folder_gpu(wanted: str | None, device: torch.device) -> str:
-    """Return the GPU's name for the folder, "cpu" on a CPU.
-
-    Raises:
-        InputError: `wanted` is not the card that is there.
-    """
+    """Return the GPU's name for the folder, "cpu" on a CPU; InputError where `wanted` is another card."""
     if device.type == "cpu":
         if wanted not in (None, "cpu"):
             raise InputError(f"--gpu {wanted}: the device is a CPU; leave --gpu out, or run where that GPU is")
@@ -46,11 +42,7 @@ def folder_gpu(wanted: str | None, device: torch.device) -> str:
 
 
 def math_on(device: torch.device, wanted: str | None) -> str:
-    """Return the math mode: what was asked for, else tf32 on a GPU (cuDNN's own default) and fp32 on a CPU.
-
-    Raises:
-        InputError: tf32 on a CPU, or no math mode at all.
-    """
+    """Return the math mode asked for, else tf32 on a GPU (cuDNN's default), fp32 on a CPU; InputError for no such."""
     if wanted is None:
         return "tf32" if device.type == "cuda" else "fp32"
     one_of("--math", wanted, MATHS)

@@ -50,7 +50,6 @@ def devices(names: str, visible: str | None, library: Any = None) -> list[Device
     Args:
         names: "0,1": indices into what CUDA shows; "cpu,cpu": two processes without a GPU; "": all GPUs there are.
         visible: `CUDA_VISIBLE_DEVICES`, None where it is not set.
-        library: the module `pynvml`, or a test's own.
 
     Raises:
         InputError: there is no such GPU.
@@ -132,7 +131,8 @@ class LocalBatch:
         waiting, free = deque(self.combinations), deque(self.devices)
         running: list[CombinationRun] = []
         level = 0
-        with tqdm(total=self._expected(), unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
+        total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
+        with tqdm(total=total, unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
             while running or (waiting and not stop.level):
                 while free and waiting and not stop.level:
                     running.append(self._start(CombinationRun(waiting.popleft(), free.popleft(), deque(self.stages))))
@@ -187,9 +187,6 @@ class LocalBatch:
 
     def _folder(self, run: CombinationRun) -> Path:
         return self.root / "results" / run.stage / run.combination.folder_name
-
-    def _expected(self) -> int:
-        return len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
 
     def _show(self, bar: tqdm[Any], running: Sequence[CombinationRun]) -> None:
         if bar.disable:

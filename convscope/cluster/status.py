@@ -74,12 +74,7 @@ def _of_slurm(folder: Progress) -> bool:
 def standing(
     folder: Progress, queue: Mapping[str, slurm.QueuedJob] | None, ended: Mapping[str, str], now_s: float
 ) -> Standing:
-    """Decide the state of a combination.
-
-    Args:
-        queue: the jobs in SLURM's queue, None where no queue answers.
-        ended: SLURM's state of ended jobs, by number, as far as its accounts answer.
-    """
+    """Decide the state of a combination; `queue` is None where none answers, `ended` what the accounts tell of jobs."""
     if folder.broken:
         return Standing(folder, "failed", folder.broken)
     number = folder.job.number if folder.job else ""
@@ -95,7 +90,11 @@ def standing(
     if folder.job and folder.job.event == "ended":
         if folder.job.exit_code == 0 and "--output-dir" in folder.job.flags:
             return Standing(folder, "done", "written elsewhere, by --output-dir")
-        return Standing(folder, "failed", _why_ended(folder, folder.job))
+        if folder.job.exit_code == STOPPED:
+            why = "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
+            return Standing(folder, "failed", why)
+        silent = f"job {number} ended with exit code {folder.job.exit_code} and no last words"
+        return Standing(folder, "failed", progress.last_error(folder.path) or silent)
     if number in ended and not ended[number].startswith(_SETTLED):
         state = f"job {number}: {ended[number].lower()}"
         return Standing(folder, "failed", "; ".join(filter(None, (state, progress.last_error(folder.path)))))
@@ -103,13 +102,6 @@ def standing(
         why = f"job {number} left the queue without starting: cancelled, or the stage before failed"
         return Standing(folder, "queued", f"as job {number}") if queue is None else Standing(folder, "failed", why)
     return _by_silence(folder, queue is not None and _of_slurm(folder), now_s)
-
-
-def _why_ended(folder: Progress, job: progress.Job) -> str:
-    if job.exit_code == STOPPED:
-        return "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
-    silent = f"job {job.number} ended with exit code {job.exit_code} and no last words"
-    return progress.last_error(folder.path) or silent
 
 
 def _by_silence(folder: Progress, left_queue: bool, now_s: float) -> Standing:
@@ -170,11 +162,9 @@ def _flags(each: Standing) -> str:
 
 
 def _command(stage: str, flags: str, who: Sequence[Combination]) -> str:
-    if len(who) == 1:
-        names = shlex.join((who[0].model, who[0].algorithm, who[0].gpu))
-        return f"{SCRIPTS[stage]} {names} {flags}".rstrip()
     words = shlex.join(word for each in who for word in (each.model, each.algorithm, each.gpu))
-    return f"{SCRIPTS[stage]} --matrix <(printf '%s\\t%s\\t%s\\n' {words}) {flags}".rstrip()
+    names = words if len(who) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
+    return f"{SCRIPTS[stage]} {names} {flags}".rstrip()
 
 
 def as_json(standings: Sequence[Standing]) -> str:

@@ -131,9 +131,7 @@ class Stepper:
         return loss.detach()
 
     def _casting(self) -> contextlib.AbstractContextManager[Any]:
-        if not self.autocast:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     def test(self, model: nn.Module, batches: Iterator[LabelledBatch]) -> tuple[float, float]:
         """Return mean loss and accuracy (%) of a model, in evaluation mode, over labelled images."""

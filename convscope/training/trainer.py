@@ -73,7 +73,13 @@ class Trainer:
         self._training, self._device, self._ranks = training, device, ranks
         self._on_gpu = device.type == "cuda"
         self._held_out = datasets.test_loader(images.held_out) if images.held_out else None
-        self._loader = self._make_loader(images, batch_size)
+        self._loader: torch.utils.data.DataLoader[LabelledBatch] | Noise
+        if images.train is None:
+            self._loader = Noise(batch_size, training.classes, training.image_size_px, training.seed, device)
+        else:
+            self._loader = datasets.train_loader(
+                images.train, batch_size, training.seed, training.workers, self._on_gpu, ranks.rank, ranks.world
+            )
         torch.manual_seed(training.seed)
         self._model = models.classifier(model, training.classes, training.stem, training.seed)
         assigned = self._assigned(model, batch_size)
@@ -94,14 +100,6 @@ class Trainer:
         self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
         self._clock = StepClock(self._on_gpu)
         self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
-
-    def _make_loader(self, images: Images, batch_size: int) -> torch.utils.data.DataLoader[LabelledBatch] | Noise:
-        training, ranks = self._training, self._ranks
-        if images.train is None:
-            return Noise(batch_size, training.classes, training.image_size_px, training.seed, self._device)
-        return datasets.train_loader(
-            images.train, batch_size, training.seed, training.workers, self._on_gpu, ranks.rank, ranks.world
-        )
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
         """Return the algorithm of each layer, after checking that all of them can use it."""
