@@ -107,7 +107,7 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         if place.is_first:
             stack.enter_context(store)
             environment = environment_on(device, monitor.settings())
-            if store.missing(request, environment, cells_of(request), options.overwrite):
+            if store.missing(request, environment, list(cells_of(request)), options.overwrite):
                 store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
         study = TrainingStudy(request, images, device, place, monitor, store, profiles, stop, note)
@@ -120,36 +120,16 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:
     from convscope.cli.options import folder_gpu, math_on
+    from convscope.storage.table import fill
     from convscope.training.request import Training, check
 
-    return check(
-        Training(
-            models=tuple(dict.fromkeys(options.model)),
-            batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])),
-            gpu=folder_gpu(None, device),
-            device=str(device),
-            processes=processes,
-            compiled=options.compile,
-            dataset=options.dataset,
-            image_size_px=options.image_size,
-            classes=options.num_classes,
-            stem=options.stem,
-            algorithm=options.algorithm,
-            epochs=options.epochs,
-            max_steps=options.max_steps,
-            skipped_steps=options.skip_steps,
-            learning_rate=options.learning_rate,
-            momentum=options.momentum,
-            workers=options.num_workers,
-            dtype=options.dtype,
-            math=math_on(device, options.math),
-            seed=options.seed,
-            deterministic=options.deterministic,
-            profiler=options.enable_pytorch_profiler,
-            profile_memory=options.profile_memory,
-            energy=not options.no_energy,
-        )
-    )
+    return check(fill(
+        Training, options, models=tuple(dict.fromkeys(options.model)),
+        batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])), gpu=folder_gpu(None, device),
+        device=str(device), processes=processes, compiled=options.compile, image_size_px=options.image_size,
+        classes=options.num_classes, skipped_steps=options.skip_steps, workers=options.num_workers,
+        math=math_on(device, options.math), profiler=options.enable_pytorch_profiler, energy=not options.no_energy,
+    ))  # fmt: skip
 
 
 def _report(study: TrainingStudy) -> int:
@@ -157,6 +137,7 @@ def _report(study: TrainingStudy) -> int:
     import torch
 
     from convscope.training import report
+    from convscope.training.study import cells_of
 
     store, on_gpu = study.store, study.device.type == "cuda"
     tables = {name: store.read(name) for name in ("training", "operators", "memory")}
@@ -164,13 +145,13 @@ def _report(study: TrainingStudy) -> int:
     summaries = report.summaries(tables["training"], tables["operators"], memory_bytes)
     store.save_text("summary.txt", "\n\n".join(summaries.values()))
     report.draw(tables["training"], tables["memory"], store.path, study.note)
-    keys = [study.key(model, size) for model in study.training.models for size in study.training.batch_sizes]
+    keys = cells_of(study.training)
     asked = [summaries[key] for key in keys if key in summaries]
     for text in asked if len(asked) <= SUMMARIES_PRINTED else []:
         print(text + "\n")
     print(report.matrix(tables["training"]))
     print(f"results: {store.path}")
-    return 0 if set(keys) <= set(summaries) else 1
+    return 0 if keys.keys() <= summaries.keys() else 1
 
 
 if __name__ == "__main__":

@@ -13,31 +13,18 @@ from dataclasses import dataclass
 
 import torch
 
-from convscope.errors import (
-    CudnnError,
-    CudnnMissingError,
-    DeviceFaultError,
-    HostTooSlowError,
-    InputError,
-    NothingFitsError,
-    NotSupportedError,
-    WorkerError,
-)
+from convscope import errors
 
+_FAILED = (errors.CudnnError, errors.HostTooSlowError, errors.WorkerError, subprocess.CalledProcessError)
 # Beginnings of the messages with which CUDA and its libraries refuse a call.
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
 _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
-# Classes by package and name: importing them takes seconds.
-_TRITON_LIMITS = {("triton", "OutOfResources"), ("triton", "PTXASError"), ("triton", "CompilationError")}
-_COMPILERS = {
-    ("torch", "TorchDynamoException"),
-    ("torch", "OnnxExporterError"),
-    ("torch", "CppCompileError"),
-    ("torch", "InvalidCxxCompiler"),
-}
+# Classes of Triton's and PyTorch's by name: importing them takes seconds.
+_TRITON_LIMITS = {"OutOfResources", "PTXASError", "CompilationError"}
+_COMPILERS = {"TorchDynamoException", "OnnxExporterError", "CppCompileError", "InvalidCxxCompiler"}
 
 
 @dataclass(frozen=True)
@@ -50,10 +37,7 @@ class Failure:
 
 
 def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
-    """Return the row's status and reason for an error of one cell.
-
-    Args:
-        where: the cell's name, for the message of a lost device.
+    """Return the row's status and reason for an error of one cell; `where` names it if the device is lost.
 
     Raises:
         DeviceFaultError: the device is lost with it.
@@ -71,11 +55,8 @@ def classify(error: Exception) -> Failure | None:
     for link in _chain(error):  # an allocation that fails during a graph's capture comes out as the capture's error
         if _is_out_of_memory(link):
             return Failure("oom", _line(link), asked_bytes(str(link)))
-    if _is_unsupported(error):
-        return Failure("unsupported", _line(error))
-    if _is_failed(error):
-        return Failure("failed", _line(error))
-    return None
+    status = "unsupported" if _is_unsupported(error) else "failed" if _is_failed(error) else None
+    return Failure(status, _line(error)) if status else None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -99,35 +80,36 @@ def _is_out_of_memory(error: BaseException) -> bool:
 def _is_unsupported(error: Exception) -> bool:
     text = str(error)
     return (
-        isinstance(error, (NotSupportedError, InputError, NotImplementedError))
+        isinstance(error, (errors.NotSupportedError, errors.InputError, NotImplementedError))
         or (isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text)
         or (isinstance(error, ValueError) and "more than 1 value per channel when training" in text)
     )
 
 
 def _is_failed(error: Exception) -> bool:
-    if isinstance(error, CudnnMissingError):
+    if isinstance(error, errors.CudnnMissingError):
         return False
     return (
-        isinstance(error, (CudnnError, HostTooSlowError, WorkerError, subprocess.CalledProcessError))
+        isinstance(error, _FAILED)
         or str(error).startswith(_REFUSED_BY_CUDA)
         or is_kernel_refusal(error)
-        or _is_of(error, _COMPILERS)
+        or _is_of(error, "torch", _COMPILERS)
     )
 
 
 def is_kernel_refusal(error: BaseException) -> bool:
     """Tell whether this card, its driver or Triton cannot run a kernel with the blocks it was given."""
     return (
-        isinstance(error, NothingFitsError)
-        or _is_of(error, _TRITON_LIMITS)
+        isinstance(error, errors.NothingFitsError)
+        or _is_of(error, "triton", _TRITON_LIMITS)
         or str(error).startswith(_REFUSED_BY_TRITON)
     )
 
 
-def _is_of(error: BaseException, classes: Collection[tuple[str, str]]) -> bool:
-    """Tell whether an error is of one of these classes or a subclass; a class is its package and its name."""
-    return any((kind.__module__.split(".")[0], kind.__name__) in classes for kind in type(error).__mro__)
+def _is_of(error: BaseException, package: str, names: Collection[str]) -> bool:
+    """Tell whether an error is of one of these classes of a package, or of a subclass."""
+    kinds = type(error).__mro__
+    return any(kind.__module__.split(".")[0] == package and kind.__name__ in names for kind in kinds)
 
 
 def _line(error: BaseException) -> str:
@@ -142,15 +124,11 @@ def asked_bytes(text: str) -> int | None:
 
 
 def raise_if_lost(device: torch.device, where: str = "") -> None:
-    """Raise where this process can use the device no more; arguments as `of_cell` takes them.
-
-    Raises:
-        DeviceFaultError: the device is lost.
-    """
+    """Raise DeviceFaultError where this process can use the device no more; arguments as `of_cell` takes them."""
     fault = device_fault(device)
     if fault is not None:
         cell = f"{where}: " if where else ""
-        raise DeviceFaultError(f"{cell}the GPU is lost ({fault}): the same command goes on")
+        raise errors.DeviceFaultError(f"{cell}the GPU is lost ({fault}): the same command goes on")
 
 
 def device_fault(device: torch.device) -> str | None:

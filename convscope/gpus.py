@@ -25,6 +25,8 @@ class Gpu:
     source: str
 
 
+_TURING = "NVIDIA Turing GPU architecture whitepaper, reference card"
+
 # The first pattern that matches decides, so variants stand before the plain name.
 GPUS = (
     Gpu("h200", r"H200 NVL", 60.0, 417.5, 835.5, 4800, "NVIDIA H200 datasheet, NVL"),
@@ -45,16 +47,8 @@ GPUS = (
     Gpu("a10", r"A10", 31.2, 62.5, 125.0, 600, "NVIDIA A10 datasheet"),
     Gpu("t4", r"T4", 8.1, None, 65.0, 320, "NVIDIA T4 datasheet"),
     Gpu("4090", r"RTX 4090(?! (?:D|Laptop))", 82.6, 82.6, 165.2, 1008, "NVIDIA Ada GPU architecture whitepaper"),
-    Gpu("2080ti", r"RTX 2080 Ti", 13.4, None, 53.8, 616, "NVIDIA Turing GPU architecture whitepaper, reference card"),
-    Gpu(
-        "2080",
-        r"RTX 2080(?! SUPER)",
-        10.1,
-        None,
-        40.3,
-        448,
-        "NVIDIA Turing GPU architecture whitepaper, reference card",
-    ),
+    Gpu("2080ti", r"RTX 2080 Ti", 13.4, None, 53.8, 616, _TURING),
+    Gpu("2080", r"RTX 2080(?! SUPER)", 10.1, None, 40.3, 448, _TURING),
 )
 
 

@@ -13,22 +13,12 @@ DPI = 120
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool = False) -> str:
-    """Return rows of text in columns: the first and the last begin at the left, the others end at the right.
-
-    Args:
-        all_left: every column begins at the left.
-    """
-    widths = [max(len(row[column]) for row in [header, *rows]) for column in range(len(header))]
-    last = len(header) - 1
-
-    def line(row: Sequence[str]) -> str:
-        cells = [
-            cell.ljust(width) if all_left or column in (0, last) else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        return "  ".join(cells).rstrip()
-
-    return "\n".join(line(row) for row in [header, *rows])
+    """Return rows of text in columns: the first and last, or all, begin at the left, the others end at the right."""
+    columns: list[Sequence[str]] = list(zip(header, *rows, strict=True))
+    for number, column in enumerate(columns):
+        width, left = max(map(len, column)), all_left or number in (0, len(columns) - 1)
+        columns[number] = [cell.ljust(width) if left else cell.rjust(width) for cell in column]
+    return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
 def or_dash(value: float | None, spec: str, unit: str = "") -> str:
@@ -43,11 +33,7 @@ def interval_or_dash(low: float | None, high: float | None, spec: str) -> str:
 
 
 class Figures:
-    """Figures drawn into one folder; without matplotlib none, which is noted once.
-
-    Attributes:
-        paths: the files saved so far.
-    """
+    """Figures drawn into one folder, `paths` the files so far; without matplotlib none, which is noted once."""
 
     def __init__(self, folder: Path, note: Callable[[str], None]) -> None:
         self.paths: list[Path] = []

@@ -15,11 +15,7 @@ ENERGY_MOST_S = 3600
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
-
-    Raises:
-        InputError: no such device here.
-    """
+    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N"; InputError without it."""
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -34,11 +30,7 @@ def find_device(name: str) -> torch.device:
 
 
 def folder_gpu(wanted: str | None, device: torch.device) -> str:
-    """Return the GPU's name for the folder, "cpu" on a CPU.
-
-    Raises:
-        InputError: `wanted` is not the card that is there.
-    """
+    """Return the GPU's name for the folder, "cpu" on a CPU; InputError where `wanted` is another card."""
     if device.type == "cpu":
         if wanted not in (None, "cpu"):
             raise InputError(f"--gpu {wanted}: the device is a CPU; leave --gpu out, or run where that GPU is")
@@ -50,11 +42,7 @@ def folder_gpu(wanted: str | None, device: torch.device) -> str:
 
 
 def math_on(device: torch.device, wanted: str | None) -> str:
-    """Return the math mode: what was asked for, else tf32 on a GPU (cuDNN's own default) and fp32 on a CPU.
-
-    Raises:
-        InputError: tf32 on a CPU, or no math mode at all.
-    """
+    """Return the math mode asked for, else tf32 on a GPU (cuDNN's default), fp32 on a CPU; InputError for no such."""
     if wanted is None:
         return "tf32" if device.type == "cuda" else "fp32"
     one_of("--math", wanted, MATHS)
@@ -64,11 +52,7 @@ def math_on(device: torch.device, wanted: str | None) -> str:
 
 
 def parse_bytes(option: str, text: str) -> int:
-    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024).
-
-    Raises:
-        InputError: it is none of these.
-    """
+    """Return a number of bytes from "1048576", "512MB" (powers of 1000) or "2GiB" (powers of 1024), else InputError."""
     found = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)\s*(?:([kmgt])(i?)b?|b)?", text.strip(), re.IGNORECASE | re.ASCII)
     if found is None:
         raise InputError(f"{option} {text}: say a number of bytes, such as 1048576, 512MB or 2GiB")
@@ -78,30 +62,18 @@ def parse_bytes(option: str, text: str) -> int:
 
 
 def at_least(option: str, value: float, least: int) -> None:
-    """Refuse a number that is too small, naming its option.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for a number that is too small, naming its option."""
     if not value >= least:
         raise InputError(f"{option} {value}: it must be at least {least}")
 
 
 def at_most(option: str, value: float, most: int) -> None:
-    """Refuse a number that is too large, naming its option.
-
-    Raises:
-        InputError: it is.
-    """
+    """Raise InputError for a number that is too large, naming its option."""
     if value > most:
         raise InputError(f"{option} {value}: it must be at most {most}")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:
-    """Refuse a word that is none of the valid ones, naming its option.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Raise InputError for a word that is none of the valid ones, naming its option."""
     if value not in valid:
         raise InputError(f"{option} {value}: choose one of {', '.join(valid)}")

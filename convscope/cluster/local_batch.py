@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -50,7 +50,6 @@ def devices(names: str, visible: str | None, library: Any = None) -> list[Device
     Args:
         names: "0,1": indices into what CUDA shows; "cpu,cpu": two processes without a GPU; "": all GPUs there are.
         visible: `CUDA_VISIBLE_DEVICES`, None where it is not set.
-        library: the module `pynvml`, or a test's own.
 
     Raises:
         InputError: there is no such GPU.
@@ -70,11 +69,7 @@ def devices(names: str, visible: str | None, library: Any = None) -> list[Device
 
 
 def label(chosen: Sequence[Device], library: Any = None) -> str:
-    """Return the short name of these devices' model of card, for folder names.
-
-    Raises:
-        InputError: they are different cards.
-    """
+    """Return the short name of these devices' model of card, for folder names; InputError for different cards."""
     if chosen[0].uuid is None:
         return CPU
     library = library or nvml.load()
@@ -136,7 +131,8 @@ class LocalBatch:
         waiting, free = deque(self.combinations), deque(self.devices)
         running: list[CombinationRun] = []
         level = 0
-        with tqdm(total=self._expected(), unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
+        total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
+        with tqdm(total=total, unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
             while running or (waiting and not stop.level):
                 while free and waiting and not stop.level:
                     running.append(self._start(CombinationRun(waiting.popleft(), free.popleft(), deque(self.stages))))
@@ -157,23 +153,20 @@ class LocalBatch:
             return STOPPED
         return 1 if self.failures else 0
 
-    def commands(self, combination: Combination) -> Iterator[list[str]]:
-        """Yield the command of each stage of one combination."""
-        names = combination.model, combination.algorithm, combination.gpu
-        for stage in self.stages:
-            yield [f"./{SCRIPTS[stage]}", "--local", *names, *self.flags]
+    def command(self, who: Combination, stage: str) -> list[str]:
+        """Return the command of one stage of a combination."""
+        return [f"./{SCRIPTS[stage]}", "--local", who.model, who.algorithm, who.gpu, *self.flags]
 
     def _start(self, run: CombinationRun) -> CombinationRun:
         run.stage = run.stages.popleft()
-        command = list(self.commands(run.combination))[self.stages.index(run.stage)]
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"{run.stage}_{run.combination.folder_name}_local{os.getpid()}"
         visible = {} if run.device.uuid is None else {"CUDA_VISIBLE_DEVICES": run.device.uuid}
         with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
             run.process = subprocess.Popen(
-                command, cwd=self.root, env=os.environ | visible, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                start_new_session=True,
+                self.command(run.combination, run.stage), cwd=self.root, env=os.environ | visible,
+                stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         return run
 
@@ -194,9 +187,6 @@ class LocalBatch:
 
     def _folder(self, run: CombinationRun) -> Path:
         return self.root / "results" / run.stage / run.combination.folder_name
-
-    def _expected(self) -> int:
-        return len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
 
     def _show(self, bar: tqdm[Any], running: Sequence[CombinationRun]) -> None:
         if bar.disable:
@@ -233,7 +223,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     left = matrix.unfinished(every, last, matrix.requested_sizes(last, flags), root / "results")
     batch = LocalBatch(left, options.stages, chosen, flags, root)
     if options.dry_run:
-        print("\n".join(shlex.join(command) for each in left for command in batch.commands(each)))
+        print("\n".join(shlex.join(batch.command(each, stage)) for each in left for stage in options.stages))
         return 0
     print(f"{len(left)} of {len(every)} combinations to run, {len(chosen)} at a time")
     with Stop() as stop:

@@ -11,7 +11,7 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,17 +70,8 @@ def _combination(line: str, where: str, gpu: str | None) -> Combination:
     return Combination(fields[0], algorithms.find(fields[1]).name, fields[2])
 
 
-def text(combinations: Iterable[Combination]) -> str:
-    """Return combinations as the lines of such a file."""
-    return "".join(f"{each.model}\t{each.algorithm}\t{each.gpu}\n" for each in combinations)
-
-
 def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
-    """Return the sizes that `run_profile.py` measures in a stage, given these further flags.
-
-    Raises:
-        InputError: they send every combination to one folder.
-    """
+    """Return the sizes that `run_profile.py` measures in a stage with these flags; InputError for --output-dir."""
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
     parser.add_argument("--input-range", type=int, nargs=2, default=_DEFAULT_RANGE)
@@ -111,7 +102,7 @@ def slices(combinations: Sequence[Combination], most: int) -> list[list[Combinat
 
 def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Path:
     """Write combinations of one GPU into a file named after GPU and content, so that a job's file never changes."""
-    content = text(part)
+    content = "".join(f"{each.model}\t{each.algorithm}\t{each.gpu}\n" for each in part)
     path = folder / f"{part[0].gpu}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.tsv"
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)

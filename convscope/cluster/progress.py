@@ -128,11 +128,6 @@ class _Row(NamedTuple):
     throttle_reasons: str
     wall_s: str
 
-    def mended(self) -> _Row:
-        """Return the row with the cells emptied that should be numbers and are not."""
-        odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(self, name))]
-        return self._replace(**dict.fromkeys(odd, "")) if odd else self
-
 
 def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
     """Return the rows of the run's sizes and the fault of the file, "" for none; a row cut off at the end is none."""
@@ -152,7 +147,10 @@ def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
     of_run = [row for row in rows if row.input_size in wanted]
     if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in of_run} | {row.wall_s for row in of_run})):
         return of_run, ""
-    return [row.mended() for row in of_run], f"{path.name} has words where numbers belong"
+    for at, row in enumerate(of_run):
+        odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(row, name))]
+        of_run[at] = row._replace(**dict.fromkeys(odd, ""))
+    return of_run, f"{path.name} has words where numbers belong"
 
 
 def _history(path: Path) -> tuple[Job | None, Combination | None]:

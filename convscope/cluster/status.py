@@ -58,11 +58,7 @@ def survey(
     run_command: slurm.RunCommand = slurm.run_command,
     now_s: float | None = None,
 ) -> list[Standing]:
-    """Return the standing of every combination that was submitted or run, stage by stage.
-
-    Args:
-        run_command: runs SLURM's commands.
-    """
+    """Return the standing of every combination that was submitted or run, stage by stage."""
     folders = list(progress.read_all(results, stages))
     queue = slurm.queue(run_command) if any(_of_slurm(each) for each in folders) else None
     open_jobs = {each.job.number for each in folders if each.job and _of_slurm(each) and not each.complete}
@@ -78,12 +74,7 @@ def _of_slurm(folder: Progress) -> bool:
 def standing(
     folder: Progress, queue: Mapping[str, slurm.QueuedJob] | None, ended: Mapping[str, str], now_s: float
 ) -> Standing:
-    """Decide the state of a combination.
-
-    Args:
-        queue: the jobs in SLURM's queue, None where no queue answers.
-        ended: SLURM's state of ended jobs, by number, as far as its accounts answer.
-    """
+    """Decide the state of a combination; `queue` is None where none answers, `ended` what the accounts tell of jobs."""
     if folder.broken:
         return Standing(folder, "failed", folder.broken)
     number = folder.job.number if folder.job else ""
@@ -91,38 +82,26 @@ def standing(
         if entry.state == "PENDING":
             return Standing(folder, "queued", entry.reason)
         return Standing(folder, "running", f"{entry.time_left} left")
+    if folder.complete and not folder.bad:
+        return Standing(folder, "done")
     if folder.complete:
-        return Standing(folder, "failed", _bad_sizes(folder)) if folder.bad else Standing(folder, "done")
+        counts = ", ".join(f"{count} {status}" for status, count in folder.bad.items())
+        return Standing(folder, "failed", f"of {folder.done} sizes {counts}; last: {folder.reason}")
     if folder.job and folder.job.event == "ended":
         if folder.job.exit_code == 0 and "--output-dir" in folder.job.flags:
             return Standing(folder, "done", "written elsewhere, by --output-dir")
-        return Standing(folder, "failed", _why_ended(folder, folder.job))
+        if folder.job.exit_code == STOPPED:
+            why = "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
+            return Standing(folder, "failed", why)
+        silent = f"job {number} ended with exit code {folder.job.exit_code} and no last words"
+        return Standing(folder, "failed", progress.last_error(folder.path) or silent)
     if number in ended and not ended[number].startswith(_SETTLED):
         state = f"job {number}: {ended[number].lower()}"
         return Standing(folder, "failed", "; ".join(filter(None, (state, progress.last_error(folder.path)))))
     if folder.job and folder.job.event == "submitted":
-        return _not_started(folder, number, queue is not None)
+        why = f"job {number} left the queue without starting: cancelled, or the stage before failed"
+        return Standing(folder, "queued", f"as job {number}") if queue is None else Standing(folder, "failed", why)
     return _by_silence(folder, queue is not None and _of_slurm(folder), now_s)
-
-
-def _bad_sizes(folder: Progress) -> str:
-    counts = ", ".join(f"{count} {status}" for status, count in folder.bad.items())
-    return f"of {folder.done} sizes {counts}; last: {folder.reason}"
-
-
-def _why_ended(folder: Progress, job: progress.Job) -> str:
-    if job.exit_code == STOPPED:
-        return "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
-    return (
-        progress.last_error(folder.path) or f"job {job.number} ended with exit code {job.exit_code} and no last words"
-    )
-
-
-def _not_started(folder: Progress, number: str, queue_known: bool) -> Standing:
-    if queue_known:
-        why = "left the queue without starting: cancelled, or the stage before failed"
-        return Standing(folder, "failed", f"job {number} {why}")
-    return Standing(folder, "queued", f"as job {number}")
 
 
 def _by_silence(folder: Progress, left_queue: bool, now_s: float) -> Standing:
@@ -131,15 +110,9 @@ def _by_silence(folder: Progress, left_queue: bool, now_s: float) -> Standing:
     if silent_s <= limit_s:
         return Standing(folder, "running")
     where = "the queue does not know its job; " if left_queue else ""
-    last = progress.last_error(folder.path)
-    return Standing(
-        folder, "stale", f"{where}nothing written for {_duration(silent_s)}" + (f"; {last}" if last else "")
-    )
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
+    minutes = int(silent_s // 60)
+    silence = f"{where}nothing written for " + (f"{minutes} min" if minutes < 120 else f"{minutes // 60} h")
+    return Standing(folder, "stale", "; ".join(filter(None, (silence, progress.last_error(folder.path)))))
 
 
 def table(standings: Sequence[Standing]) -> str:
@@ -189,11 +162,9 @@ def _flags(each: Standing) -> str:
 
 
 def _command(stage: str, flags: str, who: Sequence[Combination]) -> str:
-    if len(who) == 1:
-        names = shlex.join((who[0].model, who[0].algorithm, who[0].gpu))
-        return f"{SCRIPTS[stage]} {names} {flags}".rstrip()
     words = shlex.join(word for each in who for word in (each.model, each.algorithm, each.gpu))
-    return f"{SCRIPTS[stage]} --matrix <(printf '%s\\t%s\\t%s\\n' {words}) {flags}".rstrip()
+    names = words if len(who) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
+    return f"{SCRIPTS[stage]} {names} {flags}".rstrip()
 
 
 def as_json(standings: Sequence[Standing]) -> str:

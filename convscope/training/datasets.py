@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from convscope.errors import InputError
 
-NAMES = ("digits", "cifar10", "synthetic")
 CLASSES = 10
 SYNTHETIC_STEPS = 100  # of an epoch of noise
 _HELD_OUT_DIGITS = 360  # of 1,797
@@ -129,24 +128,12 @@ def _whole_batch(batch: Any) -> Any:
 def train_loader(
     pictures: Pictures, batch_size: int, seed: int, workers: int, pin: bool, rank: int = 0, world: int = 1
 ) -> DataLoader[LabelledBatch]:
-    """Return one rank's whole batches, in an order drawn from the seed and the epoch (`set_epoch`).
-
-    Raises:
-        InputError: there are not enough images for one batch.
-    """
+    """Return one rank's whole batches, in an order drawn from seed and epoch; InputError where there is not one."""
     if len(pictures) < batch_size * world:
         raise InputError(f"{len(pictures)} training images make no batch of {batch_size} for {world} processes")
     sampler: DistributedSampler[LabelledBatch] = DistributedSampler(pictures, world, rank, seed=seed, drop_last=True)
-    return DataLoader(
-        pictures,
-        batch_size,
-        sampler=sampler,
-        num_workers=workers,
-        collate_fn=_whole_batch,
-        pin_memory=pin,
-        drop_last=True,
-        persistent_workers=workers > 0,
-    )
+    return DataLoader(pictures, batch_size, sampler=sampler, num_workers=workers, collate_fn=_whole_batch,
+                      pin_memory=pin, drop_last=True, persistent_workers=workers > 0)  # fmt: skip
 
 
 def test_loader(pictures: Pictures) -> DataLoader[LabelledBatch]:

@@ -110,9 +110,6 @@ def record(work: Callable[[], None], steps: int, on_gpu: bool, memory: bool, pat
         work: runs that many training steps, their phases in ranges (`step.PhaseRanges`).
         memory: follow the allocator too.
         path: the trace's file, in Chrome's format (Perfetto; TensorBoard wants `.pt.trace.json`).
-
-    Raises:
-        OSError: the trace cannot be written.
     """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
     with profile(activities=activities, profile_memory=memory, acc_events=True) as profiler:

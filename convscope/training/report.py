@@ -6,20 +6,20 @@ the figures it follows from. Curves are for TensorBoard, pictures show all cells
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from convscope.cli.display import Figures, grid, or_dash, size_axis, table
+from convscope.storage.table import columns
 from convscope.training.operators import ACTIVATION, COPIES, NORMALISATION
 from convscope.training.rows import TrainingKey, TrainingRow
 from convscope.training.step import PHASES
 from convscope.training.trainer import Trained, phase_times
 
-NAMES = tuple(field.name for field in dataclasses.fields(TrainingKey))
+NAMES = columns(TrainingKey)
 SERIES = ["model", "processes", "compiled"]
 TOTALS = ("throughput_samples_per_s", "peak_memory_bytes", "energy_per_sample_j")
 TOP = 10
@@ -61,11 +61,14 @@ def summaries(training: pd.DataFrame, operators: pd.DataFrame, memory_bytes: int
     """Return the summary of every measured cell by its key; arguments as `summary` takes them, of all cells."""
     texts = {}
     for cell in _cells(training[training["status"] == "ok"]):
-        of_cell = pd.Series(True, index=operators.index)
-        for name in NAMES:
-            of_cell &= operators[name] == cell[name]
-        texts[TrainingKey(*(cell[name] for name in NAMES))] = summary(cell, operators[of_cell], training, memory_bytes)
+        key = TrainingKey(*(cell[name] for name in NAMES))
+        texts[key] = summary(cell, operators[_alike(operators, cell, NAMES)], training, memory_bytes)
     return texts
+
+
+def _alike(rows: pd.DataFrame, cell: Cell, names: list[str]) -> pd.Series[bool]:
+    """Tell which rows have a cell's values in these columns."""
+    return (rows[names] == [cell[name] for name in names]).all(axis=1)
 
 
 def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_bytes: int | None) -> str:
@@ -76,12 +79,9 @@ def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_
         training: all cells, to compare with.
         memory_bytes: the GPU's memory, None on a CPU.
     """
-    return "\n".join(
-        [_title(cell), *_metrics(cell)]
-        + (["top operations", *_top(operators)] if len(operators) else [])
-        + ["opportunities"]
-        + [f"- {line}" for line in opportunities(cell, operators, training, memory_bytes) or ["none that stands out"]]
-    )
+    top = ["top operations", *_top(operators)] if len(operators) else []
+    advice = opportunities(cell, operators, training, memory_bytes) or ["none that stands out"]
+    return "\n".join([_title(cell), *_metrics(cell), *top, "opportunities", *(f"- {line}" for line in advice)])
 
 
 def _title(cell: Cell) -> str:
@@ -162,9 +162,7 @@ def opportunities(
 
 def _larger_batch(cell: Cell, training: pd.DataFrame) -> Cell | None:
     """Return the cell of a larger batch, all else equal, with the most throughput, if that is much more."""
-    same = training["status"] == "ok"
-    for name in ("model", "processes", "compiled"):
-        same &= training[name] == cell[name]
+    same = (training["status"] == "ok") & _alike(training, cell, SERIES)
     larger = training[same & (training["batch_size"] > cell["batch_size"])]
     enough = larger[larger["throughput_samples_per_s"] >= _LARGER_GAIN * cell["throughput_samples_per_s"]]
     best: list[Any] = enough.nlargest(1, "throughput_samples_per_s").to_dict("records")
@@ -180,31 +178,28 @@ def write_scalars(folder: Path, row: TrainingRow, trained: Trained, note: Callab
         return
     for old in folder.glob("events.out.tfevents.*"):
         old.unlink()
+    curves: dict[str, tuple[Sequence[float | None], int]] = {
+        "loss/step": ([loss for epoch in trained.epochs for loss in epoch.losses], 0),
+        "loss/held_out": ([epoch.test_loss for epoch in trained.epochs], 1),
+        "accuracy_pct": ([epoch.accuracy_pct for epoch in trained.epochs], 1),
+        **{f"time_ms/{name}": (times, row.skipped_steps or 0) for name, times in phase_times(trained).items()},
+        **{name: ([getattr(row, name)], 0) for name in TOTALS},
+    }
     with SummaryWriter(str(folder)) as writer:
-        losses = [loss for epoch in trained.epochs for loss in epoch.losses]
-        for step, loss in enumerate(losses):
-            writer.add_scalar("loss/step", loss, step)
-        for number, epoch in enumerate(trained.epochs, 1):
-            if epoch.accuracy_pct is not None and epoch.test_loss is not None:
-                writer.add_scalar("loss/held_out", epoch.test_loss, number)
-                writer.add_scalar("accuracy_pct", epoch.accuracy_pct, number)
-        for name, times_ms in phase_times(trained).items():
-            for step, time_ms in enumerate(times_ms, row.skipped_steps or 0):
-                writer.add_scalar(f"time_ms/{name}", time_ms, step)
-        for name in TOTALS:
-            if (value := getattr(row, name)) is not None:
-                writer.add_scalar(name, value, 0)
+        for name, (values, first) in curves.items():
+            for step, value in enumerate(values, first):
+                if value is not None:
+                    writer.add_scalar(name, value, step)
 
 
-def draw(training: pd.DataFrame, memory: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
-    """Draw the tables into a folder, and return the files; without matplotlib none, which is noted."""
+def draw(training: pd.DataFrame, memory: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> None:
+    """Draw the tables into a folder; without matplotlib nothing, which is noted."""
     figures = Figures(folder, note)
     measured = training[training["status"] == "ok"]
     if len(measured):
         figures.save("batch_size", (9, 4), lambda figure: _batch_sizes(figure, measured))
     if len(memory):
         figures.save("memory", (9, 4), lambda figure: _memory(figure, memory))
-    return figures.paths
 
 
 def _batch_sizes(figure: Any, measured: pd.DataFrame) -> None:

@@ -50,7 +50,6 @@ class Training:
         return self.device.split(":")[0]
 
 
-DTYPES = ("float32", "bfloat16")
 RESNETS = tuple(
     name
     for name in torchvision.models.list_models(module=torchvision.models)
@@ -59,11 +58,7 @@ RESNETS = tuple(
 
 
 def check(training: Training) -> Training:
-    """Return a request with its names in one spelling, after checking every setting.
-
-    Raises:
-        InputError: a setting out of its range, or two that exclude each other.
-    """
+    """Return a request with names in one spelling; InputError for a setting out of range, or two that do not agree."""
     for option, value, least in (
         ("--epochs", training.epochs, 1),
         ("--skip-steps", training.skipped_steps, 0),

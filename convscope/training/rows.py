@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from convscope.storage.schema import Part, Schema
-from convscope.storage.table import Table
-
-SCHEMA_VERSION = 1
+from convscope.storage.table import Table, columns
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class MemoryRow(TrainingKey):
 
 
 Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
-_CELL = ("model", "batch_size", "processes", "compiled")
+_CELL = tuple(columns(TrainingKey))
 TABLES = {
     "epochs": Table(EpochRow, unique=(*_CELL, "epoch"), first=4),
     "operators": Table(OperatorRow, unique=(*_CELL, "operator", "phase"), first=4),
@@ -121,9 +119,5 @@ TABLES = {
     "memory": Table(MemoryRow, unique=(), first=4),
     "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
 }
-SCHEMA = Schema(
-    request="training",
-    version=SCHEMA_VERSION,
-    parts=(Part(TrainingKey, TABLES),),
-    free=("models", "batch_sizes", "device", "processes", "compiled"),
-)
+_FREE = ("models", "batch_sizes", "device", "processes", "compiled")
+SCHEMA = Schema(request="training", version=1, parts=(Part(TrainingKey, TABLES),), free=_FREE)

@@ -7,6 +7,7 @@ step is the start of the next, so that the steps fill a window without a gap and
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,56 +49,45 @@ class StepClock:
 
     def read_ms(self) -> list[tuple[float, ...]]:
         """Return the times of each whole step's phases; on a GPU everything marked must be done by now."""
-        between = [self._between_ms(a, b) for a, b in zip(self._marks, self._marks[1:], strict=False)]
+        pairs = itertools.pairwise(self._marks)
+        between = [float(a.elapsed_time(b)) if self._on_gpu else (b - a) * 1e3 for a, b in pairs]
         count = len(PHASES)
         return [tuple(between[at : at + count]) for at in range(0, len(between) - count + 1, count)]
-
-    def _between_ms(self, start: Any, end: Any) -> float:
-        return float(start.elapsed_time(end)) if self._on_gpu else (end - start) * 1e3
 
 
 class PhaseRanges:
     """Ranges that name the phases in a trace: marked in a clock's place under torch.profiler; `close` ends the last."""
 
     def __init__(self) -> None:
-        self._marked = 0
-        self._open: record_function | None = None
+        self._phases, self._open = itertools.cycle(PHASES), contextlib.ExitStack()
 
     def start(self) -> None:
         """Begin the first phase."""
-        self._open = record_function(RANGE + PHASES[self._marked % len(PHASES)])
-        self._open.__enter__()
+        self._open.enter_context(record_function(RANGE + next(self._phases)))
 
     def mark(self) -> None:
         """End a phase and begin the next."""
         self.close()
-        self._marked += 1
         self.start()
 
     def close(self) -> None:
         """End the phase that is open."""
-        if self._open is not None:
-            self._open.__exit__(None, None, None)
-            self._open = None
+        self._open.close()
 
 
 class MemoryMarks:
-    """Memory held by PyTorch's allocator on the GPU at the borders of phases."""
+    """Memory held by PyTorch's allocator on the GPU at the start of a step and at the end of each phase."""
 
     def __init__(self) -> None:
         self.held_bytes: list[int] = []
 
-    def start(self) -> None:
-        """Read it at the start of the step."""
-        self.held_bytes = [torch.cuda.memory_allocated()]
-
     def mark(self) -> None:
-        """Read it at the end of a phase."""
+        """Read it at a border of phases."""
         self.held_bytes.append(torch.cuda.memory_allocated())
 
     def mean_bytes(self, phases_ms: Sequence[float]) -> float:
         """Return the mean over a step with phases of these lengths, memory changing evenly within each."""
-        means = [(a + b) / 2 for a, b in zip(self.held_bytes, self.held_bytes[1:], strict=False)]
+        means = [(a + b) / 2 for a, b in itertools.pairwise(self.held_bytes)]
         return sum(held * phase_ms for held, phase_ms in zip(means, phases_ms, strict=True)) / sum(phases_ms)
 
 
@@ -123,7 +113,7 @@ class Stepper:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, self.steps)
         self._loss = nn.CrossEntropyLoss()
 
-    def step(self, batches: Iterator[LabelledBatch], mark: Callable[[], None]) -> torch.Tensor:
+    def step(self, batches: Iterator[LabelledBatch], mark: Callable[[], None] = lambda: None) -> torch.Tensor:
         """Train on the next batch; `mark` is called as each of `PHASES` ends. Returns the loss, not waited for."""
         images, labels = next(batches)
         images = images.to(self.device, non_blocking=True)
@@ -141,9 +131,7 @@ class Stepper:
         return loss.detach()
 
     def _casting(self) -> contextlib.AbstractContextManager[Any]:
-        if not self.autocast:
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+        return torch.autocast(self.device.type, torch.bfloat16) if self.autocast else contextlib.nullcontext()
 
     def test(self, model: nn.Module, batches: Iterator[LabelledBatch]) -> tuple[float, float]:
         """Return mean loss and accuracy (%) of a model, in evaluation mode, over labelled images."""

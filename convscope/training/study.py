@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from convscope.distributed import Ranks
 from convscope.power.meter import Meter
 from convscope.storage.paths import now_utc, slug
 from convscope.storage.store import Store
+from convscope.storage.table import fill
 from convscope.timing.summary import summarize
 from convscope.training import report
 from convscope.training.datasets import Images
@@ -61,43 +63,36 @@ class TrainingStudy:
         Where one of several processes fails, all end: they may no longer be at the same step.
         """
         with backends.math(self.training.math), deterministic(self.training.deterministic):
-            for model, batch_size in self._missing():
+            cells = cells_of(self.training)
+            done = self.ranks.gather(set(self.store.cells()) if self.ranks.is_first else None)[0]
+            for key in [key for key in cells if key not in done]:
                 self.stopped = any(self.ranks.gather(self.stop()))
                 if self.stopped:
                     return
                 try:
-                    self._cell(model, batch_size)
+                    self._cell(key, cells[key])
                 finally:
                     self._release()
                 if self.broken:
                     return
 
-    def _missing(self) -> list[tuple[str, int]]:
-        every = [(model, size) for model in self.training.models for size in dict.fromkeys(self.training.batch_sizes)]
-        done = self.ranks.gather(set(self.store.cells()) if self.ranks.is_first else None)[0]
-        return [cell for cell in every if self.key(*cell) not in done]
-
-    def key(self, model: str, batch_size: int) -> TrainingKey:
-        """Return the key of a cell of this study."""
-        return key_of(self.training, model, batch_size)
-
-    def _cell(self, model: str, batch_size: int) -> None:
-        key, started_utc, started_s = self.key(model, batch_size), now_utc(), time.perf_counter()
+    def _cell(self, key: TrainingKey, model: str) -> None:
+        started_utc, started_s = now_utc(), time.perf_counter()
         trace_dir = self.profile_dir / cell_name(key)
-        run: dict[str, object] = {"started_utc": started_utc}
         try:
-            trainer = Trainer(self.training, model, batch_size, self.images, self.device, self.ranks)
+            trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             trained = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
         except (RuntimeError, ValueError) as error:
             failure = failures.of_cell(error, self.device, cell_name(key))
-            run |= {"status": failure.status, "reason": failure.reason, "wall_s": time.perf_counter() - started_s}
-            self._fail(self._row(key, **run))
+            wall_s = time.perf_counter() - started_s
+            self._fail(self._row(key, failure, started_utc=started_utc, wall_s=wall_s))
             return
         everyone = self.ranks.gather(trained)
         if self.ranks.is_first:
-            figures = _figures(everyone, batch_size, self.device.type == "cuda")
-            row = self._with_efficiency(self._row(key, **figures, **run, wall_s=time.perf_counter() - started_s))
+            figures = _figures(everyone, key.batch_size, self.device.type == "cuda")
+            wall_s = time.perf_counter() - started_s
+            row = self._with_efficiency(self._row(key, trained, started_utc=started_utc, wall_s=wall_s, **figures))
             self.store.append([row, *_detail_rows(key, trained)])
             report.write_scalars(trace_dir, row, trained, self.note)
 
@@ -109,12 +104,9 @@ class TrainingStudy:
         if self.ranks.is_first:
             self.store.append([row])
 
-    def _row(self, key: TrainingKey, **figures: object) -> TrainingRow:
-        training = self.training
-        named = ("dataset", "stem", "algorithm", "dtype", "math", "device", "skipped_steps")
-        same = {name: getattr(training, name) for name in named}
+    def _row(self, key: TrainingKey, *sources: object, **figures: object) -> TrainingRow:
         method = CUDA_METHOD if self.device.type == "cuda" else CPU_METHOD
-        return TrainingRow(**dataclasses.asdict(key), **same, timing_method=method, **figures)  # type: ignore[arg-type]
+        return fill(TrainingRow, key, self.training, *sources, timing_method=method, **figures)
 
     def _with_efficiency(self, row: TrainingRow) -> TrainingRow:
         """Return a row of several processes with its scaling efficiency: its throughput over that of as many alone."""
@@ -135,14 +127,13 @@ class TrainingStudy:
         release(self.device)
 
 
-def key_of(request: Training, model: str, batch_size: int) -> TrainingKey:
-    """Return the key of a cell of a request."""
-    return TrainingKey(slug(model), batch_size, request.processes, request.compiled)
-
-
-def cells_of(request: Training) -> list[TrainingKey]:
-    """Return the keys of all cells of a request."""
-    return [key_of(request, model, size) for model in request.models for size in dict.fromkeys(request.batch_sizes)]
+def cells_of(request: Training) -> dict[TrainingKey, str]:
+    """Return the name of the model of each cell of a request."""
+    return {
+        TrainingKey(slug(model), size, request.processes, request.compiled): model
+        for model in request.models
+        for size in request.batch_sizes
+    }
 
 
 def cell_name(key: TrainingKey) -> str:
@@ -167,7 +158,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict[str, object]:
-    """Return the measurements of all processes as columns: throughput and energy of all, the rest of the first.
+    """Return the columns that `Trained` has not by name: throughput and energy of all processes, the first's times.
 
     Processes on a CPU share its energy counter: there the first one's windows count.
     """
@@ -178,12 +169,7 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
         "throughput_samples_per_s": throughput,
         "throughput_per_process_samples_per_s": throughput / len(everyone),
         "steps": len(first.phases_ms),
-        "window_s": first.window_s,
-        "launch_ms": first.launch_ms,
-        "peak_memory_bytes": first.peak_memory_bytes,
-        "mean_memory_bytes": first.mean_memory_bytes,
-        "parameters": first.parameters,
-        "loss": first.epochs[-1].losses and math.fsum(first.epochs[-1].losses) / len(first.epochs[-1].losses),
+        "loss": statistics.fmean(first.epochs[-1].losses),
         "accuracy_pct": first.epochs[-1].accuracy_pct,
         "gpu_busy_ms": first.profile.busy_ms if first.profile and first.profile.kernels else None,
     }
@@ -214,33 +200,15 @@ def _energy(metered: Sequence[Trained], throughput_samples_per_s: float) -> dict
 
 def _detail_rows(key: TrainingKey, trained: Trained) -> list[Row]:
     """Return the rows of the tables beside `training.csv`: epochs, and operators, kernels and memory of the trace."""
-    name = dataclasses.asdict(key)
     rows: list[Row] = [
-        EpochRow(
-            **name,
-            epoch=number,
-            steps=len(epoch.losses),
-            train_loss=math.fsum(epoch.losses) / len(epoch.losses),
-            test_loss=epoch.test_loss,
-            accuracy_pct=epoch.accuracy_pct,
-        )
+        fill(EpochRow, key, epoch, epoch=number, steps=len(epoch.losses), train_loss=statistics.fmean(epoch.losses))
         for number, epoch in enumerate(trained.epochs, 1)
     ]
     if (profile := trained.profile) is None:
         return rows
     whole_ms = profile.total_ms(PHASES)
-    rows += [
-        OperatorRow(
-            **name,
-            operator=operator.name,
-            phase=operator.phase,
-            category=operator.category,
-            share_pct=100 * profile.own_ms(operator) / whole_ms if whole_ms else 0.0,
-            calls=operator.calls,
-            cpu_ms=operator.cpu_ms,
-            device_ms=operator.device_ms,
-        )
-        for operator in profile.operators
-    ]
-    rows += [KernelRow(**name, kernel=k.name, launches=k.launches, kernel_ms=k.kernel_ms) for k in profile.kernels]
-    return rows + [MemoryRow(**name, **dataclasses.asdict(mark)) for mark in profile.memory]
+    for each in profile.operators:
+        share_pct = 100 * profile.own_ms(each) / whole_ms if whole_ms else 0.0
+        rows.append(fill(OperatorRow, key, each, operator=each.name, share_pct=share_pct))
+    rows += [fill(KernelRow, key, each, kernel=each.name) for each in profile.kernels]
+    return rows + [fill(MemoryRow, key, each) for each in profile.memory]

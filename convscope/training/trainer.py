@@ -73,39 +73,33 @@ class Trainer:
         self._training, self._device, self._ranks = training, device, ranks
         self._on_gpu = device.type == "cuda"
         self._held_out = datasets.test_loader(images.held_out) if images.held_out else None
-        self._loader = self._make_loader(images, batch_size)
+        self._loader: torch.utils.data.DataLoader[LabelledBatch] | Noise
+        if images.train is None:
+            self._loader = Noise(batch_size, training.classes, training.image_size_px, training.seed, device)
+        else:
+            self._loader = datasets.train_loader(
+                images.train, batch_size, training.seed, training.workers, self._on_gpu, ranks.rank, ranks.world
+            )
         torch.manual_seed(training.seed)
         self._model = models.classifier(model, training.classes, training.stem, training.seed)
         assigned = self._assigned(model, batch_size)
         self._model.to(device)
         swap.Swap(self._model).apply(assigned)
         network = ranks.wrapped(self._model, device)
+        if training.compiled:
+            network = torch.compile(network)  # type: ignore[assignment]
         self.epoch_steps = len(self._loader)
-        self.total_steps = _at_most(training.epochs * self.epoch_steps, training.max_steps)
+        all_steps = training.epochs * self.epoch_steps
+        self.total_steps = min(all_steps, training.max_steps or all_steps)
         if self.total_steps <= training.skipped_steps:
             raise InputError(
                 f"{self.total_steps} steps, of which the first {training.skipped_steps} are not counted, leave nothing "
                 "to time: more --epochs or --max-steps, or fewer --skip-steps"
             )
-        self._stepper = Stepper(
-            torch.compile(network) if training.compiled else network,  # type: ignore[arg-type]
-            device,
-            training.learning_rate,
-            training.momentum,
-            self.total_steps,
-            training.dtype == "bfloat16",
-        )
+        autocast = training.dtype == "bfloat16"
+        self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
         self._clock = StepClock(self._on_gpu)
-        self._taken = 0
         self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
-
-    def _make_loader(self, images: Images, batch_size: int) -> torch.utils.data.DataLoader[LabelledBatch] | Noise:
-        training, ranks = self._training, self._ranks
-        if images.train is None:
-            return Noise(batch_size, training.classes, training.image_size_px, training.seed, self._device)
-        return datasets.train_loader(
-            images.train, batch_size, training.seed, training.workers, self._on_gpu, ranks.rank, ranks.world
-        )
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
         """Return the algorithm of each layer, after checking that all of them can use it."""
@@ -120,22 +114,19 @@ class Trainer:
 
     def train(self, meter: Meter) -> Trained:
         """Train for all epochs and measure."""
-        for number in range(self._training.epochs):
-            count = min(self.epoch_steps, self.total_steps - self._taken)
-            if count <= 0:
-                break
-            self.trained.epochs.append(self._epoch(number, count, meter))
+        for number, taken in enumerate(range(0, self.total_steps, self.epoch_steps)):
+            self.trained.epochs.append(self._epoch(number, taken, meter))
         return self.trained
 
-    def _epoch(self, number: int, count: int, meter: Meter) -> Epoch:
+    def _epoch(self, number: int, taken: int, meter: Meter) -> Epoch:
+        count = min(self.epoch_steps, self.total_steps - taken)
         if not isinstance(self._loader, Noise):
             self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         batches = iter(self._loader)
-        skipped = max(0, min(count, self._training.skipped_steps - self._taken))
-        losses = [self._stepper.step(batches, _nothing) for _ in range(skipped)]
+        skipped = max(0, min(count, self._training.skipped_steps - taken))
+        losses = [self._stepper.step(batches) for _ in range(skipped)]
         if count > skipped:
             losses += self._measured(batches, count - skipped, meter)
-        self._taken += count
         tested = self._stepper.test(self._model, iter(self._held_out)) if self._held_out else (None, None)
         return Epoch(torch.stack(losses).tolist(), *tested)
 
@@ -165,7 +156,7 @@ class Trainer:
         if self._on_gpu:
             self.trained.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
             memory = MemoryMarks()
-            memory.start()
+            memory.mark()
             self._stepper.step(batches, memory.mark)
             means_ms = [statistics.fmean(times) for times in zip(*self.trained.phases_ms, strict=True)]
             self.trained.mean_memory_bytes = round(memory.mean_bytes(means_ms))
@@ -176,7 +167,7 @@ class Trainer:
         """Return the host's time for one step while nothing keeps it waiting."""
         self._wait()
         started_s = time.perf_counter()
-        self._stepper.step(batches, _nothing)
+        self._stepper.step(batches)
         return (time.perf_counter() - started_s) * 1e3
 
     def _traced(self, batches: Iterator[LabelledBatch], path: Path) -> StepProfile:
@@ -194,14 +185,6 @@ class Trainer:
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
-
-
-def _nothing() -> None:
-    pass
-
-
-def _at_most(steps: int, most: int | None) -> int:
-    return steps if most is None else min(steps, most)
 
 
 def phase_times(trained: Trained) -> dict[str, list[float]]:
