@@ -66,8 +66,9 @@ def test_a_cell_counts_when_its_row_is_there_and_leftovers_of_another_are_droppe
     made.files.table("training").write_text("".join(lines[:-1]))  # as if killed between the tables
     assert set(made.cells()) == {ONE}
     assert len(made.read("epochs")) == 2
-    made.append(rows(TWO))
-    assert len(made.read("epochs")) == 4
+    again = begun(tmp_path)
+    again.append(rows(TWO))
+    assert len(again.read("epochs")) == 4
 
 
 def test_other_batch_sizes_models_and_processes_join_a_folder(tmp_path: Path):

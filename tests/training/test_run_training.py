@@ -85,7 +85,7 @@ def test_one_cell_is_told_in_words(folder: Path, capsys: pytest.CaptureFixture[s
     traced = ["--enable-pytorch-profiler", "--profile-memory"]
     assert run_training.main([*TINY, "--batch-size", "4", *traced, "--output-dir", str(folder)]) == 0
     printed = capsys.readouterr()
-    assert "1 of 1 cells are in" in printed.err
+    assert "all 1 cells are in" in printed.err
     lines = printed.out.splitlines()
     assert lines[0] == "resnet18 on digits, batch 4, cpu (torch, float32, fp32)"
     for begin in ("- throughput: ", "- step time: ", "- data time: ", "- forward time: ", "- backward time: ",
