@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torchvision
@@ -28,43 +29,16 @@ _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-class Source(Protocol):
-    """A model that can be built, and the inputs that it takes."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, as studies write it."""
-
-    @property
-    def digest(self) -> str:
-        """A digest of everything that decides the model but the seed of its weights."""
-
-    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
-        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-        Raises:
-            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
-        """
-
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return the arguments of one call of the model, on the CPU, drawn from `seed`."""
-
-
 @dataclass(frozen=True)
-class TorchvisionSource:
-    """A classification model of torchvision."""
+class Source(abc.ABC):
+    """A model that can be built, and the inputs that it takes."""
 
     name: str
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the name and torchvision's version."""
-        return _digest(self.name, torchvision.__version__)
-
-    @property
-    def bare(self) -> str:
-        """The name in torchvision."""
-        return self.name.removeprefix(PREFIX)
+        """SHA-256 of everything that decides the model but the seed of its weights: its name and library's version."""
+        return hashlib.sha256(f"{self.name} {self._library().__version__}".encode()).hexdigest()
 
     def build(self, seed: int, pretrained: bool = False) -> nn.Module:
         """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
@@ -73,55 +47,56 @@ class TorchvisionSource:
         finite.
 
         Raises:
-            InputError: the trained weights cannot be downloaded.
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if not pretrained:
-                return _torchvision_model(self.bare, weights=None, **_INFERENCE_ONLY.get(self.bare, {}))
-            try:
-                return _torchvision_model(self.bare, weights="DEFAULT")
-            except OSError as error:
-                raise InputError(
-                    f"the trained weights of {self.bare} cannot be downloaded ({error}): "
-                    f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
-                ) from None
+            return self._built(pretrained).eval()
 
     def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return random images, batch × 3 × size × size."""
+        """Return the arguments of one call on the CPU: random images, batch × 3 × size × size, drawn from `seed`."""
         return (images(batch_size, size, seed),)
 
+    @abc.abstractmethod
+    def _library(self) -> Any: ...
 
-@dataclass(frozen=True)
-class TimmSource:
+    @abc.abstractmethod
+    def _built(self, pretrained: bool) -> nn.Module: ...
+
+
+class TorchvisionSource(Source):
+    """A classification model of torchvision."""
+
+    def _library(self) -> Any:
+        return torchvision
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        bare = self.name.removeprefix(PREFIX)
+        if not pretrained:
+            return _torchvision_model(bare, weights=None, **_INFERENCE_ONLY.get(bare, {}))
+        try:
+            return _torchvision_model(bare, weights="DEFAULT")
+        except OSError as error:
+            raise InputError(
+                f"the trained weights of {bare} cannot be downloaded ({error}): "
+                f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
+            ) from None
+
+
+class TimmSource(Source):
     """A model of timm."""
 
-    name: str
+    def _library(self) -> Any:
+        return _timm()
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the name and timm's version."""
-        return _digest(self.name, _timm().__version__)
-
-    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
-        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-        Raises:
-            InputError: the trained weights cannot be downloaded.
-        """
+    def _built(self, pretrained: bool) -> nn.Module:
         bare = self.name.removeprefix(TIMM_PREFIX)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
-            except OSError as error:
-                reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
-                raise InputError(reason) from None
-        return model.eval()
-
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return random images, batch × 3 × size × size."""
-        return (images(batch_size, size, seed),)
+        try:
+            model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
+        except OSError as error:
+            reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
+            raise InputError(reason) from None
+        return model
 
 
 def find_source(name: str) -> Source:
@@ -157,16 +132,8 @@ def check_name(name: str) -> str:
 
 
 def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
-    """Build a model of torchvision as `TorchvisionSource.build` does.
-
-    Raises:
-        InputError: unknown name, or the trained weights cannot be downloaded.
-    """
+    """Build a model of torchvision as `TorchvisionSource.build` does; InputError also for an unknown name."""
     return TorchvisionSource(check_name(name)).build(seed, pretrained)
-
-
-def _digest(name: str, version: str) -> str:
-    return hashlib.sha256(f"{name} {version}".encode()).hexdigest()
 
 
 def _timm() -> Any:
