@@ -6,8 +6,9 @@ The library is `nvidia-ml-py` (`import pynvml`), loaded at first use.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from convscope.errors import SensorError
@@ -183,13 +184,9 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
     Raises:
         SensorError: there is no driver.
     """
-    try:
-        nvml.nvmlInit()
+    with _started(nvml, "the cards cannot be counted"):
         count = nvml.nvmlDeviceGetCount()
         every_uuid = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
-        nvml.nvmlShutdown()
-    except nvml.NVMLError as error:
-        raise SensorError(f"the cards cannot be counted: NVML says {error}") from None
     return every_uuid if visible is None else _named(visible, every_uuid)
 
 
@@ -199,13 +196,18 @@ def card_name(nvml: Any, uuid: str) -> str:
     Raises:
         SensorError: there is no driver, or no such card.
     """
+    with _started(nvml, f"{uuid} has no name"):
+        return _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+
+
+@contextlib.contextmanager
+def _started(nvml: Any, what: str) -> Iterator[None]:
     try:
         nvml.nvmlInit()
-        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        yield
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        raise SensorError(f"{uuid} has no name: NVML says {error}") from None
-    return name
+        raise SensorError(f"{what}: NVML says {error}") from None
 
 
 def _named(visible: str, every_uuid: list[str]) -> list[str]:

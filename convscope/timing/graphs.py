@@ -11,7 +11,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -73,7 +72,7 @@ class Captured:
     def __enter__(self) -> Captured:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
