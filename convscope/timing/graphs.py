@@ -49,7 +49,7 @@ REPLAY_METHOD = "cuda graph replay, cuda events"
 OVERFULL = ", launch longer than the queue"  # see LaunchHider
 
 
-class Captured:
+class Captured(contextlib.AbstractContextManager["Captured"]):
     """A step as a CUDA graph. Leave its `with` block, or close it, to free the graph and its memory.
 
     A graph knows addresses only: the step is kept with it, so that the model and the input in its closure stay alive.
@@ -68,9 +68,6 @@ class Captured:
         torch.cuda.synchronize()
         self.graph.reset()
         self._step = None
-
-    def __enter__(self) -> Captured:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
