@@ -289,16 +289,9 @@ class UnifiedProfiler:
         **settings: Any,
     ) -> None:
         run = make_run(
-            model_name,
-            algorithm,
-            num_sizes=num_sizes,
-            input_size_range=input_size_range,
-            batch_size=batch_size,
-            warmup_iters=warmup_iters,
-            measure_iters=measure_iters,
-            energy=measure_energy,
-            **settings,
-        )
+            model_name, algorithm, num_sizes=num_sizes, input_size_range=input_size_range, batch_size=batch_size,
+            warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy, **settings,
+        )  # fmt: skip
         self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
 
     @classmethod

@@ -115,11 +115,7 @@ def find_source(name: str) -> Source:
 
 
 def check_name(name: str) -> str:
-    """Return the model's name in torchvision's spelling.
-
-    Raises:
-        InputError: neither one of `MODELS` nor `torchvision:` and a classification model of torchvision.
-    """
+    """Return the name in torchvision's spelling; InputError if neither one of `MODELS` nor `torchvision:` and a model."""
     plain = name.strip()
     bare = plain.removeprefix(PREFIX).lower()
     if bare in MODELS:
@@ -217,13 +213,7 @@ def shapes_only(model: nn.Module) -> nn.Module:
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
-    """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
-
-    Runs on PyTorch's meta device: shapes only, no memory and no arithmetic.
-
-    Raises:
-        InputError: the model cannot take this size.
-    """
+    """List the convolutions that one pass of a model calls, as `called` does, for input batch × 3 × size × size."""
     given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
     return tuple(called(name, _on_meta(name), given))
 
@@ -231,9 +221,7 @@ def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer
 @functools.lru_cache(maxsize=4)
 def _on_meta(name: str) -> nn.Module:
     bare = check_name(name).removeprefix(PREFIX)
-    options = _INFERENCE_ONLY.get(bare, {})
-    if "init_weights" in options:
-        options = options | {"init_weights": False}
+    options = dict.fromkeys(_INFERENCE_ONLY.get(bare, {}), False)  # no weights are initialised either
     try:
         with torch.device("meta"):
             return _torchvision_model(bare, weights=None, **options)
@@ -249,24 +237,14 @@ def _torchvision_model(bare: str, **options: Any) -> nn.Module:
 def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Sequence[int]) -> Layer:
     """Return the layer that a call of `conv` is; `given` is the shape of its input, N × C × spatial."""
     spans = [step * (extent - 1) for step, extent in zip(conv.dilation, conv.kernel_size, strict=True)]
-    same = conv.padding == "same"
-    if isinstance(conv.padding, str):
-        padding = tuple(span // 2 if same else 0 for span in spans)
-    else:
-        padding = tuple(conv.padding)
+    same, padding = conv.padding == "same", conv.padding
     return Layer(
-        input=(given[0], conv.in_channels, *given[2:]),
-        weight=tuple(conv.weight.shape),
-        padding=padding,
-        stride=tuple(conv.stride),
-        dilation=tuple(conv.dilation),
-        groups=conv.groups,
-        name=name,
-        position=position,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
+        input=(given[0], conv.in_channels, *given[2:]), weight=tuple(conv.weight.shape),
+        padding=tuple(span // 2 if same else 0 for span in spans) if isinstance(padding, str) else tuple(padding),
+        stride=tuple(conv.stride), dilation=tuple(conv.dilation), groups=conv.groups, name=name, position=position,
+        bias=conv.bias is not None, padding_mode=conv.padding_mode,
         uneven_padding=same and any(span % 2 for span in spans),
-    )
+    )  # fmt: skip
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:

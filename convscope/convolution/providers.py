@@ -82,11 +82,7 @@ class CudnnPlan:
         self.execution = Execution(name, "cudnn", self.workspace_bytes)
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Convolve on the current stream.
-
-        Raises:
-            NotSupportedError: refused only now; some refusals come as late as this.
-        """
+        """Convolve on the current stream; NotSupportedError where cuDNN refuses only now, which happens."""
         device = x.device
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         self._handle.use_stream(torch._C._cuda_getCurrentRawStream(device.index))

@@ -129,11 +129,7 @@ class LoadEnergy:
 
 
 def ticks(samples: Sequence[Sample]) -> list[Tick]:
-    """Return the changes of the counter.
-
-    Raises:
-        WindowError: the counter went backwards (the driver was loaded anew, or the card was reset).
-    """
+    """Return the changes of the counter; WindowError if it went back (driver loaded anew, or card reset)."""
     counted = [(sample.time_s, sample.energy_j) for sample in samples if sample.energy_j is not None]
     changes = []
     for (before_s, before_j), (now_s, now_j) in pairwise(counted):
@@ -190,7 +186,7 @@ def power_window(
 
 
 def integrate(samples: Sequence[Sample], start_s: float, end_s: float) -> float:
-    """Return the integral of power over [start_s, end_s] by trapezoids, the edges interpolated, in joules.
+    """Return the integral of power over [start_s, end_s] by trapezoids, in joules; both edges are interpolated.
 
     Raises:
         WindowError: the readings do not reach over both edges.

@@ -29,11 +29,7 @@ THROTTLING = {
 
 
 def load() -> Any:
-    """Return NVML's Python module.
-
-    Raises:
-        SensorError: it is not installed.
-    """
+    """Return NVML's Python module; SensorError where it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -69,9 +65,8 @@ class NvmlCard:
         handle = self._call(f"NVML does not know {uuid}", self._nvml.nvmlDeviceGetHandleByUUID, uuid)
         if not uuid.startswith("MIG-"):
             return handle
-        return self._call(
-            "no card behind the MIG device", self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle
-        )
+        whole_card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
+        return self._call("no card behind the MIG device", whole_card, handle)
 
     def _sources(self) -> tuple[str, int | None]:
         """Return the source of energy, and the field of the power reading (None: the older call is used)."""
@@ -89,11 +84,7 @@ class NvmlCard:
         return energy.COUNTER, field
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the counter in joules and the power in watts, each None where the card has none.
-
-        Raises:
-            SensorError: a source that answered before no longer does.
-        """
+        """Return joules and watts as `Sensor.read`; SensorError where a source that answered before no longer does."""
         joules = self.counter_j() if self.source == energy.COUNTER else None
         watts = self.field(self._power_field) if self._power_field is not None else None
         if watts is None and joules is None:
@@ -103,11 +94,7 @@ class NvmlCard:
         return joules, watts
 
     def counter_j(self) -> float:
-        """Return the energy counter in joules since the driver was loaded (Volta and later).
-
-        Raises:
-            SensorError: the card has none, or is gone.
-        """
+        """Return the energy counter in joules since the driver was loaded (Volta and later), or raise SensorError."""
         millijoules = self._call("no energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return float(millijoules) / 1e3
 
@@ -191,11 +178,7 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
 
 
 def card_name(nvml: Any, uuid: str) -> str:
-    """Return the driver's name of a card ("NVIDIA H200").
-
-    Raises:
-        SensorError: there is no driver, or no such card.
-    """
+    """Return the driver's name of a card ("NVIDIA H200"); SensorError where no driver or no such card is."""
     with _started(nvml, f"{uuid} has no name"):
         return _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
 

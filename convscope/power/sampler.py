@@ -106,11 +106,7 @@ class Sampler:
             self._samples = [[one for one in samples if one.time_s >= oldest_s] for samples in self._samples]
 
     def energy(self, index: int, start_s: float, end_s: float) -> EnergyWindow:
-        """Return the energy of a sensor in a window of time: from tick to tick of a counter, else by integration.
-
-        Raises:
-            WindowError: the samples are not enough.
-        """
+        """Return the energy of a sensor in a window, by its counter or else by integration, or raise WindowError."""
         with self._lock:
             samples = [sample for sample in self._samples[index] if sample.time_s >= start_s - self.MARGIN_S]
         source = self.sensors[index].source

@@ -180,11 +180,7 @@ class EventTimer:
 
 
 def replay_times_ms(captured: Captured, count: int, hider: LaunchHider | None = None) -> list[float]:
-    """Time `count` replays of a graph, in milliseconds, by a pair of events around each.
-
-    Args:
-        hider: counts the repeated samples; None takes a new one.
-    """
+    """Time `count` replays of a graph, in milliseconds, by a pair of events around each."""
     timer, hider = EventTimer(captured.replay), hider or LaunchHider()
     return [hider.sample(timer.launch, timer.read_ms) for _ in range(count)]
 

@@ -31,13 +31,10 @@ class Summary:
 
 
 def summarize(times_ms: Sequence[float]) -> Summary:
-    """Summarize repeated times.
+    """Summarize repeated times; ValueError without any, or for one that is not finite.
 
-    The standard deviation is the sample's (n - 1); `ci95_ms` is half the width of the 95 % confidence
-    interval of the mean by Student's t.
-
-    Raises:
-        ValueError: no times, or a time that is not finite.
+    The standard deviation is the sample's (n - 1); `ci95_ms` is half the width of the 95 % confidence interval of the
+    mean by Student's t.
     """
     times = np.asarray(times_ms, dtype=np.float64)
     if times.size == 0:
