@@ -115,7 +115,7 @@ def find_source(name: str) -> Source:
 
 
 def check_name(name: str) -> str:
-    """Return the name in torchvision's spelling; InputError if neither one of `MODELS` nor `torchvision:` and a model."""
+    """Return the name in torchvision's spelling; InputError if it is none of `MODELS` and no `torchvision:` model."""
     plain = name.strip()
     bare = plain.removeprefix(PREFIX).lower()
     if bare in MODELS:
