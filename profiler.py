@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import pandas as pd
@@ -103,8 +102,8 @@ class PowerMonitor:
         self._sampler.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self._sampler.__exit__(kind, value, at)
+    def __exit__(self, *_: object) -> None:
+        self._sampler.__exit__()
         for sensor in self._sampler.sensors:
             sensor.close()
 
@@ -220,7 +219,7 @@ class CUDALayerTimer:
         self._hooks.enter_context(hooked(self._model, self._before, self._after))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hooks.close()
 
     def _before(self, name: str, module: nn.Module, given: torch.Tensor) -> None:
@@ -290,16 +289,9 @@ class UnifiedProfiler:
         **settings: Any,
     ) -> None:
         run = make_run(
-            model_name,
-            algorithm,
-            num_sizes=num_sizes,
-            input_size_range=input_size_range,
-            batch_size=batch_size,
-            warmup_iters=warmup_iters,
-            measure_iters=measure_iters,
-            energy=measure_energy,
-            **settings,
-        )
+            model_name, algorithm, num_sizes=num_sizes, input_size_range=input_size_range, batch_size=batch_size,
+            warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy, **settings,
+        )  # fmt: skip
         self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
 
     @classmethod

@@ -55,12 +55,6 @@ def _any_shape(layer: Layer) -> str | None:
     return None
 
 
-def _ai3_on_cpu(layer: Layer) -> str | None:
-    if layer.groups != 1:
-        return "ai3 has no grouped convolution on a CPU"
-    return None
-
-
 def _winograd(layer: Layer) -> str | None:
     if layer.kernel != (3, 3) or layer.stride != (1, 1):
         return "winograd needs 3×3 kernels with stride 1"
@@ -169,7 +163,7 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
     if layer.uneven_padding:
         return f"{algorithm.name} pads both sides alike: padding 'same' needs an odd extent of the kernel"
     if device_type == "cpu":
-        return _ai3_on_cpu(layer)
+        return None if layer.groups == 1 else "ai3 has no grouped convolution on a CPU"
     return algorithm.rule(layer)
 
 

@@ -7,7 +7,7 @@ import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -61,13 +61,10 @@ def math(mode: str) -> Iterator[None]:
 
     Matrix products outside convolutions keep PyTorch's default in "tf32" and are forbidden TF32 in "fp32".
     """
-    convolution, product = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cudnn.allow_tf32 = mode == "tf32"
-    torch.backends.cuda.matmul.allow_tf32 = product and mode == "tf32"
-    try:
+    permitted, product = mode == "tf32", torch.backends.cuda.matmul
+    changed = switched(product, allow_tf32=product.allow_tf32 and permitted)
+    with switched(torch.backends.cudnn, allow_tf32=permitted), changed:
         yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = convolution, product
 
 
 @contextlib.contextmanager
@@ -90,20 +87,27 @@ def searching(search: bool = True, every: bool = False) -> Iterator[None]:
         every: time all plans, not only ten, which is PyTorch's default.
     """
     chosen = torch.backends.cudnn
-    before = chosen.benchmark, chosen.benchmark_limit
-    chosen.benchmark = search
-    if every:
-        chosen.benchmark_limit = 0
+    with switched(chosen, benchmark=search, benchmark_limit=0 if every else chosen.benchmark_limit):
+        yield
+
+
+@contextlib.contextmanager
+def switched(switches: Any, **values: object) -> Iterator[None]:
+    """Set attributes of an object (PyTorch's global switches) for the length of the block."""
+    before = {name: getattr(switches, name) for name in values}
     try:
+        for name, value in values.items():
+            setattr(switches, name, value)
         yield
     finally:
-        chosen.benchmark, chosen.benchmark_limit = before
+        for name, value in before.items():
+            setattr(switches, name, value)
 
 
 T = TypeVar("T")
 
 
-class PlanThread:
+class PlanThread(contextlib.ExitStack):
     """Worker thread with its own cuDNN plan cache.
 
     PyTorch keeps the plans that a thread has chosen for as long as it lives. Work runs without gradients, with the
@@ -112,7 +116,8 @@ class PlanThread:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._thread = device, ThreadPoolExecutor(max_workers=1)
+        super().__init__()
+        self._device, self._thread = device, self.enter_context(ThreadPoolExecutor(max_workers=1))
 
     def run(self, work: Callable[[], T]) -> T:
         """Run work in the thread and return its result, or raise its error."""
@@ -122,16 +127,6 @@ class PlanThread:
         on_gpu = self._device.type == "cuda"
         with torch.no_grad(), torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
             return work()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._thread.shutdown()
-
-    def __enter__(self) -> PlanThread:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def environment_on(device: torch.device, card: Mapping[str, object]) -> Environment:

@@ -38,19 +38,12 @@ class Layer(Geometry):
     ) -> Layer:  # fmt: skip
         """Return the layer of these sizes; stride and dilation are 1, padding 0, where not given."""
         ones, zeros = (1,) * len(size), (0,) * len(size)
+        weight = out_channels, in_channels // max(1, groups), *kernel  # a check may still refuse 0 groups
         return cls(
-            input=(batch, in_channels, *size),
-            weight=(out_channels, in_channels // max(1, groups), *kernel),  # a check may still refuse 0 groups
-            padding=padding or zeros,
-            stride=stride or ones,
-            dilation=dilation or ones,
-            groups=groups,
-            name=name,
-            position=position,
-            bias=bias,
-            padding_mode=padding_mode,
-            uneven_padding=uneven_padding,
-        )
+            input=(batch, in_channels, *size), weight=weight, padding=padding or zeros, stride=stride or ones,
+            dilation=dilation or ones, groups=groups, name=name, position=position, bias=bias,
+            padding_mode=padding_mode, uneven_padding=uneven_padding,
+        )  # fmt: skip
 
     def resized(self, **changes: Any) -> Layer:
         """Return this layer but for the changes, named as the arguments of `of_sizes`."""
@@ -99,16 +92,9 @@ class Layer(Geometry):
     def columns(self) -> dict[str, Any]:
         """Return the place and the shape of a 2-D layer by the names of columns; pairs as "3x3"."""
         pairs = {name: dimensions(getattr(self, name)) for name in ("stride", "padding", "dilation")}
-        return pairs | {
-            "position": self.position,
-            "in_channels": self.in_channels,
-            "out_channels": self.out_channels,
-            "kernel_size": dimensions(self.kernel),
-            "groups": self.groups,
-            "batch_size": self.batch,
-            "in_height_px": self.in_height,
-            "in_width_px": self.in_width,
-        }
+        counts = {name: getattr(self, name) for name in ("position", "in_channels", "out_channels", "groups")}
+        sizes = {"batch_size": self.batch, "in_height_px": self.in_height, "in_width_px": self.in_width}
+        return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel)}
 
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
         """Return the layer as libraries and kernels take it: without its place, bias and padding mode."""

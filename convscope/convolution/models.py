@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torchvision
@@ -28,43 +29,16 @@ _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
 }
 
 
-class Source(Protocol):
-    """A model that can be built, and the inputs that it takes."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, as studies write it."""
-
-    @property
-    def digest(self) -> str:
-        """A digest of everything that decides the model but the seed of its weights."""
-
-    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
-        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-        Raises:
-            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
-        """
-
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return the arguments of one call of the model, on the CPU, drawn from `seed`."""
-
-
 @dataclass(frozen=True)
-class TorchvisionSource:
-    """A classification model of torchvision."""
+class Source(abc.ABC):
+    """A model that can be built, and the inputs that it takes."""
 
     name: str
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the name and torchvision's version."""
-        return _digest(self.name, torchvision.__version__)
-
-    @property
-    def bare(self) -> str:
-        """The name in torchvision."""
-        return self.name.removeprefix(PREFIX)
+        """SHA-256 of everything that decides the model but the seed of its weights: its name and library's version."""
+        return hashlib.sha256(f"{self.name} {self._library().__version__}".encode()).hexdigest()
 
     def build(self, seed: int, pretrained: bool = False) -> nn.Module:
         """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
@@ -73,55 +47,56 @@ class TorchvisionSource:
         finite.
 
         Raises:
-            InputError: the trained weights cannot be downloaded.
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if not pretrained:
-                return _torchvision_model(self.bare, weights=None, **_INFERENCE_ONLY.get(self.bare, {}))
-            try:
-                return _torchvision_model(self.bare, weights="DEFAULT")
-            except OSError as error:
-                raise InputError(
-                    f"the trained weights of {self.bare} cannot be downloaded ({error}): "
-                    f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
-                ) from None
+            return self._built(pretrained).eval()
 
     def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return random images, batch × 3 × size × size."""
+        """Return the arguments of one call on the CPU: random images, batch × 3 × size × size, drawn from `seed`."""
         return (images(batch_size, size, seed),)
 
+    @abc.abstractmethod
+    def _library(self) -> Any: ...
 
-@dataclass(frozen=True)
-class TimmSource:
+    @abc.abstractmethod
+    def _built(self, pretrained: bool) -> nn.Module: ...
+
+
+class TorchvisionSource(Source):
+    """A classification model of torchvision."""
+
+    def _library(self) -> Any:
+        return torchvision
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        bare = self.name.removeprefix(PREFIX)
+        if not pretrained:
+            return _torchvision_model(bare, weights=None, **_INFERENCE_ONLY.get(bare, {}))
+        try:
+            return _torchvision_model(bare, weights="DEFAULT")
+        except OSError as error:
+            raise InputError(
+                f"the trained weights of {bare} cannot be downloaded ({error}): "
+                f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
+            ) from None
+
+
+class TimmSource(Source):
     """A model of timm."""
 
-    name: str
+    def _library(self) -> Any:
+        return _timm()
 
-    @property
-    def digest(self) -> str:
-        """SHA-256 of the name and timm's version."""
-        return _digest(self.name, _timm().__version__)
-
-    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
-        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-        Raises:
-            InputError: the trained weights cannot be downloaded.
-        """
+    def _built(self, pretrained: bool) -> nn.Module:
         bare = self.name.removeprefix(TIMM_PREFIX)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            try:
-                model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
-            except OSError as error:
-                reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
-                raise InputError(reason) from None
-        return model.eval()
-
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return random images, batch × 3 × size × size."""
-        return (images(batch_size, size, seed),)
+        try:
+            model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
+        except OSError as error:
+            reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
+            raise InputError(reason) from None
+        return model
 
 
 def find_source(name: str) -> Source:
@@ -140,11 +115,7 @@ def find_source(name: str) -> Source:
 
 
 def check_name(name: str) -> str:
-    """Return the model's name in torchvision's spelling.
-
-    Raises:
-        InputError: neither one of `MODELS` nor `torchvision:` and a classification model of torchvision.
-    """
+    """Return the name in torchvision's spelling; InputError if it is none of `MODELS` and no `torchvision:` model."""
     plain = name.strip()
     bare = plain.removeprefix(PREFIX).lower()
     if bare in MODELS:
@@ -157,16 +128,8 @@ def check_name(name: str) -> str:
 
 
 def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
-    """Build a model of torchvision as `TorchvisionSource.build` does.
-
-    Raises:
-        InputError: unknown name, or the trained weights cannot be downloaded.
-    """
+    """Build a model of torchvision as `TorchvisionSource.build` does; InputError also for an unknown name."""
     return TorchvisionSource(check_name(name)).build(seed, pretrained)
-
-
-def _digest(name: str, version: str) -> str:
-    return hashlib.sha256(f"{name} {version}".encode()).hexdigest()
 
 
 def _timm() -> Any:
@@ -250,13 +213,7 @@ def shapes_only(model: nn.Module) -> nn.Module:
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
-    """List the convolutions that one forward pass of a model calls, in order, for input batch × 3 × size × size.
-
-    Runs on PyTorch's meta device: shapes only, no memory and no arithmetic.
-
-    Raises:
-        InputError: the model cannot take this size.
-    """
+    """List the convolutions that one pass of a model calls, as `called` does, for input batch × 3 × size × size."""
     given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
     return tuple(called(name, _on_meta(name), given))
 
@@ -264,9 +221,7 @@ def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer
 @functools.lru_cache(maxsize=4)
 def _on_meta(name: str) -> nn.Module:
     bare = check_name(name).removeprefix(PREFIX)
-    options = _INFERENCE_ONLY.get(bare, {})
-    if "init_weights" in options:
-        options = options | {"init_weights": False}
+    options = dict.fromkeys(_INFERENCE_ONLY.get(bare, {}), False)  # no weights are initialised either
     try:
         with torch.device("meta"):
             return _torchvision_model(bare, weights=None, **options)
@@ -282,24 +237,14 @@ def _torchvision_model(bare: str, **options: Any) -> nn.Module:
 def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Sequence[int]) -> Layer:
     """Return the layer that a call of `conv` is; `given` is the shape of its input, N × C × spatial."""
     spans = [step * (extent - 1) for step, extent in zip(conv.dilation, conv.kernel_size, strict=True)]
-    same = conv.padding == "same"
-    if isinstance(conv.padding, str):
-        padding = tuple(span // 2 if same else 0 for span in spans)
-    else:
-        padding = tuple(conv.padding)
+    same, padding = conv.padding == "same", conv.padding
     return Layer(
-        input=(given[0], conv.in_channels, *given[2:]),
-        weight=tuple(conv.weight.shape),
-        padding=padding,
-        stride=tuple(conv.stride),
-        dilation=tuple(conv.dilation),
-        groups=conv.groups,
-        name=name,
-        position=position,
-        bias=conv.bias is not None,
-        padding_mode=conv.padding_mode,
+        input=(given[0], conv.in_channels, *given[2:]), weight=tuple(conv.weight.shape),
+        padding=tuple(span // 2 if same else 0 for span in spans) if isinstance(padding, str) else tuple(padding),
+        stride=tuple(conv.stride), dilation=tuple(conv.dilation), groups=conv.groups, name=name, position=position,
+        bias=conv.bias is not None, padding_mode=conv.padding_mode,
         uneven_padding=same and any(span % 2 for span in spans),
-    )
+    )  # fmt: skip
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -9,17 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from convscope.convolution import algorithms, backends
+from convscope.convolution import algorithms, backends, providers
 from convscope.convolution.layer import Layer
-from convscope.convolution.providers import (
-    CudnnProvider,
-    Execution,
-    Plan,
-    Provider,
-    TritonProvider,
-    cudnn_refusal,
-    workspace_refusal,
-)
+from convscope.convolution.providers import CudnnProvider, Execution, Plan, Provider, TritonProvider
 from convscope.cudnn.shape import Convolution, output_extents
 from convscope.errors import NotSupportedError
 
@@ -59,20 +51,9 @@ class CudaOperator:
         self.tuned: dict[str, str] = {}
 
     def forward(
-        self,
-        input: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        padding_h: int,
-        padding_w: int,
-        stride_h: int,
-        stride_w: int,
-        dilation_h: int,
-        dilation_w: int,
-        padding_mode: int,
-        groups: int,
-        algorithm: str,
-    ) -> torch.Tensor:
+        self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding_h: int, padding_w: int,
+        stride_h: int, stride_w: int, dilation_h: int, dilation_w: int, padding_mode: int, groups: int, algorithm: str,
+    ) -> torch.Tensor:  # fmt: skip
         """Convolve N × C × H × W (or C × H × W) on the input's device and PyTorch's current stream.
 
         Computed in the layout in force (`backends.settings`), in which the output lies too.
@@ -96,7 +77,9 @@ class CudaOperator:
             key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, w.shape, options)
             plan = self._plans.get(key)
             if plan is None:
-                plan = self._plans[key] = self.plan(_convolution(x, w, *options), algorithm, device)
+                dtype, math = str(x.dtype).removeprefix("torch."), backends.math_in_force()
+                shape = Convolution(tuple(x.shape), tuple(w.shape), *options, dtype, math, layout)
+                plan = self._plans[key] = self.plan(shape, algorithm, device)
             y = plan.run(x, w, bias)
         executions = _RECORDED.get()
         if executions is not None:
@@ -112,23 +95,19 @@ class CudaOperator:
         """
         name = _DEFAULT.get(algorithm, algorithm)
         refusals: list[NotSupportedError | NotImplementedError] = []
-        for provider in self._providers_of(name, algorithm):
-            plan = _plan_or_refusal(provider, name, shape, device)
-            if not isinstance(plan, NotSupportedError | NotImplementedError):
-                return plan
-            refusals.append(plan)
-        raise refusals[0]
-
-    def _providers_of(self, name: str, algorithm: str) -> list[Provider]:
         known = algorithms.ALGORITHMS.get(name)
-        names = () if known is None else known.cuda_providers
+        libraries = () if known is None else known.cuda_providers
         preferred = backends.settings_in_force().provider
-        if preferred in names:
-            names = (preferred,)
-        providers = [self._providers[each] for each in names if each in self._providers]
-        if not providers:
+        for library in (preferred,) if preferred in libraries else libraries:
+            provider = self._providers.get(library)
+            try:
+                if provider:
+                    return provider.plan(name, shape, device)
+            except (NotSupportedError, NotImplementedError) as refused:
+                refusals.append(refused)
+        if not refusals:
             raise NotImplementedError(f"{algorithm} is neither an algorithm of cuDNN nor one of the Triton kernels")
-        return providers
+        raise refusals[0]
 
     def convolve(self, x: torch.Tensor, w: torch.Tensor, layer: Layer, algorithm: str) -> torch.Tensor:
         """Convolve N × C × H × W with the options of a layer, without a bias; raises as `forward` does."""
@@ -137,9 +116,7 @@ class CudaOperator:
         return self.forward(x, w, None, *options, _ZEROS, layer.groups, algorithm)
 
     def workspace_bytes(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> int:
-        """Return the workspace that cuDNN wants for a layer with one of its algorithms; launches nothing.
-
-        Any of cuDNN's eight names is possible, also those that no card has.
+        """Return the workspace that cuDNN wants for a layer with any of its eight algorithms; launches nothing.
 
         Raises:
             CudnnError: cuDNN refuses the algorithm for this layer.
@@ -150,13 +127,9 @@ class CudaOperator:
         return plan.workspace_bytes
 
     def why_refused(
-        self,
-        device: torch.device,
-        layer: Layer,
-        algorithm: str,
-        dtype: str = "float32",
+        self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32",
         max_workspace_bytes: int | None = None,
-    ) -> str | None:
+    ) -> str | None:  # fmt: skip
         """Return why no library takes a layer with an algorithm on this card, or None where one does.
 
         A plan is made and closed; nothing is launched. A workspace over the limit is a reason too: cuDNN never gets a
@@ -167,11 +140,11 @@ class CudaOperator:
                 plan = self.plan(_described(layer, dtype), algorithm, current)
             except NotSupportedError:
                 layout = backends.settings_in_force().layout
-                return cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout)
+                return providers.cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout)
             except NotImplementedError as error:
                 return str(error)
             plan.close()
-        return workspace_refusal(algorithm, plan.workspace_bytes or 0, max_workspace_bytes)
+        return providers.workspace_refusal(algorithm, plan.workspace_bytes or 0, max_workspace_bytes)
 
     def release(self) -> None:
         """Destroy every plan, keep the handles: the next call of a shape makes a new plan."""
@@ -187,33 +160,11 @@ class CudaOperator:
             provider.close()
 
 
-def _plan_or_refusal(
-    provider: Provider, algorithm: str, shape: Convolution, device: torch.device
-) -> Plan | NotSupportedError | NotImplementedError:
-    try:
-        return provider.plan(algorithm, shape, device)
-    except (NotSupportedError, NotImplementedError) as refused:
-        return refused
-
-
 @contextlib.contextmanager
 def _current(device: torch.device) -> Iterator[torch.device]:
     """Make a GPU the current one for the length of the block; give it with its number."""
     with torch.cuda.device(device):
         yield torch.device("cuda", torch.cuda.current_device())
-
-
-def _convolution(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    padding: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: int,
-) -> Convolution:
-    dtype, layout = str(x.dtype).removeprefix("torch."), backends.settings_in_force().layout
-    sizes = tuple(x.shape), tuple(w.shape), padding, stride, dilation, groups
-    return Convolution(*sizes, dtype, backends.math_in_force(), layout)
 
 
 def _described(layer: Layer, dtype: str) -> Convolution:
@@ -238,27 +189,16 @@ def release(device: torch.device) -> None:
 
 
 def _empty_output(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    padding_h: int,
-    padding_w: int,
-    stride_h: int,
-    stride_w: int,
-    dilation_h: int,
-    dilation_w: int,
-    padding_mode: int,
-    groups: int,
-    algorithm: str,
-) -> torch.Tensor:
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding_h: int, padding_w: int,
+    stride_h: int, stride_w: int, dilation_h: int, dilation_w: int, padding_mode: int, groups: int, algorithm: str,
+) -> torch.Tensor:  # fmt: skip
     """Return the output without its content, for `torch.compile`: ai3's own lies on the CPU whatever the input."""
     options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w)
     extents = output_extents(input.shape[-2:], weight.shape[-2:], *options)
     batch = 1 if input.dim() == 3 else input.shape[0]
     memory = backends.LAYOUTS[backends.settings_in_force().layout]
-    output = torch.empty(
-        (batch, weight.shape[0], *extents), dtype=input.dtype, device=input.device, memory_format=memory
-    )
+    size = (batch, weight.shape[0], *extents)
+    output = torch.empty(size, dtype=input.dtype, device=input.device, memory_format=memory)
     return output.squeeze(0) if input.dim() == 3 else output
 
 

@@ -56,17 +56,12 @@ class Plan(Protocol):
 class Provider(Protocol):
     """A library that makes plans."""
 
-    name: str
-
-    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
-        """Return why the library has no such convolution, as far as that is known without a GPU, or None."""
-
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> Plan:
         """Make a plan; the device is the current one.
 
         Raises:
             NotSupportedError: the library refuses the algorithm for this shape on this card.
-            NotImplementedError: `why_not` has a reason.
+            NotImplementedError: the library has no such algorithm or data type on any card.
         """
 
     def close(self) -> None:
@@ -87,11 +82,7 @@ class CudnnPlan:
         self.execution = Execution(name, "cudnn", self.workspace_bytes)
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Convolve on the current stream.
-
-        Raises:
-            NotSupportedError: refused only now; some refusals come as late as this.
-        """
+        """Convolve on the current stream; NotSupportedError where cuDNN refuses only now, which happens."""
         device = x.device
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         self._handle.use_stream(torch._C._cuda_getCurrentRawStream(device.index))
@@ -110,25 +101,13 @@ class CudnnPlan:
 class CudnnProvider:
     """cuDNN's legacy calls: one handle a device; exactly the algorithm requested, in 2-D and 3-D."""
 
-    name = "cudnn"
-
     def __init__(self) -> None:
         self._handles: dict[int | None, legacy.Handle] = {}
 
-    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
-        """Return why cuDNN has no convolution of this data type, or None where it has."""
-        return None if shape.dtype in library.DATA_TYPES else f"cuDNN has no convolution of {shape.dtype}"
-
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> CudnnPlan:
-        """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); the device is current.
-
-        Raises:
-            NotSupportedError: cuDNN refuses the algorithm for this shape.
-            NotImplementedError: cuDNN has no convolution of this data type.
-        """
-        reason = self.why_not(algorithm, shape)
-        if reason:
-            raise NotImplementedError(reason)
+        """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); errors as in `Provider`."""
+        if shape.dtype not in library.DATA_TYPES:
+            raise NotImplementedError(f"cuDNN has no convolution of {shape.dtype}")
         if device.index not in self._handles:
             self._handles[device.index] = legacy.Handle()
         return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm))
@@ -163,31 +142,17 @@ class TritonPlan:
 
 
 class TritonProvider:
-    """This project's 2-D kernels in Triton, which is imported at the first question only."""
-
-    name = "triton"
-
-    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
-        """Return why there is no kernel for a convolution, or None where there is."""
-        if shape.layout != "nchw":
-            return f"the Triton kernel of {algorithm} reads NCHW only"
-        try:
-            from convscope.kernels import catalogue
-        except ModuleNotFoundError as error:
-            return f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
-        return catalogue.why_no_kernel(algorithm, shape)
+    """This project's 2-D kernels in Triton, which is imported for the first plan only."""
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TritonPlan:
-        """Make a plan; its block shapes are chosen at the first run.
-
-        Raises:
-            NotImplementedError: there is no kernel for it.
-        """
-        reason = self.why_not(algorithm, shape)
-        if reason:
-            raise NotImplementedError(reason)
-        from convscope.kernels.catalogue import Conv2dPlan
-
+        """Make a plan, its block shapes chosen at the first run; NotImplementedError where there is no kernel."""
+        if shape.layout != "nchw":
+            raise NotImplementedError(f"the Triton kernel of {algorithm} reads NCHW only")
+        try:
+            from convscope.kernels.catalogue import Conv2dPlan
+        except ModuleNotFoundError as error:
+            missing = f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+            raise NotImplementedError(missing) from None
         return TritonPlan(Conv2dPlan(algorithm, shape, device))
 
     def close(self) -> None:
@@ -212,13 +177,7 @@ class TorchPlan:
 
 
 class TorchProvider:
-    """PyTorch's own convolutions, on any device."""
-
-    name = "torch"
-
-    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
-        """Return None: PyTorch says itself what it cannot do, when it is called."""
-        return None
+    """PyTorch's own convolutions, on any device; PyTorch says itself what it cannot do, when it is called."""
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TorchPlan:
         """Make a plan; the algorithm is PyTorch's to choose."""

@@ -84,11 +84,9 @@ def allowed_error(
     None where the model's numbers leave the range of the type.
 
     Args:
-        model: in float32, on the device of `given`; it is left as it is.
-        given: some images, N × 3 × H × W.
+        model: in float32, on the device of `given` (images, N × 3 × H × W); it is left as it is.
         layers: the model's convolutions and fully connected layers.
-        dtype: the data type in which the engine stores numbers.
-        math: "fp32" or "tf32", for float32.
+        dtype: the data type in which the engine stores numbers; `math` is "fp32" or "tf32", for float32.
     """
     tolerances = [tolerance.stored_tolerance(layer, dtype, math) for layer in layers]
     moved = rounding_error(model, given, dtype)
@@ -103,11 +101,8 @@ def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
     """Return the distance that a model's output moves, relative to its length, if layers round to `dtype`.
 
     float32 is taken as TF32: the factors keep 10 digits, the results all. Layers are modules that are called: the
-    products of `nn.MultiheadAttention` with its own weights are not rounded, and count as exact.
-
-    Args:
-        model: in float32, on the device of `given`; it is left as it is.
-        given: N × 3 × H × W.
+    products of `nn.MultiheadAttention` with its own weights are not rounded, and count as exact. The model is in
+    float32, on the device of `given` (N × 3 × H × W), and left as it is.
     """
     with torch.no_grad():
         return relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from convscope.convolution import models
+from convscope.convolution import backends, models
 from convscope.convolution.layer import Layer
 from convscope.gpus import Gpu
 from convscope.timing.stopwatch import Stopwatch
@@ -57,15 +56,9 @@ def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[L
 
 def _connected(number: int, module: nn.Linear, given: torch.Size) -> Layer:
     return Layer.of_sizes(
-        f"linear.{number}",
-        number,
-        batch=given[:-1].numel(),
-        in_channels=module.in_features,
-        out_channels=module.out_features,
-        size=(1, 1),
-        kernel=(1, 1),
-        bias=module.bias is not None,
-    )
+        f"linear.{number}", number, batch=given[:-1].numel(), in_channels=module.in_features,
+        out_channels=module.out_features, size=(1, 1), kernel=(1, 1), bias=module.bias is not None,
+    )  # fmt: skip
 
 
 def matrix_tflops(gpu: Gpu, dtype: str, math: str) -> float:
@@ -80,14 +73,9 @@ def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> 
     per_ms = matrix_tflops(gpu, dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
     work = [(layer.flops, layer.minimum_bytes(ELEMENT_BYTES[dtype])) for layer in layers]
-    operations, least_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
-    return HardwareLimit(
-        flops=operations,
-        minimum_bytes=least_bytes,
-        memory_ms=least_bytes / bytes_per_ms,
-        compute_ms=operations / per_ms,
-        time_ms=sum(max(each / per_ms, moved / bytes_per_ms) for each, moved in work),
-    )
+    flops, minimum_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
+    time_ms = sum(max(each / per_ms, moved / bytes_per_ms) for each, moved in work)
+    return HardwareLimit(flops, minimum_bytes, minimum_bytes / bytes_per_ms, flops / per_ms, time_ms)
 
 
 _BUDGET_S = 60.0  # for the samples of one ceiling
@@ -120,19 +108,8 @@ def measure_ceilings(device: torch.device) -> Ceilings:
     rates = {}
     for name in ("fp32", "tf32", "fp16") if device.type == "cuda" else ("fp32",):
         factor = left.half() if name == "fp16" else left
-        with _tf32(name == "tf32"):
+        with backends.switched(torch.backends.cuda.matmul, allow_tf32=name == "tf32"):
             product = functools.partial(torch.matmul, factor, factor)
             best_ms = stopwatch.measure(product, samples=count, warmup=1, budget_s=_BUDGET_S).best_ms
         rates[name] = 2 * side**3 / best_ms / 1e9
     return Ceilings(2 * source.nbytes / copy_ms / 1e6, rates)
-
-
-@contextlib.contextmanager
-def _tf32(permitted: bool) -> Iterator[None]:
-    """Permit or forbid TF32 in products of matrices for the length of the block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = permitted
-    try:
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before

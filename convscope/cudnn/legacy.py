@@ -10,21 +10,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import byref, c_float, c_int, c_size_t, c_void_p
-from types import TracebackType
 from typing import Any
 
-from convscope.cudnn.library import (
-    ALGORITHM_COUNT,
-    CROSS_CORRELATION,
-    DATA_TYPES,
-    FILTER_FORMATS,
-    FLOAT32,
-    FLOAT64,
-    AlgorithmPerformance,
-    call,
-    check,
-    library,
-)
+from convscope.cudnn import library as cudnn
+from convscope.cudnn.library import call
 from convscope.cudnn.shape import Convolution
 from convscope.errors import CudnnError, NotSupportedError
 
@@ -50,12 +39,6 @@ class Handle:
             call("cudnnDestroy", self.pointer)
             self.pointer = 0
 
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
 
 class LegacyPlan:
     """One convolution with one algorithm: descriptors, output shape and workspace, created once and run many times.
@@ -74,7 +57,7 @@ class LegacyPlan:
         scalar = ctypes.c_double if convolution.dtype == "float64" else c_float
         self._one, self._zero = scalar(1.0), scalar(0.0)
         self._alpha, self._beta = ctypes.addressof(self._one), ctypes.addressof(self._zero)
-        self._forward = library().cudnnConvolutionForward
+        self._forward = cudnn.library().cudnnConvolutionForward
         try:
             self._describe(convolution)
             self.algorithm = self._heuristic_choice() if algorithm is None else algorithm
@@ -84,17 +67,17 @@ class LegacyPlan:
             raise
 
     def _describe(self, convolution: Convolution) -> None:
-        data_type = DATA_TYPES[convolution.dtype]
-        compute_type = FLOAT64 if convolution.dtype == "float64" else FLOAT32
+        data_type = cudnn.DATA_TYPES[convolution.dtype]
+        compute_type = cudnn.FLOAT64 if convolution.dtype == "float64" else cudnn.FLOAT32
         rank = 2 + len(convolution.size)
         self._x = self._tensor(data_type, convolution.input, convolution.layout)
         self._w = self._create("Filter")
-        filters = FILTER_FORMATS[convolution.layout], rank, _integers(convolution.weight)
+        filters = cudnn.FILTER_FORMATS[convolution.layout], rank, _integers(convolution.weight)
         call("cudnnSetFilterNdDescriptor", self._w, data_type, *filters)
         self._conv = self._create("Convolution")
         call(
             "cudnnSetConvolutionNdDescriptor", self._conv, rank - 2, _integers(convolution.padding),
-            _integers(convolution.stride), _integers(convolution.dilation), CROSS_CORRELATION, compute_type,
+            _integers(convolution.stride), _integers(convolution.dilation), cudnn.CROSS_CORRELATION, compute_type,
         )  # fmt: skip
         call("cudnnSetConvolutionGroupCount", self._conv, convolution.groups)
         call("cudnnSetConvolutionMathType", self._conv, convolution.math_type)
@@ -117,9 +100,9 @@ class LegacyPlan:
         return descriptor
 
     def _heuristic_choice(self) -> int:
-        count, ranked = c_int(), (AlgorithmPerformance * ALGORITHM_COUNT)()
+        count, ranked = c_int(), (cudnn.AlgorithmPerformance * cudnn.ALGORITHM_COUNT)()
         descriptors = self._handle.pointer, self._x, self._w, self._conv, self._y
-        call("cudnnGetConvolutionForwardAlgorithm_v7", *descriptors, ALGORITHM_COUNT, byref(count), ranked)
+        call("cudnnGetConvolutionForwardAlgorithm_v7", *descriptors, cudnn.ALGORITHM_COUNT, byref(count), ranked)
         usable = [entry.algorithm for entry in ranked[: count.value] if entry.status == 0]
         if not usable:
             raise NotSupportedError("cudnnGetConvolutionForwardAlgorithm_v7: no algorithm for this convolution")
@@ -142,7 +125,7 @@ class LegacyPlan:
             self.algorithm, workspace, self.workspace_bytes, self._beta, self._y, y,
         )  # fmt: skip
         if status:
-            check(status, "cudnnConvolutionForward")
+            cudnn.check(status, "cudnnConvolutionForward")
 
     def close(self) -> None:
         """Destroy every descriptor; twice is once."""

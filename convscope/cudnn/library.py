@@ -81,11 +81,7 @@ def _library_path() -> str:
 
 @functools.lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Load cuDNN once.
-
-    Raises:
-        CudnnMissingError: this machine has none.
-    """
+    """Load cuDNN once; CudnnMissingError where this machine has none."""
     try:
         loaded = ctypes.CDLL(_library_path())
     except OSError as error:
@@ -109,12 +105,7 @@ def version() -> str:
 
 
 def check(status: int, call: str) -> None:
-    """Raise the error of a status other than success.
-
-    Raises:
-        NotSupportedError: the library refuses the request.
-        CudnnError: any other failure.
-    """
+    """Raise the error of a status: NotSupportedError if the library refuses the request, else CudnnError."""
     if status == 0:
         return
     name = library().cudnnGetErrorString(status).decode()

@@ -129,22 +129,15 @@ class LoadEnergy:
 
 
 def ticks(samples: Sequence[Sample]) -> list[Tick]:
-    """Return the changes of the counter.
-
-    Raises:
-        WindowError: the counter went backwards (the driver was loaded anew, or the card was reset).
-    """
-    counted = [sample for sample in samples if sample.energy_j is not None]
+    """Return the changes of the counter; WindowError if it went back (driver loaded anew, or card reset)."""
+    counted = [(sample.time_s, sample.energy_j) for sample in samples if sample.energy_j is not None]
     changes = []
-    for before, now in pairwise(counted):
-        if now.energy_j == before.energy_j:
-            continue
-        assert now.energy_j is not None
-        assert before.energy_j is not None
-        if now.energy_j < before.energy_j:
-            raise WindowError(f"the energy counter went back from {before.energy_j:.3f} J to {now.energy_j:.3f} J")
-        half_s = (now.time_s - before.time_s) / 2
-        changes.append(Tick(before.time_s + half_s, half_s, now.energy_j))
+    for (before_s, before_j), (now_s, now_j) in pairwise(counted):
+        if now_j < before_j:
+            raise WindowError(f"the energy counter went back from {before_j:.3f} J to {now_j:.3f} J")
+        if now_j > before_j:
+            half_s = (now_s - before_s) / 2
+            changes.append(Tick(before_s + half_s, half_s, now_j))
     return changes
 
 
@@ -166,9 +159,7 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
     # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
-    return _with_power(
-        EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples, first.time_s, last.time_s
-    )
+    return _with_power(EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples)
 
 
 def power_window(
@@ -183,7 +174,7 @@ def power_window(
     Raises:
         WindowError: fewer than two readings of power in the window.
     """
-    readings = [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
+    readings = _powers(samples, start_s, end_s)
     changes = 1 + sum(a != b for a, b in pairwise(readings))
     if changes < 2:
         raise WindowError(f"the power reading changed {changes - 1} times in {end_s - start_s:.2f} s")
@@ -191,11 +182,11 @@ def power_window(
     scatter_w = float(np.std(readings, ddof=1)) / math.sqrt(changes)
     lag_j = averaging_s * (max(readings) - min(readings)) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(scatter_w * (end_s - start_s), lag_j)
-    return _with_power(EnergyWindow(start_s, end_s, energy_j, uncertainty_j, source), samples, start_s, end_s)
+    return _with_power(EnergyWindow(start_s, end_s, energy_j, uncertainty_j, source), samples)
 
 
 def integrate(samples: Sequence[Sample], start_s: float, end_s: float) -> float:
-    """Return the integral of power over [start_s, end_s] by trapezoids, the edges interpolated, in joules.
+    """Return the integral of power over [start_s, end_s] by trapezoids, in joules; both edges are interpolated.
 
     Raises:
         WindowError: the readings do not reach over both edges.
@@ -211,23 +202,23 @@ def integrate(samples: Sequence[Sample], start_s: float, end_s: float) -> float:
     return float(np.sum(np.diff(grid_s) * (grid_w[1:] + grid_w[:-1]) / 2))
 
 
-def _with_power(window: EnergyWindow, samples: Sequence[Sample], start_s: float, end_s: float) -> EnergyWindow:
+def _powers(samples: Sequence[Sample], start_s: float, end_s: float) -> list[float]:
+    return [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
+
+
+def _with_power(window: EnergyWindow, samples: Sequence[Sample]) -> EnergyWindow:
     """Return the window with the statistics of the power readings in it, where there are two or more."""
-    readings = [s.power_w for s in samples if s.power_w is not None and start_s <= s.time_s <= end_s]
+    readings = _powers(samples, window.start_s, window.end_s)
     if len(readings) < 2:
         return window
     try:
-        integral_j: float | None = integrate(samples, start_s, end_s)
+        integral_j: float | None = integrate(samples, window.start_s, window.end_s)
     except WindowError:
         integral_j = None
     return dataclasses.replace(
-        window,
-        integral_j=integral_j,
-        power_std_w=float(np.std(readings, ddof=1)),
-        power_min_w=min(readings),
-        power_max_w=max(readings),
-        power_samples=len(readings),
-    )
+        window, integral_j=integral_j, power_std_w=float(np.std(readings, ddof=1)), power_min_w=min(readings),
+        power_max_w=max(readings), power_samples=len(readings),
+    )  # fmt: skip
 
 
 def needed_s(window: EnergyWindow, precision: float) -> float:

@@ -6,8 +6,9 @@ The library is `nvidia-ml-py` (`import pynvml`), loaded at first use.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from convscope.errors import SensorError
@@ -28,11 +29,7 @@ THROTTLING = {
 
 
 def load() -> Any:
-    """Return NVML's Python module.
-
-    Raises:
-        SensorError: it is not installed.
-    """
+    """Return NVML's Python module; SensorError where it is not installed."""
     try:
         import pynvml
     except ImportError:
@@ -68,9 +65,8 @@ class NvmlCard:
         handle = self._call(f"NVML does not know {uuid}", self._nvml.nvmlDeviceGetHandleByUUID, uuid)
         if not uuid.startswith("MIG-"):
             return handle
-        return self._call(
-            "no card behind the MIG device", self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle
-        )
+        whole_card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
+        return self._call("no card behind the MIG device", whole_card, handle)
 
     def _sources(self) -> tuple[str, int | None]:
         """Return the source of energy, and the field of the power reading (None: the older call is used)."""
@@ -88,11 +84,7 @@ class NvmlCard:
         return energy.COUNTER, field
 
     def read(self) -> tuple[float | None, float | None]:
-        """Return the counter in joules and the power in watts, each None where the card has none.
-
-        Raises:
-            SensorError: a source that answered before no longer does.
-        """
+        """Return joules and watts as `Sensor.read`; SensorError where a source that answered before no longer does."""
         joules = self.counter_j() if self.source == energy.COUNTER else None
         watts = self.field(self._power_field) if self._power_field is not None else None
         if watts is None and joules is None:
@@ -102,11 +94,7 @@ class NvmlCard:
         return joules, watts
 
     def counter_j(self) -> float:
-        """Return the energy counter in joules since the driver was loaded (Volta and later).
-
-        Raises:
-            SensorError: the card has none, or is gone.
-        """
+        """Return the energy counter in joules since the driver was loaded (Volta and later), or raise SensorError."""
         millijoules = self._call("no energy counter", self._nvml.nvmlDeviceGetTotalEnergyConsumption, self._handle)
         return float(millijoules) / 1e3
 
@@ -183,29 +171,26 @@ def visible_uuids(nvml: Any, visible: str | None) -> list[str]:
     Raises:
         SensorError: there is no driver.
     """
-    try:
-        nvml.nvmlInit()
+    with _started(nvml, "the cards cannot be counted"):
         count = nvml.nvmlDeviceGetCount()
         every_uuid = [_text(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetHandleByIndex(index))) for index in range(count)]
-        nvml.nvmlShutdown()
-    except nvml.NVMLError as error:
-        raise SensorError(f"the cards cannot be counted: NVML says {error}") from None
     return every_uuid if visible is None else _named(visible, every_uuid)
 
 
 def card_name(nvml: Any, uuid: str) -> str:
-    """Return the driver's name of a card ("NVIDIA H200").
+    """Return the driver's name of a card ("NVIDIA H200"); SensorError where no driver or no such card is."""
+    with _started(nvml, f"{uuid} has no name"):
+        return _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
 
-    Raises:
-        SensorError: there is no driver, or no such card.
-    """
+
+@contextlib.contextmanager
+def _started(nvml: Any, what: str) -> Iterator[None]:
     try:
         nvml.nvmlInit()
-        name = _text(nvml.nvmlDeviceGetName(nvml.nvmlDeviceGetHandleByUUID(uuid)))
+        yield
         nvml.nvmlShutdown()
     except nvml.NVMLError as error:
-        raise SensorError(f"{uuid} has no name: NVML says {error}") from None
-    return name
+        raise SensorError(f"{what}: NVML says {error}") from None
 
 
 def _named(visible: str, every_uuid: list[str]) -> list[str]:

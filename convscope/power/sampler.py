@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Protocol
 
 from convscope.errors import SensorError
@@ -72,7 +71,7 @@ class Sampler:
             self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -107,11 +106,7 @@ class Sampler:
             self._samples = [[one for one in samples if one.time_s >= oldest_s] for samples in self._samples]
 
     def energy(self, index: int, start_s: float, end_s: float) -> EnergyWindow:
-        """Return the energy of a sensor in a window of time: from tick to tick of a counter, else by integration.
-
-        Raises:
-            WindowError: the samples are not enough.
-        """
+        """Return the energy of a sensor in a window, by its counter or else by integration, or raise WindowError."""
         with self._lock:
             samples = [sample for sample in self._samples[index] if sample.time_s >= start_s - self.MARGIN_S]
         source = self.sensors[index].source

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from convscope.errors import SensorError, WindowError
 from convscope.power import energy, nvml
-from convscope.power.energy import Sample
+from convscope.power.energy import EnergyWindow, Sample
 
 IDLE_S, LOAD_S, WAVE_S, REST_S = 3.0, 4.0, 8.0, 2.0
 WAVE_PERIODS = 1.07  # the square wave's period over the sensor's, so that the phase between them sweeps
@@ -78,38 +79,27 @@ def check(card: nvml.NvmlCard, work: Callable[[], None], gpu_name: str) -> Senso
         _square_wave(work, WAVE_PERIODS * period_s, WAVE_S)
         wave = reader.take()
     settings = card.settings()
-    return report(
-        idle,
-        load,
-        wave,
-        gpu_name=gpu_name,
-        driver=None if settings["driver"] is None else str(settings["driver"]),
-        wave_period_s=WAVE_PERIODS * period_s,
-        memory_power_w=card.field(nvml.POWER_AVERAGE, nvml.MEMORY_SCOPE),
-        energy_field_equals_counter=_same_energy(card),
-    )
+    driver = None if settings["driver"] is None else str(settings["driver"])
+    memory_w = card.field(nvml.POWER_AVERAGE, nvml.MEMORY_SCOPE)
+    known = {"memory_power_w": memory_w, "energy_field_equals_counter": _same_energy(card)}
+    return report(idle, load, wave, wave_period_s=WAVE_PERIODS * period_s, gpu_name=gpu_name, driver=driver, **known)
 
 
 def report(
-    idle: Sequence[Reading],
-    load: Sequence[Reading],
-    wave: Sequence[Reading],
-    *,
-    gpu_name: str,
-    driver: str | None,
-    wave_period_s: float,
-    memory_power_w: float | None,
-    energy_field_equals_counter: bool | None,
+    idle: Sequence[Reading], load: Sequence[Reading], wave: Sequence[Reading], *, wave_period_s: float, **known: Any
 ) -> SensorReport:
-    """Compute the figures from readings at rest, from the start of a load on, and under a square wave."""
+    """Compute the figures from readings at rest, from the start of a load on, and under a square wave.
+
+    Args:
+        known: the fields of the report that are no figures of these readings.
+    """
     steady = [reading for reading in load if reading.time_s >= load[0].time_s + (load[-1].time_s - load[0].time_s) / 2]
     low_w, high_w = _mean_power(idle), _mean_power(steady)
     counter_w = _tick_powers(wave)
     instant_w = [value for _, value in _series(wave, "instant_w")]
     average_rise_ms = rise_time_ms(_series(load, "average_w"))
     return SensorReport(
-        gpu_name=gpu_name,
-        driver=driver,
+        **known,
         looked_s=wave[-1].time_s - idle[0].time_s,
         idle_power_w=low_w,
         load_power_w=high_w,
@@ -126,8 +116,6 @@ def report(
         idle_disagreement_pct=_disagreement_pct(idle),
         load_disagreement_pct=_disagreement_pct(steady),
         wave_disagreement_pct=_disagreement_pct(wave),
-        memory_power_w=memory_power_w,
-        energy_field_equals_counter=energy_field_equals_counter,
         read_time_ms=float(np.median([b.time_s - a.time_s for a, b in pairwise(load)])) * 1e3,
     )
 
@@ -240,12 +228,16 @@ def _samples(readings: Sequence[Reading]) -> list[Sample]:
     return [Sample(reading.time_s, reading.counter_j, reading.instant_w) for reading in readings]
 
 
-def _mean_power(readings: Sequence[Reading]) -> float | None:
+def _window(readings: Sequence[Reading]) -> EnergyWindow | None:
     try:
-        return energy.counter_window(_samples(readings), readings[0].time_s, readings[-1].time_s).power_mean_w
+        return energy.counter_window(_samples(readings), readings[0].time_s, readings[-1].time_s)
     except WindowError:
-        known = [value for _, value in _series(readings, "average_w")]
-        return float(np.mean(known)) if known else None
+        return None
+
+
+def _mean_power(readings: Sequence[Reading]) -> float | None:
+    window, known = _window(readings), [value for _, value in _series(readings, "average_w")]
+    return window.power_mean_w if window else float(np.mean(known)) if known else None
 
 
 def _tick_powers(readings: Sequence[Reading]) -> list[float]:
@@ -254,10 +246,8 @@ def _tick_powers(readings: Sequence[Reading]) -> list[float]:
 
 
 def _disagreement_pct(readings: Sequence[Reading]) -> float | None:
-    try:
-        return energy.counter_window(_samples(readings), readings[0].time_s, readings[-1].time_s).disagreement_pct
-    except WindowError:
-        return None
+    window = _window(readings)
+    return window.disagreement_pct if window else None
 
 
 def _same_energy(card: nvml.NvmlCard) -> bool | None:

@@ -11,7 +11,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
@@ -50,7 +49,7 @@ REPLAY_METHOD = "cuda graph replay, cuda events"
 OVERFULL = ", launch longer than the queue"  # see LaunchHider
 
 
-class Captured:
+class Captured(contextlib.AbstractContextManager["Captured"]):
     """A step as a CUDA graph. Leave its `with` block, or close it, to free the graph and its memory.
 
     A graph knows addresses only: the step is kept with it, so that the model and the input in its closure stay alive.
@@ -70,10 +69,7 @@ class Captured:
         self.graph.reset()
         self._step = None
 
-    def __enter__(self) -> Captured:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -184,11 +180,7 @@ class EventTimer:
 
 
 def replay_times_ms(captured: Captured, count: int, hider: LaunchHider | None = None) -> list[float]:
-    """Time `count` replays of a graph, in milliseconds, by a pair of events around each.
-
-    Args:
-        hider: counts the repeated samples; None takes a new one.
-    """
+    """Time `count` replays of a graph, in milliseconds, by a pair of events around each."""
     timer, hider = EventTimer(captured.replay), hider or LaunchHider()
     return [hider.sample(timer.launch, timer.read_ms) for _ in range(count)]
 

@@ -21,21 +21,14 @@ def convolution_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @contextlib.contextmanager
 def hooked(model: nn.Module, before: Before | None = None, after: After | None = None) -> Iterator[None]:
-    """Call `before(name, module, input)` and `after(name, module, input, output)` around every convolution.
-
-    The hooks are attached for the length of the `with` block only.
-    """
-    handles = []
-    for name, module in convolution_modules(model).items():
-        if before is not None:
-            handles.append(module.register_forward_pre_hook(functools.partial(_before, before, name)))
-        if after is not None:
-            handles.append(module.register_forward_hook(functools.partial(_after, after, name)))
-    try:
+    """Call `before(name, module, input)` and `after(name, module, input, output)` around every convolution."""
+    with contextlib.ExitStack() as attached:
+        for name, module in convolution_modules(model).items():
+            if before is not None:
+                attached.enter_context(module.register_forward_pre_hook(functools.partial(_before, before, name)))
+            if after is not None:
+                attached.enter_context(module.register_forward_hook(functools.partial(_after, after, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _before(call: Before, name: str, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:

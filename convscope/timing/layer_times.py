@@ -62,25 +62,19 @@ def layer_times(
         read_layers_ms: reads the events of the last replay of `instrumented`, one time for each layer.
     """
     bare, watched, hider = EventTimer(plain.replay), EventTimer(instrumented.replay), LaunchHider()
-    passes_ms: list[float] = []
-    added_ms: list[float] = []
-    samples: list[list[float]] = []
+    passes_ms, added_ms, samples = list[float](), list[float](), list[list[float]]()
     for _ in range(count):
         passes_ms.append(hider.sample(bare.launch, bare.read_ms))
         watched_ms, layers_ms = hider.sample(watched.launch, lambda: (watched.read_ms(), read_layers_ms()))
         added_ms.append(watched_ms - passes_ms[-1])
         samples.append(layers_ms)
-    return LayerTimes(
-        passes_ms, [list(times) for times in zip(*samples, strict=True)], added_ms, hider.repeated, hider.overfull
-    )
+    by_layer = [list(times) for times in zip(*samples, strict=True)]
+    return LayerTimes(passes_ms, by_layer, added_ms, hider.repeated, hider.overfull)
 
 
 @dataclass(frozen=True)
 class InstrumentedPass:
-    """A pass as two graphs in the same memory, one with a pair of events around each layer; `load` replays the plain.
-
-    Made by `instrumented`.
-    """
+    """A pass as two graphs in the same memory, one with a pair of events around each layer; `load` replays `plain`."""
 
     plain: Captured
     with_events: Captured

@@ -63,15 +63,9 @@ class Stopwatch:
         self._on_gpu = device.type == "cuda"
 
     def measure(
-        self,
-        step: Callable[[], object],
-        *,
-        captures: int = 1,
-        samples: int = 20,
-        warmup: int = 0,
-        settle_s: float = 0.0,
-        budget_s: float | None = None,
-    ) -> Times:
+        self, step: Callable[[], object], *, captures: int = 1, samples: int = 20, warmup: int = 0,
+        settle_s: float = 0.0, budget_s: float | None = None,
+    ) -> Times:  # fmt: skip
         """Time a step without its launch: replays of a CUDA graph; on a CPU by the host's clock.
 
         Args:
@@ -133,11 +127,7 @@ class Stopwatch:
         return Times((tuple(times_ms),), CPU_METHOD)
 
     def launched(self, step: Callable[[], object], *, samples: int, warmup: int = 0) -> Times:
-        """Time a step that cannot be captured: launched from Python, each time behind a spin kernel.
-
-        Args:
-            warmup: calls before the samples.
-        """
+        """Time a step that cannot be captured: launched from Python after `warmup` calls, each behind a spin kernel."""
         for _ in range(warmup):
             step()
         if not self._on_gpu:
@@ -164,13 +154,9 @@ def _times(samples_ms: Sequence[Sequence[float]], hiders: Sequence[graphs.Launch
 
 
 def _replays_ms(
-    step: Callable[[], object],
-    samples: int,
-    warmup: int,
-    settle_s: float,
-    budget_s: float | None,
+    step: Callable[[], object], samples: int, warmup: int, settle_s: float, budget_s: float | None,
     hider: graphs.LaunchHider,
-) -> list[float]:
+) -> list[float]:  # fmt: skip
     """Run a step once, capture it, and time replays of it."""
     step()
     with graphs.capture(step) as captured:

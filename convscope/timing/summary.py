@@ -31,13 +31,10 @@ class Summary:
 
 
 def summarize(times_ms: Sequence[float]) -> Summary:
-    """Summarize repeated times.
+    """Summarize repeated times; ValueError without any, or for one that is not finite.
 
-    The standard deviation is the sample's (n - 1); `ci95_ms` is half the width of the 95 % confidence
-    interval of the mean by Student's t.
-
-    Raises:
-        ValueError: no times, or a time that is not finite.
+    The standard deviation is the sample's (n - 1); `ci95_ms` is half the width of the 95 % confidence interval of the
+    mean by Student's t.
     """
     times = np.asarray(times_ms, dtype=np.float64)
     if times.size == 0:
@@ -45,16 +42,12 @@ def summarize(times_ms: Sequence[float]) -> Summary:
     if not np.isfinite(times).all():
         raise ValueError(f"a time is not finite: {times[~np.isfinite(times)][0]}")
     std_ms = float(times.std(ddof=1)) if times.size > 1 else None
+    ci95_ms = None if std_ms is None else half_width_ms(std_ms, int(times.size))
     return Summary(
-        count=int(times.size),
-        mean_ms=float(times.mean()),
-        std_ms=std_ms,
-        min_ms=float(times.min()),
-        max_ms=float(times.max()),
-        median_ms=float(np.median(times)),
-        p95_ms=float(np.percentile(times, 95)),
-        ci95_ms=None if std_ms is None else half_width_ms(std_ms, int(times.size)),
-    )
+        count=int(times.size), mean_ms=float(times.mean()), std_ms=std_ms, min_ms=float(times.min()),
+        max_ms=float(times.max()), median_ms=float(np.median(times)), p95_ms=float(np.percentile(times, 95)),
+        ci95_ms=ci95_ms,
+    )  # fmt: skip
 
 
 def half_width_ms(std_ms: float, count: int) -> float:

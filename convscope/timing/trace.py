@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -118,24 +118,20 @@ def record_layers(
 
 
 def trace_pass(
-    model: nn.Module, given: torch.Tensor, replay: Callable[[], None] | None = None, replays: int = 0
+    model: nn.Module, given: torch.Tensor, replay: Callable[[], None] = torch.cuda.synchronize, replays: int = 0
 ) -> tuple[list[LayerTrace], str | None]:
     """Trace a pass; return the kernels of each layer, or none and the reason.
 
     Args:
-        replay: replays the pass as a graph without events inside; kernel times are the medians over `replays` replays.
-            Without it they are those of the eager pass.
+        replay: replays the pass as a graph without events inside; kernel times are the medians over `replays` replays,
+            with none of them those of the eager pass.
     """
     if not given.is_cuda:
         return [], "a CPU launches none"
     try:
-        return by_layer(record_layers(model, given, replay or _no_replay, replays), replays), None
+        return by_layer(record_layers(model, given, replay, replays), replays), None
     except TraceMissingError as error:
         return [], str(error)
-
-
-def _no_replay() -> None:
-    """Stand in for a replay where there are none."""
 
 
 def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
@@ -159,10 +155,10 @@ def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]
     # The trace counts from the machine's start; subtracted, so that differences keep their nanoseconds.
     zero_us = min((event["ts"] for event in work), default=0.0)
-    kernels = [
+    kernels = (
         Kernel(event["name"], event["ts"] - zero_us, float(event["dur"]), int(event["args"]["correlation"]))
         for event in work
-    ]
+    )
     return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
@@ -196,14 +192,12 @@ def _layer_trace(
     counts = Counter(eager[index].name for index in indices)
     if not indices:
         return LayerTrace(counts, None, None)
+    timed = [[kernels[index] for index in indices] for kernels in passes or [eager]]
+    kernel_ms = statistics.median(sum(kernel.duration_us for kernel in kernels) for kernels in timed) / 1e3
     if not passes:
-        return LayerTrace(counts, sum(eager[index].duration_us for index in indices) / 1e3, None)
-    sums_us, spans_us = [], []
-    for replay in passes:
-        kernels = [replay[index] for index in indices]
-        sums_us.append(sum(kernel.duration_us for kernel in kernels))
-        spans_us.append(max(kernel.end_us for kernel in kernels) - min(kernel.start_us for kernel in kernels))
-    return LayerTrace(counts, statistics.median(sums_us) / 1e3, statistics.median(spans_us) / 1e3)
+        return LayerTrace(counts, kernel_ms, None)
+    spans_us = [max(kernel.end_us for kernel in run) - min(kernel.start_us for kernel in run) for run in timed]
+    return LayerTrace(counts, kernel_ms, statistics.median(spans_us) / 1e3)
 
 
 def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
@@ -215,8 +209,7 @@ def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     }
 
 
-@dataclass(frozen=True, order=True)
-class _Range:
+class _Range(NamedTuple):
     start_us: float
     end_us: float
     name: str
@@ -239,11 +232,8 @@ def _range_at(ranges: Sequence[_Range], time_us: float) -> str | None:
 def _launched_inside(
     ranges: Sequence[_Range], kernels: Sequence[Kernel], launches: Mapping[int, float]
 ) -> list[Kernel]:
-    return [
-        kernel
-        for kernel in kernels
-        if kernel.correlation in launches and _range_at(ranges, launches[kernel.correlation]) is not None
-    ]
+    launched = [kernel for kernel in kernels if kernel.correlation in launches]
+    return [kernel for kernel in launched if _range_at(ranges, launches[kernel.correlation]) is not None]
 
 
 def _split(
