@@ -56,12 +56,17 @@ class Plan(Protocol):
 class Provider(Protocol):
     """A library that makes plans."""
 
+    name: str
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why the library has no such convolution, as far as that is known without a GPU, or None."""
+
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> Plan:
         """Make a plan; the device is the current one.
 
         Raises:
             NotSupportedError: the library refuses the algorithm for this shape on this card.
-            NotImplementedError: the library has no such algorithm or data type on any card.
+            NotImplementedError: `why_not` has a reason.
         """
 
     def close(self) -> None:
@@ -101,13 +106,19 @@ class CudnnPlan:
 class CudnnProvider:
     """cuDNN's legacy calls: one handle a device; exactly the algorithm requested, in 2-D and 3-D."""
 
+    name = "cudnn"
+
     def __init__(self) -> None:
         self._handles: dict[int | None, legacy.Handle] = {}
 
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why cuDNN has no convolution of this data type, or None where it has."""
+        return None if shape.dtype in library.DATA_TYPES else f"cuDNN has no convolution of {shape.dtype}"
+
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> CudnnPlan:
         """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); errors as in `Provider`."""
-        if shape.dtype not in library.DATA_TYPES:
-            raise NotImplementedError(f"cuDNN has no convolution of {shape.dtype}")
+        if reason := self.why_not(algorithm, shape):
+            raise NotImplementedError(reason)
         if device.index not in self._handles:
             self._handles[device.index] = legacy.Handle()
         return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm))
@@ -142,17 +153,26 @@ class TritonPlan:
 
 
 class TritonProvider:
-    """This project's 2-D kernels in Triton, which is imported for the first plan only."""
+    """This project's 2-D kernels in Triton, which is imported at the first question only."""
+
+    name = "triton"
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why there is no kernel for a convolution, or None where there is."""
+        if shape.layout != "nchw":
+            return f"the Triton kernel of {algorithm} reads NCHW only"
+        try:
+            from convscope.kernels import catalogue
+        except ModuleNotFoundError as error:
+            return f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+        return catalogue.why_no_kernel(algorithm, shape)
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TritonPlan:
-        """Make a plan, its block shapes chosen at the first run; NotImplementedError where there is no kernel."""
-        if shape.layout != "nchw":
-            raise NotImplementedError(f"the Triton kernel of {algorithm} reads NCHW only")
-        try:
-            from convscope.kernels.catalogue import Conv2dPlan
-        except ModuleNotFoundError as error:
-            missing = f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
-            raise NotImplementedError(missing) from None
+        """Make a plan, its block shapes chosen at the first run; errors as in `Provider`."""
+        if reason := self.why_not(algorithm, shape):
+            raise NotImplementedError(reason)
+        from convscope.kernels.catalogue import Conv2dPlan
+
         return TritonPlan(Conv2dPlan(algorithm, shape, device))
 
     def close(self) -> None:
@@ -178,6 +198,12 @@ class TorchPlan:
 
 class TorchProvider:
     """PyTorch's own convolutions, on any device; PyTorch says itself what it cannot do, when it is called."""
+
+    name = "torch"
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return None."""
+        return None
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> TorchPlan:
         """Make a plan; the algorithm is PyTorch's to choose."""
