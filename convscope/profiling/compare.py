@@ -158,12 +158,7 @@ def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, toleran
 
 
 def _compare_layer(
-    size: int,
-    a: LayerRow | None,
-    b: LayerRow | None,
-    a_pass: OverallRow,
-    b_pass: OverallRow,
-    tolerance_pct: float,
+    size: int, a: LayerRow | None, b: LayerRow | None, a_pass: OverallRow, b_pass: OverallRow, tolerance_pct: float
 ) -> Comparison:
     if a is None or b is None:
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")

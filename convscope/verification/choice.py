@@ -277,8 +277,7 @@ def totals(rows: Sequence[ChoiceRow]) -> dict[str, Difference]:
     """
     return {
         pick: Difference(
-            sum(row.regret_us for row in chosen) / 1e3,
-            math.sqrt(sum(row.regret_ci99_us**2 for row in chosen)) / 1e3,
+            sum(row.regret_us for row in chosen) / 1e3, math.sqrt(sum(row.regret_ci99_us**2 for row in chosen)) / 1e3
         )
         for pick in PICKS
         if (chosen := [row for row in rows if row.candidate == pick])
