@@ -16,10 +16,8 @@ from convscope.verification.rows import ChoiceRow, PassRow, SupportRow
 
 def subject_title(run: Run) -> str:
     """Return one line with model, algorithm, setting and device."""
-    device = torch.device(run.device)
-    where = "a CPU"
-    if device.type == "cuda":
-        where = f"{torch.cuda.get_device_name(device)}, cuDNN {library.version()}"
+    on_gpu = run.device_type == "cuda"
+    where = f"{torch.cuda.get_device_name(run.device)}, cuDNN {library.version()}" if on_gpu else "a CPU"
     return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
 
 
@@ -34,10 +32,12 @@ def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | Pass
     fastest_ms = sum(first.mean_ms - first.regret_us / 1e3 for first, *_ in layers.values())
     lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
     for pick, regret in choice.totals(rows).items():
-        lines.append(
-            f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs "
-            f"({100 * regret.mean_ms / fastest_ms:+.1f} %)"
+        extra_us, half_us, share_pct = (
+            regret.mean_ms * 1e3,
+            regret.half_width_ms * 1e3,
+            100 * regret.mean_ms / fastest_ms,
         )
+        lines.append(f"{pick}: {extra_us:+.1f} ± {half_us:.1f} µs ({share_pct:+.1f} %)")
     for name, times in passes.items():
         lines.append(f"whole pass, {name}: {times.mean_ms:.4f} ± {or_dash(times.std_ms, '.4f')} ms")
     return "\n".join(lines)
@@ -48,12 +48,8 @@ def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, 
     ties = [row.candidate for row in candidates[1:] if row.rank == 1]
     by_name = {row.candidate: row for row in rows}
     fastest = candidates[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
-    return (
-        candidates[0].layer,
-        f"{candidates[0].mean_ms * 1e3:.1f}",
-        *(_pick(by_name.get(pick)) for pick in picks),
-        fastest,
-    )
+    figures = (f"{candidates[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks))
+    return candidates[0].layer, *figures, fastest
 
 
 def _pick(row: ChoiceRow | None) -> str:
