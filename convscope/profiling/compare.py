@@ -91,10 +91,7 @@ def read(path: Path) -> Result:
 
 
 def differences(a: Result, b: Result, across: bool) -> Differences:
-    """Return in what the two runs differ, by name.
-
-    Args:
-        across: whether their environments may differ.
+    """Return in what the two runs differ, by name; with `across` their environments may differ.
 
     Raises:
         InputError: they did different work, or their environments differ and must not.
@@ -181,7 +178,8 @@ def _judged(
     low_pct, high_pct = ((found.mean_ms + sign * reach_ms) * to_pct for sign in (-1, 1))
     said, reason = verdict(low_pct, high_pct, tolerance_pct), ""
     if said == "ambiguous":
-        reason = f"the interval crosses {_crossed(low_pct, high_pct, tolerance_pct)} %"
+        crossed = [border for border in (-tolerance_pct, tolerance_pct) if low_pct <= border <= high_pct]
+        reason = f"the interval crosses {' and '.join(f'{border:+g}' for border in crossed)} %"
     elif doubt := _doubt(*conditions, (low_pct, high_pct), other.mean_ms * to_pct, tolerance_pct):
         said, reason = "ambiguous", doubt
     change_pct = found.mean_ms * to_pct
@@ -206,11 +204,6 @@ def verdict(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
     if high_pct < -tolerance_pct:
         return "faster"
     return "same" if -tolerance_pct <= low_pct and high_pct <= tolerance_pct else "ambiguous"
-
-
-def _crossed(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
-    borders = (-tolerance_pct, tolerance_pct)
-    return " and ".join(f"{border:+g}" for border in borders if low_pct <= border <= high_pct)
 
 
 def _doubt(a: OverallRow, b: OverallRow, interval_pct: tuple[float, float], b_pct: float, tolerance_pct: float) -> str:

@@ -51,8 +51,7 @@ def combination_list(
 
 
 def _why_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str) -> str | None:
-    nowhere = algorithms.why_not_on_device(algorithm, device_type)
-    if nowhere:
+    if nowhere := algorithms.why_not_on_device(algorithm, device_type):
         return nowhere
     reasons = assignment.why_not_each(algorithm, layers, device_type, None)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)

@@ -48,8 +48,9 @@ def overall_row(
     cells: dict[str, Any] = {"mean": passes.mean_ms, "std": passes.std_ms, "min": passes.min_ms, "max": passes.max_ms}
     if eager:
         cells |= {"eager_mean_ms": eager.mean_ms, "eager_std_ms": eager.std_ms, "eager_samples": eager.count}
-    if found.breakdown:
-        cells |= _breakdown_cells(found.breakdown, energy)
+    if breakdown := found.breakdown:
+        cells |= {"energy_layers_sum_j": breakdown.layers_sum_j, "energy_rest_j": breakdown.rest_j}
+        cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
     if energy:
         cells |= _energy_cells(energy, found.idle_power_w)
     return fill(
@@ -73,15 +74,6 @@ def overall_row(
         reason=found.energy_reason,
         **cells,
     )
-
-
-def _breakdown_cells(breakdown: Breakdown, energy: LoadEnergy | None) -> dict[str, Any]:
-    """Return the sum over the layers' energies, the rest, and the excess of both over the pass."""
-    return {
-        "energy_layers_sum_j": breakdown.layers_sum_j,
-        "energy_rest_j": breakdown.rest_j,
-        "energy_residual_pct": None if energy is None else breakdown.residual_pct(energy.per_inference_j),
-    }
 
 
 def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, Any]:

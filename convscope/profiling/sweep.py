@@ -71,8 +71,10 @@ class Sweep:
             InputError, WriteError: as `Store` does; layers that cannot use the algorithm.
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
         """
+        run = self.run
         try:
-            return self._measure_into(path, overwrite)
+            with torch.inference_mode(), backends.math(run.math), backends.settings(provider=run.provider):
+                return self._measure_into(path, overwrite)
         except RuntimeError as error:  # leaving what a lost device was used by may raise once more
             fault = self._fault or failures.device_fault(self.device)
             if fault is None:
@@ -82,9 +84,6 @@ class Sweep:
     def _measure_into(self, path: Path, overwrite: bool) -> Tables:
         run = self.run
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(backends.math(run.math))
-            stack.enter_context(backends.settings(provider=run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             self._assignments = {size: self._assign(size) for size in self._sizes_to_check()}

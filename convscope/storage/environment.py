@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -72,23 +73,19 @@ def read(device: pytorch.device, card: Mapping[str, Any] | None = None) -> Envir
     )
     if device.type != "cuda":
         return found
+    triton = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        triton = importlib.metadata.version("triton")
     properties = torch.cuda.get_device_properties(device)
     return dataclasses.replace(
         found,
         gpu_name=properties.name,
         gpu_uuid=f"GPU-{properties.uuid}",
         cuda=torch.version.cuda,
-        triton=_triton_version(),
+        triton=triton,
         compute_capability=f"{properties.major}.{properties.minor}",
         **(card or {}),
     )
-
-
-def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def processor_name() -> str:

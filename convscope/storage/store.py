@@ -64,11 +64,7 @@ class Store:
             self._lock = None
 
     def prepare(self) -> None:
-        """Make the directory and prove that files can be written there.
-
-        Raises:
-            InputError: it cannot be made or written.
-        """
+        """Make the directory and prove that files can be written there; raises an InputError where not."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             Replacement(self.files.run, "proof").drop()

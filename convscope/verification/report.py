@@ -10,8 +10,8 @@ from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
 from convscope.timing.summary import Summary
-from convscope.verification import choice, support
-from convscope.verification.rows import ChoiceRow, PassRow, SupportRow
+from convscope.verification import choice
+from convscope.verification.rows import ChoiceRow, PassRow
 
 
 def subject_title(run: Run) -> str:
@@ -32,12 +32,8 @@ def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | Pass
     fastest_ms = sum(first.mean_ms - first.regret_us / 1e3 for first, *_ in layers.values())
     lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
     for pick, regret in choice.totals(rows).items():
-        extra_us, half_us, share_pct = (
-            regret.mean_ms * 1e3,
-            regret.half_width_ms * 1e3,
-            100 * regret.mean_ms / fastest_ms,
-        )
-        lines.append(f"{pick}: {extra_us:+.1f} ± {half_us:.1f} µs ({share_pct:+.1f} %)")
+        share = f"{100 * regret.mean_ms / fastest_ms:+.1f} %"
+        lines.append(f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs ({share})")
     for name, times in passes.items():
         lines.append(f"whole pass, {name}: {times.mean_ms:.4f} ± {or_dash(times.std_ms, '.4f')} ms")
     return "\n".join(lines)
@@ -57,8 +53,3 @@ def _pick(row: ChoiceRow | None) -> str:
         return "-"
     tie = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
     return f"{row.chosen or 'another'} {row.regret_us:+.1f}{tie}"
-
-
-def support_report(rows: Sequence[SupportRow]) -> str:
-    """Return for each algorithm the count of layers that can use it, and why the others cannot, as a table."""
-    return table(("algorithm", "layers", "why not; what is the same"), support.summary(rows))

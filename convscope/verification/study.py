@@ -6,10 +6,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
+from convscope.cli.display import table
 from convscope.convolution import backends
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
@@ -28,13 +30,7 @@ from convscope.verification.rows import ModelKey, PassRow
 
 @dataclass
 class VerificationStudy:
-    """Asks one question of one model.
-
-    Attributes:
-        meter: the device's sensors, open.
-        make_timer: makes the timer of a model's layers on a kind of device.
-        note: called with one line where something is worth knowing.
-    """
+    """Asks one question of one model; `meter` is open, and `make_timer` and `note` are as those of a `Sweep`."""
 
     request: Verification
     meter: Meter
@@ -53,17 +49,16 @@ class VerificationStudy:
             environment = backends.environment_on(torch.device(run.device), self.meter.settings())
             if store.missing(self.request, environment, [key], overwrite):
                 with open_subject(run) as subject:
-                    rows: list[object] = (
-                        [*support.survey(subject, environment, run.limit_bytes, run.dtype)]
-                        if supporting
-                        else self._choice(subject, environment, key)
-                    )
+                    if supporting:
+                        rows: list[Any] = [*support.survey(subject, environment, run.limit_bytes, run.dtype)]
+                    else:
+                        rows = self._choice(subject, environment, key)
                 store.begin(self.request, environment, sys.argv)
                 store.append(rows)
                 store.note_in_run(ended_utc=now_utc())
         return store
 
-    def _choice(self, subject: Subject, environment: Environment, key: ModelKey) -> list[object]:
+    def _choice(self, subject: Subject, environment: Environment, key: ModelKey) -> list[Any]:
         run, device = self.request, torch.device(self.request.device)
         bench = Bench(run, subject.model, device, self.make_timer(subject.model, device.type), self.meter, self.note)
         bench.calibrate(run.input_sizes[0])
@@ -77,7 +72,8 @@ def support_text(store: Store) -> tuple[str, bool]:
     """Return the table of support as text, and whether rules and card agree everywhere."""
     rows = store.objects("support")["support"]
     differing = support.disagreements(rows)
-    lines = [report.support_report(rows), *(f"rule and card differ: {line}" for line in differing)]
+    header = ("algorithm", "layers", "why not; what is the same")
+    lines = [table(header, support.summary(rows)), *(f"rule and card differ: {line}" for line in differing)]
     return "\n".join(lines), not differing
 
 

@@ -126,16 +126,12 @@ def _layers_exact(evidence: Evidence) -> Finding:
     wrong = [one for error, allowed, one in measured if not error <= allowed]
     if not measured:
         return Finding(None, "layers against float64: not checked, every reference is zero")
-    error, allowed, worst = max(measured, key=lambda entry: _order(entry[0] / entry[1]))
+    error, allowed, worst = max(measured, key=lambda entry: math.inf if math.isnan(entry[0]) else entry[0] / entry[1])
     line = (
         f"layers against float64: {len(measured) - len(wrong)} of {len(measured)} within their tolerance "
         f"(nearest to it: {worst.layer.name}, {error:.1e} of {allowed:.1e})"
     )
     return Finding(not wrong, line + (f"; not {_listed(wrong)}" if wrong else ""))
-
-
-def _order(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _output_exact(evidence: Evidence) -> Finding:
