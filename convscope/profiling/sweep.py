@@ -86,7 +86,10 @@ class Sweep:
         with contextlib.ExitStack() as stack:
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
-            self._assignments = {size: self._assign(size) for size in self._sizes_to_check()}
+            # Checked before anything is measured: all sizes where the algorithm's rule goes by size, else the ends.
+            all_sizes = algorithms.find(run.algorithm).rule_depends_on_size
+            checked = run.input_sizes if all_sizes else (run.input_sizes[0], run.input_sizes[-1])
+            self._assignments = {size: self._assign(size) for size in sorted(set(checked))}
             store = stack.enter_context(profile_store(path, run.stem, self.note))
             meter = stack.enter_context(self.open_meter(self.device))
             environment = backends.environment_on(self.device, meter.settings())
@@ -96,11 +99,6 @@ class Sweep:
                 self._sweep(store, environment, meter, [cell.input_size for cell in missing])
             tables = store.read_all("overall", "layers")
             return tables["overall"], tables["layers"]
-
-    def _sizes_to_check(self) -> Sequence[int]:
-        """Return the sizes to check before anything is measured: all where the algorithm's rule goes by size."""
-        sizes = self.run.input_sizes
-        return sizes if algorithms.find(self.run.algorithm).rule_depends_on_size else sorted({sizes[0], sizes[-1]})
 
     def _layers(self, size: int) -> tuple[Layer, ...]:
         return models.convolutions(self.run.model, size, self.run.batch_size)

@@ -50,11 +50,7 @@ class Environment:
 
 
 def read(device: pytorch.device, card: Mapping[str, Any] | None = None) -> Environment:
-    """Return the environment of a run on this device.
-
-    Args:
-        card: the card's driver, clocks, limits and cuDNN, by the names of `Environment`'s fields (`Meter.settings`).
-    """
+    """Return the environment of a run on this device; `card` gives fields by their names, as `Meter.settings` does."""
     import torch
     import torchvision
 

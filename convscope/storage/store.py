@@ -70,9 +70,8 @@ class Store:
             Replacement(self.files.run, "proof").drop()
         except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
             why = error.strerror if isinstance(error, OSError) else error
-            raise InputError(
-                f"cannot write results to {self.path} ({why}): choose another folder with --output-dir"
-            ) from None
+            line = f"cannot write results to {self.path} ({why}): choose another folder with --output-dir"
+            raise InputError(line) from None
 
     # ---- reading
 

@@ -104,9 +104,7 @@ def open_subject(run: Run) -> Iterator[Subject]:
     """
     device = torch.device(run.device)
     size = run.input_sizes[0]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode())
-        stack.enter_context(backends.math(run.math))
+    with torch.inference_mode(), backends.math(run.math), contextlib.ExitStack() as stack:
         stack.enter_context(backends.settings(provider=run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
