@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,10 @@ def parser() -> OneLineParser:
     sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
     made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help="pixels")
     made.add_argument("--batch-size", type=int, default=1)
-    made.add_argument("--warmup", type=int, default=10, metavar="N", help="passes before measuring")
-    made.add_argument("--measure", type=int, default=20, metavar="N", help="measured passes")
+    made.add_argument(
+        "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
+    )
+    made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
     made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
     made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -42,10 +45,14 @@ def parser() -> OneLineParser:
     made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--no-energy", action="store_true", help="leave the energy window out (a second a size)")
-    made.add_argument("--energy-warmup", type=float, default=0.2, metavar="S", help="seconds of load before the window")
+    made.add_argument(
+        "--no-energy", dest="energy", action="store_false", help="leave the energy window out (a second a size)"
+    )
+    load = "seconds of load before the window"
+    made.add_argument("--energy-warmup", dest="energy_warmup_s", type=float, default=0.2, metavar="S", help=load)
     made.add_argument("--energy-precision", type=float, default=0.01, metavar="P", help="uncertainty over energy")
-    made.add_argument("--energy-budget", type=float, default=5.0, metavar="S", help="longest window, seconds")
+    longest = "longest window, seconds"
+    made.add_argument("--energy-budget", dest="energy_budget_s", type=float, default=5.0, metavar="S", help=longest)
     made.add_argument("--layer-energy", action="store_true", help="energy of each layer, replayed alone")
     made.add_argument("--check-power", action="store_true", help="test the power sensors (30 s)")
     made.add_argument("--list-models", action="store_true")
@@ -89,32 +96,17 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
 
 def _request(options: argparse.Namespace) -> Run:
     from convscope.cli.options import parse_bytes
-    from convscope.profiling.request import make_run
+    from convscope.profiling.request import Run, make_run
 
     stage = next((stage for flag, stage in STAGE_FLAGS.items() if getattr(options, flag)), STAGES[-1])
     count = SIZES_BY_STAGE[stage] if options.num_sizes is None else options.num_sizes
     limit = options.max_workspace
+    names = {field.name for field in dataclasses.fields(Run)}
     return make_run(
-        options.model,
-        options.algorithm,
+        **{name: value for name, value in vars(options).items() if name in names},
         num_sizes=count,
         input_size_range=tuple(options.input_range),
-        device=options.device,
-        gpu=options.gpu,
         stage=stage,
-        math=options.math,
-        batch_size=options.batch_size,
-        warmup_iters=options.warmup,
-        measure_iters=options.measure,
-        unsupported=options.unsupported,
-        provider=options.provider,
-        pretrained=options.pretrained,
-        seed=options.seed,
-        energy=not options.no_energy,
-        energy_warmup_s=options.energy_warmup,
-        energy_precision=options.energy_precision,
-        energy_budget_s=options.energy_budget,
-        layer_energy=options.layer_energy,
         max_workspace_bytes=parse_bytes("--max-workspace", limit) if limit else None,
     )
 

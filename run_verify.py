@@ -23,6 +23,7 @@ from convscope.verification.study import VerificationStudy, choice_text, support
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
+SETTINGS = ("device", "math", "unsupported", "batch_size", "pretrained", "seed")
 
 
 def parser() -> OneLineParser:
@@ -101,19 +102,9 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
 
 
 def _request(options: argparse.Namespace, model: str, algorithm: str, **question: Any) -> Verification:
-    return make_verification(
-        model,
-        algorithm,
-        options.input_size,
-        device=options.device,
-        math=options.math,
-        unsupported=options.unsupported,
-        provider=options.provider if options.algorithm else None,
-        batch_size=options.batch_size,
-        pretrained=options.pretrained,
-        seed=options.seed,
-        **question,
-    )
+    settings = {name: getattr(options, name) for name in SETTINGS} | question
+    provider = options.provider if options.algorithm else None
+    return make_verification(model, algorithm, options.input_size, provider=provider, **settings)
 
 
 if __name__ == "__main__":

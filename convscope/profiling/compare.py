@@ -91,10 +91,7 @@ def read(path: Path) -> Result:
 
 
 def differences(a: Result, b: Result, across: bool) -> Differences:
-    """Return in what the two runs differ, by name.
-
-    Args:
-        across: whether their environments may differ.
+    """Return in what the two runs differ, by name; with `across` their environments may differ.
 
     Raises:
         InputError: they did different work, or their environments differ and must not.
@@ -130,11 +127,11 @@ def layers(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
     both = a.overall.keys() & b.overall.keys()
     keys = sorted(key for key in {*a.layers, *b.layers} if key[0] in both)
     found = []
-    for size, position in keys:
-        rows = a.layers.get((size, position)), b.layers.get((size, position))
-        compared = _compare_layer(size, *rows, a.overall[size], b.overall[size], tolerance_pct)
+    for key in keys:
+        rows, passes = (a.layers.get(key), b.layers.get(key)), (a.overall[key[0]], b.overall[key[0]])
         name = next(row.layer for row in rows if row)
-        found.append(dataclasses.replace(compared, position=position, layer=name))
+        compared = _compare_layer(key[0], *rows, *passes, tolerance_pct)
+        found.append(dataclasses.replace(compared, position=key[1], layer=name))
     return found
 
 
@@ -142,28 +139,15 @@ def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, toleran
     if a is None or b is None:
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
     compared = _judged(size, a, b, (a, b), 0.0, tolerance_pct)
-    fell_back = ", ".join(
-        f"{name} ran {row.fallback_layers:.0f} layers with a fallback"
-        for name, row in (("A", a), ("B", b))
-        if row.fallback_layers
-    )
-    return dataclasses.replace(
-        compared,
-        reason=", ".join(filter(None, (compared.reason, fell_back))),
-        a_w=a.power_mean_w,
-        b_w=b.power_mean_w,
-        a_j=a.energy_per_inference_j,
-        b_j=b.energy_per_inference_j,
-    )
+    fallbacks = ("A", a.fallback_layers), ("B", b.fallback_layers)
+    fell_back = [f"{name} ran {count:.0f} layers with a fallback" for name, count in fallbacks if count]
+    reason = ", ".join(filter(None, (compared.reason, *fell_back)))
+    a_j, b_j = a.energy_per_inference_j, b.energy_per_inference_j
+    return dataclasses.replace(compared, reason=reason, a_w=a.power_mean_w, b_w=b.power_mean_w, a_j=a_j, b_j=b_j)
 
 
 def _compare_layer(
-    size: int,
-    a: LayerRow | None,
-    b: LayerRow | None,
-    a_pass: OverallRow,
-    b_pass: OverallRow,
-    tolerance_pct: float,
+    size: int, a: LayerRow | None, b: LayerRow | None, a_pass: OverallRow, b_pass: OverallRow, tolerance_pct: float
 ) -> Comparison:
     if a is None or b is None:
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
@@ -181,31 +165,26 @@ def _judged(
     """Compare the times of two rows; `conditions` are the passes that they were taken in."""
     one, other = _summary(a), _summary(b)
     status = ", ".join(f"{name} is {row.status}" for name, row in (("A", a), ("B", b)) if row.status != "ok")
+    times = Comparison(size, "", a_ms=one.mean_ms if one else None, b_ms=other.mean_ms if other else None)
     if one is None or other is None or status:
-        a_ms, b_ms = (each.mean_ms if each else None for each in (one, other))
-        return Comparison(size, "not compared", status or "no time", a_ms=a_ms, b_ms=b_ms)
+        return dataclasses.replace(times, verdict="not compared", reason=status or "no time")
     to_pct = 100 / one.mean_ms
     if one.std_ms is None or other.std_ms is None:
         change_pct = (other.mean_ms - one.mean_ms) * to_pct
         reason = "a single sample says nothing of its spread"
-        return Comparison(size, "ambiguous", reason, a_ms=one.mean_ms, b_ms=other.mean_ms, change_pct=change_pct)
+        return dataclasses.replace(times, verdict="ambiguous", reason=reason, change_pct=change_pct)
     found = summary.difference(other, one)
     reach_ms = found.half_width_ms + doubt_ms
     low_pct, high_pct = ((found.mean_ms + sign * reach_ms) * to_pct for sign in (-1, 1))
     said, reason = verdict(low_pct, high_pct, tolerance_pct), ""
     if said == "ambiguous":
-        reason = f"the interval crosses {_crossed(low_pct, high_pct, tolerance_pct)} %"
-    elif doubt := _doubt(conditions, (low_pct, high_pct), other.mean_ms * to_pct, tolerance_pct):
+        crossed = [border for border in (-tolerance_pct, tolerance_pct) if low_pct <= border <= high_pct]
+        reason = f"the interval crosses {' and '.join(f'{border:+g}' for border in crossed)} %"
+    elif doubt := _doubt(*conditions, (low_pct, high_pct), other.mean_ms * to_pct, tolerance_pct):
         said, reason = "ambiguous", doubt
-    return Comparison(
-        size,
-        said,
-        reason,
-        a_ms=one.mean_ms,
-        b_ms=other.mean_ms,
-        change_pct=found.mean_ms * to_pct,
-        low_pct=low_pct,
-        high_pct=high_pct,
+    change_pct = found.mean_ms * to_pct
+    return dataclasses.replace(
+        times, verdict=said, reason=reason, change_pct=change_pct, low_pct=low_pct, high_pct=high_pct
     )
 
 
@@ -227,19 +206,11 @@ def verdict(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
     return "same" if -tolerance_pct <= low_pct and high_pct <= tolerance_pct else "ambiguous"
 
 
-def _crossed(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
-    borders = (-tolerance_pct, tolerance_pct)
-    return " and ".join(f"{border:+g}" for border in borders if low_pct <= border <= high_pct)
-
-
-def _doubt(
-    conditions: tuple[OverallRow, OverallRow], interval_pct: tuple[float, float], b_pct: float, tolerance_pct: float
-) -> str:
+def _doubt(a: OverallRow, b: OverallRow, interval_pct: tuple[float, float], b_pct: float, tolerance_pct: float) -> str:
     """Return why a verdict of the intervals does not stand, "" where it does.
 
     Time goes at most with the inverse of the clock: at A's clock B would lie between what it is and that bound.
     """
-    a, b = conditions
     for name, row in (("A", a), ("B", b)):
         if row.throttle_reasons not in (None, "none"):
             return f"{name} was throttled ({row.throttle_reasons})"
@@ -258,8 +229,7 @@ def as_text(
     a: Result, b: Result, found: Differences, by_pass: Sequence[Comparison], by_layer: Sequence[Comparison]
 ) -> str:
     """Return both runs, their differences, and a line a comparison."""
-    lines = [f"{name}  {_title(result)}" for name, result in (("A", a), ("B", b))]
-    lines += [f"they differ in: {in_words(found)}", "", _table(by_pass)]
+    lines = [f"A  {_title(a)}", f"B  {_title(b)}", f"they differ in: {in_words(found)}", "", _table(by_pass)]
     return "\n".join(lines + (["", _table(by_layer)] if by_layer else []))
 
 
@@ -280,13 +250,11 @@ def _table(found: Sequence[Comparison]) -> str:
         ("95 % interval", [interval_or_dash(each.low_pct, each.high_pct, "+.1f") for each in found]),
     ]
     if any(each.a_w is not None and each.b_w is not None for each in found):
-        wanted += [
-            (f"{name}, W", [or_dash(getattr(each, f"{name.lower()}_w"), ".0f") for each in found]) for name in "AB"
-        ]
+        wanted += [("A, W", [or_dash(each.a_w, ".0f") for each in found])]
+        wanted += [("B, W", [or_dash(each.b_w, ".0f") for each in found])]
     if any(each.a_j is not None and each.b_j is not None for each in found):
-        wanted += [
-            (f"{name}, mJ", [_millijoules(getattr(each, f"{name.lower()}_j")) for each in found]) for name in "AB"
-        ]
+        wanted += [("A, mJ", [_millijoules(each.a_j) for each in found])]
+        wanted += [("B, mJ", [_millijoules(each.b_j) for each in found])]
     wanted.append(("verdict", [": ".join(filter(None, (each.verdict, each.reason))) for each in found]))
     shown = [(name, cells) for name, cells in wanted if any(cells)]
     return table([name for name, _ in shown], list(zip(*(cells for _, cells in shown), strict=True)))
@@ -317,34 +285,14 @@ def main(arguments: Sequence[str]) -> int:
     judged = by_pass + (by_layer if options.layers else [])
     exit_code = int(any(each.verdict == "slower" for each in judged))
     if options.json:
-        print(as_json(a, b, found, options.tolerance, by_pass, by_layer, exit_code))
+        document = {"a": str(a.path), "b": str(b.path), "differences": found, "tolerance_pct": options.tolerance}
+        document |= {"passes": [*map(dataclasses.asdict, by_pass)], "layers": [*map(dataclasses.asdict, by_layer)]}
+        print(json.dumps(document | {"exit_code": exit_code}, indent=2))
         return exit_code
     print(as_text(a, b, found, by_pass, by_layer if options.layers else ()))
     print(f"\npasses: {counted(by_pass)}\nlayers: {counted(by_layer)}")
     print(f"same: within {options.tolerance:g} % (--tolerance)")
     return exit_code
-
-
-def as_json(
-    a: Result,
-    b: Result,
-    found: Differences,
-    tolerance_pct: float,
-    by_pass: Sequence[Comparison],
-    by_layer: Sequence[Comparison],
-    exit_code: int,
-) -> str:
-    """Return everything as one JSON object."""
-    document = {
-        "a": str(a.path),
-        "b": str(b.path),
-        "differences": {name: list(pair) for name, pair in found.items()},
-        "tolerance_pct": tolerance_pct,
-        "passes": [dataclasses.asdict(each) for each in by_pass],
-        "layers": [dataclasses.asdict(each) for each in by_layer],
-        "exit_code": exit_code,
-    }
-    return json.dumps(document, indent=2)
 
 
 def _percent(text: str) -> float:
@@ -358,22 +306,14 @@ _percent.__name__ = "percentage"  # argparse says "invalid percentage value"
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = OneLineParser(
-        prog="convscope compare",
-        description="Two runs of the same work side by side. Exit code 1: something is slower; 0: nothing is.",
-    )
+    about = "Two runs of the same work side by side. Exit code 1: something is slower; 0: nothing is."
+    made = OneLineParser(prog="convscope compare", description=about)
     made.add_argument("a", type=Path, metavar="A", help="folder of the run to compare with")
     made.add_argument("b", type=Path, metavar="B", help="folder of the run to judge")
-    made.add_argument(
-        "--tolerance",
-        type=_percent,
-        default=TOLERANCE_PCT,
-        metavar="PCT",
-        help="up to here it is the same (%(default)g)",
-    )
-    made.add_argument(
-        "--layers", action="store_true", help="list the layers too, and let them decide the exit code too"
-    )
+    until = "up to here it is the same (%(default)g)"
+    made.add_argument("--tolerance", type=_percent, default=TOLERANCE_PCT, metavar="PCT", help=until)
+    also = "list the layers too, and let them decide the exit code too"
+    made.add_argument("--layers", action="store_true", help=also)
     made.add_argument("--across", action="store_true", help="compare runs of different GPU, software or math too")
     made.add_argument("--json", action="store_true", help="for programs")
     return made

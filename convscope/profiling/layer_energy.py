@@ -85,7 +85,9 @@ def measure(
         if key not in measured:
             measured[key] = _alone(call, measure_energy)
         energies.append(measured[key])
-    return Breakdown(tuple(energies), _rest(model, given, calls, measure_energy))
+    with _stubbed(model, calls), graphs.capture(lambda: model(given)) as captured:
+        rest, _ = measure_energy(graphs.ReplayLoad.of(captured))
+    return Breakdown(tuple(energies), rest.per_inference_j if rest else None)
 
 
 def _calls(model: nn.Module, given: torch.Tensor) -> list[_Call]:
@@ -123,14 +125,6 @@ def _alone(call: _Call, measure_energy: EnergyMeasurement) -> LayerEnergy:
     return LayerEnergy(energy.per_inference_j / count, energy.uncertainty_j / count)
 
 
-def _rest(
-    model: nn.Module, given: torch.Tensor, calls: Sequence[_Call], measure_energy: EnergyMeasurement
-) -> float | None:
-    with _stubbed(model, calls), graphs.capture(lambda: model(given)) as captured:
-        energy, _ = measure_energy(graphs.ReplayLoad.of(captured))
-    return energy.per_inference_j if energy else None
-
-
 class _Stub(nn.Module):
     """Stand-in for a convolution that returns its outputs of an earlier pass, one for each call."""
 
@@ -146,8 +140,7 @@ class _Stub(nn.Module):
 def _stubbed(model: nn.Module, calls: Sequence[_Call]) -> Iterator[None]:
     modules = {call.name: call.module for call in calls}
     for name in modules:
-        stub = _Stub([call.output for call in calls if call.name == name])
-        models.set_module(model, name, stub)
+        models.set_module(model, name, _Stub([call.output for call in calls if call.name == name]))
     try:
         yield
     finally:

@@ -13,7 +13,6 @@ from convscope.cli.display import table
 from convscope.cli.options import at_least, find_device
 from convscope.convolution import algorithms, assignment, models
 from convscope.convolution.algorithms import Algorithm
-from convscope.convolution.assignment import why_not_each
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check
 from convscope.cudnn import library
@@ -52,10 +51,9 @@ def combination_list(
 
 
 def _why_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str) -> str | None:
-    nowhere = algorithms.why_not_on_device(algorithm, device_type)
-    if nowhere:
+    if nowhere := algorithms.why_not_on_device(algorithm, device_type):
         return nowhere
-    reasons = why_not_each(algorithm, layers, device_type, None)
+    reasons = assignment.why_not_each(algorithm, layers, device_type, None)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None
 
@@ -72,11 +70,9 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     On a GPU cuDNN decides, without one its rules, and the text says so.
     """
     if model is None:
-        header = ("algorithm", "CPU", "GPU", "what it is")
         every = algorithms.ALGORITHMS.values()
-        return table(
-            header, [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in every]
-        )
+        cells = [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in every]
+        return table(("algorithm", "CPU", "GPU", "what it is"), cells)
     at_least("--batch-size", batch_size, 1)
     device = find_device(device_name)
     name = models.check_name(model)

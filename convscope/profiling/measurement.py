@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,23 +44,24 @@ def overall_row(
     run: Run, size: int, found: Measurement, assigned: Assignment, started_utc: str, wall_s: float
 ) -> OverallRow:
     """Return the row of the whole model."""
-    passes, eager, idle_power_w = found.passes, found.eager, found.idle_power_w
-    cells = (
-        {"mean": passes.mean_ms, "std": passes.std_ms, "min": passes.min_ms, "max": passes.max_ms}
-        | {"mean_ci95_ms": passes.ci95_ms, "samples": passes.count}
-        | (
-            {"eager_mean_ms": eager.mean_ms, "eager_std_ms": eager.std_ms, "eager_samples": eager.count}
-            if eager
-            else {}
-        )
-        | (_breakdown_cells(found.breakdown, found.energy) if found.breakdown else {})
-        | (_energy_cells(found.energy, idle_power_w) if found.energy else {})
-    )
+    passes, eager, energy = found.passes, found.eager, found.energy
+    cells: dict[str, Any] = {"mean": passes.mean_ms, "std": passes.std_ms, "min": passes.min_ms, "max": passes.max_ms}
+    if eager:
+        cells |= {"eager_mean_ms": eager.mean_ms, "eager_std_ms": eager.std_ms, "eager_samples": eager.count}
+    if breakdown := found.breakdown:
+        cells |= {"energy_layers_sum_j": breakdown.layers_sum_j, "energy_rest_j": breakdown.rest_j}
+        cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
+    if energy:
+        cells |= _energy_cells(energy, found.idle_power_w)
     return fill(
         OverallRow,
         run,
         passes,
+        found,
+        *((energy.window, energy, energy.after) if energy else ()),
         input_size=size,
+        mean_ci95_ms=passes.ci95_ms,
+        samples=passes.count,
         repeated_samples=found.repeated,
         timing_method=found.method,
         event_overhead_us=found.overhead_us,
@@ -69,28 +69,17 @@ def overall_row(
         convolutions=len(found.layers),
         fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
-        peak_memory_bytes=found.peak_memory_bytes,
         started_utc=started_utc,
         wall_s=wall_s,
-        idle_power_w=idle_power_w,
         reason=found.energy_reason,
         **cells,
     )
 
 
-def _breakdown_cells(breakdown: Breakdown, energy: LoadEnergy | None) -> dict[str, Any]:
-    """Return the sum over the layers' energies, the rest, and the excess of both over the pass."""
-    return {
-        "energy_layers_sum_j": breakdown.layers_sum_j,
-        "energy_rest_j": breakdown.rest_j,
-        "energy_residual_pct": None if energy is None else breakdown.residual_pct(energy.per_inference_j),
-    }
-
-
 def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, Any]:
-    window, after = energy.window, energy.after
-    same = ("power_mean_w", "power_std_w", "power_min_w", "power_max_w", "power_samples")
-    return {name: getattr(window, name) for name in same} | {
+    """Return the cells that do not have the name of an attribute of the energy, its window or the state after it."""
+    window = energy.window
+    return {
         "energy_total_j": window.energy_j,
         "energy_per_inference_j": energy.per_inference_j,
         "energy_uncertainty_j": energy.uncertainty_j,
@@ -100,10 +89,7 @@ def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, A
         "energy_window_s": window.duration_s,
         "energy_inferences": energy.inferences,
         "temperature_start_c": energy.before.temperature_c,
-        "temperature_end_c": after.temperature_c,
-        "sm_clock_mhz": after.sm_clock_mhz,
-        "throttle_reasons": energy.throttle_reasons,
-        "other_processes": after.other_processes,
+        "temperature_end_c": energy.after.temperature_c,
     }
 
 
@@ -120,36 +106,15 @@ def layer_rows(
 ) -> list[LayerRow]:
     """Return a row for each convolution, in the order in which the pass calls them."""
     traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
-    measured = zip(layers, found.layers, found.observations, traces, strict=True)
-    rows = [
-        _layer_row(run, size, layer, times, observed, traced, found.passes.mean_ms, assigned)
-        for layer, times, observed, traced in measured
-    ]
-    if found.breakdown is None:
-        return rows
-    return [_with_layer_energy(row, alone) for row, alone in zip(rows, found.breakdown.layers, strict=True)]
-
-
-def _with_layer_energy(row: LayerRow, alone: LayerEnergy) -> LayerRow:
-    return dataclasses.replace(
-        row,
-        energy_j=alone.energy_j,
-        energy_uncertainty_j=alone.uncertainty_j,
-        energy_attribution=ATTRIBUTION if alone.energy_j is not None else None,
-        reason=row.reason or alone.reason,
-    )
+    energies = found.breakdown.layers if found.breakdown else [None] * len(layers)
+    measured = zip(layers, found.layers, found.observations, traces, energies, strict=True)
+    return [_layer_row(run, size, assigned, found.passes.mean_ms, *of_layer) for of_layer in measured]
 
 
 def _layer_row(
-    run: Run,
-    size: int,
-    layer: Layer,
-    times: Summary,
-    observed: Observation,
-    traced: LayerTrace | None,
-    pass_ms: float,
-    assigned: Assignment,
-) -> LayerRow:
+    run: Run, size: int, assigned: Assignment, pass_ms: float, layer: Layer, times: Summary, observed: Observation,
+    traced: LayerTrace | None, alone: LayerEnergy | None,
+) -> LayerRow:  # fmt: skip
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
     timed = () if skipped else (times, traced)
@@ -159,6 +124,7 @@ def _layer_row(
         observed.execution,
         *timed,
         observed,
+        alone,
         layer=layer.name,
         input_size=size,
         percentage=None if skipped else 100 * times.mean_ms / pass_ms,
@@ -172,6 +138,8 @@ def _layer_row(
         bytes=layer.minimum_bytes(roofline.ELEMENT_BYTES[run.dtype]),
         kernels=json.dumps(dict(traced.kernels)) if traced else None,
         status="unsupported" if skipped else "fallback" if reason else "ok",
-        reason=reason,
+        energy_uncertainty_j=alone.uncertainty_j if alone else None,
+        energy_attribution=ATTRIBUTION if alone and alone.energy_j is not None else None,
+        reason=reason or (alone.reason if alone else None),
         **layer.columns(),
     )

@@ -39,38 +39,16 @@ def _slowest(layers: pd.DataFrame) -> str:
 
 def sensor_report(report: SensorReport) -> str:
     """Return a sensor self-test as a table: update period, averaging window, rise time, swing under a square wave."""
+    sensors = {"counter": "energy counter", "instant": "instant power", "average": "average power"}
+    figures = ("period_ms", "window_ms", "rise_ms", "swing_pct")
     rows = [
-        (
-            "energy counter",
-            or_dash(report.counter_period_ms, ".0f"),
-            "-",
-            "-",
-            or_dash(report.counter_swing_pct, ".0f"),
-        ),
-        (
-            "instant power",
-            or_dash(report.instant_period_ms, ".0f"),
-            or_dash(report.instant_window_ms, ".0f"),
-            or_dash(report.instant_rise_ms, ".0f"),
-            or_dash(report.instant_swing_pct, ".0f"),
-        ),
-        (
-            "average power",
-            or_dash(report.average_period_ms, ".0f"),
-            or_dash(report.average_window_ms, ".0f"),
-            or_dash(report.average_rise_ms, ".0f"),
-            "-",
-        ),
+        (title, *(or_dash(getattr(report, f"{sensor}_{figure}", None), ".0f") for figure in figures))
+        for sensor, title in sensors.items()
     ]
     header = ("sensor", "period ms", "window ms", "rise ms", "swing %")
-    differ = ", ".join(
-        f"{name} {or_dash(value, '+.1f')} %"
-        for name, value in (
-            ("idle", report.idle_disagreement_pct),
-            ("full load", report.load_disagreement_pct),
-            ("square wave", report.wave_disagreement_pct),
-        )
-    )
+    loads = {"idle": report.idle_disagreement_pct, "full load": report.load_disagreement_pct}
+    loads["square wave"] = report.wave_disagreement_pct
+    differ = ", ".join(f"{name} {or_dash(value, '+.1f')} %" for name, value in loads.items())
     field_191 = {True: "equals the counter", False: "differs from the counter", None: "does not answer"}
     lines = [
         f"{report.gpu_name}, driver {report.driver}, {report.looked_s:.0f} s, one look in {report.read_time_ms:.1f} ms",

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from convscope.cli.options import (
-    ENERGY_MOST_S,
-    INTEGER_MOST,
-    at_least,
-    at_most,
-    find_device,
-    folder_gpu,
-    math_on,
-    one_of,
-)
+from convscope.cli import options
+from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, models
 from convscope.errors import InputError
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug
@@ -90,15 +82,15 @@ def make_run(
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
-    where = find_device(device)
+    where = options.find_device(device)
     run = Run(
         model=models.check_name(model),
         algorithm=algorithms.find(algorithm).name,
         stage=stage or stage_of(num_sizes),
-        gpu=folder_gpu(gpu, where),
+        gpu=options.folder_gpu(gpu, where),
         input_sizes=spread_sizes(num_sizes, input_size_range),
         device=str(where),
-        math=math_on(where, math),
+        math=options.math_on(where, math),
         **settings,
     )
     _check(run)
@@ -114,8 +106,8 @@ def _check(run: Run) -> None:
     at_most("--seed", run.seed, INTEGER_MOST)
     at_least("--energy-warmup", run.energy_warmup_s, 0)
     at_least("--energy-budget", run.energy_budget_s, 1)
-    at_most("--energy-warmup", run.energy_warmup_s, ENERGY_MOST_S)
-    at_most("--energy-budget", run.energy_budget_s, ENERGY_MOST_S)
+    at_most("--energy-warmup", run.energy_warmup_s, options.ENERGY_MOST_S)
+    at_most("--energy-budget", run.energy_budget_s, options.ENERGY_MOST_S)
     if not 0 < run.energy_precision < 1:
         raise InputError(f"--energy-precision {run.energy_precision}: a share between 0 and 1, such as 0.01")
     if run.layer_energy and (run.device_type == "cpu" or not run.energy):
@@ -124,18 +116,13 @@ def _check(run: Run) -> None:
         at_least("--max-workspace", run.max_workspace_bytes, 0)
         if run.device_type == "cpu":
             raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
-    one_of("--unsupported", run.unsupported, UNSUPPORTED)
+    options.one_of("--unsupported", run.unsupported, UNSUPPORTED)
     if run.provider is not None:
-        _check_provider(run.provider, run.algorithm, run.device_type)
-
-
-def _check_provider(provider: str, algorithm: str, device_type: str) -> None:
-    one_of("--provider", provider, PROVIDERS)
-    if device_type == "cpu":
-        raise InputError(f"--provider {provider} needs a CUDA device")
-    reason = algorithms.why_not_by_provider(algorithms.find(algorithm), provider)
-    if reason:
-        raise InputError(f"--provider {provider}: {reason}")
+        options.one_of("--provider", run.provider, PROVIDERS)
+        if run.device_type == "cpu":
+            raise InputError(f"--provider {run.provider} needs a CUDA device")
+        if reason := algorithms.why_not_by_provider(algorithms.find(run.algorithm), run.provider):
+            raise InputError(f"--provider {run.provider}: {reason}")
 
 
 def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:

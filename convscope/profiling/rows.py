@@ -139,19 +139,14 @@ def _from_1(document: dict[str, Any]) -> dict[str, Any]:
     return document | {"schema_version": 2, "run": run, "resumed_utc": [], "error": None}
 
 
+_TABLES = {
+    "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
+    "overall": Table(OverallRow, unique=("input_size",), first=9),
+}
 SCHEMA = Schema(
     request="run",
     version=SCHEMA_VERSION,
-    parts=(
-        Part(
-            SizeKey,
-            {
-                "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
-                "overall": Table(OverallRow, unique=("input_size",), first=9),
-            },
-            counted=("layers", "convolutions"),
-        ),
-    ),
+    parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions")),),
     free=("stage", "gpu", "input_sizes", "device"),
     upgrades=(_from_1,),
     needed={"model": str, "algorithm": str, "gpu": str, "device": str, "input_sizes": list},

@@ -20,7 +20,6 @@ from tqdm import tqdm
 from convscope import failures
 from convscope.convolution import algorithms, backends, models, swap
 from convscope.convolution.assignment import Assignment, assign
-from convscope.convolution.backends import environment_on
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.errors import DeviceFaultError, InputError
@@ -37,6 +36,7 @@ from convscope.timing import trace
 from convscope.timing.layer_times import LayerTimer
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
+Rows = tuple[OverallRow, list[LayerRow]]
 
 
 @dataclass
@@ -71,8 +71,10 @@ class Sweep:
             InputError, WriteError: as `Store` does; layers that cannot use the algorithm.
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
         """
+        run = self.run
         try:
-            return self._measure_into(path, overwrite)
+            with torch.inference_mode(), backends.math(run.math), backends.settings(provider=run.provider):
+                return self._measure_into(path, overwrite)
         except RuntimeError as error:  # leaving what a lost device was used by may raise once more
             fault = self._fault or failures.device_fault(self.device)
             if fault is None:
@@ -82,31 +84,21 @@ class Sweep:
     def _measure_into(self, path: Path, overwrite: bool) -> Tables:
         run = self.run
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.inference_mode())
-            stack.enter_context(backends.math(run.math))
-            stack.enter_context(backends.settings(provider=run.provider))
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
-            self._assignments = {size: self._assign(size) for size in self._sizes_to_check()}
+            # Checked before anything is measured: all sizes where the algorithm's rule goes by size, else the ends.
+            all_sizes = algorithms.find(run.algorithm).rule_depends_on_size
+            checked = run.input_sizes if all_sizes else (run.input_sizes[0], run.input_sizes[-1])
+            self._assignments = {size: self._assign(size) for size in sorted(set(checked))}
             store = stack.enter_context(profile_store(path, run.stem, self.note))
             meter = stack.enter_context(self.open_meter(self.device))
-            environment = environment_on(self.device, meter.settings())
+            environment = backends.environment_on(self.device, meter.settings())
             anew = overwrite and not _requeued(store, environment)
             missing = store.missing(run, environment, [SizeKey(size) for size in run.input_sizes], anew)
             if missing:
                 self._sweep(store, environment, meter, [cell.input_size for cell in missing])
             tables = store.read_all("overall", "layers")
             return tables["overall"], tables["layers"]
-
-    def _sensor_report(self) -> str | None:
-        """Return the name of the last sensor self-test of this GPU, None where there was none."""
-        path = RESULTS / f"sensor_{self.run.gpu}.json"
-        return path.name if path.exists() else None
-
-    def _sizes_to_check(self) -> Sequence[int]:
-        """Return the sizes to check before anything is measured: all where the algorithm's rule goes by size."""
-        sizes = self.run.input_sizes
-        return sizes if algorithms.find(self.run.algorithm).rule_depends_on_size else sorted({sizes[0], sizes[-1]})
 
     def _layers(self, size: int) -> tuple[Layer, ...]:
         return models.convolutions(self.run.model, size, self.run.batch_size)
@@ -122,7 +114,9 @@ class Sweep:
         if self.device.type == "cuda":
             trace.start_cupti()
         model = self._model()
-        store.begin(self.run, environment, sys.argv, sensor_report=self._sensor_report())
+        sensor_report = RESULTS / f"sensor_{self.run.gpu}.json"  # of the last self-test of this GPU
+        found = sensor_report.name if sensor_report.exists() else None
+        store.begin(self.run, environment, sys.argv, sensor_report=found)
         timer = self.make_timer(model, self.device.type)
         bench = Bench(self.run, model, self.device, timer, meter, self.note)
         try:
@@ -166,9 +160,7 @@ class Sweep:
                     full_px = size
         swapped.restore()
 
-    def _size(
-        self, bench: Bench, swapped: swap.Swap, size: int, full_px: int | None
-    ) -> tuple[OverallRow, list[LayerRow]]:
+    def _size(self, bench: Bench, swapped: swap.Swap, size: int, full_px: int | None) -> Rows:
         """Measure a size; one as large as one that was out of memory is not tried."""
         if full_px is not None and size >= full_px:
             failure = Failure("oom", f"not tried: out of memory at {full_px} px already")
@@ -179,15 +171,14 @@ class Sweep:
             bench.release()
         return row, layers
 
-    def _measure(self, bench: Bench, swapped: swap.Swap, size: int) -> tuple[OverallRow, list[LayerRow]]:
+    def _measure(self, bench: Bench, swapped: swap.Swap, size: int) -> Rows:
         run = self.run
         started_utc, started_s = now_utc(), time.perf_counter()
         try:
             assigned = self._assignments.get(size) or self._assign(size)
             swapped.apply(assigned.algorithms)
             found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
-            wall_s = time.perf_counter() - started_s
-            row = overall_row(run, size, found, assigned, started_utc, wall_s)
+            row = overall_row(run, size, found, assigned, started_utc, time.perf_counter() - started_s)
             return row, layer_rows(run, size, self._layers(size), found, assigned)
         except (RuntimeError, InputError) as error:
             failure = failures.classify(error)

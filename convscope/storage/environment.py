@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import os
@@ -49,11 +50,7 @@ class Environment:
 
 
 def read(device: pytorch.device, card: Mapping[str, Any] | None = None) -> Environment:
-    """Return the environment of a run on this device.
-
-    Args:
-        card: the card's driver, clocks, limits and cuDNN, by the names of `Environment`'s fields (`Meter.settings`).
-    """
+    """Return the environment of a run on this device; `card` gives fields by their names, as `Meter.settings` does."""
     import torch
     import torchvision
 
@@ -72,23 +69,19 @@ def read(device: pytorch.device, card: Mapping[str, Any] | None = None) -> Envir
     )
     if device.type != "cuda":
         return found
+    triton = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        triton = importlib.metadata.version("triton")
     properties = torch.cuda.get_device_properties(device)
     return dataclasses.replace(
         found,
         gpu_name=properties.name,
         gpu_uuid=f"GPU-{properties.uuid}",
         cuda=torch.version.cuda,
-        triton=_triton_version(),
+        triton=triton,
         compute_capability=f"{properties.major}.{properties.minor}",
         **(card or {}),
     )
-
-
-def _triton_version() -> str | None:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def processor_name() -> str:

@@ -39,11 +39,7 @@ class StudyFiles:
         return [self.table(name) for part in self.schema.parts for name in reversed(part.tables)]
 
     def rows(self, name: str) -> Rows:
-        """Return a table's rows as they stand on disk.
-
-        Raises:
-            InputError: it is no such table; the message names file and line.
-        """
+        """Return a table's rows as they stand on disk; raises as `table.rows`."""
         return table.rows(self.table(name), self.schema.tables[name])
 
     def whole(self, part: Part, names: Sequence[str], again: bool = True) -> dict[str, Rows]:

@@ -112,9 +112,8 @@ class Lock:
                 left.unlink(missing_ok=True)
         except OSError as error:
             self.release()
-            raise InputError(
-                f"cannot lock {self.path.parent} ({error.strerror}): choose another --output-dir"
-            ) from None
+            why = f"cannot lock {self.path.parent} ({error.strerror}): choose another --output-dir"
+            raise InputError(why) from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -140,9 +139,8 @@ class Lock:
             raise WriteError(f"cannot read {self.path} ({error.strerror}): nothing is written any more") from None
         if content != self._content:
             found = "gone" if content is None else "another run's"
-            raise WriteError(
-                f"{self.path} is {found}: somebody took this run's folder away, nothing is written any more"
-            )
+            why = f"{self.path} is {found}: somebody took this run's folder away, nothing is written any more"
+            raise WriteError(why)
 
     def _link(self) -> bool:
         mine = self.path.with_name(f".{self.path.name}.{platform.node()}.{os.getpid()}")
@@ -173,9 +171,8 @@ class Lock:
         try:
             holder = Holder(**json.loads(content))
         except (ValueError, TypeError):
-            raise InputError(
-                f"{self.path} says nothing of who holds the folder: remove it if no run is at work"
-            ) from None
+            why = f"{self.path} says nothing of who holds the folder: remove it if no run is at work"
+            raise InputError(why) from None
         if not is_gone(holder, me, self._ask):
             raise InputError(
                 f"{self.path.parent} is held by {holder}: wait for it, or choose another --output-dir; "

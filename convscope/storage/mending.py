@@ -10,7 +10,7 @@ import dataclasses
 import glob
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,7 @@ from convscope.storage.table import write_atomically
 
 
 def mend(files: StudyFiles) -> list[str]:
-    """Set right what a run that was cut off left, and bring tables of an older version to this one's columns.
-
-    Returns:
-        a line for each thing that was mended.
+    """Set right what a cut-off run left, bring older tables to this version's columns; return a line for each thing.
 
     Raises:
         InputError: there is damage that no cut leaves.
@@ -91,23 +88,15 @@ def _named(key: Any) -> str:
 
 
 def drop(files: StudyFiles, part: Part, keys: set[Any]) -> None:
-    """Take cells out of the tables, first where they count: what a kill leaves is dropped when it is mended.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Take cells out of the tables, first where they count: what a kill leaves is dropped when it is mended."""
 
     def stays(row: Mapping[str, str]) -> bool:
         return part.key_of(row) not in keys
 
-    for name in reversed(part.tables):
-        _keep_rows(files, part, name, stays)
-
-
-def _keep_rows(files: StudyFiles, part: Part, name: str, stays: Callable[[Mapping[str, str]], bool]) -> None:
-    path, form = files.table(name), part.tables[name]
-    if path.exists() and not all(map(stays, files.rows(name))):
-        write_atomically(path, table.select(path, form, stays))
+    for name, form in reversed(part.tables.items()):
+        path = files.table(name)
+        if path.exists() and not all(map(stays, files.rows(name))):
+            write_atomically(path, table.select(path, form, stays))
 
 
 def _upgrade(files: StudyFiles) -> list[str]:

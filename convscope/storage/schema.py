@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from convscope.errors import InputError
 from convscope.storage.environment import PROCESSOR, SOFTWARE, Environment
-from convscope.storage.table import ADVICE, Table
+from convscope.storage.table import ADVICE, Table, read_as
 
 
 class Request(Protocol):
@@ -43,21 +43,11 @@ class Part:
 
     def key_of(self, row: Mapping[str, str]) -> Any:
         """Return the key of a row as it stands on disk."""
-        fields = dataclasses.fields(self.key)
-        return self.key(*(_READERS[str(field.type)](row[field.name]) for field in fields))
+        return read_as(self.key, row)
 
     def key_of_row(self, row: Any) -> Any:
         """Return the key of a row object."""
         return self.key(*(getattr(row, field.name) for field in dataclasses.fields(self.key)))
-
-
-_READERS: dict[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": lambda cell: int(float(cell)),
-    "bool": {"True": True, "False": False}.__getitem__,
-    "float | None": lambda cell: float(cell) if cell else None,
-    "str | None": lambda cell: cell or None,
-}
 
 
 @dataclass(frozen=True)
@@ -93,9 +83,9 @@ class Schema:
         """Return the part that a table belongs to."""
         return next(part for part in self.parts if table in part.tables)
 
-    def part_for(self, key: Any) -> Part:
-        """Return the part whose cells have this type of key."""
-        return next(part for part in self.parts if type(key) is part.key)
+    def part_with(self, row: Any) -> Part:
+        """Return the part that a row object belongs to."""
+        return next(part for part in self.parts if type(row) in [form.row_type for form in part.tables.values()])
 
     def read(self, path: Path) -> dict[str, Any] | None:
         """Return the content of a `run.json` in this version's form, None where there is none.

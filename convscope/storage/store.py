@@ -7,9 +7,10 @@ is deleted: what is measured anew is kept first, in a folder `<folder>.before-<t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -20,16 +21,12 @@ import pandas as pd
 from convscope.errors import InputError, WriteError
 from convscope.storage import mending, table
 from convscope.storage.environment import Environment
-from convscope.storage.files import StudyFiles
+from convscope.storage.files import Rows, StudyFiles
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 from convscope.storage.paths import now_utc
 from convscope.storage.schema import Part, Request, Schema, plain
 from convscope.storage.table import Replacement, write_atomically
-
-
-def _say_nothing(line: str) -> None:
-    """Drop a note."""
 
 
 class Store:
@@ -41,9 +38,12 @@ class Store:
 
     Raises:
         InputError: entered, where it cannot be made or written, or another run holds it.
+        WriteError: from all that writes, where that fails or the folder was taken away; the files are as they were.
     """
 
-    def __init__(self, path: Path, schema: Schema, stem: str = "", note: Callable[[str], None] = _say_nothing) -> None:
+    def __init__(
+        self, path: Path, schema: Schema, stem: str = "", note: Callable[[str], None] = lambda line: None
+    ) -> None:
         self.path, self.schema, self.note = path, schema, note
         self.files = StudyFiles(path, schema, stem)
         self._lock: Lock | None = None
@@ -64,28 +64,19 @@ class Store:
             self._lock = None
 
     def prepare(self) -> None:
-        """Make the directory and prove that files can be written there.
-
-        Raises:
-            InputError: it cannot be made or written.
-        """
+        """Make the directory and prove that files can be written there; raises an InputError where not."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             Replacement(self.files.run, "proof").drop()
         except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
             why = error.strerror if isinstance(error, OSError) else error
-            raise InputError(
-                f"cannot write results to {self.path} ({why}): choose another folder with --output-dir"
-            ) from None
+            line = f"cannot write results to {self.path} ({why}): choose another folder with --output-dir"
+            raise InputError(line) from None
 
     # ---- reading
 
     def read_run(self) -> dict[str, Any] | None:
-        """Return the content of `run.json` in this version's form, None where there is none.
-
-        Raises:
-            InputError: it is not this project's, or of a newer schema.
-        """
+        """Return the content of `run.json` in this version's form, None without one; raises as `Schema.read`."""
         return self.schema.read(self.files.run)
 
     def read(self, name: str) -> pd.DataFrame:
@@ -99,19 +90,20 @@ class Store:
     def read_all(self, *names: str) -> dict[str, pd.DataFrame]:
         """Return several tables of one moment by name, all of the schema's without a name; raises as `read`."""
         wanted = names or tuple(self.schema.tables)
-        found: dict[str, pd.DataFrame] = {}
-        for part in self.schema.parts:
-            mine = [name for name in part.tables if name in wanted]
-            rows = self.files.whole(part, mine) if mine else {}
-            found |= {name: table.frame(part.tables[name], rows[name]) for name in mine}
-        return {name: found[name] for name in wanted}
+        rows = self._whole(wanted)
+        return {name: table.frame(self.schema.tables[name], rows[name]) for name in wanted}
 
     def objects(self, *names: str) -> dict[str, list[Any]]:
         """Return several tables of one moment as row objects by name; raises as `read`."""
-        rows = [self.files.whole(part, [name for name in part.tables if name in names]) for part in self.schema.parts
-                if any(name in part.tables for name in names)]  # fmt: skip
-        every = {name: kept for found in rows for name, kept in found.items()}
-        return {name: table.objects(self.schema.tables[name], every[name]) for name in names}
+        rows = self._whole(names)
+        return {name: table.objects(self.schema.tables[name], rows[name]) for name in names}
+
+    def _whole(self, names: Sequence[str]) -> dict[str, Rows]:
+        found: dict[str, Rows] = {}
+        for part in self.schema.parts:
+            if mine := [name for name in part.tables if name in names]:
+                found |= self.files.whole(part, mine)
+        return found
 
     def cells(self) -> dict[Any, Mapping[str, str]]:
         """Return a row of each cell that is there as it stands on disk, by key, whatever became of it."""
@@ -142,7 +134,6 @@ class Store:
 
         Raises:
             InputError: the folder holds cells that were measured under other settings, or nobody knows under which.
-            WriteError: it cannot be mended.
         """
         self._replaced, self._anew = None, False
         if overwrite:
@@ -196,24 +187,22 @@ class Store:
 
         Raises:
             InputError: there is damage that no cut leaves.
-            WriteError: it cannot be written.
         """
-        try:
+        with self._writing():
             return mending.mend(self.files)
-        except OSError as error:
-            raise self._cannot_write(error) from None
 
     def begin(self, request: Request, environment: Environment, command: Sequence[str], **more: Any) -> None:
         """Move aside what an --overwrite replaces, then write `run.json`.
 
         Args:
             more: further entries of `run.json`.
-
-        Raises:
-            WriteError: it cannot be written.
         """
         if self._replaced:
-            self._make_room(self._replaced)
+            self._keep(move=self._anew)
+            keys = set(filter(self._replaced, self.cells()))
+            with self._writing():
+                for part in self.schema.parts:
+                    mending.drop(self.files, part, keys)
             self._replaced = None
         earlier, now = self.read_run(), now_utc()
         self._write_document(
@@ -231,15 +220,6 @@ class Store:
             | more
         )
 
-    def _make_room(self, replaced: Callable[[Any], bool]) -> None:
-        self._keep(move=self._anew)
-        keys = set(filter(replaced, self.cells()))
-        try:
-            for part in self.schema.parts:
-                mending.drop(self.files, part, keys)
-        except OSError as error:
-            raise self._cannot_write(error) from None
-
     def _keep(self, move: bool) -> None:
         kept = mending.keep(self.files, datetime.now(timezone.utc), move)
         self._has_kept = True
@@ -247,11 +227,7 @@ class Store:
             self.note(f"what was in {self.path} is kept in {kept}")
 
     def note_in_run(self, **more: object) -> None:
-        """Put further entries into `run.json`: its end, an error.
-
-        Raises:
-            WriteError: it cannot be written; the file is as it was.
-        """
+        """Put further entries into `run.json`: its end, an error."""
         self._write_document((self.read_run() or {}) | more)
 
     def _write_document(self, document: Mapping[str, Any]) -> None:
@@ -266,29 +242,20 @@ class Store:
 
         Args:
             instead_of: keys of other cells whose rows go.
-
-        Raises:
-            WriteError: it cannot be written, or the folder was taken away; the tables are as they were.
         """
         if self._lock is not None:
             self._lock.confirm()
         every = list(rows)
-        part = next(part for part in self.schema.parts if any(_is_of(part, row) for row in every))
+        part = self.schema.part_with(every[0])
         gone = ({part.key_of_row(row) for row in every} | set(instead_of)) & self.cells().keys()
         if gone & self.measured().keys() and not self._has_kept:
             self._keep(move=False)
-        try:
+        with self._writing():
             self._write(part, every, gone)
-        except OSError as error:
-            raise self._cannot_write(error) from None
 
     def update(self, rows: Sequence[Any]) -> None:
-        """Replace rows of the table that makes cells count by rows of the same cells in which derived columns differ.
-
-        Raises:
-            WriteError: it cannot be written; the table is as it was.
-        """
-        part = next(part for part in self.schema.parts if _is_of(part, rows[0]))
+        """Replace rows of the table that makes cells count by rows of the same cells with other derived columns."""
+        part = self.schema.part_with(rows[0])
         form, new = part.tables[part.main], {part.key_of_row(row): row for row in rows}
         objects = table.objects(form, self.files.rows(part.main))
         lines = table.lines_of(form, [new.get(part.key_of_row(row), row) for row in objects], with_header=True)
@@ -314,25 +281,19 @@ class Store:
             raise
 
     def save_text(self, name: str, text: str) -> None:
-        """Write a file of text beside the tables, whole.
-
-        Raises:
-            WriteError: it cannot be written; the file is as it was.
-        """
-        try:
+        """Write a file of text beside the tables, whole."""
+        with self._writing():
             write_atomically(self.path / name, text + "\n")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise self._cannot_write(error) from None
-
-    def _cannot_write(self, error: OSError) -> WriteError:
-        return WriteError(
-            f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} that are there are whole; "
-            "when that is mended, the same command goes on"
-        )
-
-
-def _is_of(part: Part, row: Any) -> bool:
-    return any(type(row) is form.row_type for form in part.tables.values())
+            raise WriteError(
+                f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} that are there are whole; "
+                "when that is mended, the same command goes on"
+            ) from None
 
 
 def _last_end_utc(cells: Sequence[Mapping[str, str]]) -> str | None:

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import dataclasses
 import errno
+import functools
 import io
 import os
 import re
@@ -32,11 +33,7 @@ _FORMS = {
     "float": (_FLOAT, "a number"),
     "bool": (re.compile("True|False"), "True or False"),
 }
-_VALUES: dict[str, Callable[[str], Any]] = {
-    "int": lambda cell: int(float(cell)),
-    "float": float,
-    "bool": "True".__eq__,
-}
+_VALUES: dict[str, Callable[[str], Any]] = {"int": lambda cell: int(float(cell)), "float": float, "bool": "True".__eq__}
 
 
 @dataclass(frozen=True)
@@ -95,8 +92,13 @@ def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:
     """Return rows as `rows` reads them as objects of the table's row type."""
-    types = _types(form.row_type)
-    return [form.row_type(**{name: _value(types[name][0], row[name]) for name in types}) for row in kept]
+    return [read_as(form.row_type, row) for row in kept]
+
+
+def read_as(row_type: type[Any], row: Mapping[str, str]) -> Any:
+    """Return those cells of a row on disk that this dataclass has fields for, as its object."""
+    types = _types(row_type)  # type: ignore[arg-type]
+    return row_type(**{name: _value(kind, row[name]) for name, (kind, _) in types.items()})
 
 
 def _value(kind: str, cell: str) -> Any:
@@ -117,18 +119,14 @@ def select(path: Path, form: Table, keep: Callable[[Mapping[str, str]], bool]) -
 
 def lines_of(form: Table, new: Iterable[Any], with_header: bool) -> str:
     """Return row objects as the lines of their table."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=form.columns, lineterminator="\n")
-    if with_header:
-        writer.writeheader()
-    writer.writerows(dataclasses.asdict(row) for row in new)
-    return text.getvalue()
+    return _as_text(form, map(dataclasses.asdict, new), with_header)
 
 
-def _as_text(form: Table, kept: Iterable[Mapping[str, str]]) -> str:
+def _as_text(form: Table, kept: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=form.columns, restval="", lineterminator="\n")
-    writer.writeheader()
+    if with_header:
+        writer.writeheader()
     writer.writerows(kept)
     return text.getvalue()
 
@@ -159,7 +157,7 @@ def _check(path: Path, text: str, form: Table) -> None:
     try:
         names = next(lines, [])
         _check_header(path, names, form)
-        types = _types(form.row_type)
+        types = _types(form.row_type)  # type: ignore[arg-type]
         for cells in lines:
             _check_cells(f"{path}, line {lines.line_num}", names, cells, types)
             key = tuple(cells[names.index(name)] for name in form.unique)
@@ -190,6 +188,7 @@ def _check_cells(where: str, names: Sequence[str], cells: Sequence[str], types: 
             raise InputError(f"{where}: {name} is {_short(cell)}, not {_FORMS[kind][1]}: {ADVICE}")
 
 
+@functools.cache
 def _types(row_type: type[Any]) -> dict[str, tuple[str, bool]]:
     """Return for each column the kind of its cells, and whether they may be empty."""
     annotations = {field.name: str(field.type) for field in dataclasses.fields(row_type)}

@@ -27,6 +27,7 @@ from convscope.errors import HostTooSlowError
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
+from convscope.storage.table import fill
 from convscope.timing import summary, trace
 from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import Difference, Summary, difference
@@ -35,6 +36,7 @@ from convscope.verification.evidence import Subject
 from convscope.verification.rows import ChoiceRow
 
 T = TypeVar("T")
+Note = Callable[[str], None]
 CONFIDENCE = 0.99
 ROUNDS = 5
 GUESS, HEURISTIC, BENCHMARK = "guess", "torch", "torch benchmark"
@@ -74,19 +76,16 @@ class _CandidateSwap:
         self._swapped = swap.Swap(subject.model)
         self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
+        check = card_check(device, dtype=run.dtype)
         for algorithm in algorithms.ALGORITHMS.values():
             if algorithms.why_not_on_device(algorithm, run.device_type):
                 continue
-            reasons = assignment.why_not_each(
-                algorithm, subject.layers, run.device_type, card_check(device, dtype=run.dtype)
-            )
+            reasons = assignment.why_not_each(algorithm, subject.layers, run.device_type, check)
             if all(reasons):
                 continue
             self.usable[algorithm.name] = [reason is None for reason in reasons]
             chosen = dataclasses.replace(run, algorithm=algorithm.name, unsupported="fallback")
-            self.assignments[algorithm.name] = dict(
-                assignment.assign(chosen, subject.layers, card_check(device, dtype=run.dtype)).algorithms
-            )
+            self.assignments[algorithm.name] = dict(assignment.assign(chosen, subject.layers, check).algorithms)
         if device.type == "cuda":
             self.usable[BENCHMARK] = self.usable[HEURISTIC]
             self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
@@ -106,7 +105,7 @@ class _CandidateSwap:
         self._thread.close()
 
 
-def study(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: int = ROUNDS) -> ChoiceResult:
+def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> ChoiceResult:
     """Time every candidate for every layer, in rounds.
 
     Args:
@@ -118,16 +117,15 @@ def study(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: i
         times_by_name = _rounds(subject, bench, swapped, note, rounds, list(swapped.assignments))
         candidates = [_candidate(subject, swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, candidates)
-        passes: dict[str, list[float]] = {
-            name: [] for name in (TOGETHER, HEURISTIC, BENCHMARK) if name in swapped.assignments
-        }
+        names = [name for name in (TOGETHER, HEURISTIC, BENCHMARK) if name in swapped.assignments]
+        passes: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(rounds):
             for name, times_ms in passes.items():
                 times_ms.append(swapped.run(name, lambda: stopwatch.pass_ms(partial(subject.model, subject.given))))
         return ChoiceResult(candidates, {name: summary.summarize(times) for name, times in passes.items()})
 
 
-def pick(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: int) -> dict[str, str]:
+def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, str]:
     """Return the algorithm with the smallest mean for each layer by name, timed as in `study`; traces nothing.
 
     After a trace CUPTI may stay in the process and slow down later measurements.
@@ -142,12 +140,7 @@ def pick(subject: Subject, bench: Bench, note: Callable[[str], None], rounds: in
 
 
 def _rounds(
-    subject: Subject,
-    bench: Bench,
-    swapped: _CandidateSwap,
-    note: Callable[[str], None],
-    rounds: int,
-    names: Sequence[str],
+    subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int, names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for _ in tqdm(range(rounds), desc=f"{subject.run.model}, choice", unit="round", disable=None):
@@ -229,14 +222,15 @@ def _row(run: Run, here: Environment, layer: Layer, one: _Entry, entries: Sequen
     slower = rivals[rivals.index(one) + 1 :] if one.is_algorithm else []
     regret = Difference(0.0, 0.0) if one is fastest else difference(one.time, fastest.time, CONFIDENCE)
     twin = next((entry.name for entry in rivals if entry is not one and _same_kernels(one, entry)), None)
-    return ChoiceRow(
-        model=run.model,
+    return fill(
+        ChoiceRow,
+        here,
+        run,
+        layer,
+        one.time,
         layer=layer.name,
-        position=layer.position,
         candidate=one.name,
         chosen=one.ran or twin,
-        mean_ms=one.time.mean_ms,
-        std_ms=one.time.std_ms,
         rounds=one.time.count,
         rank=1 + sum(_is_slower(one.time, other.time) for other in rivals if other is not one),
         fastest=fastest.name,
@@ -246,11 +240,6 @@ def _row(run: Run, here: Environment, layer: Layer, one: _Entry, entries: Sequen
         same_kernels_as=twin,
         kernels=None if one.kernels is None else json.dumps(dict(one.kernels)),
         input_size=run.input_sizes[0],
-        batch_size=run.batch_size,
-        math=run.math,
-        gpu_name=here.gpu_name,
-        driver=here.driver,
-        cudnn=here.cudnn,
     )
 
 
@@ -265,9 +254,8 @@ def _comparison(one: _Entry, following: _Entry) -> str:
 
 
 def _same_kernels(one: _Entry, other: _Entry) -> bool:
-    if not one.kernels or not other.kernels:
-        return False
-    return kernel_families.working(one.kernels) == kernel_families.working(other.kernels)
+    kernels = [kernel_families.working(entry.kernels) for entry in (one, other) if entry.kernels]
+    return len(kernels) == 2 and kernels[0] == kernels[1]
 
 
 def totals(rows: Sequence[ChoiceRow]) -> dict[str, Difference]:
@@ -275,11 +263,9 @@ def totals(rows: Sequence[ChoiceRow]) -> dict[str, Difference]:
 
     The intervals of layers are taken as independent.
     """
-    return {
-        pick: Difference(
-            sum(row.regret_us for row in chosen) / 1e3,
-            math.sqrt(sum(row.regret_ci99_us**2 for row in chosen)) / 1e3,
-        )
-        for pick in PICKS
-        if (chosen := [row for row in rows if row.candidate == pick])
-    }
+    sums: dict[str, Difference] = {}
+    for pick in PICKS:
+        if chosen := [row for row in rows if row.candidate == pick]:
+            half_width_us = math.sqrt(sum(row.regret_ci99_us**2 for row in chosen))
+            sums[pick] = Difference(sum(row.regret_us for row in chosen) / 1e3, half_width_us / 1e3)
+    return sums

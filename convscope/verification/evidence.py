@@ -104,9 +104,7 @@ def open_subject(run: Run) -> Iterator[Subject]:
     """
     device = torch.device(run.device)
     size = run.input_sizes[0]
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode())
-        stack.enter_context(backends.math(run.math))
+    with torch.inference_mode(), backends.math(run.math), contextlib.ExitStack() as stack:
         stack.enter_context(backends.settings(provider=run.provider))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -136,15 +134,13 @@ def gather(subject: Subject) -> Evidence:
     finally:
         swapped.restore()
     kernels: Sequence[Mapping[str, int] | None] = [traced.kernels for traced in traces] or [None] * len(observations)
-    together = zip(subject.layers, observations, kernels, strict=True)
+    layers = []
+    for layer, seen, counts in zip(subject.layers, observations, kernels, strict=True):
+        ran = seen.carried, seen.execution, seen.relative_error
+        layers.append(LayerEvidence(layer, assigned.algorithms[layer.name], *ran, counts))
     return Evidence(
         run=run,
-        layers=[
-            LayerEvidence(
-                layer, assigned.algorithms[layer.name], seen.carried, seen.execution, seen.relative_error, counts
-            )
-            for layer, seen, counts in together
-        ],
+        layers=layers,
         last_error=relative_distance(outputs[0], exact[0]),
         output_error=relative_distance(outputs[1], exact[1]),
         swapped=ours,
@@ -167,14 +163,13 @@ def _outputs(model: nn.Module, given: torch.Tensor) -> tuple[torch.Tensor, torch
     return last[0], output
 
 
-def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, given: torch.Tensor) -> tuple[list[float], list[float]]:
+def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, given: torch.Tensor) -> list[list[float]]:
     """Time the swapped model and PyTorch's own in turn; each time is the mean over one capture (on a CPU, one pass)."""
     stopwatch = Stopwatch(given.device)
     ours: list[float] = []
     torchs: list[float] = []
-    choices: list[tuple[list[float], Mapping[str, str]]] = [(torchs, {}), (ours, assigned.algorithms)]
     for _ in range(CAPTURES):
-        for times_ms, choice in choices:
+        for times_ms, choice in ((torchs, {}), (ours, assigned.algorithms)):
             swapped.apply(choice)
             times_ms.append(stopwatch.pass_ms(partial(swapped.model, given)))
-    return ours, torchs
+    return [ours, torchs]

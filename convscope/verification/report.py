@@ -10,16 +10,14 @@ from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
 from convscope.timing.summary import Summary
-from convscope.verification import choice, support
-from convscope.verification.rows import ChoiceRow, PassRow, SupportRow
+from convscope.verification import choice
+from convscope.verification.rows import ChoiceRow, PassRow
 
 
 def subject_title(run: Run) -> str:
     """Return one line with model, algorithm, setting and device."""
-    device = torch.device(run.device)
-    where = "a CPU"
-    if device.type == "cuda":
-        where = f"{torch.cuda.get_device_name(device)}, cuDNN {library.version()}"
+    on_gpu = run.device_type == "cuda"
+    where = f"{torch.cuda.get_device_name(run.device)}, cuDNN {library.version()}" if on_gpu else "a CPU"
     return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
 
 
@@ -34,10 +32,8 @@ def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | Pass
     fastest_ms = sum(first.mean_ms - first.regret_us / 1e3 for first, *_ in layers.values())
     lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
     for pick, regret in choice.totals(rows).items():
-        lines.append(
-            f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs "
-            f"({100 * regret.mean_ms / fastest_ms:+.1f} %)"
-        )
+        share = f"{100 * regret.mean_ms / fastest_ms:+.1f} %"
+        lines.append(f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs ({share})")
     for name, times in passes.items():
         lines.append(f"whole pass, {name}: {times.mean_ms:.4f} ± {or_dash(times.std_ms, '.4f')} ms")
     return "\n".join(lines)
@@ -48,12 +44,8 @@ def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, 
     ties = [row.candidate for row in candidates[1:] if row.rank == 1]
     by_name = {row.candidate: row for row in rows}
     fastest = candidates[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
-    return (
-        candidates[0].layer,
-        f"{candidates[0].mean_ms * 1e3:.1f}",
-        *(_pick(by_name.get(pick)) for pick in picks),
-        fastest,
-    )
+    figures = (f"{candidates[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks))
+    return candidates[0].layer, *figures, fastest
 
 
 def _pick(row: ChoiceRow | None) -> str:
@@ -61,8 +53,3 @@ def _pick(row: ChoiceRow | None) -> str:
         return "-"
     tie = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
     return f"{row.chosen or 'another'} {row.regret_us:+.1f}{tie}"
-
-
-def support_report(rows: Sequence[SupportRow]) -> str:
-    """Return for each algorithm the count of layers that can use it, and why the others cannot, as a table."""
-    return table(("algorithm", "layers", "why not; what is the same"), support.summary(rows))

@@ -55,8 +55,6 @@ def make_verification(
     if rounds is not None:
         at_least("--rounds", rounds, 2)
     run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), energy=False, **settings)
-    fields = dataclasses.asdict(run) | {
-        "dtype": dtype or run.dtype,
-        "measure_iters": 20 if run.device_type == "cuda" else 3,
-    }
+    fields = dataclasses.asdict(run) | {"dtype": dtype or run.dtype}
+    fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
     return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from convscope.storage.schema import Part, Schema
@@ -105,24 +106,14 @@ class PassRow:
     rounds: int
 
 
-_FREE = ("device", "stage", "gpu")
+_CHOICE = {
+    "passes": Table(PassRow, unique=("convolutions_by",), first=8),
+    "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
+}
 SUPPORT = Schema(
     request="verification",
     version=1,
     parts=(Part(ModelKey, {"support": Table(SupportRow, unique=("position", "algorithm"), first=6)}),),
-    free=_FREE,
+    free=("device", "stage", "gpu"),
 )
-CHOICE = Schema(
-    request="verification",
-    version=1,
-    parts=(
-        Part(
-            ModelKey,
-            {
-                "passes": Table(PassRow, unique=("convolutions_by",), first=8),
-                "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
-            },
-        ),
-    ),
-    free=_FREE,
-)
+CHOICE = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _CHOICE),))

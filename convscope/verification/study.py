@@ -6,19 +6,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from convscope.convolution.backends import environment_on
+from convscope.cli.display import table
+from convscope.convolution import backends
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
+from convscope.storage.table import fill
 from convscope.timing.layer_times import LayerTimer
 from convscope.verification import choice, report, support
-from convscope.verification.evidence import open_subject
+from convscope.verification.evidence import Subject, open_subject
 from convscope.verification.request import SUPPORT, Verification
 from convscope.verification.rows import CHOICE as CHOICE_SCHEMA
 from convscope.verification.rows import SUPPORT as SUPPORT_SCHEMA
@@ -27,13 +30,7 @@ from convscope.verification.rows import ModelKey, PassRow
 
 @dataclass
 class VerificationStudy:
-    """Asks one question of one model.
-
-    Attributes:
-        meter: the device's sensors, open.
-        make_timer: makes the timer of a model's layers on a kind of device.
-        note: called with one line where something is worth knowing.
-    """
+    """Asks one question of one model; `meter` is open, and `make_timer` and `note` are as those of a `Sweep`."""
 
     request: Verification
     meter: Meter
@@ -49,28 +46,25 @@ class VerificationStudy:
         run, supporting = self.request, self.request.question == SUPPORT
         key = ModelKey(run.model, run.input_sizes[0], run.batch_size, run.math)
         with Store(folder, SUPPORT_SCHEMA if supporting else CHOICE_SCHEMA, note=self.note) as store:
-            environment = environment_on(torch.device(run.device), self.meter.settings())
+            environment = backends.environment_on(torch.device(run.device), self.meter.settings())
             if store.missing(self.request, environment, [key], overwrite):
-                rows = self._support(environment) if supporting else self._choice(environment, key)
+                with open_subject(run) as subject:
+                    if supporting:
+                        rows: list[Any] = [*support.survey(subject, environment, run.limit_bytes, run.dtype)]
+                    else:
+                        rows = self._choice(subject, environment, key)
                 store.begin(self.request, environment, sys.argv)
                 store.append(rows)
                 store.note_in_run(ended_utc=now_utc())
         return store
 
-    def _support(self, environment: Environment) -> list[object]:
-        with open_subject(self.request) as subject:
-            return list(support.survey(subject, environment, self.request.limit_bytes, self.request.dtype))
-
-    def _choice(self, environment: Environment, key: ModelKey) -> list[object]:
+    def _choice(self, subject: Subject, environment: Environment, key: ModelKey) -> list[Any]:
         run, device = self.request, torch.device(self.request.device)
-        with open_subject(run) as subject:
-            timer = self.make_timer(subject.model, device.type)
-            bench = Bench(run, subject.model, device, timer, self.meter, self.note)
-            bench.calibrate(run.input_sizes[0])
-            result = choice.study(subject, bench, self.note, self.request.rounds or choice.ROUNDS)
-            rows = choice.rows(run, environment, subject.layers, result.candidates)
-        name = key.model, key.input_size, key.batch_size, key.math
-        passes = [PassRow(*name, by, s.mean_ms, s.std_ms, s.count) for by, s in result.passes.items()]
+        bench = Bench(run, subject.model, device, self.make_timer(subject.model, device.type), self.meter, self.note)
+        bench.calibrate(run.input_sizes[0])
+        result = choice.study(subject, bench, self.note, run.rounds or choice.ROUNDS)
+        rows = choice.rows(run, environment, subject.layers, result.candidates)
+        passes = [fill(PassRow, key, s, convolutions_by=by, rounds=s.count) for by, s in result.passes.items()]
         return [*rows, *passes]
 
 
@@ -78,7 +72,8 @@ def support_text(store: Store) -> tuple[str, bool]:
     """Return the table of support as text, and whether rules and card agree everywhere."""
     rows = store.objects("support")["support"]
     differing = support.disagreements(rows)
-    lines = [report.support_report(rows), *(f"rule and card differ: {line}" for line in differing)]
+    header = ("algorithm", "layers", "why not; what is the same")
+    lines = [table(header, support.summary(rows)), *(f"rule and card differ: {line}" for line in differing)]
     return "\n".join(lines), not differing
 
 

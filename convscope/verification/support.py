@@ -58,11 +58,9 @@ def predict(layer: Layer, algorithm: str, capability: tuple[int, int], dtype: st
     """
     if algorithm == "direct":
         return Answer(NEVER, "cuDNN implements no direct convolution")
-    by_generation = algorithms.why_not_on_generation(algorithm, capability)
-    if by_generation:
+    if by_generation := algorithms.why_not_on_generation(algorithm, capability):
         return Answer(GENERATION, by_generation)
-    by_shape = algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda")
-    if by_shape:
+    if by_shape := algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda"):
         return Answer(SHAPE, by_shape)
     by_type = algorithms.why_not_for_dtype(algorithm, dtype)
     return Answer(TYPE, by_type) if by_type else Answer(OK)

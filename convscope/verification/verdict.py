@@ -31,15 +31,8 @@ class Finding:
 
 def checks(evidence: Evidence) -> list[Finding]:
     """Judge the evidence, one line a question."""
-    return [
-        _names(evidence),
-        _identifiers(evidence),
-        *_kernels(evidence),
-        _layers_exact(evidence),
-        _output_exact(evidence),
-        _math_mode(evidence),
-        _time(evidence),
-    ]
+    carried = [_names(evidence), _identifiers(evidence), *_kernels(evidence)]
+    return [*carried, _layers_exact(evidence), _output_exact(evidence), _math_mode(evidence), _time(evidence)]
 
 
 def confirmed(every: Sequence[Finding]) -> bool:
@@ -93,11 +86,8 @@ def _kernels(evidence: Evidence) -> list[Finding]:
     bad = [one for one in evidence.layers if one.stranger is not None]
     total = len(evidence.layers)
     line = f"kernels: {total - len(bad)} of {total} layers launched what their algorithm may launch"
-    return [
-        Finding(not bad, line),
-        *(Finding(False, line) for line in disagreements(evidence.layers)),
-        *_remarks(evidence),
-    ]
+    differing = [Finding(False, line) for line in disagreements(evidence.layers)]
+    return [Finding(not bad, line), *differing, *_remarks(evidence)]
 
 
 def disagreements(layers: Sequence[LayerEvidence]) -> list[str]:
@@ -119,11 +109,8 @@ def _what(stranger: str) -> str:
 def _remarks(evidence: Evidence) -> list[Finding]:
     """Say where a name is true to the letter only: nothing is precomputed, or there is no convolution to do."""
     name = "implicit precomp gemm"
-    mine = [
-        {kernel_families.family(kernel) for kernel in one.kernels or {}}
-        for one in evidence.layers
-        if one.algorithm == name
-    ]
+    own = [one.kernels or {} for one in evidence.layers if one.algorithm == name]
+    mine = [{kernel_families.family(kernel) for kernel in kernels} for kernels in own]
     plain = sum(kernel_families.IMPLICIT in kinds for kinds in mine)
     products = sum(kernel_families.PRODUCT in kinds and kernel_families.PRECOMPUTED not in kinds for kinds in mine)
     said = (
@@ -139,16 +126,12 @@ def _layers_exact(evidence: Evidence) -> Finding:
     wrong = [one for error, allowed, one in measured if not error <= allowed]
     if not measured:
         return Finding(None, "layers against float64: not checked, every reference is zero")
-    error, allowed, worst = max(measured, key=lambda entry: _order(entry[0] / entry[1]))
+    error, allowed, worst = max(measured, key=lambda entry: math.inf if math.isnan(entry[0]) else entry[0] / entry[1])
     line = (
         f"layers against float64: {len(measured) - len(wrong)} of {len(measured)} within their tolerance "
         f"(nearest to it: {worst.layer.name}, {error:.1e} of {allowed:.1e})"
     )
     return Finding(not wrong, line + (f"; not {_listed(wrong)}" if wrong else ""))
-
-
-def _order(value: float) -> float:
-    return math.inf if math.isnan(value) else value
 
 
 def _output_exact(evidence: Evidence) -> Finding:
@@ -180,11 +163,9 @@ def _math_mode(evidence: Evidence) -> Finding:
 def _time(evidence: Evidence) -> Finding:
     ours, theirs, apart = evidence.swapped, evidence.torch, evidence.time
     what = "a tie" if apart.is_tie else "slower" if apart.mean_ms > 0 else "faster"
-    return Finding(
-        None,
-        f"time: {ours.mean_ms:.4f} ms a pass, PyTorch's own {theirs.mean_ms:.4f} ms: {what} "
-        f"({apart.mean_ms:+.4f} ± {apart.half_width_ms:.4f} ms at {100 * CONFIDENCE:.0f} %)",
-    )
+    interval = f"{apart.mean_ms:+.4f} ± {apart.half_width_ms:.4f} ms at {100 * CONFIDENCE:.0f} %"
+    line = f"time: {ours.mean_ms:.4f} ms a pass, PyTorch's own {theirs.mean_ms:.4f} ms: {what} ({interval})"
+    return Finding(None, line)
 
 
 def _listed(layers: Sequence[LayerEvidence]) -> str:
