@@ -15,10 +15,12 @@ from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from convscope.distributed import Ranks
     from convscope.inference.request import Inference
     from convscope.inference.study import InferenceStudy
+    from convscope.profiling.request import Run
     from convscope.storage.store import Store
 
 
@@ -88,8 +90,11 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
 
     from convscope import distributed
     from convscope.inference.request import build_model
+    from convscope.inference.rows import SCHEMA
     from convscope.inference.study import InferenceStudy
     from convscope.profiling.bench import Bench
+    from convscope.storage.paths import RESULTS, slug
+    from convscope.storage.store import Store
     from profiler import CUDALayerTimer, PowerMonitor
 
     place = distributed.from_environment()
@@ -103,27 +108,22 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     def monitor() -> PowerMonitor:
         return PowerMonitor.of_device(device) if request.energy else silent
 
+    def bench(run: Run, model: nn.Module) -> Bench:
+        return Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note)
+
     note = note_by(NAME) if place.is_first else say_nothing
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        store = _store(options, request, note)
+        name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
+        store = Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
         if place.is_first:
             stack.enter_context(store)
             with monitor() as opened:
                 _begin(store, request, device, opened.settings(), options.overwrite)
         stack.enter_context(distributed.joined(place, device))
-        study = InferenceStudy(
-            inference=request,
-            model=build_model(request),
-            device=device,
-            ranks=place,
-            open_meter=monitor,
-            make_bench=lambda run, model: Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note),
-            store=store,
-            stop=stop,
-            note=note,
-        )
+        model = build_model(request)
+        study = InferenceStudy(request, model, device, place, monitor, bench, store, stop, note)
         study.run()
     code = _report(study) if place.is_first else 0
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
@@ -142,15 +142,6 @@ def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
         raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
     at_most("--gpus", options.gpus, torch.cuda.device_count())
     return find_device(f"cuda:{place.local}")
-
-
-def _store(options: argparse.Namespace, request: Inference, note: Callable[[str], None]) -> Store:
-    from convscope.inference.rows import SCHEMA
-    from convscope.storage.paths import RESULTS, slug
-    from convscope.storage.store import Store
-
-    name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
-    return Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
 
 
 def _begin(store: Store, request: Inference, device: torch.device, card: dict[str, object], overwrite: bool) -> None:
@@ -175,30 +166,16 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
     from convscope.inference.request import BATCH, SERVER, Inference, check
 
     on_gpu = device.type == "cuda"
-    return check(
-        Inference(
-            model=options.model,
-            engines=tuple(dict.fromkeys(options.engines)),
-            batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))),
-            gpu=folder_gpu(None, device),
-            device=str(device),
-            processes=options.gpus,
-            dtype=options.dtype or ("float16" if on_gpu else "float32"),
-            layout=options.layout or ("nhwc" if on_gpu else "nchw"),
-            math=math_on(device, options.math),
-            image_size_px=options.image_size,
-            pretrained=options.pretrained,
-            seed=options.seed,
-            warmup_iters=options.warmup,
-            measure_iters=options.measure,
-            min_seconds=options.min_seconds,
-            energy=not options.no_energy,
-            scenario=options.scenario or (SERVER if options.qps else BATCH),
-            qps=tuple(dict.fromkeys(options.qps)),
-            slo_ms=options.slo_ms,
-            max_delay_ms=options.max_delay_ms,
-        )
-    )
+    return check(Inference(
+        model=options.model, engines=tuple(dict.fromkeys(options.engines)),
+        batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))), gpu=folder_gpu(None, device),
+        device=str(device), processes=options.gpus, dtype=options.dtype or ("float16" if on_gpu else "float32"),
+        layout=options.layout or ("nhwc" if on_gpu else "nchw"), math=math_on(device, options.math),
+        image_size_px=options.image_size, pretrained=options.pretrained, seed=options.seed,
+        warmup_iters=options.warmup, measure_iters=options.measure, min_seconds=options.min_seconds,
+        energy=not options.no_energy, scenario=options.scenario or (SERVER if options.qps else BATCH),
+        qps=tuple(dict.fromkeys(options.qps)), slo_ms=options.slo_ms, max_delay_ms=options.max_delay_ms,
+    ))  # fmt: skip
 
 
 def _report(study: InferenceStudy) -> int:

@@ -47,15 +47,6 @@ class Served:
     duration_s: float = 0.0
     gave_up: bool = False
 
-    @property
-    def mean_batch(self) -> float:
-        """Requests of a batch, on average."""
-        return sum(self.batches) / len(self.batches)
-
-    def percentile_ms(self, percent: float) -> float:
-        """Return the latency (ms) that this percentage of the requests does not exceed."""
-        return float(np.percentile(self.latencies_s, percent)) * 1e3
-
 
 def poisson(rate_qps: float, duration_s: float, seed: int) -> Times:
     """Return the arrivals of a Poisson process of this rate within a duration, in order; one request at least."""
@@ -147,7 +138,7 @@ def simulated_p99_ms(
     engine = Simulated(batch_s)
     arrivals_s = poisson(rate_qps, duration_s, seed)
     served = serve(arrivals_s, batcher, engine.execute, engine.clock, engine.wait, give_up_s=duration_s / 2)
-    return math.inf if served.gave_up else served.percentile_ms(99)
+    return math.inf if served.gave_up else 1e3 * float(np.percentile(served.latencies_s, 99))
 
 
 def capacity_qps(batch_s: Mapping[int, float]) -> float:
@@ -163,9 +154,9 @@ def highest(meets: Callable[[float], bool], low: float, high: float, steps: int)
     return low
 
 
-def rounded(rate_qps: float, digits: int = 3) -> float:
-    """Return a rate rounded to a number of significant digits."""
-    return float(f"{rate_qps:.{digits}g}")
+def rounded(rate_qps: float) -> float:
+    """Return a rate rounded to three significant digits."""
+    return float(f"{rate_qps:.3g}")
 
 
 SERVICE_SAMPLES = 20
@@ -178,12 +169,7 @@ GIVE_UP_SHARE, GIVE_UP_SLOS = 0.25, 20.0
 
 
 class ServerLoad:
-    """An engine at several batch sizes behind a dynamic batcher.
-
-    Args:
-        runners: the engine's runner for each batch size.
-        thread: the thread that the engine was built in.
-    """
+    """An engine, with a runner for each batch size and the thread that built them, behind a dynamic batcher."""
 
     def __init__(self, inference: Inference, runners: Mapping[int, Runner], thread: PlanThread) -> None:
         self._inference, self._runners, self._thread = inference, runners, thread
@@ -193,8 +179,13 @@ class ServerLoad:
     def batch_seconds(self) -> dict[int, float]:
         """Return the time of a batch of each size, in seconds: the median of some calls."""
 
+        def call_s(runner: Runner) -> float:
+            started_s = time.perf_counter()
+            runner.call()
+            return time.perf_counter() - started_s
+
         def measured(runner: Runner) -> float:
-            return statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
+            return statistics.median(call_s(runner) for _ in range(SERVICE_SAMPLES))
 
         return self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
 
@@ -211,12 +202,6 @@ class ServerLoad:
 
     def _execute(self, count: int) -> None:
         self._runners[fitting(self._sizes, count)].call()
-
-
-def _call_s(runner: Runner) -> float:
-    started_s = time.perf_counter()
-    runner.call()
-    return time.perf_counter() - started_s
 
 
 def rates_around(batch_s: Mapping[int, float], batcher: Batcher, slo_ms: float, seed: int) -> list[float]:

@@ -7,8 +7,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,23 @@ def compiled(workload: Workload) -> Engine:
 def compiled_most(workload: Workload) -> Engine:
     """Build the model compiled by max-autotune, on a GPU as a CUDA graph.
 
-    It runs in a worker process: PyTorch's compiler has crashed over candidates that it tried.
+    It runs in a worker process (`torch_worker`): PyTorch's compiler has crashed over candidates that it tried.
     """
     _needs_compiler_on_cpu(workload)
-    return in_worker("compile-max", workload)
+    path = workload.folder / "workload.pt"
+    torch.save(replace(workload, make_bench=_no_bench, note=print), path)
+    command = runners.module("torch_worker", "engine", path, torch.get_num_threads())
+    runner = RemoteRunner("compile-max", command, workload.folder, "")
+    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
+    return runner, BuildCost(**runner.ready["setup"])
 
 
-def _compiled_most(workload: Workload) -> tuple[LocalRunner, BuildCost]:
+def _no_bench(*_: object) -> Any:
+    raise NotImplementedError("an engine in a worker process has no bench")
+
+
+def compiled_most_here(workload: Workload) -> tuple[LocalRunner, BuildCost]:
+    """Build `compiled_most`'s engine in this process."""
     options = {**torch._inductor.list_mode_options(_MODE_MOST), **_FROZEN, **_MOST}
     return _compiled(workload, options, captured=workload.on_gpu)
 
@@ -50,33 +59,12 @@ def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tu
     model, remark = workload.folded()
     model, given = workload.placed(model), workload.input()
     function = torch.compile(model, dynamic=False, options=options)
-    compile_s = _first_s(workload, lambda: function(given))
+    started_s = time.perf_counter()
+    function(given)  # the first call compiles
+    if workload.on_gpu:
+        torch.cuda.synchronize()
+    compile_s = time.perf_counter() - started_s
     return workload.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
-
-
-REMOTE: dict[str, Callable[[Workload], tuple[LocalRunner, BuildCost]]] = {"compile-max": _compiled_most}
-_NOT_SENT = ("make_bench", "note")
-
-
-def in_worker(name: str, workload: Workload) -> Engine:
-    """Build an engine of `REMOTE` in a worker process (`torch_worker`)."""
-    path = workload.folder / "workload.pt"
-    torch.save(
-        {field.name: getattr(workload, field.name) for field in fields(Workload) if field.name not in _NOT_SENT}, path
-    )
-    command = runners.module("torch_worker", "engine", name, path, torch.get_num_threads())
-    runner = RemoteRunner(name, command, workload.folder, "")
-    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
-    return runner, BuildCost(**runner.ready["setup"])
-
-
-def load_workload(path: str) -> Workload:
-    """Read the workload that `in_worker` saved: pickled objects, from this user's own temporary directory alone."""
-
-    def unavailable(*_: object) -> Any:
-        raise NotImplementedError("an engine in a worker process has no bench")
-
-    return Workload(**torch.load(path, weights_only=False), make_bench=unavailable, note=print)
 
 
 def aot(workload: Workload) -> Engine:
@@ -97,15 +85,6 @@ def aot(workload: Workload) -> Engine:
     command = runners.module("torch_worker", "package", path, input_path, workload.device, workload.math, threads)
     runner = RemoteRunner("aot", command, workload.folder, f"{method(workload.device)}, in a process of its own")
     return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
-
-
-def _first_s(workload: Workload, step: Callable[[], object]) -> float:
-    """Run a step for the first time, which compiles, and return the seconds."""
-    started_s = time.perf_counter()
-    step()
-    if workload.on_gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started_s
 
 
 def _needs_compiler_on_cpu(workload: Workload) -> None:
