@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from convscope.inference.request import Inference
     from convscope.inference.study import InferenceStudy
     from convscope.profiling.request import Run
-    from convscope.storage.store import Store
 
 
 T = TypeVar("T")
@@ -33,33 +32,28 @@ ENGINES = ["eager", "graph", "fused", "compile", "compile-max", "aot", "onnxrunt
 def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
-    made.add_argument("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
-    made.add_argument("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
-    made.add_argument("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
-    made.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
-    made.add_argument("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
-    made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
-    made.add_argument("--image-size", type=int, default=224, metavar="PX")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
-    made.add_argument("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
-    made.add_argument("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
-    made.add_argument("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
-    made.add_argument(
-        "--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server"
-    )
-    made.add_argument("--pretrained", action="store_true", help="trained weights, downloaded")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
-    made.add_argument("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
-    made.add_argument(
-        "--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee"
-    )
-    made.add_argument("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
-    made.add_argument(
-        "--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others"
-    )
-    made.add_argument("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    add = made.add_argument
+    add("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
+    add("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
+    add("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
+    add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
+    add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
+    add("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
+    add("--image-size", type=int, default=224, metavar="PX")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
+    add("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
+    add("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
+    add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
+    add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server")
+    add("--pretrained", action="store_true", help="trained weights, downloaded")
+    add("--seed", type=int, default=0)
+    add("--no-energy", action="store_true", help="leave the power sensors alone")
+    add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
+    add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")
+    add("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
+    add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others")
+    add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
+    add("--overwrite", action="store_true", help="measure again what is there")
     return made
 
 
@@ -89,9 +83,10 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     import torch
 
     from convscope import distributed
+    from convscope.convolution.backends import environment_on
     from convscope.inference.request import build_model
     from convscope.inference.rows import SCHEMA
-    from convscope.inference.study import InferenceStudy
+    from convscope.inference.study import InferenceStudy, cells_of, covers
     from convscope.profiling.bench import Bench
     from convscope.storage.paths import RESULTS, slug
     from convscope.storage.store import Store
@@ -120,7 +115,17 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
         if place.is_first:
             stack.enter_context(store)
             with monitor() as opened:
-                _begin(store, request, device, opened.settings(), options.overwrite)
+                environment = environment_on(device, opened.settings())
+            missing = store.missing(
+                request,
+                environment,
+                cells_of(request),
+                options.overwrite,
+                covers=lambda key: covers(request, key),
+                counts=lambda row: row["status"] == "ok",
+            )
+            if missing or request.scenario == "server":
+                store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
         model = build_model(request)
         study = InferenceStudy(request, model, device, place, monitor, bench, store, stop, note)
@@ -142,23 +147,6 @@ def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
         raise InputError(f"--gpus {options.gpus} takes the first GPUs: leave --device {options.device} out")
     at_most("--gpus", options.gpus, torch.cuda.device_count())
     return find_device(f"cuda:{place.local}")
-
-
-def _begin(store: Store, request: Inference, device: torch.device, card: dict[str, object], overwrite: bool) -> None:
-    from convscope.convolution.backends import environment_on
-    from convscope.inference.study import cells_of, covers
-
-    environment = environment_on(device, card)
-    missing = store.missing(
-        request,
-        environment,
-        cells_of(request),
-        overwrite,
-        covers=lambda key: covers(request, key),
-        counts=lambda row: row["status"] == "ok",
-    )
-    if missing or request.scenario == "server":
-        store.begin(request, environment, sys.argv)
 
 
 def _request(options: argparse.Namespace, device: torch.device) -> Inference:

@@ -174,10 +174,10 @@ class ServerLoad:
     def __init__(self, inference: Inference, runners: Mapping[int, Runner], thread: PlanThread) -> None:
         self._inference, self._runners, self._thread = inference, runners, thread
         self._sizes = sorted(runners)
-        self.batcher = Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
+        self._batcher = Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
 
-    def batch_seconds(self) -> dict[int, float]:
-        """Return the time of a batch of each size, in seconds: the median of some calls."""
+    def first_rates(self) -> list[float]:
+        """Return `rates_around` for the time of a batch of each size: the median of some calls."""
 
         def call_s(runner: Runner) -> float:
             started_s = time.perf_counter()
@@ -187,7 +187,8 @@ class ServerLoad:
         def measured(runner: Runner) -> float:
             return statistics.median(call_s(runner) for _ in range(SERVICE_SAMPLES))
 
-        return self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
+        batch_s = self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
+        return rates_around(batch_s, self._batcher, self._inference.slo_ms, self._inference.seed)
 
     def served(self, rate_qps: float) -> Served:
         """Serve requests of this rate for the length of a run."""
@@ -196,7 +197,7 @@ class ServerLoad:
 
         def work() -> Served:
             with undisturbed():
-                return serve(arrivals_s, self.batcher, self._execute, time.perf_counter, pause, give_up_s)
+                return serve(arrivals_s, self._batcher, self._execute, time.perf_counter, pause, give_up_s)
 
         return self._thread.run(work)
 
@@ -205,7 +206,7 @@ class ServerLoad:
 
 
 def rates_around(batch_s: Mapping[int, float], batcher: Batcher, slo_ms: float, seed: int) -> list[float]:
-    """Return the rates to measure, in requests a second: shares of the highest that keeps the limit in a simulation.
+    """Return rates to measure, in requests/s: shares of the highest that keeps the limit in a simulation.
 
     Where no rate keeps the limit, shares of the capacity.
     """
@@ -227,13 +228,9 @@ def between(within: Mapping[float, bool]) -> list[float]:
 
 
 def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]]) -> Iterator[float]:
-    """Yield rate after rate to measure; the caller adds each to `within` before it takes the next.
+    """Yield rate after rate to measure; the caller adds each to `within` (rate: kept the limit) before the next.
 
-    Rates of earlier calls count: as many of the first rates are left out, the lowest, then refinements.
-
-    Args:
-        within: for each measured rate, whether it kept the limit.
-        first: returns the rates to begin with, in rising order, as many as `RATE_SHARES`.
+    Rates of earlier calls count: as many of the `first` rates, which rise, are left out, the lowest; then refinements.
     """
     missing = len(RATE_SHARES) - len(within)
     if missing > 0:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from convscope.cli.display import Figures, grid, or_dash, size_axis, table
 from convscope.inference.engines.catalogue import BASELINE
 from convscope.inference.request import BATCH, METRICS, SERVER
 
-Cell = dict[str, Any]
+Cell = dict[Hashable, Any]
 _MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
 
 
@@ -26,7 +26,7 @@ def cells(rows: pd.DataFrame) -> str:
     header = ("batch", "engine", "GPUs", "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
               "peak MB", "set-up s", "disk MB", "error", "note")  # fmt: skip
     unloaded = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
-    return table(header, [_line(cell, rows) for cell in _records(unloaded)])
+    return table(header, [_line(cell, rows) for cell in unloaded.to_dict("records")])
 
 
 def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
@@ -75,7 +75,7 @@ def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
         header += [f"{name}, ms", f"{name}, images/s"] + ([] if name == BASELINE else ["× eager"])
     lines = []
     for size, part in rows.groupby("batch_size"):
-        by_engine = {cell["engine"]: cell for cell in _records(part)}
+        by_engine = {cell["engine"]: cell for cell in part.to_dict("records")}
         line = [str(size), or_dash(part["floor_ms"].max(), ".3f")]
         for name in names:
             cells_of_one = ["", "", ""]
@@ -94,8 +94,8 @@ def under_load(rows: pd.DataFrame) -> str:
     loaded = rows[(rows["scenario"] == SERVER) & (rows["status"] == "ok")].sort_values(["engine", "target_qps"])
     header = ("engine", "requests/s", "answered/s", "p50 ms", "p90 ms", "p99 ms", "mean batch", "seconds", "kept",
               "note")  # fmt: skip
-    lines = [table(header, [_load_line(cell) for cell in _records(loaded)])] if len(loaded) else []
-    broken = _records(rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")])
+    lines = [table(header, [_load_line(cell) for cell in loaded.to_dict("records")])] if len(loaded) else []
+    broken = rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")].to_dict("records")
     lines += [f"{cell['engine']}: {cell['status']}: {cell['reason']}" for cell in broken]
     for (engine, limit, slo_ms), part in loaded.groupby(["engine", "batch_size", "slo_ms"]):
         kept = part[part["within_slo"].astype(str) == "True"]["target_qps"]
@@ -115,11 +115,6 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
         "yes" if str(cell["within_slo"]) == "True" else "no",
         "" if pd.isna(cell["reason"]) else cell["reason"],
     )
-
-
-def _records(rows: pd.DataFrame) -> list[Cell]:
-    records: list[Any] = rows.to_dict("records")
-    return records
 
 
 def draw(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:

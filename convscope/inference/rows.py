@@ -121,13 +121,11 @@ def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def energy_figures(
-    energies: Sequence[EnergyWindow | None], reasons: Sequence[str | None], images_per_s: float
-) -> dict[str, object]:
+def energy_figures(metered: Sequence[tuple[EnergyWindow | None, str | None]], images_per_s: float) -> dict[str, object]:
     """Return an image's energy as columns: power of all processes' windows over images a second; else the reason."""
-    windows = [window for window in energies if window is not None]
-    if len(windows) < len(energies):
-        return {"reason": next(filter(None, reasons), None)}
+    windows = [window for window, _ in metered if window is not None]
+    if len(windows) < len(metered):
+        return {"reason": next((reason for _, reason in metered if reason), None)}
     power_w = sum(window.power_mean_w for window in windows)
     uncertainty_w = math.hypot(*(window.uncertainty_j / window.duration_s for window in windows))
     return {

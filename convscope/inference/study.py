@@ -29,7 +29,7 @@ from convscope.convolution.operator import release
 from convscope.distributed import Ranks
 from convscope.failures import Failure
 from convscope.inference.engines import catalogue
-from convscope.inference.loadgen import ServerLoad, is_complete, rates_around, search
+from convscope.inference.loadgen import ServerLoad, is_complete, search
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
 from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
 from convscope.inference.trial import BrokenError, Built, EngineTrial, Measured
@@ -41,7 +41,6 @@ from convscope.storage.store import Store
 from convscope.storage.table import fill
 
 T = TypeVar("T")
-SERVER_METHOD = "time.perf_counter, from arrival to answer"
 
 
 def key_of(request: Inference, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
@@ -149,11 +148,7 @@ class InferenceStudy:
             self.store.append([self._with_efficiency(row)], instead_of)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Do a step in every process; where one fails, all leave the cell together.
-
-        Raises:
-            BrokenError: it failed in a process.
-        """
+        """Do a step in every process; where one fails, all leave the cell together with its `BrokenError`."""
         value, failure = None, None
         try:
             value = work()
@@ -184,11 +179,7 @@ class InferenceStudy:
             return dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
 
     def _share(self, batch_size: int) -> int:
-        """Return the number of a batch's images that one process takes.
-
-        Raises:
-            BrokenError: the batch cannot be shared evenly.
-        """
+        """Return the number of a batch's images that one process takes."""
         share, rest = divmod(batch_size, self.inference.processes)
         if rest:
             reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} GPUs"
@@ -209,8 +200,7 @@ class InferenceStudy:
                 "window_s": everyone[0].window_s,
             }
             metered = everyone if self.device.type == "cuda" else everyone[:1]  # processes on a CPU share its counter
-            energies = [each.energy for each in metered]
-            figures |= energy_figures(energies, [each.energy_reason for each in metered], sum(rates))
+            figures |= energy_figures([(each.energy, each.energy_reason) for each in metered], sum(rates))
         return figures | self._floor(share, batch_size, sum(rates))
 
     def _setup_figures(self, first: Measured, *others: Measured) -> dict[str, object]:
@@ -273,9 +263,9 @@ class InferenceStudy:
             load = ServerLoad(request, runners, thread)
             figures = self._setup_figures(engines[max_batch][1]) | {
                 "setup_s": sum(measured.setup_s for _, measured in engines.values()),
-                "timing_method": SERVER_METHOD,
+                "timing_method": "time.perf_counter, from arrival to answer",
             }
-            for rate in rates or search(within, lambda: self._first_rates(load)):
+            for rate in rates or search(within, lambda: self._together(load.first_rates)):
                 self.stopped = self.stop()
                 if self.stopped:
                     return
@@ -288,10 +278,6 @@ class InferenceStudy:
         """Check the output of a timed engine again, at each batch size."""
         for size, (runner, measured) in engines.items():
             self._trial.check_output(runner, size, thread, measured)
-
-    def _first_rates(self, load: ServerLoad) -> list[float]:
-        batch_s = self._together(load.batch_seconds)
-        return rates_around(batch_s, load.batcher, self.inference.slo_ms, self.inference.seed)
 
     def _under(self, load: ServerLoad, key: InferenceKey, figures: Mapping[str, object]) -> InferenceRow:
         """Measure one rate."""

@@ -69,8 +69,7 @@ class EngineTrial:
     Attributes:
         rank: number of this process; each process has its own images.
         open_meter: opens the power sensors for the length of a window: their thread disturbs times taken outside one.
-        make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
-        note: called with one line of text for the user.
+        make_bench: as in `Workload`.
     """
 
     inference: Inference
@@ -111,8 +110,7 @@ class EngineTrial:
         return dataclasses.replace(measured, relative_error=max(error, measured.relative_error or 0.0))
 
     def _images(self, count: int) -> torch.Tensor:
-        request = self.inference
-        return models.images(count, request.image_size_px, request.seed + self.rank)
+        return models.images(count, self.inference.image_size_px, self.inference.seed + self.rank)
 
     def _reference(self, share: int) -> torch.Tensor:
         """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""

@@ -35,7 +35,8 @@ def compiled_most(workload: Workload) -> Engine:
 
     It runs in a worker process (`torch_worker`): PyTorch's compiler has crashed over candidates that it tried.
     """
-    _needs_compiler_on_cpu(workload)
+    if not workload.on_gpu:
+        _needs_compiler()
     path = workload.folder / "workload.pt"
     torch.save(replace(workload, make_bench=_no_bench, note=print), path)
     command = runners.module("torch_worker", "engine", path, torch.get_num_threads())
@@ -55,7 +56,8 @@ def compiled_most_here(workload: Workload) -> tuple[LocalRunner, BuildCost]:
 
 
 def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
-    _needs_compiler_on_cpu(workload)
+    if not workload.on_gpu:  # there Triton needs a C compiler only
+        _needs_compiler()
     model, remark = workload.folded()
     model, given = workload.placed(model), workload.input()
     function = torch.compile(model, dynamic=False, options=options)
@@ -87,14 +89,9 @@ def aot(workload: Workload) -> Engine:
     return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 
-def _needs_compiler_on_cpu(workload: Workload) -> None:
-    if not workload.on_gpu:  # there Triton needs a C compiler only
-        _needs_compiler()
-
-
 def _needs_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(_words(compiler)[0]) is None:
+    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # `ccache g++` is two words
         raise MissingError(
             f"a C++ compiler is needed, and {compiler} is not here: install g++ (Debian: apt install g++), "
             "or name another in CXX"
@@ -117,14 +114,9 @@ def _needs_shared_library(compiler: str) -> None:
 
 def _has(compiler: str, library: str) -> bool:
     """Tell whether a compiler finds a library: it prints a path, and else the bare name."""
-    command = [*_words(compiler), f"-print-file-name={library}"]
+    command = [*shlex.split(compiler), f"-print-file-name={library}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
     return done.returncode == 0 and os.path.isabs(done.stdout.strip())
-
-
-def _words(compiler: str) -> list[str]:
-    """Split a command: `ccache g++` is two words."""
-    return shlex.split(compiler) or [""]

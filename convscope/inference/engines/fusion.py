@@ -23,8 +23,7 @@ _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 class FusedConvolution(nn.Module):
     """A convolution, its bias, an addition where `forward` gets one, and ReLU: one call of cuDNN, on a CPU steps.
 
-    Args:
-        channels: number of channels that the input is padded to with zeros, 0 for no padding.
+    An input of fewer than `channels` channels is padded to this number with zeros.
     """
 
     def __init__(self, conv: nn.Conv2d, channels: int = 0) -> None:
@@ -98,7 +97,7 @@ def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[
 
     Args:
         model: as `folded` returns it; it is changed in place.
-        channels: convolutions of fewer channels are padded to this number with zeros; 0 for none.
+        channels: as in `FusedConvolution`.
         products: 1×1 convolutions with stride 1 and no addition become products of matrices.
 
     Returns:

@@ -168,11 +168,8 @@ class RemoteRunner:
     """A model in a worker process (`worker`); its methods raise `WorkerError` where the process ends.
 
     Attributes:
-        timing_method: the method that times a call there, in words.
-        load_s: seconds to load the model there and to run it once.
-        version: version of the library that runs it.
-        has_torch: PyTorch is imported there.
-        ready: its whole first answer.
+        ready: the first answer of the process, of which `load_s` (to load the model and to run it once), `version`
+            (of the library) and `has_torch` (PyTorch is imported there) are parts.
     """
 
     def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
@@ -183,14 +180,10 @@ class RemoteRunner:
             gc.collect()
             torch.cuda.empty_cache()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        given = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=given
             )
         try:
             self.ready = self._answer()
@@ -222,8 +215,11 @@ class RemoteRunner:
     def _last_message(self) -> str:
         code = self._exit_code()
         errors = self._errors.read_text(errors="replace").strip()
-        if code < 0:
-            return f"its process was ended by {_signal(-code)}{_innermost_call(errors)}"
+        if code < 0:  # the real-time signals have no names
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+            call = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', errors)  # by `faulthandler`
+            place = f" in {call[3]} ({Path(call[1]).name}:{call[2]})" if call else ""
+            return f"its process was ended by {name}{place}"
         return errors.splitlines()[-1] if errors else "the process ended without a word"
 
     def _exit_code(self) -> int:
@@ -270,16 +266,3 @@ class RemoteRunner:
 def module(name: str, *arguments: object) -> list[str]:
     """Return the command that runs a worker module of this package."""
     return [sys.executable, "-m", f"convscope.inference.engines.{name}", *map(str, arguments)]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # the real-time signals have no names
-        return f"signal {number}"
-
-
-def _innermost_call(errors: str) -> str:
-    """Return the innermost call of Python that `faulthandler` wrote, "" for none."""
-    match = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', errors)
-    return f" in {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""
