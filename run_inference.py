@@ -179,8 +179,7 @@ def _report(study: InferenceStudy) -> int:
         print(report.cells(rows))
     if (rows["scenario"] == SERVER).any():
         print(report.under_load(rows))
-    beside = report.side_by_side(rows)
-    if beside:
+    if beside := report.side_by_side(rows):
         store.save_text("table.md", beside)
         print(f"\n{beside}\n")
     print(f"results: {store.path}")

@@ -206,10 +206,7 @@ class ServerLoad:
 
 
 def rates_around(batch_s: Mapping[int, float], batcher: Batcher, slo_ms: float, seed: int) -> list[float]:
-    """Return rates to measure, in requests/s: shares of the highest that keeps the limit in a simulation.
-
-    Where no rate keeps the limit, shares of the capacity.
-    """
+    """Return rates to measure (1/s): shares of the highest to keep the limit in a simulation, else of the capacity."""
     most = capacity_qps(batch_s)
     duration_s = SIMULATED_REQUESTS / most
 

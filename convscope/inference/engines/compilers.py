@@ -20,9 +20,6 @@ from convscope.inference.engines.workload import BuildCost, Engine, Workload
 
 # Weights are constants of the compiled model: their layout is chosen once, and on a CPU they are packed.
 _FROZEN: dict[str, Any] = {"freezing": True}
-# 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
-_MOST: dict[str, Any] = {"conv_1x1_as_mm": True}
-_MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
 def compiled(workload: Workload) -> Engine:
@@ -51,7 +48,9 @@ def _no_bench(*_: object) -> Any:
 
 def compiled_most_here(workload: Workload) -> tuple[LocalRunner, BuildCost]:
     """Build `compiled_most`'s engine in this process."""
-    options = {**torch._inductor.list_mode_options(_MODE_MOST), **_FROZEN, **_MOST}
+    options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")  # captured here, as every engine's
+    # 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
+    options = {**options, **_FROZEN, "conv_1x1_as_mm": True}
     return _compiled(workload, options, captured=workload.on_gpu)
 
 
