@@ -15,11 +15,12 @@ from convscope.cli.signals import STOPPED, StopSignal
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from convscope.distributed import Ranks
     from convscope.inference.request import Inference
     from convscope.inference.study import InferenceStudy
-    from convscope.storage.store import Store
+    from convscope.profiling.request import Run
 
 
 T = TypeVar("T")
@@ -31,33 +32,28 @@ ENGINES = ["eager", "graph", "fused", "compile", "compile-max", "aot", "onnxrunt
 def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
-    made.add_argument("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
-    made.add_argument("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
-    made.add_argument("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
-    made.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
-    made.add_argument("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
-    made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
-    made.add_argument("--image-size", type=int, default=224, metavar="PX")
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
-    made.add_argument("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
-    made.add_argument("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
-    made.add_argument("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
-    made.add_argument(
-        "--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server"
-    )
-    made.add_argument("--pretrained", action="store_true", help="trained weights, downloaded")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
-    made.add_argument("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
-    made.add_argument(
-        "--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee"
-    )
-    made.add_argument("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
-    made.add_argument(
-        "--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others"
-    )
-    made.add_argument("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    add = made.add_argument
+    add("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
+    add("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
+    add("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
+    add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
+    add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
+    add("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
+    add("--image-size", type=int, default=224, metavar="PX")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
+    add("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
+    add("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
+    add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
+    add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server")
+    add("--pretrained", action="store_true", help="trained weights, downloaded")
+    add("--seed", type=int, default=0)
+    add("--no-energy", action="store_true", help="leave the power sensors alone")
+    add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
+    add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")
+    add("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
+    add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others")
+    add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
+    add("--overwrite", action="store_true", help="measure again what is there")
     return made
 
 
@@ -87,9 +83,13 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     import torch
 
     from convscope import distributed
+    from convscope.convolution.backends import environment_on
     from convscope.inference.request import build_model
-    from convscope.inference.study import InferenceStudy
+    from convscope.inference.rows import SCHEMA
+    from convscope.inference.study import InferenceStudy, cells_of, covers
     from convscope.profiling.bench import Bench
+    from convscope.storage.paths import RESULTS, slug
+    from convscope.storage.store import Store
     from profiler import CUDALayerTimer, PowerMonitor
 
     place = distributed.from_environment()
@@ -103,27 +103,32 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     def monitor() -> PowerMonitor:
         return PowerMonitor.of_device(device) if request.energy else silent
 
+    def bench(run: Run, model: nn.Module) -> Bench:
+        return Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note)
+
     note = note_by(NAME) if place.is_first else say_nothing
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
-        store = _store(options, request, note)
+        name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
+        store = Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
         if place.is_first:
             stack.enter_context(store)
             with monitor() as opened:
-                _begin(store, request, device, opened.settings(), options.overwrite)
+                environment = environment_on(device, opened.settings())
+            missing = store.missing(
+                request,
+                environment,
+                cells_of(request),
+                options.overwrite,
+                covers=lambda key: covers(request, key),
+                counts=lambda row: row["status"] == "ok",
+            )
+            if missing or request.scenario == "server":
+                store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
-        study = InferenceStudy(
-            inference=request,
-            model=build_model(request),
-            device=device,
-            ranks=place,
-            open_meter=monitor,
-            make_bench=lambda run, model: Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note),
-            store=store,
-            stop=stop,
-            note=note,
-        )
+        model = build_model(request)
+        study = InferenceStudy(request, model, device, place, monitor, bench, store, stop, note)
         study.run()
     code = _report(study) if place.is_first else 0
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
@@ -144,61 +149,21 @@ def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
     return find_device(f"cuda:{place.local}")
 
 
-def _store(options: argparse.Namespace, request: Inference, note: Callable[[str], None]) -> Store:
-    from convscope.inference.rows import SCHEMA
-    from convscope.storage.paths import RESULTS, slug
-    from convscope.storage.store import Store
-
-    name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
-    return Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
-
-
-def _begin(store: Store, request: Inference, device: torch.device, card: dict[str, object], overwrite: bool) -> None:
-    from convscope.convolution.backends import environment_on
-    from convscope.inference.study import cells_of, covers
-
-    environment = environment_on(device, card)
-    missing = store.missing(
-        request,
-        environment,
-        cells_of(request),
-        overwrite,
-        covers=lambda key: covers(request, key),
-        counts=lambda row: row["status"] == "ok",
-    )
-    if missing or request.scenario == "server":
-        store.begin(request, environment, sys.argv)
-
-
 def _request(options: argparse.Namespace, device: torch.device) -> Inference:
     from convscope.cli.options import folder_gpu, math_on
     from convscope.inference.request import BATCH, SERVER, Inference, check
 
     on_gpu = device.type == "cuda"
-    return check(
-        Inference(
-            model=options.model,
-            engines=tuple(dict.fromkeys(options.engines)),
-            batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))),
-            gpu=folder_gpu(None, device),
-            device=str(device),
-            processes=options.gpus,
-            dtype=options.dtype or ("float16" if on_gpu else "float32"),
-            layout=options.layout or ("nhwc" if on_gpu else "nchw"),
-            math=math_on(device, options.math),
-            image_size_px=options.image_size,
-            pretrained=options.pretrained,
-            seed=options.seed,
-            warmup_iters=options.warmup,
-            measure_iters=options.measure,
-            min_seconds=options.min_seconds,
-            energy=not options.no_energy,
-            scenario=options.scenario or (SERVER if options.qps else BATCH),
-            qps=tuple(dict.fromkeys(options.qps)),
-            slo_ms=options.slo_ms,
-            max_delay_ms=options.max_delay_ms,
-        )
-    )
+    return check(Inference(
+        model=options.model, engines=tuple(dict.fromkeys(options.engines)),
+        batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))), gpu=folder_gpu(None, device),
+        device=str(device), processes=options.gpus, dtype=options.dtype or ("float16" if on_gpu else "float32"),
+        layout=options.layout or ("nhwc" if on_gpu else "nchw"), math=math_on(device, options.math),
+        image_size_px=options.image_size, pretrained=options.pretrained, seed=options.seed,
+        warmup_iters=options.warmup, measure_iters=options.measure, min_seconds=options.min_seconds,
+        energy=not options.no_energy, scenario=options.scenario or (SERVER if options.qps else BATCH),
+        qps=tuple(dict.fromkeys(options.qps)), slo_ms=options.slo_ms, max_delay_ms=options.max_delay_ms,
+    ))  # fmt: skip
 
 
 def _report(study: InferenceStudy) -> int:
@@ -214,8 +179,7 @@ def _report(study: InferenceStudy) -> int:
         print(report.cells(rows))
     if (rows["scenario"] == SERVER).any():
         print(report.under_load(rows))
-    beside = report.side_by_side(rows)
-    if beside:
+    if beside := report.side_by_side(rows):
         store.save_text("table.md", beside)
         print(f"\n{beside}\n")
     print(f"results: {store.path}")

@@ -47,15 +47,6 @@ class Served:
     duration_s: float = 0.0
     gave_up: bool = False
 
-    @property
-    def mean_batch(self) -> float:
-        """Requests of a batch, on average."""
-        return sum(self.batches) / len(self.batches)
-
-    def percentile_ms(self, percent: float) -> float:
-        """Return the latency (ms) that this percentage of the requests does not exceed."""
-        return float(np.percentile(self.latencies_s, percent)) * 1e3
-
 
 def poisson(rate_qps: float, duration_s: float, seed: int) -> Times:
     """Return the arrivals of a Poisson process of this rate within a duration, in order; one request at least."""
@@ -147,7 +138,7 @@ def simulated_p99_ms(
     engine = Simulated(batch_s)
     arrivals_s = poisson(rate_qps, duration_s, seed)
     served = serve(arrivals_s, batcher, engine.execute, engine.clock, engine.wait, give_up_s=duration_s / 2)
-    return math.inf if served.gave_up else served.percentile_ms(99)
+    return math.inf if served.gave_up else 1e3 * float(np.percentile(served.latencies_s, 99))
 
 
 def capacity_qps(batch_s: Mapping[int, float]) -> float:
@@ -163,9 +154,9 @@ def highest(meets: Callable[[float], bool], low: float, high: float, steps: int)
     return low
 
 
-def rounded(rate_qps: float, digits: int = 3) -> float:
-    """Return a rate rounded to a number of significant digits."""
-    return float(f"{rate_qps:.{digits}g}")
+def rounded(rate_qps: float) -> float:
+    """Return a rate rounded to three significant digits."""
+    return float(f"{rate_qps:.3g}")
 
 
 SERVICE_SAMPLES = 20
@@ -178,25 +169,26 @@ GIVE_UP_SHARE, GIVE_UP_SLOS = 0.25, 20.0
 
 
 class ServerLoad:
-    """An engine at several batch sizes behind a dynamic batcher.
-
-    Args:
-        runners: the engine's runner for each batch size.
-        thread: the thread that the engine was built in.
-    """
+    """An engine, with a runner for each batch size and the thread that built them, behind a dynamic batcher."""
 
     def __init__(self, inference: Inference, runners: Mapping[int, Runner], thread: PlanThread) -> None:
         self._inference, self._runners, self._thread = inference, runners, thread
         self._sizes = sorted(runners)
-        self.batcher = Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
+        self._batcher = Batcher(self._sizes[-1], inference.max_delay_ms / 1e3)
 
-    def batch_seconds(self) -> dict[int, float]:
-        """Return the time of a batch of each size, in seconds: the median of some calls."""
+    def first_rates(self) -> list[float]:
+        """Return `rates_around` for the time of a batch of each size: the median of some calls."""
+
+        def call_s(runner: Runner) -> float:
+            started_s = time.perf_counter()
+            runner.call()
+            return time.perf_counter() - started_s
 
         def measured(runner: Runner) -> float:
-            return statistics.median(_call_s(runner) for _ in range(SERVICE_SAMPLES))
+            return statistics.median(call_s(runner) for _ in range(SERVICE_SAMPLES))
 
-        return self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
+        batch_s = self._thread.run(lambda: {size: measured(runner) for size, runner in self._runners.items()})
+        return rates_around(batch_s, self._batcher, self._inference.slo_ms, self._inference.seed)
 
     def served(self, rate_qps: float) -> Served:
         """Serve requests of this rate for the length of a run."""
@@ -205,7 +197,7 @@ class ServerLoad:
 
         def work() -> Served:
             with undisturbed():
-                return serve(arrivals_s, self.batcher, self._execute, time.perf_counter, pause, give_up_s)
+                return serve(arrivals_s, self._batcher, self._execute, time.perf_counter, pause, give_up_s)
 
         return self._thread.run(work)
 
@@ -213,17 +205,8 @@ class ServerLoad:
         self._runners[fitting(self._sizes, count)].call()
 
 
-def _call_s(runner: Runner) -> float:
-    started_s = time.perf_counter()
-    runner.call()
-    return time.perf_counter() - started_s
-
-
 def rates_around(batch_s: Mapping[int, float], batcher: Batcher, slo_ms: float, seed: int) -> list[float]:
-    """Return the rates to measure, in requests a second: shares of the highest that keeps the limit in a simulation.
-
-    Where no rate keeps the limit, shares of the capacity.
-    """
+    """Return rates to measure (1/s): shares of the highest to keep the limit in a simulation, else of the capacity."""
     most = capacity_qps(batch_s)
     duration_s = SIMULATED_REQUESTS / most
 
@@ -242,13 +225,9 @@ def between(within: Mapping[float, bool]) -> list[float]:
 
 
 def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]]) -> Iterator[float]:
-    """Yield rate after rate to measure; the caller adds each to `within` before it takes the next.
+    """Yield rate after rate to measure; the caller adds each to `within` (rate: kept the limit) before the next.
 
-    Rates of earlier calls count: as many of the first rates are left out, the lowest, then refinements.
-
-    Args:
-        within: for each measured rate, whether it kept the limit.
-        first: returns the rates to begin with, in rising order, as many as `RATE_SHARES`.
+    Rates of earlier calls count: as many of the `first` rates, which rise, are left out, the lowest; then refinements.
     """
     missing = len(RATE_SHARES) - len(within)
     if missing > 0:

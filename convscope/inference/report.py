@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from convscope.cli.display import Figures, grid, or_dash, size_axis, table
 from convscope.inference.engines.catalogue import BASELINE
 from convscope.inference.request import BATCH, METRICS, SERVER
 
-Cell = dict[str, Any]
+Cell = dict[Hashable, Any]
 _MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
 
 
@@ -26,7 +26,7 @@ def cells(rows: pd.DataFrame) -> str:
     header = ("batch", "engine", "GPUs", "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
               "peak MB", "set-up s", "disk MB", "error", "note")  # fmt: skip
     unloaded = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
-    return table(header, [_line(cell, rows) for cell in _records(unloaded)])
+    return table(header, [_line(cell, rows) for cell in unloaded.to_dict("records")])
 
 
 def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
@@ -34,12 +34,11 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
     if cell["status"] != "ok":
         return *name, *["-"] * 12, f"{cell['status']}: {cell['reason']}"
     spread: str = "" if pd.isna(cell["latency_std_ms"]) else f" ± {cell['latency_std_ms']:.3f}"
+    metric = METRICS[cell["scenario"]]
     return (
         *name,
         or_dash(cell["latency_mean_ms"], ".3f") + spread,
-        or_dash(cell["latency_p50_ms"], ".3f"),
-        or_dash(cell["latency_p90_ms"], ".3f"),
-        or_dash(cell["latency_p99_ms"], ".3f"),
+        *_percentiles(cell, ".3f"),
         or_dash(cell["images_per_s"], ",.0f"),
         or_dash(times_baseline(cell, rows), ".1f"),
         or_dash(cell["times_floor"], ".1f"),
@@ -48,13 +47,12 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
         or_dash(cell["setup_s"], ".1f"),
         or_dash(cell["disk_bytes"] / 1e6, ".1f"),
         or_dash(cell["relative_error"], ".1e"),
-        "" if cell["scenario"] == BATCH else _metric(cell),
+        "" if cell["scenario"] == BATCH else f"{cell['scenario']}: {metric} {or_dash(cell[metric], ',.3f')}",
     )
 
 
-def _metric(cell: Cell) -> str:
-    name = METRICS[cell["scenario"]]
-    return f"{cell['scenario']}: {name} {or_dash(cell[name], ',.3f')}"
+def _percentiles(cell: Cell, spec: str) -> list[str]:
+    return [or_dash(cell[f"latency_{name}_ms"], spec) for name in ("p50", "p90", "p99")]
 
 
 def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
@@ -77,40 +75,27 @@ def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
         header += [f"{name}, ms", f"{name}, images/s"] + ([] if name == BASELINE else ["× eager"])
     lines = []
     for size, part in rows.groupby("batch_size"):
-        by_engine = {cell["engine"]: cell for cell in _records(part)}
+        by_engine = {cell["engine"]: cell for cell in part.to_dict("records")}
         line = [str(size), or_dash(part["floor_ms"].max(), ".3f")]
         for name in names:
-            line += _pair(by_engine.get(name), rows, name)
+            cells_of_one = ["", "", ""]
+            if (cell := by_engine.get(name)) is not None:
+                ratio = or_dash(times_baseline(cell, rows), ".1f")
+                cells_of_one = [or_dash(cell["latency_mean_ms"], ".3f"), or_dash(cell["images_per_s"], ",.0f"), ratio]
+            line += cells_of_one[:2] if name == BASELINE else cells_of_one
         lines.append(line)
     ruler = ["---:"] * len(header)
     title = f"{processes} GPU" + ("s, each its share of the batch" if processes > 1 else "")
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in (header, ruler, *lines))])
 
 
-def _pair(cell: Cell | None, rows: pd.DataFrame, name: str) -> list[str]:
-    if cell is None:
-        return ["", ""] + ([] if name == BASELINE else [""])
-    pair = [or_dash(cell["latency_mean_ms"], ".3f"), or_dash(cell["images_per_s"], ",.0f")]
-    return pair if name == BASELINE else [*pair, or_dash(times_baseline(cell, rows), ".1f")]
-
-
 def under_load(rows: pd.DataFrame) -> str:
     """Return a line for each rate of requests, and for each engine the highest rate whose p99 kept the limit."""
     loaded = rows[(rows["scenario"] == SERVER) & (rows["status"] == "ok")].sort_values(["engine", "target_qps"])
-    header = (
-        "engine",
-        "requests/s",
-        "answered/s",
-        "p50 ms",
-        "p90 ms",
-        "p99 ms",
-        "mean batch",
-        "seconds",
-        "kept",
-        "note",
-    )
-    lines = [table(header, [_load_line(cell) for cell in _records(loaded)])] if len(loaded) else []
-    broken = _records(rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")])
+    header = ("engine", "requests/s", "answered/s", "p50 ms", "p90 ms", "p99 ms", "mean batch", "seconds", "kept",
+              "note")  # fmt: skip
+    lines = [table(header, [_load_line(cell) for cell in loaded.to_dict("records")])] if len(loaded) else []
+    broken = rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")].to_dict("records")
     lines += [f"{cell['engine']}: {cell['status']}: {cell['reason']}" for cell in broken]
     for (engine, limit, slo_ms), part in loaded.groupby(["engine", "batch_size", "slo_ms"]):
         kept = part[part["within_slo"].astype(str) == "True"]["target_qps"]
@@ -124,7 +109,7 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
         cell["engine"],
         f"{cell['target_qps']:,.0f}",
         f"{cell['images_per_s']:,.0f}",
-        *(or_dash(cell[f"latency_{name}_ms"], ".2f") for name in ("p50", "p90", "p99")),
+        *_percentiles(cell, ".2f"),
         or_dash(cell["mean_batch"], ".1f"),
         f"{cell['window_s']:.0f}",
         "yes" if str(cell["within_slo"]) == "True" else "no",
@@ -132,21 +117,13 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
     )
 
 
-def _records(rows: pd.DataFrame) -> list[Cell]:
-    records: list[Any] = rows.to_dict("records")
-    return records
-
-
 def draw(rows: pd.DataFrame, folder: Path, note: Callable[[str], None]) -> list[Path]:
     """Draw the table into a folder, and return the files; without matplotlib none, which is noted."""
     figures = Figures(folder, note)
     measured = rows[rows["status"] == "ok"]
     batches, loaded = measured[measured["scenario"] == BATCH], measured[measured["scenario"] == SERVER]
-    for name, part, draw_panel in (
-        ("latency", batches, _latency),
-        ("pareto", batches, _pareto),
-        ("server", loaded, _server),
-    ):
+    panels = {"latency": (_latency, batches), "pareto": (_pareto, batches), "server": (_server, loaded)}
+    for name, (draw_panel, part) in panels.items():
         if len(part):
             figures.save(name, (10, 5), functools.partial(_picture, draw_panel=draw_panel, part=part))
     return figures.paths
@@ -160,9 +137,8 @@ def _picture(figure: Any, draw_panel: Callable[[Any, pd.DataFrame], None], part:
 
 
 def _latency(axes: Any, measured: pd.DataFrame) -> None:
-    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
-        ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["batch_size"], ordered["latency_p50_ms"], mark, alpha=0.7, label=label)
+    for (label, rows), mark in zip(_engines(measured, "batch_size"), itertools.cycle(_MARKS), strict=False):
+        axes.plot(rows["batch_size"], rows["latency_p50_ms"], mark, alpha=0.7, label=label)
     floors = measured.dropna(subset=["floor_ms"]).drop_duplicates("batch_size").sort_values("batch_size")
     if len(floors):
         axes.plot(floors["batch_size"], floors["floor_ms"], "k--", label="the card's floor")
@@ -172,9 +148,8 @@ def _latency(axes: Any, measured: pd.DataFrame) -> None:
 
 
 def _pareto(axes: Any, measured: pd.DataFrame) -> None:
-    for (label, rows), mark in zip(_engines(measured), itertools.cycle(_MARKS), strict=False):
-        ordered = rows.sort_values("batch_size")
-        axes.plot(ordered["latency_p50_ms"], ordered["images_per_s"], mark, alpha=0.6, label=label)
+    for (label, rows), mark in zip(_engines(measured, "batch_size"), itertools.cycle(_MARKS), strict=False):
+        axes.plot(rows["latency_p50_ms"], rows["images_per_s"], mark, alpha=0.6, label=label)
     best = front(list(zip(measured["latency_p50_ms"], measured["images_per_s"], strict=True)))
     axes.step(*zip(*best, strict=True), "k--", where="post", label="front: none is faster\nand has more images/s")
     axes.set_xscale("log")
@@ -182,10 +157,9 @@ def _pareto(axes: Any, measured: pd.DataFrame) -> None:
 
 
 def _server(axes: Any, loaded: pd.DataFrame) -> None:
-    for label, rows in _engines(loaded):
-        ordered = rows.sort_values("target_qps")
-        (line,) = axes.plot(ordered["target_qps"], ordered["latency_p99_ms"], "o-", label=label)
-        ended = ordered[ordered["reason"].notna()]
+    for label, rows in _engines(loaded, "target_qps"):
+        (line,) = axes.plot(rows["target_qps"], rows["latency_p99_ms"], "o-", label=label)
+        ended = rows[rows["reason"].notna()]
         if len(ended):
             early = f"{label}: ended early,\nthe queue grew too long"
             axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=early)
@@ -204,7 +178,7 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return best
 
 
-def _engines(rows: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+def _engines(rows: pd.DataFrame, by: str) -> list[tuple[str, pd.DataFrame]]:
     several = rows["processes"].nunique() > 1
     groups = rows.groupby(["engine", "processes"], sort=False)
-    return [(f"{engine} on {count}" if several else str(engine), part) for (engine, count), part in groups]
+    return [(f"{name} on {count}" if several else str(name), part.sort_values(by)) for (name, count), part in groups]

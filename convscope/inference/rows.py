@@ -6,6 +6,7 @@ The files are a `Store`'s. Nothing here measures, and nothing needs PyTorch.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -87,21 +88,9 @@ SCHEMA = Schema(
     request="inference",
     version=1,
     parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, unique=_CELL, first=len(_CELL))}),),
-    free=(
-        "engines",
-        "batch_sizes",
-        "device",
-        "processes",
-        "warmup_iters",
-        "measure_iters",
-        "min_seconds",
-        "energy",
-        "scenario",
-        "qps",
-        "slo_ms",
-        "max_delay_ms",
-    ),
-)
+    free=("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy",
+          "scenario", "qps", "slo_ms", "max_delay_ms"),
+)  # fmt: skip
 
 
 def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
@@ -113,7 +102,7 @@ def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
         **latencies,
         "images_per_s": len(served.latencies_s) / served.duration_s,
         "window_s": served.duration_s,
-        "mean_batch": served.mean_batch if served.batches else None,
+        "mean_batch": statistics.fmean(served.batches) if served.batches else None,
         "within_slo": p99_ms is not None and p99_ms <= slo_ms and not served.gave_up,
         "reason": "the queue grew too long: the run was ended early" if served.gave_up else None,
     }
@@ -122,27 +111,21 @@ def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
 def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:
     """Return the columns of repeated latencies."""
     times = summarize(times_ms)
-    p90_ms, p99_ms = (float(value) for value in np.percentile(times_ms, [90, 99]))
     return {
         "latency_mean_ms": times.mean_ms,
         "latency_std_ms": times.std_ms,
         "latency_p50_ms": times.median_ms,
-        "latency_p90_ms": p90_ms,
-        "latency_p99_ms": p99_ms,
+        "latency_p90_ms": float(np.percentile(times_ms, 90)),
+        "latency_p99_ms": float(np.percentile(times_ms, 99)),
         "samples": times.count,
     }
 
 
-def energy_figures(
-    energies: Sequence[EnergyWindow | None], reasons: Sequence[str | None], images_per_s: float
-) -> dict[str, object]:
-    """Return the energy of an image as columns: the power of all processes' windows, over the images in a second.
-
-    Where a window has no energy, the reason why.
-    """
-    windows = [window for window in energies if window is not None]
-    if len(windows) < len(energies):
-        return {"reason": next(filter(None, reasons), None)}
+def energy_figures(metered: Sequence[tuple[EnergyWindow | None, str | None]], images_per_s: float) -> dict[str, object]:
+    """Return an image's energy as columns: power of all processes' windows over images a second; else the reason."""
+    windows = [window for window, _ in metered if window is not None]
+    if len(windows) < len(metered):
+        return {"reason": next((reason for _, reason in metered if reason), None)}
     power_w = sum(window.power_mean_w for window in windows)
     uncertainty_w = math.hypot(*(window.uncertainty_j / window.duration_s for window in windows))
     return {

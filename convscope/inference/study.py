@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import math
 import statistics
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 import torch
@@ -28,19 +29,18 @@ from convscope.convolution.operator import release
 from convscope.distributed import Ranks
 from convscope.failures import Failure
 from convscope.inference.engines import catalogue
-from convscope.inference.engines.runners import Runner
-from convscope.inference.loadgen import ServerLoad, is_complete, rates_around, search
+from convscope.inference.loadgen import ServerLoad, is_complete, search
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
 from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
-from convscope.inference.trial import BrokenError, EngineTrial, Measured
+from convscope.inference.trial import BrokenError, Built, EngineTrial, Measured
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.paths import now_utc, slug
 from convscope.storage.store import Store
+from convscope.storage.table import fill
 
 T = TypeVar("T")
-SERVER_METHOD = "time.perf_counter, from arrival to answer"
 
 
 def key_of(request: Inference, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
@@ -103,32 +103,25 @@ class InferenceStudy:
         Raises:
             DeviceFaultError: the GPU was lost on the way; the cells before are in the store.
         """
-        try:
-            self._run()
-        except RuntimeError:  # leaving what a lost device was used by may raise once more
-            failures.raise_if_lost(self.device)
-            raise
-
-    def _run(self) -> None:
         request = self.inference
-        with backends.math(request.math):
-            for size in request.batch_sizes if request.scenario != SERVER else request.batch_sizes[-1:]:
-                for engine in request.engines:
-                    if self._is_there(self.key(engine, size)):
+        sizes = request.batch_sizes if request.scenario != SERVER else request.batch_sizes[-1:]
+        try:
+            with backends.math(request.math):
+                for size, engine in itertools.product(sizes, request.engines):
+                    is_there = self.ranks.is_first and self.key(engine, size) in self.store.measured()
+                    if self.ranks.gather(is_there)[0]:
                         continue
                     self.stopped = any(self.ranks.gather(self.stop()))
                     if self.stopped:
                         return
                     self._guarded(engine, size)
+        except RuntimeError:  # leaving what a lost device was used by may raise once more
+            failures.raise_if_lost(self.device)
+            raise
 
     def key(self, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
         """Return the key of a cell of this study."""
         return key_of(self.inference, engine, batch_size, qps)
-
-    def _is_there(self, key: InferenceKey) -> bool:
-        """Tell whether a cell was measured: one that could not be is tried again."""
-        is_measured = self.ranks.is_first and key in self.store.measured()
-        return bool(self.ranks.gather(is_measured)[0])
 
     def _guarded(self, engine: str, batch_size: int) -> None:
         """Measure a cell; a cell that cannot be measured is a row with a reason."""
@@ -155,24 +148,18 @@ class InferenceStudy:
             self.store.append([self._with_efficiency(row)], instead_of)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Do a step in every process; where one fails, all leave the cell together.
-
-        Raises:
-            BrokenError: it failed in a process.
-        """
-        value, failure = self._tried(work)
-        failures_of_all = [each for each in self.ranks.gather(failure) if each is not None]
-        if failures_of_all or value is None:
-            raise BrokenError(failures_of_all[0])
-        return value
-
-    def _tried(self, work: Callable[[], T]) -> tuple[T | None, Failure | None]:
+        """Do a step in every process; where one fails, all leave the cell together with its `BrokenError`."""
+        value, failure = None, None
         try:
-            return work(), None
+            value = work()
         except BrokenError as error:
-            return None, error.failure
+            failure = error.failure
         except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
-            return None, failures.of_cell(error, self.device)
+            failure = failures.of_cell(error, self.device)
+        for each in self.ranks.gather(failure):
+            if each is not None:
+                raise BrokenError(each)
+        return cast(T, value)
 
     def _measure(self, engine: str, batch_size: int) -> Measured:
         """Build an engine in every process, check its output, time it, and check its output again."""
@@ -188,15 +175,11 @@ class InferenceStudy:
             if request.scenario in (BATCH, OFFLINE):
                 measured = self._together(lambda: self._trial.window(runner, thread, measured))
             measured = self._together(lambda: self._trial.check_output(runner, share, thread, measured))
-            (peak_bytes,) = self._together(lambda: (thread.run(runner.peak_memory_bytes),))
+            peak_bytes = self._together(lambda: thread.run(runner.peak_memory_bytes))
             return dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
 
     def _share(self, batch_size: int) -> int:
-        """Return the number of a batch's images that one process takes.
-
-        Raises:
-            BrokenError: the batch cannot be shared evenly.
-        """
+        """Return the number of a batch's images that one process takes."""
         share, rest = divmod(batch_size, self.inference.processes)
         if rest:
             reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} GPUs"
@@ -205,14 +188,7 @@ class InferenceStudy:
 
     def _figures(self, everyone: Sequence[Measured], batch_size: int) -> dict[str, object]:
         """Return the measurements of all processes as columns."""
-        first, share = everyone[0], batch_size // len(everyone)
-        figures = self._setup_figures(first) | {
-            "relative_error": max(each.relative_error or 0.0 for each in everyone),
-            "tolerance": max(each.tolerance for each in everyone),
-            "setup_s": max(each.setup_s for each in everyone),
-            "timing_method": first.method,
-            "peak_memory_bytes": first.peak_memory_bytes,
-        }
+        share, figures = batch_size // len(everyone), self._setup_figures(*everyone)
         samples = [each.latencies_ms for each in everyone if each.latencies_ms is not None]
         if samples:
             figures |= latency_figures(max(samples, key=statistics.fmean))
@@ -221,19 +197,21 @@ class InferenceStudy:
             figures |= {
                 "images_per_s": sum(rates),
                 "images_per_s_per_process": "|".join(f"{rate:.1f}" for rate in rates),
-                "window_s": first.window_s,
+                "window_s": everyone[0].window_s,
             }
             metered = everyone if self.device.type == "cuda" else everyone[:1]  # processes on a CPU share its counter
-            energies = [each.energy for each in metered]
-            figures |= energy_figures(energies, [each.energy_reason for each in metered], sum(rates))
+            figures |= energy_figures([(each.energy, each.energy_reason) for each in metered], sum(rates))
         return figures | self._floor(share, batch_size, sum(rates))
 
-    def _setup_figures(self, measured: Measured) -> dict[str, object]:
-        """Return the cost of building an engine, and its output's error, as columns."""
-        return dataclasses.asdict(measured.cost) | {
-            "layout": measured.cost.layout or self.inference.layout,
-            "relative_error": measured.relative_error,
-            "tolerance": measured.tolerance,
+    def _setup_figures(self, first: Measured, *others: Measured) -> dict[str, object]:
+        """Return the cost of building an engine, and the largest error of its output, as columns."""
+        return dataclasses.asdict(first.cost) | {
+            "layout": first.cost.layout or self.inference.layout,
+            "relative_error": max(each.relative_error or 0.0 for each in (first, *others)),
+            "tolerance": max(each.tolerance for each in (first, *others)),
+            "setup_s": max(each.setup_s for each in (first, *others)),
+            "timing_method": first.timing_method,
+            "peak_memory_bytes": first.peak_memory_bytes,
         }
 
     def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
@@ -262,9 +240,7 @@ class InferenceStudy:
         return dataclasses.replace(row, scaling_efficiency_pct=100 * row.images_per_s / ideal)
 
     def _row(self, key: InferenceKey, **figures: object) -> InferenceRow:
-        names = ("dtype", "layout", "math", "image_size_px", "warmup_iters", "device")
-        columns = {name: getattr(self.inference, name) for name in names} | figures
-        return InferenceRow(**dataclasses.asdict(key), **columns)
+        return fill(InferenceRow, key, self.inference, **figures)
 
     def _serve(self, engine: str, max_batch: int) -> None:
         """Put an engine under load: requests by a Poisson process, batches up to the limit, rate after rate.
@@ -287,9 +263,9 @@ class InferenceStudy:
             load = ServerLoad(request, runners, thread)
             figures = self._setup_figures(engines[max_batch][1]) | {
                 "setup_s": sum(measured.setup_s for _, measured in engines.values()),
-                "timing_method": SERVER_METHOD,
+                "timing_method": "time.perf_counter, from arrival to answer",
             }
-            for rate in rates or search(within, lambda: self._first_rates(load)):
+            for rate in rates or search(within, lambda: self._together(load.first_rates)):
                 self.stopped = self.stop()
                 if self.stopped:
                     return
@@ -298,15 +274,10 @@ class InferenceStudy:
                 within[rate] = bool(row.within_slo)
                 self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be built then
 
-    def _check_outputs(self, engines: Mapping[int, tuple[Runner, Measured]], thread: PlanThread) -> bool:
+    def _check_outputs(self, engines: Mapping[int, Built], thread: PlanThread) -> None:
         """Check the output of a timed engine again, at each batch size."""
         for size, (runner, measured) in engines.items():
             self._trial.check_output(runner, size, thread, measured)
-        return True
-
-    def _first_rates(self, load: ServerLoad) -> list[float]:
-        batch_s = self._together(load.batch_seconds)
-        return rates_around(batch_s, load.batcher, self.inference.slo_ms, self.inference.seed)
 
     def _under(self, load: ServerLoad, key: InferenceKey, figures: Mapping[str, object]) -> InferenceRow:
         """Measure one rate."""

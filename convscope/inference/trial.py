@@ -28,6 +28,7 @@ from convscope.power.energy import EnergyWindow
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
+from convscope.storage.table import fill
 
 _ROUNDED_IMAGES = 4  # for the error that a data type adds to a model's output
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
@@ -38,7 +39,7 @@ class Measured:
     """Measurements of one process of a cell; None where the scenario does not need them."""
 
     cost: BuildCost
-    method: str
+    timing_method: str
     relative_error: float | None
     tolerance: float
     setup_s: float
@@ -48,6 +49,9 @@ class Measured:
     energy: EnergyWindow | None = None
     energy_reason: str | None = None
     peak_memory_bytes: int | None = None
+
+
+Built = tuple[Runner, Measured]
 
 
 class BrokenError(Exception):
@@ -65,8 +69,7 @@ class EngineTrial:
     Attributes:
         rank: number of this process; each process has its own images.
         open_meter: opens the power sensors for the length of a window: their thread disturbs times taken outside one.
-        make_bench: makes the bench that times a model's layers, for the engine cudnn-best.
-        note: called with one line of text for the user.
+        make_bench: as in `Workload`.
     """
 
     inference: Inference
@@ -81,15 +84,11 @@ class EngineTrial:
         self._references: dict[int, torch.Tensor] = {}
         self._layers: dict[int, list[Layer]] = {}
 
-    def set_up(
-        self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack
-    ) -> tuple[Runner, Measured]:
-        """Build an engine for a batch, and check its output against eager's; `stack` closes it.
-
-        Raises:
-            BrokenError: the output differs by more than is allowed.
-        """
-        workload, allowed = self._workload(share, Path(stack.enter_context(_folder()))), self._allowed
+    def set_up(self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack) -> Built:
+        """Build an engine for a batch, and `check_output`; `stack` closes it."""
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
+        request, given, allowed = self.inference, self._images(share), self._allowed
+        workload = fill(Workload, self, request, name=request.model, given=given, folder=folder)
         self._reference(share)  # before the engine's set-up is timed
         started_s = time.perf_counter()
         runner, cost = thread.run(lambda: catalogue.make(engine, workload))
@@ -110,24 +109,8 @@ class EngineTrial:
             raise BrokenError(Failure("failed", f"{difference}, {measured.tolerance:.2g} is allowed"))
         return dataclasses.replace(measured, relative_error=max(error, measured.relative_error or 0.0))
 
-    def _workload(self, share: int, folder: Path) -> Workload:
-        request = self.inference
-        return Workload(
-            name=request.model,
-            model=self.model,
-            given=self._images(share),
-            device=self.device,
-            dtype=request.dtype,
-            layout=request.layout,
-            math=request.math,
-            folder=folder,
-            make_bench=self.make_bench,
-            note=self.note,
-        )
-
     def _images(self, count: int) -> torch.Tensor:
-        request = self.inference
-        return models.images(count, request.image_size_px, request.seed + self.rank)
+        return models.images(count, self.inference.image_size_px, self.inference.seed + self.rank)
 
     def _reference(self, share: int) -> torch.Tensor:
         """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""
@@ -164,12 +147,11 @@ class EngineTrial:
             self._layers[share] = roofline.layers_of(self.inference.model, self.model, (share, 3, side_px, side_px))
         return self._layers[share]
 
-    def warm(self, runner: Runner) -> bool:
+    def warm(self, runner: Runner) -> None:
         """Call a few times, and on a GPU for as long as its clocks take to rise."""
         runner.latencies_ms(self.inference.warmup_iters)
         if self.device.type == "cuda":
             runner.window(SETTLING_S)
-        return True
 
     def window(self, runner: Runner, thread: PlanThread, measured: Measured) -> Measured:
         """Keep the engine busy for a window of time, and measure its throughput and energy."""
@@ -180,8 +162,3 @@ class EngineTrial:
             missing = f"no energy: {meter.reason}" if meter.reason else next(iter(opened.reasons), None)
         energy = next(iter(opened.energies), None)
         return dataclasses.replace(measured, calls=calls, window_s=seconds, energy=energy, energy_reason=missing)
-
-
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """Return a temporary directory for an engine's files."""
-    return tempfile.TemporaryDirectory(prefix="convscope-")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,8 +26,6 @@ from convscope.inference.engines.workload import BuildCost, Engine, Workload
 from convscope.profiling.request import Run
 from convscope.verification import choice
 from convscope.verification.evidence import Subject
-
-CHOICE_ROUNDS = 2
 
 
 def eager(workload: Workload) -> Engine:
@@ -85,28 +84,20 @@ def cudnn_best(workload: Workload) -> Engine:
     layers = models.called(workload.name, models.shapes_only(model), torch.empty(workload.given.shape, device="meta"))
     model, given = workload.placed(model), workload.input()
     run = Run(
-        model=workload.name,
-        algorithm="guess",
-        stage="1_sanity",
-        gpu="cuda",
-        input_sizes=(workload.given.shape[-1],),
-        device=str(workload.device),
-        batch_size=workload.given.shape[0],
-        math=workload.math,
-        dtype=workload.dtype,
+        model=workload.name, algorithm="guess", stage="1_sanity", gpu="cuda", input_sizes=(workload.given.shape[-1],),
+        device=str(workload.device), batch_size=workload.given.shape[0], math=workload.math, dtype=workload.dtype,
         energy=False,
-    )
+    )  # fmt: skip
     started_s = time.perf_counter()
     with backends.settings(layout=workload.layout):
         subject = Subject(run, model, layers, given)
-        best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=CHOICE_ROUNDS)
+        best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=2)
         compile_s = time.perf_counter() - started_s
         swap.Swap(model).apply(best)
         runner = workload.local(lambda: model(given), captured=True)
-    counts = [
-        f"{sum(name == one for one in best.values())} {name}" for name in algorithms.ALGORITHMS if name in best.values()
-    ]
-    return runner, BuildCost(compile_s=compile_s, remark=f"{remark}; {', '.join(counts)}")
+    counts = Counter(best.values())
+    chosen = ", ".join(f"{counts[name]} {name}" for name in algorithms.ALGORITHMS if name in counts)
+    return runner, BuildCost(compile_s=compile_s, remark=f"{remark}; {chosen}")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,6 @@ from convscope.inference.engines.workload import BuildCost, Engine, Workload
 
 # Weights are constants of the compiled model: their layout is chosen once, and on a CPU they are packed.
 _FROZEN: dict[str, Any] = {"freezing": True}
-# 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
-_MOST: dict[str, Any] = {"conv_1x1_as_mm": True}
-_MODE_MOST = "max-autotune-no-cudagraphs"  # the graph is captured here, as every engine's
 
 
 def compiled(workload: Workload) -> Engine:
@@ -34,49 +30,42 @@ def compiled(workload: Workload) -> Engine:
 def compiled_most(workload: Workload) -> Engine:
     """Build the model compiled by max-autotune, on a GPU as a CUDA graph.
 
-    It runs in a worker process: PyTorch's compiler has crashed over candidates that it tried.
+    It runs in a worker process (`torch_worker`): PyTorch's compiler has crashed over candidates that it tried.
     """
-    _needs_compiler_on_cpu(workload)
-    return in_worker("compile-max", workload)
-
-
-def _compiled_most(workload: Workload) -> tuple[LocalRunner, BuildCost]:
-    options = {**torch._inductor.list_mode_options(_MODE_MOST), **_FROZEN, **_MOST}
-    return _compiled(workload, options, captured=workload.on_gpu)
-
-
-def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
-    _needs_compiler_on_cpu(workload)
-    model, remark = workload.folded()
-    model, given = workload.placed(model), workload.input()
-    function = torch.compile(model, dynamic=False, options=options)
-    compile_s = _first_s(workload, lambda: function(given))
-    return workload.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
-
-
-REMOTE: dict[str, Callable[[Workload], tuple[LocalRunner, BuildCost]]] = {"compile-max": _compiled_most}
-_NOT_SENT = ("make_bench", "note")
-
-
-def in_worker(name: str, workload: Workload) -> Engine:
-    """Build an engine of `REMOTE` in a worker process (`torch_worker`)."""
+    if not workload.on_gpu:
+        _needs_compiler()
     path = workload.folder / "workload.pt"
-    torch.save(
-        {field.name: getattr(workload, field.name) for field in fields(Workload) if field.name not in _NOT_SENT}, path
-    )
-    command = runners.module("torch_worker", "engine", name, path, torch.get_num_threads())
-    runner = RemoteRunner(name, command, workload.folder, "")
+    torch.save(replace(workload, make_bench=_no_bench, note=print), path)
+    command = runners.module("torch_worker", "engine", path, torch.get_num_threads())
+    runner = RemoteRunner("compile-max", command, workload.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     return runner, BuildCost(**runner.ready["setup"])
 
 
-def load_workload(path: str) -> Workload:
-    """Read the workload that `in_worker` saved: pickled objects, from this user's own temporary directory alone."""
+def _no_bench(*_: object) -> Any:
+    raise NotImplementedError("an engine in a worker process has no bench")
 
-    def unavailable(*_: object) -> Any:
-        raise NotImplementedError("an engine in a worker process has no bench")
 
-    return Workload(**torch.load(path, weights_only=False), make_bench=unavailable, note=print)
+def compiled_most_here(workload: Workload) -> tuple[LocalRunner, BuildCost]:
+    """Build `compiled_most`'s engine in this process."""
+    options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")  # captured here, as every engine's
+    # 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
+    options = {**options, **_FROZEN, "conv_1x1_as_mm": True}
+    return _compiled(workload, options, captured=workload.on_gpu)
+
+
+def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
+    if not workload.on_gpu:  # there Triton needs a C compiler only
+        _needs_compiler()
+    model, remark = workload.folded()
+    model, given = workload.placed(model), workload.input()
+    function = torch.compile(model, dynamic=False, options=options)
+    started_s = time.perf_counter()
+    function(given)  # the first call compiles
+    if workload.on_gpu:
+        torch.cuda.synchronize()
+    compile_s = time.perf_counter() - started_s
+    return workload.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
 
 
 def aot(workload: Workload) -> Engine:
@@ -99,23 +88,9 @@ def aot(workload: Workload) -> Engine:
     return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 
-def _first_s(workload: Workload, step: Callable[[], object]) -> float:
-    """Run a step for the first time, which compiles, and return the seconds."""
-    started_s = time.perf_counter()
-    step()
-    if workload.on_gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started_s
-
-
-def _needs_compiler_on_cpu(workload: Workload) -> None:
-    if not workload.on_gpu:  # there Triton needs a C compiler only
-        _needs_compiler()
-
-
 def _needs_compiler() -> str:
     compiler = os.environ.get("CXX", "g++")
-    if shutil.which(_words(compiler)[0]) is None:
+    if shutil.which((shlex.split(compiler) or [""])[0]) is None:  # `ccache g++` is two words
         raise MissingError(
             f"a C++ compiler is needed, and {compiler} is not here: install g++ (Debian: apt install g++), "
             "or name another in CXX"
@@ -138,14 +113,9 @@ def _needs_shared_library(compiler: str) -> None:
 
 def _has(compiler: str, library: str) -> bool:
     """Tell whether a compiler finds a library: it prints a path, and else the bare name."""
-    command = [*_words(compiler), f"-print-file-name={library}"]
+    command = [*shlex.split(compiler), f"-print-file-name={library}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
     return done.returncode == 0 and os.path.isabs(done.stdout.strip())
-
-
-def _words(compiler: str) -> list[str]:
-    """Split a command: `ccache g++` is two words."""
-    return shlex.split(compiler) or [""]

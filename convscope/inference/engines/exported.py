@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,9 +35,8 @@ def onnxruntime(workload: Workload) -> Engine:
     command = runners.module("onnx_worker", path, workload.folder / "input.npy", provider, torch.get_num_threads())
     copied = ", copies to and from the device included" if workload.on_gpu else ""
     runner = RemoteRunner("onnxruntime", command, workload.folder, _NUMPY_METHOD + copied)
-    return runner, BuildCost(
-        export.export_s, runner.load_s, export.disk_bytes, f"{export.remark}, version {runner.version}", "nchw"
-    )
+    remark = f"{export.remark}, version {runner.version}"
+    return runner, replace(export, compile_s=runner.load_s, remark=remark, layout="nchw")
 
 
 def tensorrt(workload: Workload) -> Engine:
@@ -80,16 +80,7 @@ def _exported(workload: Workload) -> tuple[Path, BuildCost]:
     model, remark = workload.folded()
     path, dtype = workload.folder / "model.onnx", DTYPES[workload.dtype]
     started_s = time.perf_counter()
-    torch.onnx.export(
-        model.to(dtype),
-        (workload.given.to(dtype),),
-        str(path),
-        dynamo=True,
-        input_names=["input"],
-        output_names=["output"],
-        verbose=False,
-    )
+    torch.onnx.export(model.to(dtype), (workload.given.to(dtype),), str(path), dynamo=True, verbose=False)
     export_s = time.perf_counter() - started_s
-    return path, BuildCost(
-        export_s=export_s, disk_bytes=sum(file.stat().st_size for file in workload.folder.iterdir()), remark=remark
-    )
+    disk_bytes = sum(file.stat().st_size for file in workload.folder.iterdir())
+    return path, BuildCost(export_s=export_s, disk_bytes=disk_bytes, remark=remark)

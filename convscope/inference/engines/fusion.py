@@ -23,8 +23,7 @@ _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 class FusedConvolution(nn.Module):
     """A convolution, its bias, an addition where `forward` gets one, and ReLU: one call of cuDNN, on a CPU steps.
 
-    Args:
-        channels: number of channels that the input is padded to with zeros, 0 for no padding.
+    An input of fewer than `channels` channels is padded to this number with zeros.
     """
 
     def __init__(self, conv: nn.Conv2d, channels: int = 0) -> None:
@@ -68,7 +67,7 @@ class FusedProduct(nn.Module):
 
 
 def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
-    """Return a copy of a model in evaluation mode with batch normalisation folded into the convolutions before it.
+    """Fold batch normalisation into the convolutions before it, in a copy of a model in evaluation mode.
 
     Returns:
         the copy, the number of normalisations folded, and the number in the model.
@@ -86,9 +85,7 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
         before = node.args[0]
         if len(before.users) > 1 or calls.count(before.target) > 1 or calls.count(node.target) > 1:
             continue
-        conv: Any = traced.get_submodule(before.target)
-        norm: Any = traced.get_submodule(node.target)
-        models.set_module(traced, before.target, fuse_conv_bn_eval(conv, norm))
+        models.set_module(traced, before.target, fuse_conv_bn_eval(_called(traced, before), _called(traced, node)))
         node.replace_all_uses_with(before)
         traced.graph.erase_node(node)
         folds += 1
@@ -100,7 +97,7 @@ def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[
 
     Args:
         model: as `folded` returns it; it is changed in place.
-        channels: convolutions of fewer channels are padded to this number with zeros; 0 for none.
+        channels: as in `FusedConvolution`.
         products: 1×1 convolutions with stride 1 and no addition become products of matrices.
 
     Returns:
@@ -133,9 +130,11 @@ def _finished(model: fx.GraphModule) -> fx.GraphModule:
 
 def _is(model: fx.GraphModule, node: Any, kind: type[nn.Module]) -> bool:
     """Tell whether a node calls a module of exactly this type: a subclass may do more."""
-    return (
-        isinstance(node, fx.Node) and node.op == "call_module" and type(model.get_submodule(str(node.target))) is kind
-    )
+    return isinstance(node, fx.Node) and node.op == "call_module" and type(_called(model, node)) is kind
+
+
+def _called(model: fx.GraphModule, node: fx.Node) -> Any:
+    return model.get_submodule(str(node.target))
 
 
 def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
@@ -146,8 +145,7 @@ def _is_plain(model: fx.GraphModule, node: Any) -> bool:
     """Tell whether a node is a convolution, called once, used once, that cuDNN's fused call can do."""
     if not _is(model, node, nn.Conv2d) or len(node.users) > 1:
         return False
-    conv = model.get_submodule(str(node.target))
-    assert isinstance(conv, nn.Conv2d)
+    conv = _called(model, node)
     calls = sum(each.op == "call_module" and each.target == node.target for each in model.graph.nodes)
     return calls == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
 
@@ -167,9 +165,7 @@ def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:
     """Move the bias of a convolution that is only added to another into the other, where it costs nothing."""
     if not _is_plain(model, other):
         return
-    one, two = model.get_submodule(str(conv.target)), model.get_submodule(str(other.target))
-    assert isinstance(one, nn.Conv2d)
-    assert isinstance(two, nn.Conv2d)
+    one, two = _called(model, conv), _called(model, other)
     if two.bias is not None:
         own = one.bias if one.bias is not None else torch.zeros_like(two.bias)
         one.bias = nn.Parameter((own + two.bias).detach())
@@ -180,22 +176,15 @@ def _fuse(
     model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | None, channels: int, products: bool
 ) -> None:
     """Put one fused call in the place of a ReLU and the convolution (and addition) before it."""
-    module = model.get_submodule(str(conv.target))
-    assert isinstance(module, nn.Conv2d)
-    as_product = products and added is None and _is_product(module)
+    module = _called(model, conv)
+    is_product = (module.kernel_size, module.stride, module.padding) == ((1, 1), (1, 1), (0, 0))
+    as_product = products and added is None and is_product
     fused_module = FusedProduct(module) if as_product else FusedConvolution(module, channels)
     models.set_module(model, str(conv.target), fused_module)
     with model.graph.inserting_before(relu):
         args = conv.args if added is None else (*conv.args, added)
         call = model.graph.call_module(str(conv.target), args)
     relu.replace_all_uses_with(call)
-    before = relu.args[0]
-    model.graph.erase_node(relu)
-    if before is not conv:
-        assert isinstance(before, fx.Node)
-        model.graph.erase_node(before)
-    model.graph.erase_node(conv)
-
-
-def _is_product(conv: nn.Conv2d) -> bool:
-    return (conv.kernel_size, conv.stride, conv.padding) == ((1, 1), (1, 1), (0, 0))
+    before: Any = relu.args[0]
+    for node in dict.fromkeys((relu, before, conv)):
+        model.graph.erase_node(node)

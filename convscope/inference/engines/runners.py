@@ -24,38 +24,25 @@ import numpy as np
 import torch
 
 from convscope.errors import WorkerError
+from convscope.inference.engines import worker
 from convscope.storage.paths import ROOT
 from convscope.timing import graphs
 
-CUDA_METHOD = "cuda events around a call, launch included"
-CPU_METHOD = "time.perf_counter around a call"
 _QUEUED_S = 0.02  # of calls that the host may run ahead
 
 
 def method(device: torch.device) -> str:
     """Return the timing method of a call on a device."""
-    return CUDA_METHOD if device.type == "cuda" else CPU_METHOD
+    return "cuda events around a call, launch included" if device.type == "cuda" else "time.perf_counter around a call"
 
 
-class Runner(Protocol):
+class Runner(worker.Timed, Protocol):
     """An engine with its input."""
 
     timing_method: str
 
     def output(self) -> torch.Tensor:
         """Return the output for the input, as float32 on the CPU."""
-
-    def latencies_ms(self, count: int) -> list[float]:
-        """Time a number of calls, each alone."""
-
-    def window(self, seconds: float) -> tuple[int, float]:
-        """Call repeatedly for about this long, without waiting in between; return the calls and the seconds."""
-
-    def call(self) -> None:
-        """Run once and wait for the result."""
-
-    def peak_memory_bytes(self) -> int | None:
-        """Return the peak of the engine's memory on the GPU since it was built, None where it is not counted."""
 
     def close(self) -> None:
         """Free everything."""
@@ -79,12 +66,11 @@ class LocalRunner:
     def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
         self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
         self.timing_method = method(device)
-        self._closed: Callable[[], None] | None = None
+        self._at_end: list[Callable[[], None]] = []
         self._output = step()
         self._wait()
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        self._graph: graphs.Captured | None = None
 
         def run() -> None:
             self._output = step()
@@ -92,8 +78,9 @@ class LocalRunner:
         self._run: Callable[[], None] = run
         if captured:
             self.timing_method += ", replay of a cuda graph"
-            self._graph = graphs.capture(run)
-            self._run = self._graph.replay
+            graph = graphs.capture(run)
+            self._run = graph.replay
+            self._at_end.append(graph.close)
 
     def output(self) -> torch.Tensor:
         """Run once and copy the output."""
@@ -152,14 +139,12 @@ class LocalRunner:
 
     def when_closed(self, callback: Callable[[], None]) -> None:
         """Register a function to call once the graph is freed."""
-        self._closed = callback
+        self._at_end.append(callback)
 
     def close(self) -> None:
         """Free the graph."""
-        if self._graph is not None:
-            self._graph.close()
-        if self._closed is not None:
-            self._closed()
+        for callback in self._at_end:
+            callback()
 
     def _wait(self) -> None:
         if self._on_gpu:
@@ -183,39 +168,22 @@ class RemoteRunner:
     """A model in a worker process (`worker`); its methods raise `WorkerError` where the process ends.
 
     Attributes:
-        timing_method: the method that times a call there, in words.
-        load_s: seconds to load the model there and to run it once.
-        version: version of the library that runs it.
-        has_torch: PyTorch is imported there.
-        ready: its whole first answer.
+        ready: the first answer of the process, of which `load_s` (to load the model and to run it once), `version`
+            (of the library) and `has_torch` (PyTorch is imported there) are parts.
     """
 
     def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
-        """Start the process and wait until the model is loaded.
-
-        Args:
-            engine: its name in messages.
-            command: the program and its arguments.
-            folder: folder for the output and the errors.
-            timing_method: the method that times a call there, in words.
-
-        Raises:
-            WorkerError: the model could not be loaded or run.
-        """
+        """Start the process with a folder for its output and errors, and wait until the model is loaded."""
         self.timing_method = timing_method
         self._engine, self._output, self._errors = engine, folder / "output.npy", folder / "errors.txt"
         if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
             gc.collect()
             torch.cuda.empty_cache()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        given = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=given
             )
         try:
             self.ready = self._answer()
@@ -225,12 +193,13 @@ class RemoteRunner:
             self.close()
             raise
 
-    def _ask(self, **command: object) -> dict[str, Any]:
+    def _ask(self, **command: Sequence[object]) -> Any:
+        """Have one method of `worker.Work` called with these arguments, and return its value."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
-        return self._answer()
+        return self._answer()["value"]
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
@@ -246,8 +215,11 @@ class RemoteRunner:
     def _last_message(self) -> str:
         code = self._exit_code()
         errors = self._errors.read_text(errors="replace").strip()
-        if code < 0:
-            return f"its process was ended by {_signal(-code)}{_innermost_call(errors)}"
+        if code < 0:  # the real-time signals have no names
+            name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+            call = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', errors)  # by `faulthandler`
+            place = f" in {call[3]} ({Path(call[1]).name}:{call[2]})" if call else ""
+            return f"its process was ended by {name}{place}"
         return errors.splitlines()[-1] if errors else "the process ended without a word"
 
     def _exit_code(self) -> int:
@@ -260,25 +232,25 @@ class RemoteRunner:
 
     def output(self) -> torch.Tensor:
         """Run once there, and fetch the output."""
-        self._ask(save=str(self._output))
+        self._ask(save=[str(self._output)])
         return torch.from_numpy(np.load(self._output).astype(np.float32))
 
     def latencies_ms(self, count: int) -> list[float]:
         """Time a number of calls there, each alone."""
-        return [float(time_ms) for time_ms in self._ask(latencies=count)["latencies_ms"]]
+        return [float(time_ms) for time_ms in self._ask(latencies_ms=[count])]
 
     def window(self, seconds: float) -> tuple[int, float]:
         """Call repeatedly there; return the calls and the seconds."""
-        answer = self._ask(window_s=seconds)
-        return int(answer["calls"]), float(answer["seconds"])
+        calls, passed_s = self._ask(window=[seconds])
+        return int(calls), float(passed_s)
 
     def call(self) -> None:
         """Run once there, and wait for the result."""
-        self._ask(call=True)
+        self._ask(call=[])
 
     def peak_memory_bytes(self) -> int | None:
         """Return the peak of its memory there."""
-        peak_bytes: int | None = self._ask(peak=True)["peak_memory_bytes"]
+        peak_bytes: int | None = self._ask(peak_memory_bytes=[])
         return peak_bytes
 
     def close(self) -> None:
@@ -294,16 +266,3 @@ class RemoteRunner:
 def module(name: str, *arguments: object) -> list[str]:
     """Return the command that runs a worker module of this package."""
     return [sys.executable, "-m", f"convscope.inference.engines.{name}", *map(str, arguments)]
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # the real-time signals have no names
-        return f"signal {number}"
-
-
-def _innermost_call(errors: str) -> str:
-    """Return the innermost call of Python that `faulthandler` wrote, "" for none."""
-    match = re.search(r'Current thread .*\n  File "(.*)", line (\d+) in (\S+)', errors)
-    return f" in {match[3]} ({Path(match[1]).name}:{match[2]})" if match else ""

@@ -2,7 +2,7 @@
 
 `python -m convscope.inference.engines.torch_worker`, started by `runners.RemoteRunner`, with one of two modes:
 
-- `engine NAME WORKLOAD THREADS` builds an engine of `compilers.REMOTE` from the workload in a file.
+- `engine WORKLOAD THREADS` builds the engine compile-max from the workload in a file.
 - `package PACKAGE INPUT DEVICE MATH THREADS` loads an AOTInductor package, as it is deployed, without the Python model.
 """
 
@@ -21,14 +21,14 @@ from convscope.inference.engines import worker
 from convscope.inference.engines.runners import LocalRunner
 
 
-def run_engine(say: worker.Say, name: str, path: str, threads: str) -> None:
+def run_engine(say: worker.Say, path: str, threads: str) -> None:
     """Build an engine, answer, and serve commands until the input ends."""
     from convscope.inference.engines import compilers  # not in the other mode: a package's process has no model
 
-    workload = compilers.load_workload(path)
+    workload = torch.load(path, weights_only=False)  # objects, pickled into this user's own temporary directory alone
     with backends.engine_process(workload.device, workload.math, int(threads)):
         started_s = time.perf_counter()
-        runner, cost = compilers.REMOTE[name](workload)
+        runner, cost = compilers.compiled_most_here(workload)
         load_s = time.perf_counter() - started_s
         _serve(runner, say, load_s, setup=dataclasses.asdict(cost), timing_method=runner.timing_method)
 
@@ -51,14 +51,11 @@ def _serve(runner: LocalRunner, say: worker.Say, load_s: float, **more: Any) -> 
     worker.serve(runner, say)
 
 
-MODES: dict[str, Callable[..., None]] = {"engine": run_engine, "package": run_package}
-
-
 def main(arguments: list[str]) -> None:
     """Run the mode that the command line names."""
     mode, *rest = arguments
-    say = worker.channel()
-    MODES[mode](say, *rest)
+    modes: dict[str, Callable[..., None]] = {"engine": run_engine, "package": run_package}
+    modes[mode](worker.channel(), *rest)
 
 
 if __name__ == "__main__":

@@ -59,11 +59,7 @@ def fastest(
 ) -> tuple[LocalRunner, Variant, int]:
     """Time the plain variant, then step by step each change to the best so far, and keep the fastest.
 
-    Each variant has its own thread, and with it its own plans; they live as long as the returned runner.
-
-    Args:
-        build: builds the engine in the current thread.
-        steps: changes of fields of `Variant`.
+    Each variant is built in its own thread, and has its own plans with it; they live as long as the returned runner.
 
     Returns:
         the runner of the fastest variant, the variant, and the number of variants that could be timed.
@@ -75,19 +71,19 @@ def fastest(
     errors: list[RuntimeError] = []
     with contextlib.ExitStack() as threads:
         for step in ({}, *steps):
-            plain = _best(trials).variant if trials else Variant()
+            plain = trials[0].variant if trials else Variant()
             variant = dataclasses.replace(plain, **step)  # type: ignore[arg-type]
             trial = _Trial(variant, threads.enter_context(PlanThread(device)))
             try:
                 trial.time_ms = trial.run(lambda variant=variant: _time_ms(build(variant)))  # type: ignore[misc]
-                trials.append(trial)
+                trials = sorted([*trials, trial], key=lambda each: each.time_ms)
             except RuntimeError as error:
                 if failures.classify(error) is None:
                     raise
                 errors.append(error.with_traceback(None))  # which would keep the model alive
         if not trials:
             raise errors[0]
-        best = _best(trials)
+        best = trials[0]
         gc.collect()  # models are reference cycles: the memory of the others must not count
         held_bytes = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
         runner = best.run(lambda: build(best.variant))
@@ -105,10 +101,6 @@ class _Trial:
     def run(self, work: Callable[[], T]) -> T:
         with backends.searching(self.variant.searched, every=True):
             return self.thread.run(work)
-
-
-def _best(trials: Sequence[_Trial]) -> _Trial:
-    return min(trials, key=lambda trial: trial.time_ms)
 
 
 def _time_ms(runner: LocalRunner) -> float:
