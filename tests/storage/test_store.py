@@ -62,11 +62,11 @@ def test_the_kind_of_device_leaves_its_number_out():
 
 
 def test_layers_that_differ_in_name_and_place_only_have_one_shape():
-    assert dataclasses.replace(LAYER, name="other", position=7).shape == LAYER.shape
+    assert dataclasses.replace(LAYER, name="other", position=7).cost_key == LAYER.cost_key
 
 
 def test_layers_that_differ_in_groups_have_two_shapes():
-    assert dataclasses.replace(LAYER, groups=2).shape != LAYER.shape
+    assert dataclasses.replace(LAYER, groups=2).cost_key != LAYER.cost_key
 
 
 def test_tables_that_are_not_there_read_as_empty_with_all_columns(folder: Store):
