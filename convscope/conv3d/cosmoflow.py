@@ -17,10 +17,12 @@ from torch import nn
 
 from convscope import failures
 from convscope.conv3d import layersets
+from convscope.conv3d.comparison import failed
 from convscope.conv3d.implementations import Implementations, Prepared
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import EndToEndRow, KindRow
 from convscope.convolution import backends, tolerance
+from convscope.failures import Failure
 from convscope.kernels.conv3d.catalogue import FMA_ONLY
 from convscope.timing import summary
 from convscope.timing.stopwatch import Stopwatch
@@ -159,8 +161,7 @@ class EndToEnd:
                     self._prepare()
                     self.rows.append(self._implementations.run(name, partial(self._measured, row)))
                 except Exception as error:
-                    failure = failures.of_cell(error, device)
-                    self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
+                    self.rows.append(failed(row, failures.of_cell(error, device)))
                 if pause():
                     return
 
@@ -186,7 +187,7 @@ class EndToEnd:
             row = dataclasses.replace(row, relative_error=error, tolerance=allowed)
             if not error <= allowed:
                 why = f"its output differs from float32 by {error:.1e}, {allowed:.1e} is allowed"
-                return dataclasses.replace(row, status="failed", reason=why)
+                return failed(row, Failure("failed", why))
             passes = self._stopwatch.measure(
                 partial(swapped, self._given), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
             ).all_ms

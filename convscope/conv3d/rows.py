@@ -159,15 +159,8 @@ SCHEMA = Schema(
         ),
     ),
     free=(
-        "implementations",
-        "device",
-        "first_layer",
-        "last_layer",
-        "verify",
-        "compare",
-        "warmup",
-        "measure",
-        "budget_s",
+        *("implementations", "device", "first_layer", "last_layer"),
+        *("verify", "compare", "warmup", "measure", "budget_s"),
     ),
     entries={"ceilings": None},
 )
