@@ -106,23 +106,21 @@ class LayerComparison:
         reason = self._workshop.why_not(name, shape)
         if reason:
             return failed(row, Failure("unsupported", reason))
+
+        def measured() -> Conv3dRow:
+            with torch.inference_mode():
+                ready = self._workshop.prepare(name, shape, weight)
+                output = ready.call(x)
+                found = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
+                if expected is not None:
+                    found = verified(found, expected.error(output), layer, shape)
+                del output
+                return self._timed(found, layer, ready, x) if self.asked.compare and found.status == "ok" else found
+
         try:
-            return self._workshop.run(name, lambda: self._measured(row, layer, shape, x, weight, expected))
+            return self._workshop.run(name, measured)
         except Exception as error:
             return failed(row, failures.of_cell(error, self._workshop.device))
-
-    def _measured(
-        self, row: Conv3dRow, layer: Layer, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
-        expected: Reference | None,
-    ) -> Conv3dRow:  # fmt: skip
-        with torch.inference_mode():
-            ready = self._workshop.prepare(row.implementation, shape, weight)
-            output = ready.call(x)
-            row = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
-            if expected is not None:
-                row = verified(row, expected.error(output), layer, shape)
-            del output
-            return self._timed(row, layer, ready, x) if self.asked.compare and row.status == "ok" else row
 
     def _timed(self, row: Conv3dRow, layer: Layer, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
         asked = self.asked

@@ -111,9 +111,8 @@ def why_invalid(layer: Layer) -> str | None:
         if extent + 2 * padding > _LARGEST:
             return f"the padded {side} ({extent + 2 * padding}) is more than {_LARGEST}"
         if dilation * (kernel - 1) + 1 > extent + 2 * padding:
-            return (
-                f"the kernel ({kernel}, dilation {dilation}) is larger than the padded {side} ({extent + 2 * padding})"
-            )
+            seen = f"the kernel ({kernel}, dilation {dilation})"
+            return f"{seen} is larger than the padded {side} ({extent + 2 * padding})"
     most = max(layer.minimum_bytes(1), layer.flops)
     return f"its elements or operations ({most:.1e}) are more than {_MOST:.0e}" if most > _MOST else None
 

@@ -112,20 +112,19 @@ def problem(shape: Convolution) -> Problem:
         shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_size
     )  # fmt: skip
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
-    if not folded:
-        padded = _up(channels, LEAST_CHANNELS)
-        copied = padded * groups
-        pitch = (depth * height * width * copied, height * width * copied, width * copied, copied)
-        return Problem(groups, shape.weight[0] // groups, padded, images, (depth, height, width), kernel, stride,
-                       padding, dilation, output, pitch, copied, width, 0, folded)  # fmt: skip
-    copied = _up(channels, lanes(shape))
-    seen = _up(kernel[2] * copied, LEAST_CHANNELS)
-    # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
-    rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
-    pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, stride[2] * copied)
-    return Problem(groups, shape.weight[0], seen, images, (depth, height, output[2]), (*kernel[:2], 1),
-                   (*stride[:2], 1), (*padding[:2], 0), dilation, output, pitch, copied, rows, padding[2],
-                   folded)  # fmt: skip
+    if folded:
+        copied = _up(channels, lanes(shape))
+        seen = _up(kernel[2] * copied, LEAST_CHANNELS)
+        # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
+        rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
+        step, left, width = stride[2], padding[2], output[2]
+        kernel, stride, padding = (*kernel[:2], 1), (*stride[:2], 1), (*padding[:2], 0)
+    else:
+        seen, rows, step, left = _up(channels, LEAST_CHANNELS), width, 1, 0
+        copied = seen * groups
+    pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
+    return Problem(groups, shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
+                   dilation, output, pitch, copied, rows, left, folded)  # fmt: skip
 
 
 def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
