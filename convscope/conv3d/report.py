@@ -93,7 +93,6 @@ def _whole(row: EndToEndRow, shares: dict[str, float]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-PICTURES = ("violins", "relative", "roofline", "breakdown")
 _MARKERS = "osD^v<>pPX*hd"
 _COLOURS = "tab20"
 

@@ -117,18 +117,13 @@ def draw(drawn: random.Random) -> Layer:
         groups = drawn.choice((1, 1, 1, 1, 2, 3))
         plain = drawn.random() < 0.5  # the copy engine's kernels take stride 1 only
         layer = Layer.of_sizes(
-            "",
-            0,
-            batch=drawn.randint(1, 3),
+            "", 0, groups=groups, batch=drawn.randint(1, 3),
             in_channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48)),
             out_channels=groups * drawn.choice((1, 2, 3, 5, 16, 31, 32, 64, 65)),
-            size=_triple(drawn, 1, 20),
-            kernel=_triple(drawn, 1, 4),
-            stride=(1, 1, 1) if plain else _triple(drawn, 1, 3),
-            padding=_triple(drawn, 0, 2),
+            size=_triple(drawn, 1, 20), kernel=_triple(drawn, 1, 4),
+            stride=(1, 1, 1) if plain else _triple(drawn, 1, 3), padding=_triple(drawn, 0, 2),
             dilation=(1, 1, 1) if plain else _triple(drawn, 1, 2),
-            groups=groups,
-        )
+        )  # fmt: skip
         if why_invalid(layer) is None:
             return layer
 
