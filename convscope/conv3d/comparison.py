@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -55,75 +55,62 @@ def failed(row: Row, failure: Failure) -> Row:
 
 
 class LayerComparison:
-    """Goes through layers and implementations; `rows` and `samples` grow on the way.
+    """One layer by the implementations that are asked for; `run` fills `rows` and `samples`.
 
     Args:
         limits: the ceilings of the device, None where nothing is timed.
-        note: told of each layer in one line.
     """
 
-    def __init__(
-        self, asked: Conv3d, layers: Sequence[Layer], workshop: Implementations, limits: Ceilings | None,
-        note: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.asked, self.layers, self.rows = asked, layers, list[Conv3dRow]()
+    def __init__(self, asked: Conv3d, layer: Layer, workshop: Implementations, limits: Ceilings | None) -> None:
+        self.rows: list[Conv3dRow] = []
         self.samples: list[SampleRow] = []
-        self._workshop, self._limits, self._note = workshop, limits, note
+        self._asked, self._layer, self._workshop, self._limits = asked, layer, workshop, limits
+        self._shape = layer.convolution(asked.dtype, asked.math)
 
-    def run(self, pause: Callable[[], bool]) -> None:
-        """Do what was asked for, layer by layer.
-
-        Args:
-            pause: called after each layer; where it says True the study ends there.
+    def run(self) -> None:
+        """Verify and time what was asked for.
 
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with torch.inference_mode(), backends.math(self.asked.math):
-            for layer in self.layers:
-                self._note(f"{layer.name}: {layer}")
-                self.rows += with_ratios(self._layer(layer))
-                if self._workshop.device.type == "cuda":
-                    torch.cuda.empty_cache()
-                if pause():
-                    return
+        with torch.inference_mode(), backends.math(self._asked.math):
+            self.rows = with_ratios(self._rows())
+            if self._workshop.device.type == "cuda":
+                torch.cuda.empty_cache()
 
-    def _layer(self, layer: Layer) -> list[Conv3dRow]:
-        shape = layer.convolution(self.asked.dtype, self.asked.math)
+    def _rows(self) -> list[Conv3dRow]:
+        rows = [self._row(name) for name in self._asked.implementations]
         try:
-            x, weight = tensors(shape, self._workshop.device, self.asked.seed)
-            expected = reference(x, weight, shape) if self.asked.verify else None
+            x, weight = tensors(self._shape, self._workshop.device, self._asked.seed)
+            expected = reference(x, weight, self._shape) if self._asked.verify else None
         except RuntimeError as error:
             found = failures.of_cell(error, self._workshop.device)
-            return [failed(self._row(layer, name, shape), found) for name in self.asked.implementations]
-        return [self._one(layer, name, shape, x, weight, expected) for name in self.asked.implementations]
+            return [failed(row, found) for row in rows]
+        return [self._one(row, x, weight, expected) for row in rows]
 
-    def _one(
-        self, layer: Layer, name: str, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
-        expected: Reference | None,
-    ) -> Conv3dRow:  # fmt: skip
-        row = self._row(layer, name, shape)
-        reason = self._workshop.why_not(name, shape)
+    def _one(self, row: Conv3dRow, x: torch.Tensor, weight: torch.Tensor, expected: Reference | None) -> Conv3dRow:
+        name = row.implementation
+        reason = self._workshop.why_not(name, self._shape)
         if reason:
             return failed(row, Failure("unsupported", reason))
 
         def measured() -> Conv3dRow:
             with torch.inference_mode():
-                ready = self._workshop.prepare(name, shape, weight)
+                ready = self._workshop.prepare(name, self._shape, weight)
                 output = ready.call(x)
                 found = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
                 if expected is not None:
-                    found = verified(found, expected.error(output), layer, shape)
+                    found = verified(found, expected.error(output), self._layer, self._shape)
                 del output
-                return self._timed(found, layer, ready, x) if self.asked.compare and found.status == "ok" else found
+                return self._timed(found, ready, x) if self._asked.compare and found.status == "ok" else found
 
         try:
             return self._workshop.run(name, measured)
         except Exception as error:
             return failed(row, failures.of_cell(error, self._workshop.device))
 
-    def _timed(self, row: Conv3dRow, layer: Layer, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
-        asked = self.asked
+    def _timed(self, row: Conv3dRow, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
+        asked = self._asked
         stopwatch = Stopwatch(self._workshop.device)
         times = stopwatch.measure(
             lambda: ready.call(x), samples=asked.measure, warmup=asked.warmup, budget_s=asked.budget_s
@@ -133,16 +120,17 @@ class LayerComparison:
         low_ms, high_ms = summary.median_interval_ms(times) or (None, None)
         least_ms = None
         if self._limits is not None and row.arithmetic in self._limits.tflops:
-            least_ms = self._limits.attainable_ms(layer.flops, row.bytes or 0, row.arithmetic)
+            least_ms = self._limits.attainable_ms(self._layer.flops, row.bytes or 0, row.arithmetic)
         return fill(
             Conv3dRow, found, row, samples=found.count, median_low_ms=low_ms, median_high_ms=high_ms,
-            tflops=layer.flops / found.median_ms / 1e9, attainable_ms=least_ms,
+            tflops=self._layer.flops / found.median_ms / 1e9, attainable_ms=least_ms,
             ratio_to_roofline=None if least_ms is None else least_ms / found.median_ms,
         )  # fmt: skip
 
-    def _row(self, layer: Layer, name: str, shape: Convolution) -> Conv3dRow:
+    def _row(self, name: str) -> Conv3dRow:
+        layer, shape = self._layer, self._shape
         return fill(
-            Conv3dRow, layer, self.asked, layer=layer.name, implementation=name, provider=provider(name),
+            Conv3dRow, layer, self._asked, layer=layer.name, implementation=name, provider=provider(name),
             bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4), channels=layer.in_channels,
             filters=layer.out_channels, arithmetic=computes_in(name, shape), device=str(self._workshop.device),
             **{extent: dimensions(getattr(layer, extent)) for extent in EXTENTS},

@@ -61,9 +61,8 @@ class Conv3dStudy:
                 stack.enter_context(torch.cuda.device(self.device))
             cache = _block_cache(self.parts.load_tuned, self.device)
             store = stack.enter_context(Store(folder, SCHEMA, note=self.note))
-            missing = store.missing(
-                self.request, self.environment, self._cells(), overwrite, self._covers, self._counts
-            )
+            cells = self._cells()
+            missing = store.missing(self.request, self.environment, cells, overwrite, self._covers, self._counts)
             if missing or overwrite or self._rounds_left(store):
                 self._measure(store, set(missing), cache)
         return self._report(store)
@@ -117,8 +116,9 @@ class Conv3dStudy:
             verify = asked.verify or any(row.elementwise_error is not None for row in again)
             compare = asked.compare or any(row.median_ms is not None for row in again)
             request = dataclasses.replace(asked, implementations=tuple(names), verify=verify, compare=compare)
-            compared = comparison.LayerComparison(request, [layer], implementations, limits, self.note)
-            compared.run(lambda: False)
+            self.note(f"{layer.name}: {layer}")
+            compared = comparison.LayerComparison(request, layer, implementations, limits)
+            compared.run()
             store.append([*compared.rows, *compared.samples])
             _save_choices(store, implementations)
             if len(names) < len(known) + len(names) - len(again):
