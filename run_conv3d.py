@@ -91,12 +91,9 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
     device, layers, request = _request(options)
     folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(request, layers))
     parts = Parts(
-        layers=request.verify or request.compare,
-        plots=options.plots or options.roofline,
-        stress=options.stress or 0,
-        end_to_end=options.end_to_end,
-        load_tuned=options.load_tuned,
-    )
+        layers=request.verify or request.compare, plots=options.plots or options.roofline, stress=options.stress or 0,
+        end_to_end=options.end_to_end, load_tuned=options.load_tuned,
+    )  # fmt: skip
     with PowerMonitor.of_device(device) as monitor:
         environment = environment_on(device, monitor.settings())
     note = note_by(NAME)
@@ -116,16 +113,11 @@ def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Co
     device = find_device(options.device)
     if options.dtype == "float16" and (device.type == "cpu" or options.math == "fp32"):
         raise InputError("--dtype float16 is for the matrix unit of a GPU: it needs a CUDA device, and no --math fp32")
-    for name, value, least in (
-        ("--warmup", options.warmup, 0),
-        ("--measure", options.measure, 1),
-        ("--batch-size", options.batch_size, 1),
-        ("--stress", options.stress, 1),
-        ("--seed", options.seed, 0),
-    ):
-        if value is not None:
-            at_least(name, value, least)
-            at_most(name, value, 2**31 - 1)
+    for name, least in (("warmup", 0), ("measure", 1), ("batch_size", 1), ("stress", 1), ("seed", 0)):
+        if getattr(options, name) is not None:
+            flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+            at_least(flag, value, least)
+            at_most(flag, value, 2**31 - 1)
     if not 0 < options.budget <= ENERGY_MOST_S:
         raise InputError(f"--budget {options.budget}: seconds for the samples of a layer, above 0, at most an hour")
     every = layersets.load(options.params, options.batch_size)
@@ -142,8 +134,7 @@ def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Co
         gpu=folder_gpu(None, device), device=str(device), first_layer=first, last_layer=last,
         batch_size=options.batch_size, math=math_on(device, options.math), dtype=options.dtype,
         verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,
-        measure=options.measure, budget_s=options.budget, seed=options.seed,
-        layers_digest=digest,
+        measure=options.measure, budget_s=options.budget, seed=options.seed, layers_digest=digest,
     )  # fmt: skip
 
 

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 
 from convscope import failures
 from convscope.conv3d.implementations import BENCHMARK, CUDNN, Implementations, Prepared, computes_in, provider
+from convscope.conv3d.layersets import EXTENTS
 from convscope.conv3d.request import Conv3d
-from convscope.conv3d.rows import Conv3dRow, SampleRow
+from convscope.conv3d.rows import Conv3dRow, EndToEndRow, SampleRow, StressRow
 from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
 from convscope.cudnn.shape import Convolution, dimensions
 from convscope.failures import Failure
+from convscope.storage.table import fill
 from convscope.timing import summary
 from convscope.timing.stopwatch import Stopwatch
+
+Row = TypeVar("Row", Conv3dRow, StressRow, EndToEndRow)
+Verified = TypeVar("Verified", Conv3dRow, StressRow)
 
 
 def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,132 +42,99 @@ def allowed_error(name: str, layer: Layer, shape: Convolution) -> float:
     return tolerance.elementwise_tolerance(layer.terms, computes_in(name, shape), shape.dtype, "fft" in name)
 
 
+def verified(row: Verified, error: float, layer: Layer, shape: Convolution) -> Verified:
+    """Return the row of an implementation with its elementwise error: failed where that is more than is allowed."""
+    most = allowed_error(row.implementation, layer, shape)
+    row = dataclasses.replace(row, elementwise_error=error, tolerance=most)
+    return row if error <= most else failed(row, Failure("failed", f"elementwise error {error:.1e} over {most:.1e}"))
+
+
+def failed(row: Row, failure: Failure) -> Row:
+    """Return the row with the status and the reason of a failure."""
+    return dataclasses.replace(row, status=failure.status, reason=failure.reason)
+
+
 class LayerComparison:
-    """Goes through layers and implementations; `rows` and `samples` grow on the way.
+    """One layer by the implementations that are asked for; `run` fills `rows` and `samples`.
 
     Args:
         limits: the ceilings of the device, None where nothing is timed.
-        note: told of each layer in one line.
     """
 
-    def __init__(
-        self, asked: Conv3d, layers: Sequence[Layer], workshop: Implementations, limits: Ceilings | None,
-        note: Callable[[str], None],
-    ) -> None:  # fmt: skip
-        self.asked, self.layers, self.rows = asked, layers, list[Conv3dRow]()
+    def __init__(self, asked: Conv3d, layer: Layer, workshop: Implementations, limits: Ceilings | None) -> None:
+        self.rows: list[Conv3dRow] = []
         self.samples: list[SampleRow] = []
-        self._workshop, self._limits, self._note = workshop, limits, note
+        self._asked, self._layer, self._workshop, self._limits = asked, layer, workshop, limits
+        self._shape = layer.convolution(asked.dtype, asked.math)
 
-    def run(self, pause: Callable[[], bool]) -> None:
-        """Do what was asked for, layer by layer.
-
-        Args:
-            pause: called after each layer; where it says True the study ends there.
+    def run(self) -> None:
+        """Verify and time what was asked for.
 
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with torch.inference_mode(), backends.math(self.asked.math):
-            for layer in self.layers:
-                self._note(f"{layer.name}: {layer}")
-                self.rows += with_ratios(self._layer(layer))
-                if self._workshop.device.type == "cuda":
-                    torch.cuda.empty_cache()
-                if pause():
-                    return
+        with torch.inference_mode(), backends.math(self._asked.math):
+            self.rows = with_ratios(self._rows())
+            if self._workshop.device.type == "cuda":
+                torch.cuda.empty_cache()
 
-    def _layer(self, layer: Layer) -> list[Conv3dRow]:
-        shape = layer.convolution(self.asked.dtype, self.asked.math)
+    def _rows(self) -> list[Conv3dRow]:
+        rows = [self._row(name) for name in self._asked.implementations]
         try:
-            x, weight = tensors(shape, self._workshop.device, self.asked.seed)
-            expected = reference(x, weight, shape) if self.asked.verify else None
+            x, weight = tensors(self._shape, self._workshop.device, self._asked.seed)
+            expected = reference(x, weight, self._shape) if self._asked.verify else None
         except RuntimeError as error:
             found = failures.of_cell(error, self._workshop.device)
-            return [self._failed(self._row(layer, name, shape), found) for name in self.asked.implementations]
-        return [self._one(layer, name, shape, x, weight, expected) for name in self.asked.implementations]
+            return [failed(row, found) for row in rows]
+        return [self._one(row, x, weight, expected) for row in rows]
 
-    def _one(
-        self, layer: Layer, name: str, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
-        expected: Reference | None,
-    ) -> Conv3dRow:  # fmt: skip
-        row = self._row(layer, name, shape)
-        reason = self._workshop.why_not(name, shape)
-        if reason:
-            return self._failed(row, Failure("unsupported", reason))
-        try:
-            return self._workshop.run(name, lambda: self._measured(row, layer, shape, x, weight, expected))
-        except Exception as error:
-            return self._failed(row, failures.of_cell(error, self._workshop.device))
-
-    def _measured(
-        self, row: Conv3dRow, layer: Layer, shape: Convolution, x: torch.Tensor, weight: torch.Tensor,
-        expected: Reference | None,
-    ) -> Conv3dRow:  # fmt: skip
+    def _one(self, row: Conv3dRow, x: torch.Tensor, weight: torch.Tensor, expected: Reference | None) -> Conv3dRow:
         name = row.implementation
-        with torch.inference_mode():
-            ready = self._workshop.prepare(name, shape, weight)
-            output = ready.call(x)
-            row = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
-            if expected is not None:
-                error, most = expected.error(output), allowed_error(name, layer, shape)
-                row = dataclasses.replace(row, elementwise_error=error, tolerance=most)
-                if not error <= most:
-                    return self._failed(row, Failure("failed", f"elementwise error {error:.1e} over {most:.1e}"))
-            del output
-            return self._timed(row, layer, ready, x) if self.asked.compare else row
+        reason = self._workshop.why_not(name, self._shape)
+        if reason:
+            return failed(row, Failure("unsupported", reason))
 
-    def _timed(self, row: Conv3dRow, layer: Layer, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
-        asked = self.asked
+        def measured() -> Conv3dRow:
+            with torch.inference_mode():
+                ready = self._workshop.prepare(name, self._shape, weight)
+                output = ready.call(x)
+                found = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
+                if expected is not None:
+                    found = verified(found, expected.error(output), self._layer, self._shape)
+                del output
+                return self._timed(found, ready, x) if self._asked.compare and found.status == "ok" else found
+
+        try:
+            return self._workshop.run(name, measured)
+        except Exception as error:
+            return failed(row, failures.of_cell(error, self._workshop.device))
+
+    def _timed(self, row: Conv3dRow, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
+        asked = self._asked
         stopwatch = Stopwatch(self._workshop.device)
         times = stopwatch.measure(
             lambda: ready.call(x), samples=asked.measure, warmup=asked.warmup, budget_s=asked.budget_s
         ).all_ms
         self.samples += [SampleRow(row.layer, row.position, row.implementation, time) for time in times]
-        found, interval = summary.summarize(times), summary.median_interval_ms(times)
+        found = summary.summarize(times)
+        low_ms, high_ms = summary.median_interval_ms(times) or (None, None)
         least_ms = None
         if self._limits is not None and row.arithmetic in self._limits.tflops:
-            least_ms = self._limits.attainable_ms(layer.flops, row.bytes or 0, row.arithmetic)
-        return dataclasses.replace(
-            row,
-            median_ms=found.median_ms,
-            median_low_ms=interval[0] if interval else None,
-            median_high_ms=interval[1] if interval else None,
-            mean_ms=found.mean_ms,
-            std_ms=found.std_ms,
-            min_ms=found.min_ms,
-            p95_ms=found.p95_ms,
-            samples=found.count,
-            tflops=layer.flops / found.median_ms / 1e9,
-            attainable_ms=least_ms,
+            least_ms = self._limits.attainable_ms(self._layer.flops, row.bytes or 0, row.arithmetic)
+        return fill(
+            Conv3dRow, found, row, samples=found.count, median_low_ms=low_ms, median_high_ms=high_ms,
+            tflops=self._layer.flops / found.median_ms / 1e9, attainable_ms=least_ms,
             ratio_to_roofline=None if least_ms is None else least_ms / found.median_ms,
-        )
+        )  # fmt: skip
 
-    def _row(self, layer: Layer, name: str, shape: Convolution) -> Conv3dRow:
-        return Conv3dRow(
-            layer=layer.name,
-            position=layer.position,
-            implementation=name,
-            provider=provider(name),
-            flops=layer.flops,
-            bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4),
-            batch=layer.batch,
-            channels=layer.in_channels,
-            filters=layer.out_channels,
-            groups=layer.groups,
-            arithmetic=computes_in(name, shape),
-            math=self.asked.math,
-            dtype=self.asked.dtype,
-            device=str(self._workshop.device),
-            size=dimensions(layer.size),
-            kernel=dimensions(layer.kernel),
-            stride=dimensions(layer.stride),
-            padding=dimensions(layer.padding),
-            dilation=dimensions(layer.dilation),
-        )
-
-    @staticmethod
-    def _failed(row: Conv3dRow, failure: Failure) -> Conv3dRow:
-        return dataclasses.replace(row, status=failure.status, reason=failure.reason)
+    def _row(self, name: str) -> Conv3dRow:
+        layer, shape = self._layer, self._shape
+        return fill(
+            Conv3dRow, layer, self._asked, layer=layer.name, implementation=name, provider=provider(name),
+            bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4), channels=layer.in_channels,
+            filters=layer.out_channels, arithmetic=computes_in(name, shape), device=str(self._workshop.device),
+            **{extent: dimensions(getattr(layer, extent)) for extent in EXTENTS},
+        )  # fmt: skip
 
 
 def with_ratios(rows: Sequence[Conv3dRow]) -> list[Conv3dRow]:

@@ -7,7 +7,7 @@ of 128, 64 and 4 (A. Mathuriya et al., "CosmoFlow", SC18; reference of MLPerf HP
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from statistics import median
 from typing import Any
@@ -17,10 +17,12 @@ from torch import nn
 
 from convscope import failures
 from convscope.conv3d import layersets
+from convscope.conv3d.comparison import failed
 from convscope.conv3d.implementations import Implementations, Prepared
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import EndToEndRow, KindRow
 from convscope.convolution import backends, tolerance
+from convscope.failures import Failure
 from convscope.kernels.conv3d.catalogue import FMA_ONLY
 from convscope.timing import summary
 from convscope.timing.stopwatch import Stopwatch
@@ -29,8 +31,7 @@ CHANNELS, SIDE, WIDTH, DEPTH = 4, 128, 32, 5
 _TARGETS = 4
 _SLOPE = 0.3  # of the leaky ReLU, Keras's default
 _LEARNING_RATE = 0.001
-KINDS = {"Swapped": "convolution", "LeakyReLU": "activation", "MaxPool3d": "pooling",
-         "Linear": "dense"}  # fmt: skip
+KINDS = {"Swapped": "convolution", "LeakyReLU": "activation", "MaxPool3d": "pooling", "Linear": "dense"}
 
 
 class Swapped(nn.Module):
@@ -79,19 +80,15 @@ def network(seed: int, side: int = SIDE, width: int = WIDTH) -> nn.Sequential:
             channels = width << step
         features = channels * (side >> DEPTH) ** 3
         layers += [nn.Flatten(), nn.Linear(features, 128), nn.LeakyReLU(_SLOPE), nn.Linear(128, 64)]
-        return nn.Sequential(*layers, nn.LeakyReLU(_SLOPE), nn.Linear(64, _TARGETS), nn.Tanh(), Scaled(1.2))
+        return nn.Sequential(*layers, nn.LeakyReLU(_SLOPE), nn.Linear(64, _TARGETS), nn.Tanh(), Scaled())
 
 
 class Scaled(nn.Module):
-    """Multiplies by a number, in the type of the input."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self._factor = factor
+    """Widens the range of the hyperbolic tangent, in the type of the input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input times the factor."""
-        return x * self._factor
+        """Return the input times 1.2."""
+        return x * 1.2
 
 
 def with_implementation(
@@ -159,8 +156,7 @@ class EndToEnd:
                     self._prepare()
                     self.rows.append(self._implementations.run(name, partial(self._measured, row)))
                 except Exception as error:
-                    failure = failures.of_cell(error, device)
-                    self.rows.append(dataclasses.replace(row, status=failure.status, reason=failure.reason))
+                    self.rows.append(failed(row, failures.of_cell(error, device)))
                 if pause():
                     return
 
@@ -186,7 +182,7 @@ class EndToEnd:
             row = dataclasses.replace(row, relative_error=error, tolerance=allowed)
             if not error <= allowed:
                 why = f"its output differs from float32 by {error:.1e}, {allowed:.1e} is allowed"
-                return dataclasses.replace(row, status="failed", reason=why)
+                return failed(row, Failure("failed", why))
             passes = self._stopwatch.measure(
                 partial(swapped, self._given), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
             ).all_ms
@@ -224,9 +220,8 @@ class EndToEnd:
         """Return the time of each kind of layer in a pass."""
         spans = self._stopwatch.spans_ms(list(model), self._given)
         kinds = [KINDS.get(type(module).__name__, "other") for module in model]
-        totals: Mapping[str, float] = {
-            kind: sum(span for span, each in zip(spans, kinds, strict=True) if each == kind)
-            for kind in dict.fromkeys(kinds)
-        }
+        totals = dict.fromkeys(kinds, 0.0)
+        for kind, span in zip(kinds, spans, strict=True):
+            totals[kind] += span
         whole = sum(totals.values())
         return [KindRow(name, kind, kinds.count(kind), ms, 100 * ms / whole) for kind, ms in totals.items()]

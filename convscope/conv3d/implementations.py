@@ -91,7 +91,7 @@ class Prepared:
     workspace_bytes: int | None = None
 
 
-class Implementations:
+class Implementations(contextlib.ExitStack):
     """The implementations on one device; leave the `with` block, or close it, to give back what cuDNN holds.
 
     Args:
@@ -99,10 +99,10 @@ class Implementations:
     """
 
     def __init__(self, device: torch.device, cache: BlockCache[Blocks3d]) -> None:
+        super().__init__()
         self.device, self.cache = device, cache
-        self._closing = contextlib.ExitStack()
-        self._thread = self._closing.enter_context(PlanThread(device))  # for the plans that benchmark chooses
-        self._cudnn, self._torch = self._closing.enter_context(contextlib.closing(CudnnProvider())), TorchProvider()
+        self._thread = self.enter_context(PlanThread(device))  # for the plans that benchmark chooses
+        self._cudnn, self._torch = self.enter_context(contextlib.closing(CudnnProvider())), TorchProvider()
 
     def why_not(self, name: str, shape: Convolution) -> str | None:
         """Return why an implementation cannot do a shape here, as far as that is known without trying."""
@@ -137,20 +137,10 @@ class Implementations:
             )
         if name in CUDNN:
             plan = self._cudnn.plan(CUDNN[name], shape, self.device)
-            self._closing.callback(plan.close)
+            self.callback(plan.close)
             return Prepared(lambda x: plan.run(x, weight, None), _nothing, _nothing, plan.workspace_bytes)
         own = self._torch.plan(TORCH, shape, self.device)
         return Prepared(lambda x: own.run(x, weight, None), _nothing, _nothing)
-
-    def close(self) -> None:
-        """Close plans, handles and the thread."""
-        self._closing.close()
-
-    def __enter__(self) -> Implementations:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _nothing() -> None:

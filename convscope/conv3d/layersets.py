@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torchvision
@@ -19,25 +20,12 @@ from convscope.errors import InputError
 
 FOLDER = Path(__file__).parents[1] / "data" / "convparams"
 MODEL_PREFIX = "model:torchvision:"
-COLUMNS = [
-    "layer",
-    "batch",
-    "channels",
-    "filters",
-    "depth",
-    "height",
-    "width",
-    "kernel",
-    "stride",
-    "padding",
-    "dilation",
-    "groups",
-]
+COLUMNS = ["layer", "batch", "channels", "filters", "depth", "height", "width",
+           "kernel", "stride", "padding", "dilation", "groups"]  # fmt: skip
+EXTENTS = ("size", "kernel", "stride", "padding", "dilation")  # of a layer: depth, height and width of each
 _CLIP = (3, 16, 112, 112)  # what torchvision's video models are trained on: channels, frames, height, width
 _LARGEST = 2**31 - 1  # of one number: cuDNN's descriptors hold no larger one
 _MOST = 1e18  # fits 63 bits; no card does it in a day
-
-Triple = tuple[int, int, int]
 
 
 def names() -> list[str]:
@@ -64,7 +52,8 @@ def load(params: str, batch_size: int | None = None) -> list[Layer]:
         raise InputError(
             f"--params {params}: {why}; choose one of {', '.join(names())}, a CSV file, or {MODEL_PREFIX}NAME"
         ) from None
-    return [_with_batch(layer, batch_size) for layer in parse(text, str(path))]
+    layers = parse(text, str(path))
+    return layers if batch_size is None else [layer.resized(batch=batch_size) for layer in layers]
 
 
 def parse(text: str, where: str) -> list[Layer]:
@@ -92,25 +81,12 @@ def parse(text: str, where: str) -> list[Layer]:
 
 
 def _layer(cells: Mapping[str, str], position: int, place: str) -> Layer:
-    def number(name: str) -> int:
-        return _number(cells[name], name, place)
-
-    def triple(name: str) -> Triple:
-        return _triple(cells[name], name, place)
-
+    batch, channels, filters, *size = (_number(cells[name], name, place) for name in COLUMNS[1:7])
+    extents: dict[str, Any] = {name: _triple(cells[name], name, place) for name in EXTENTS[1:]}
     layer = Layer.of_sizes(
-        cells["layer"] or f"layer {position}",
-        position,
-        batch=number("batch"),
-        in_channels=number("channels"),
-        out_channels=number("filters"),
-        size=(number("depth"), number("height"), number("width")),
-        kernel=triple("kernel"),
-        stride=triple("stride"),
-        padding=triple("padding"),
-        dilation=triple("dilation"),
-        groups=number("groups"),
-    )
+        cells["layer"] or f"layer {position}", position, batch=batch, in_channels=channels, out_channels=filters,
+        size=tuple(size), groups=_number(cells["groups"], "groups", place), **extents,
+    )  # fmt: skip
     reason = why_invalid(layer)
     if reason:
         raise InputError(f"{place}: {reason}")
@@ -135,9 +111,8 @@ def why_invalid(layer: Layer) -> str | None:
         if extent + 2 * padding > _LARGEST:
             return f"the padded {side} ({extent + 2 * padding}) is more than {_LARGEST}"
         if dilation * (kernel - 1) + 1 > extent + 2 * padding:
-            return (
-                f"the kernel ({kernel}, dilation {dilation}) is larger than the padded {side} ({extent + 2 * padding})"
-            )
+            seen = f"the kernel ({kernel}, dilation {dilation})"
+            return f"{seen} is larger than the padded {side} ({extent + 2 * padding})"
     most = max(layer.minimum_bytes(1), layer.flops)
     return f"its elements or operations ({most:.1e}) are more than {_MOST:.0e}" if most > _MOST else None
 
@@ -180,19 +155,14 @@ def describe(name: str, position: int, conv: nn.Conv3d, given: Sequence[int]) ->
     return models.describe(name, position, conv, given).resized(bias=False)
 
 
-def _with_batch(layer: Layer, batch_size: int | None) -> Layer:
-    return layer if batch_size is None else layer.resized(batch=batch_size)
-
-
 def _number(text: str, name: str, place: str) -> int:
     if not re.fullmatch(r"\d{1,10}", text.strip(), re.ASCII) or int(text) > _LARGEST:
         raise InputError(f"{place}: {name} is {text[:40]!a}: say a whole number, at most {_LARGEST}")
     return int(text)
 
 
-def _triple(text: str, name: str, place: str) -> Triple:
+def _triple(text: str, name: str, place: str) -> tuple[int, ...]:
     parts = text.strip().split("x")
     if len(parts) not in (1, 3):
         raise InputError(f"{place}: {name} is {text[:40]!a}: say one number, or three such as 1x3x3")
-    depth, height, width = (_number(part, name, place) for part in (parts * 3 if len(parts) == 1 else parts))
-    return depth, height, width
+    return tuple(_number(part, name, place) for part in (parts * 3 if len(parts) == 1 else parts))

@@ -93,19 +93,14 @@ def _whole(row: EndToEndRow, shares: dict[str, float]) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-PICTURES = ("violins", "relative", "roofline", "breakdown")
 _MARKERS = "osD^v<>pPX*hd"
 _COLOURS = "tab20"
 
 
 def draw(
-    rows: pd.DataFrame,
-    samples: pd.DataFrame,
-    kinds: pd.DataFrame,
-    limits: Ceilings | None,
-    folder: Path,
+    rows: pd.DataFrame, samples: pd.DataFrame, kinds: pd.DataFrame, limits: Ceilings | None, folder: Path,
     note: Callable[[str], None],
-) -> list[Path]:
+) -> list[Path]:  # fmt: skip
     """Draw the tables into a folder, and return the files; without matplotlib none, which is noted."""
     figures = Figures(folder, note)
     measured = rows[rows["median_ms"].notna()] if len(rows) else rows

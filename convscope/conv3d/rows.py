@@ -138,36 +138,22 @@ class NetworkKey:
     implementation: str
 
 
+_SAMPLES = Table(SampleRow, unique=(), first=4)
+_LAYERS = Table(Conv3dRow, unique=("position", "implementation"), first=4)
+_ROUNDS = Table(StressRow, unique=("round", "implementation"), first=3)
+_KINDS = Table(KindRow, unique=("implementation", "kind"), first=5)
+_NETWORKS = Table(EndToEndRow, unique=("implementation",), first=1)
 SCHEMA = Schema(
     request="conv3d",
     version=SCHEMA_VERSION,
     parts=(
-        Part(
-            LayerKey,
-            {
-                "samples": Table(SampleRow, unique=(), first=4),
-                "conv3d": Table(Conv3dRow, unique=("position", "implementation"), first=4),
-            },
-        ),
-        Part(StressKey, {"stress": Table(StressRow, unique=("round", "implementation"), first=3)}),
-        Part(
-            NetworkKey,
-            {
-                "breakdown": Table(KindRow, unique=("implementation", "kind"), first=5),
-                "end_to_end": Table(EndToEndRow, unique=("implementation",), first=1),
-            },
-        ),
+        Part(LayerKey, {"samples": _SAMPLES, "conv3d": _LAYERS}),
+        Part(StressKey, {"stress": _ROUNDS}),
+        Part(NetworkKey, {"breakdown": _KINDS, "end_to_end": _NETWORKS}),
     ),
     free=(
-        "implementations",
-        "device",
-        "first_layer",
-        "last_layer",
-        "verify",
-        "compare",
-        "warmup",
-        "measure",
-        "budget_s",
+        *("implementations", "device", "first_layer", "last_layer"),
+        *("verify", "compare", "warmup", "measure", "budget_s"),
     ),
     entries={"ceilings": None},
 )

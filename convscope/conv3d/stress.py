@@ -11,8 +11,9 @@ import torch
 
 from convscope import failures
 from convscope.conv3d import comparison
+from convscope.conv3d.comparison import failed
 from convscope.conv3d.implementations import Implementations
-from convscope.conv3d.layersets import Triple, why_invalid
+from convscope.conv3d.layersets import EXTENTS, why_invalid
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import backends
@@ -24,14 +25,12 @@ from convscope.kernels.conv3d.layout import Blocks3d
 
 _SHRINKS_MOST = 300  # tries
 _NOTED_EVERY, _PAUSED_EVERY = 50, 10  # rounds
-_EXTENTS = ("size", "kernel", "stride", "padding", "dilation")
 _LEAST = {"padding": 0}  # of a number, where it is not 1
 
 
 def run(
     request: Conv3d, rounds: int, workshop: Implementations, note: Callable[[str], None], rows: list[StressRow],
-    pause: Callable[[], bool],
-    skip: Callable[[int, str], bool] = lambda turn, name: False,
+    pause: Callable[[], bool], skip: Callable[[int, str], bool] = lambda turn, name: False,
 ) -> None:  # fmt: skip
     """Verify every implementation on `rounds` shapes drawn from the seed; a shape that one cannot do is no failure.
 
@@ -89,35 +88,27 @@ def _round(
     rows = [StressRow(turn, name, str(layer), math=request.math, dtype=request.dtype) for name in blocks]
     reasons = [workshop.why_not(name, shape) for name in blocks]
     if all(reasons):
-        return [_failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
+        return [failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
     try:
         x, weight = comparison.tensors(shape, workshop.device, request.seed + turn)
         exact = reference(x, weight, shape)
     except Exception as error:
         failure = failures.of_cell(error, workshop.device)
-        return [_failed(row, failure) for row in rows]
+        return [failed(row, failure) for row in rows]
 
     def tried(row: StressRow) -> StressRow:
         name = row.implementation
         try:
             ready = workshop.prepare(name, shape, weight, blocks[name])
             error = exact.error(workshop.run(name, lambda: ready.call(x)))
-        except Exception as failed:
-            return _failed(row, failures.of_cell(failed, workshop.device))
-        most = comparison.allowed_error(name, layer, shape)
-        row = dataclasses.replace(row, elementwise_error=error, tolerance=most, blocks=ready.said())
-        if error <= most:
-            return row
-        return _failed(row, Failure("failed", f"elementwise error {error:.1e} over {most:.1e}"))
+        except Exception as raised:
+            return failed(row, failures.of_cell(raised, workshop.device))
+        return comparison.verified(dataclasses.replace(row, blocks=ready.said()), error, layer, shape)
 
     return [
-        _failed(row, Failure("unsupported", reason)) if reason else tried(row)
+        failed(row, Failure("unsupported", reason)) if reason else tried(row)
         for row, reason in zip(rows, reasons, strict=True)
     ]
-
-
-def _failed(row: StressRow, failure: Failure) -> StressRow:
-    return dataclasses.replace(row, status=failure.status, reason=failure.reason)
 
 
 def draw(drawn: random.Random) -> Layer:
@@ -126,24 +117,19 @@ def draw(drawn: random.Random) -> Layer:
         groups = drawn.choice((1, 1, 1, 1, 2, 3))
         plain = drawn.random() < 0.5  # the copy engine's kernels take stride 1 only
         layer = Layer.of_sizes(
-            "",
-            0,
-            batch=drawn.randint(1, 3),
+            "", 0, groups=groups, batch=drawn.randint(1, 3),
             in_channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48)),
             out_channels=groups * drawn.choice((1, 2, 3, 5, 16, 31, 32, 64, 65)),
-            size=_triple(drawn, 1, 20),
-            kernel=_triple(drawn, 1, 4),
-            stride=(1, 1, 1) if plain else _triple(drawn, 1, 3),
-            padding=_triple(drawn, 0, 2),
+            size=_triple(drawn, 1, 20), kernel=_triple(drawn, 1, 4),
+            stride=(1, 1, 1) if plain else _triple(drawn, 1, 3), padding=_triple(drawn, 0, 2),
             dilation=(1, 1, 1) if plain else _triple(drawn, 1, 2),
-            groups=groups,
-        )
+        )  # fmt: skip
         if why_invalid(layer) is None:
             return layer
 
 
-def _triple(drawn: random.Random, low: int, high: int) -> Triple:
-    return drawn.randint(low, high), drawn.randint(low, high), drawn.randint(low, high)
+def _triple(drawn: random.Random, low: int, high: int) -> tuple[int, ...]:
+    return tuple(drawn.randint(low, high) for _ in range(3))
 
 
 def shrink(layer: Layer, fails: Callable[[Layer], bool]) -> Layer:
@@ -163,16 +149,11 @@ def shrink(layer: Layer, fails: Callable[[Layer], bool]) -> Layer:
 
 def _smaller(layer: Layer) -> Iterator[Layer]:
     """Yield the valid shapes with one number smaller: the least it can be, half, one less."""
-    groups = layer.groups
-    for less in _less(layer.batch, 1):
-        yield from _valid(layer.resized(batch=less))
-    for less in _less(groups, 1):
-        yield from _valid(layer.resized(groups=less))
-    for less in _less(layer.in_channels // groups, 1):
-        yield from _valid(layer.resized(in_channels=less * groups))
-    for less in _less(layer.out_channels // groups, 1):
-        yield from _valid(layer.resized(out_channels=less * groups))
-    for name in _EXTENTS:
+    units = {"batch": 1, "groups": 1, "in_channels": layer.groups, "out_channels": layer.groups}
+    for name, unit in units.items():
+        for less in _less(getattr(layer, name) // unit, 1):
+            yield from _valid(layer.resized(**{name: less * unit}))
+    for name in EXTENTS:
         extents: tuple[int, ...] = getattr(layer, name)
         for axis, value in enumerate(extents):
             for less in _less(value, _LEAST.get(name, 1)):

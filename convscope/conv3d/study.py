@@ -61,19 +61,17 @@ class Conv3dStudy:
                 stack.enter_context(torch.cuda.device(self.device))
             cache = _block_cache(self.parts.load_tuned, self.device)
             store = stack.enter_context(Store(folder, SCHEMA, note=self.note))
-            missing = store.missing(
-                self.request, self.environment, self._cells(), overwrite, self._covers, self._counts
-            )
+            cells = self._cells()
+            missing = store.missing(self.request, self.environment, cells, overwrite, self._covers, self._counts)
             if missing or overwrite or self._rounds_left(store):
                 self._measure(store, set(missing), cache)
         return self._report(store)
 
     def _cells(self) -> list[Any]:
         names = self.request.implementations
-        cells: list[Any] = []
-        if self.parts.layers:
-            cells += [LayerKey(layer.name, layer.position, name) for layer in self.layers for name in names]
-        return cells + ([NetworkKey(name) for name in names] if self.parts.end_to_end else [])
+        layers = self.layers if self.parts.layers else ()
+        cells = [LayerKey(layer.name, layer.position, name) for layer in layers for name in names]
+        return [*cells, *(NetworkKey(name) for name in names if self.parts.end_to_end)]
 
     def _covers(self, key: Any) -> bool:
         """Tell whether a cell is a round of the stress test that is asked for: too many to be listed."""
@@ -94,7 +92,8 @@ class Conv3dStudy:
     def _measure(self, store: Store, missing: set[Any], cache: BlockCache[Blocks3d]) -> None:
         timed = self.request.compare and any(isinstance(cell, LayerKey) for cell in missing)
         limits = roofline.measure_ceilings(self.device) if timed else None
-        store.begin(self.request, self.environment, sys.argv, **_ceilings_entry(limits))
+        entries = {} if limits is None else {"ceilings": dataclasses.asdict(limits)}
+        store.begin(self.request, self.environment, sys.argv, **entries)
         with Implementations(self.device, cache) as implementations:
             try:
                 self._layer_cells(store, missing, implementations, limits)
@@ -107,22 +106,19 @@ class Conv3dStudy:
     def _layer_cells(
         self, store: Store, missing: set[Any], implementations: Implementations, limits: Ceilings | None
     ) -> None:
+        asked = self.request
         for layer in self.layers:
-            names = [
-                name for name in self.request.implementations if LayerKey(layer.name, layer.position, name) in missing
-            ]
+            names = [name for name in asked.implementations if LayerKey(layer.name, layer.position, name) in missing]
             if not names or self.stop():
                 continue
             known = [row for row in store.objects("conv3d")["conv3d"] if row.position == layer.position]
             again = [row for row in known if row.implementation in names]
-            request = dataclasses.replace(
-                self.request,
-                implementations=tuple(names),
-                verify=self.request.verify or any(row.elementwise_error is not None for row in again),
-                compare=self.request.compare or any(row.median_ms is not None for row in again),
-            )
-            compared = comparison.LayerComparison(request, [layer], implementations, limits, self.note)
-            compared.run(lambda: False)
+            verify = asked.verify or any(row.elementwise_error is not None for row in again)
+            compare = asked.compare or any(row.median_ms is not None for row in again)
+            request = dataclasses.replace(asked, implementations=tuple(names), verify=verify, compare=compare)
+            self.note(f"{layer.name}: {layer}")
+            compared = comparison.LayerComparison(request, layer, implementations, limits)
+            compared.run()
             store.append([*compared.rows, *compared.samples])
             _save_choices(store, implementations)
             if len(names) < len(known) + len(names) - len(again):
@@ -179,10 +175,6 @@ class Conv3dStudy:
         print(report.summary(rows, limits if self.parts.layers and self.request.compare else None))
         print(f"results: {store.path}")
         return int(comparison.is_broken([*rows["conv3d"], *rows["stress"], *rows["end_to_end"]]))
-
-
-def _ceilings_entry(limits: Ceilings | None) -> dict[str, Any]:
-    return {} if limits is None else {"ceilings": dataclasses.asdict(limits)}
 
 
 def _save_choices(store: Store, implementations: Implementations) -> None:

@@ -100,9 +100,8 @@ class BlockCache(Generic[B]):
         # An entry that another process writes between the reading and the writing is lost, and timed again later.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            new = self.path.with_name(
-                f".{self.path.name}.{os.getpid()}"
-            )  # one for each process, so that no reader sees a part
+            # One for each process, so that no reader sees a part.
+            new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
             new.write_text(as_text(self._read() | {key: choice}))
             new.replace(self.path)
 

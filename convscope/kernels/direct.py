@@ -42,6 +42,7 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
+from convscope.kernels.conv3d.layout import bits_inside
 
 TRIED = 10  # block shapes that are timed for a shape
 PITCH = 128  # the packed filters' rows are padded to a multiple of this, so that no load of them needs a mask
@@ -65,16 +66,6 @@ _THIN_SHAPES = ((128, 4), (256, 4), (512, 4), (1024, 8))  # pixels, warps
 _THIN_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h"]
 _THIN_SIZES += ["stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups"]
 _SIZES = [*_THIN_SIZES, "kernel_w", "pixels", "share"]
-
-
-@triton.jit
-def _inside(start, count, step, limit):
-    """Return a bit for each of `count` positions start, start + step, … that is one of 0 … limit - 1."""
-    bits = start * 0
-    for i in range(count):
-        at = start + i * step
-        bits |= ((at >= 0) & (at < limit)).to(tl.int32) << i
-    return bits
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -118,7 +109,7 @@ def direct_conv2d(
         # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
         seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
         seen = tl.max_contiguous(seen, (1, 2))
-        rows, cols = _inside(row, kernel_h, dil_h, in_h), _inside(col, kernel_w, dil_w, in_w)
+        rows, cols = bits_inside(row, kernel_h, dil_h, in_h), bits_inside(col, kernel_w, dil_w, in_w)
         done = first * BLOCK_C
         r, s, start = done // channels // kernel_w, done // channels % kernel_w, done % channels
         for _ in range(first, last):
@@ -220,11 +211,9 @@ def launch(
     sizes = channels, kernels, in_h, in_w, out_h, out_w
     options = *shape.stride, *shape.padding, *shape.dilation, groups
     if blocks.variant == "thin":
-        grid = (triton.cdiv(out_h * out_w, blocks.points), filters, images)
-        kernel_w = shape.weight[3]
-        direct_conv2d_thin[grid](
+        direct_conv2d_thin[triton.cdiv(out_h * out_w, blocks.points), filters, images](
             x, packed, bias, y, *sizes, shape.weight[2], *options,
-            KERNEL_W=kernel_w, BLOCK_P=blocks.points, num_warps=blocks.warps, num_stages=blocks.stages,
+            KERNEL_W=shape.weight[3], BLOCK_P=blocks.points, num_warps=blocks.warps, num_stages=blocks.stages,
         )  # fmt: skip
         return
     pixels, pointwise = images * out_h * out_w, is_pointwise(shape)

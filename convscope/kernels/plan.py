@@ -54,9 +54,8 @@ class KernelPlan(abc.ABC, Generic[B]):
         """The kernel, sizes and arithmetic as text; block shapes are chosen for each key."""
         shape = self.shape
         sizes = map(dimensions, (shape.input, shape.weight, shape.stride, shape.padding, shape.dilation))
-        return " ".join(
-            (self.algorithm, *sizes, f"g{shape.groups}", *(getattr(shape, name) for name in self._keyed_by))
-        )
+        others = (getattr(shape, name) for name in self._keyed_by)
+        return " ".join((self.algorithm, *sizes, f"g{shape.groups}", *others))
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """Convolve N × C × spatial on the current stream.
@@ -102,9 +101,7 @@ class KernelPlan(abc.ABC, Generic[B]):
             )
 
     def renew(self) -> None:
-        """Pack the filters again at the next run: they were written to."""
+        """Give back the packed filters, as when they were written to: the next run packs them again."""
         self._packed.clear()
 
-    def close(self) -> None:
-        """Give back the packed filters."""
-        self._packed.clear()
+    close = renew

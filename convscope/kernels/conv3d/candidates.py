@@ -125,21 +125,12 @@ def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:
         if template.variant == "slices" and plane[0] != 1:
             continue
         for splits in _SPLITS:
-            blocks = Blocks3d(
-                template.variant,
-                template.slices * template.pixels,
-                template.filters,
-                depth,
-                template.warps,
-                template.stages,
-                splits,
-                box,
-            )
+            blocks = Blocks3d(template.variant, template.slices * template.pixels, template.filters, depth,
+                              template.warps, template.stages, splits, box)  # fmt: skip
             programs = programs_of(seen, blocks)
             steps = seen.taps * seen.channels // depth // (seen.kernel[0] if template.variant == "slices" else 1)
-            if splits > 1 and (
-                steps // splits < _LEAST_STEPS or programs * (splits - 1) >= processors * template.resident
-            ):
+            full_before = programs * (splits - 1) >= processors * template.resident
+            if splits > 1 and (steps // splits < _LEAST_STEPS or full_before):
                 break
             yield _time_ns(shape, seen, template, blocks, programs, processors), blocks
 

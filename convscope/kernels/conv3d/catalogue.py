@@ -23,18 +23,9 @@ from convscope.kernels.conv3d import (
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.plan import KernelPlan, has_long_images
 
-_FILES: tuple[ModuleType, ...] = (
-    direct,
-    direct_merged,
-    direct_buffered,
-    direct_tiled,
-    gemm_ncdhw,
-    gemm_tiled,
-    gemm_pipelined,
-    gemm_split,
-    gemm,
-)
-KERNELS: dict[str, ModuleType] = {file.NAME: file for file in _FILES}
+_DIRECT: tuple[ModuleType, ...] = direct, direct_merged, direct_buffered, direct_tiled
+_GEMM: tuple[ModuleType, ...] = gemm_ncdhw, gemm_tiled, gemm_pipelined, gemm_split, gemm
+KERNELS: dict[str, ModuleType] = {file.NAME: file for file in (*_DIRECT, *_GEMM)}
 FMA_ONLY = (direct.NAME, direct_merged.NAME)  # these never use the matrix unit
 DTYPES = ("float32", "float16")
 _TAPS_MOST = 31  # in one direction: a bit each in an integer
@@ -65,12 +56,9 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
     _keyed_by = ("dtype", "math")
 
     def __init__(
-        self,
-        algorithm: str,
-        shape: Convolution,
-        cache: BlockCache[Blocks3d] | None = None,
+        self, algorithm: str, shape: Convolution, cache: BlockCache[Blocks3d] | None = None,
         blocks: Blocks3d | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         reason = why_no_kernel(shape)
         if reason:
             raise NotImplementedError(reason)

@@ -25,7 +25,7 @@ from convscope.kernels.conv3d.layout import Blocks3d
 NAME = "direct"
 
 
-@triton.jit(do_not_specialize=[*layout.PLANAR_SIZES, "w_rows", "w_pitch"])
+@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
 def direct(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, w_rows, w_pitch,
@@ -65,12 +65,12 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return layout.pack_planar(weight, shape, by_tap=False, steps_of=1)
+    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    y = layout.empty_output(x, shape)
+    y = torch.empty(shape.output, dtype=x.dtype, device=x.device)
     images, filters, out_d, out_h, out_w = y.shape
     across = triton.cdiv(out_w, blocks.pixels) * triton.cdiv(filters // shape.groups, blocks.filters)
     direct[out_d * out_h, across, images * shape.groups](

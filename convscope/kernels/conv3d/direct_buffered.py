@@ -21,12 +21,12 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
 
 NAME = "direct merged buffered"
 
 
-@triton.jit(do_not_specialize=[*layout.PLANAR_SIZES, "w_rows", "w_pitch"])
+@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
 def direct_buffered(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -34,17 +34,10 @@ def direct_buffered(
     VECTOR: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group)."""
-    k_blocks = tl.cdiv(kernels, BLOCK_K)
     group = tl.program_id(1)
-    p = tl.program_id(0) // k_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(0) % k_blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     c = tl.arange(0, BLOCK_C)
-    wanted = p // VECTOR < pixels // VECTOR
-    p = p % pixels
     out_plane, plane = out_d * out_h * out_w, in_d * in_h * in_w
-    image, at = p // out_plane, p % out_plane
-    if LONG:
-        image = image.to(tl.int64)
+    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, VECTOR, LONG)
     depth, row, column = corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w)
     depths, rows = bits_inside(depth, kernel_d, dil_d, in_d), bits_inside(row, kernel_h, dil_h, in_h)
     columns = bits_inside(column, kernel_w, dil_w, in_w)
@@ -79,12 +72,6 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    y = layout.empty_output(x, shape)
-    pixels = y.shape[0] * y[0, 0].numel()
-    grid = triton.cdiv(pixels, blocks.pixels) * triton.cdiv(shape.weight[0] // shape.groups, blocks.filters)
-    direct_buffered[grid, shape.groups](
-        x, packed, y, *layout.planar_sizes(shape), pixels, packed.shape[1], packed.shape[2],
-        BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape),
-        VECTOR=layout.vector(y.shape[2:]), LONG=layout.is_long(x, y), num_warps=blocks.warps, num_stages=blocks.stages,
-    )  # fmt: skip
-    return y
+    return layout.launch_planar(
+        direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape)
+    )

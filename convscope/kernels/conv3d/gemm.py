@@ -110,11 +110,8 @@ def gemm_boxes(
         image = image.to(tl.int64)
     image_at = (image * groups + group) * kernels * out_plane
     place = place_of(image_at, (d * out_h + h) * out_w + v, k, out_plane, VECTOR)
-    tl.store(
-        y + tl.multiple_of(split.to(tl.int64) * outputs, VECTOR) + place,
-        acc.T if SWAPPED else acc,
-        mask=wanted[:, None] & (k < kernels)[None, :],
-    )
+    y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+    tl.store(y + place, acc.T if SWAPPED else acc, mask=wanted[:, None] & (k < kernels)[None, :])
 
 
 @triton.jit
@@ -197,12 +194,8 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     slices = blocks.variant == "slices"
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // (seen.kernel[0] if slices else 1)
-    view = TensorDescriptor(
-        copied,
-        [seen.images, *seen.size, seen.channels * seen.groups],
-        [*seen.pitch, 1],
-        [1, 1 if slices else box_d, box_h, box_w, blocks.depth],
-    )
+    size, block = [seen.images, *seen.size, seen.channels * seen.groups], [1 if slices else box_d, box_h, box_w]
+    view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     kernel, variant = gemm_boxes, {"BOX_D": box_d}
     if slices:

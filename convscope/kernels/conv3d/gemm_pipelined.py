@@ -20,12 +20,12 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
 
 NAME = "gemm pipelined"
 
 
-@triton.jit(do_not_specialize=[*layout.CHANNELS_LAST_SIZES, "pitch_n", "pitch_d", "pitch_h", "pitch_w"])
+@triton.jit(do_not_specialize=layout.CHANNELS_LAST_SIZES)
 def gemm_pipelined(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
@@ -34,17 +34,10 @@ def gemm_pipelined(
     LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters over `share` steps of the sum; program ids are (block, group, split)."""
-    k_blocks = tl.cdiv(kernels, BLOCK_K)
     group, split = tl.program_id(1), tl.program_id(2)
-    p = tl.program_id(0) // k_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(0) % k_blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     c = tl.arange(0, BLOCK_C)
-    wanted = p // VECTOR < pixels // VECTOR
-    p = p % pixels
     out_plane = out_d * out_h * out_w
-    image, at = p // out_plane, p % out_plane
-    if LONG:
-        image = image.to(tl.int64)
+    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, VECTOR, LONG)
     depth, row, column = corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w)
     depths, rows = bits_inside(depth, kernel_d, dil_d, size_d), bits_inside(row, kernel_h, dil_h, size_h)
     columns = bits_inside(column, kernel_w, dil_w, size_w)
@@ -82,14 +75,5 @@ def default(shape: Convolution) -> Blocks3d:
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream; adds up the splits where there are some."""
-    copied, y = layout.channels_last(x, shape), layout.split_output(x, shape, blocks.splits)
-    seen = layout.problem(shape)
-    grid = triton.cdiv(seen.pixels, blocks.pixels) * triton.cdiv(seen.filters, blocks.filters)
-    steps = packed.shape[2] // blocks.depth
-    gemm_pipelined[grid, seen.groups, blocks.splits](
-        copied, packed, y, *layout.channels_last_sizes(shape), packed.shape[1], steps, *layout.pitches(shape),
-        triton.cdiv(steps, blocks.splits), BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, BLOCK_C=blocks.depth,
-        PRECISION=layout.precision(shape), LANES=layout.lanes(shape), VECTOR=layout.vector(y.shape[3:]),
-        LONG=layout.is_long(copied, y[0]), num_warps=blocks.warps, num_stages=blocks.stages,
-    )  # fmt: skip
-    return layout.add_splits(y, x.dtype)
+    share = triton.cdiv(packed.shape[2] // blocks.depth, blocks.splits)
+    return layout.launch_channels_last(gemm_pipelined, x, packed, shape, blocks, share)

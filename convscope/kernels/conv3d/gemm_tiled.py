@@ -21,12 +21,12 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.layout import Blocks3d, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, block_of, corner, place_of
 
 NAME = "gemm tiled"
 
 
-@triton.jit(do_not_specialize=[*layout.CHANNELS_LAST_SIZES, "pitch_n", "pitch_d", "pitch_h", "pitch_w"])
+@triton.jit(do_not_specialize=layout.CHANNELS_LAST_SIZES)
 def gemm_tiled(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
@@ -35,17 +35,10 @@ def gemm_tiled(
     LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group). Pitches are in units of LANES elements."""
-    k_blocks = tl.cdiv(kernels, BLOCK_K)
     group = tl.program_id(1)
-    p = tl.program_id(0) // k_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(0) % k_blocks * BLOCK_K + tl.arange(0, BLOCK_K)
     c = tl.arange(0, BLOCK_C)
-    wanted = p // VECTOR < pixels // VECTOR
-    p = p % pixels
     out_plane = out_d * out_h * out_w
-    image, at = p // out_plane, p % out_plane
-    if LONG:
-        image = image.to(tl.int64)
+    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, VECTOR, LONG)
     depth, row, column = corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w)
     seen = (image * pitch_n + depth * pitch_d + row * pitch_h + column * pitch_w) * LANES
     x += tl.multiple_of(group * channels, LANES)
@@ -79,13 +72,4 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    copied, y = layout.channels_last(x, shape), layout.empty_output(x, shape)
-    seen = layout.problem(shape)
-    grid = triton.cdiv(seen.pixels, blocks.pixels) * triton.cdiv(seen.filters, blocks.filters)
-    gemm_tiled[grid, seen.groups](
-        copied, packed, y, *layout.channels_last_sizes(shape), packed.shape[1], packed.shape[2] // blocks.depth,
-        *layout.pitches(shape), BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, BLOCK_C=blocks.depth,
-        PRECISION=layout.precision(shape), LANES=layout.lanes(shape), VECTOR=layout.vector(y.shape[2:]),
-        LONG=layout.is_long(copied, y), num_warps=blocks.warps, num_stages=blocks.stages,
-    )  # fmt: skip
-    return y
+    return layout.launch_channels_last(gemm_tiled, x, packed, shape, blocks)

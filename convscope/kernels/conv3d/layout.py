@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -28,7 +29,7 @@ FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load o
 _FOLD_BELOW = 16
 _COPY_BLOCK = 2048
 
-Triple = tuple[int, int, int]
+Triple = tuple[int, ...]  # depth, height, width
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,9 @@ class Blocks3d:
 
     def __str__(self) -> str:
         box = f" {dimensions(self.box)}" if self.box != (1, 1, 1) else ""
-        shape = (
-            f"{self.variant}{box} {self.pixels}x{self.filters}x{self.depth}, {self.warps} warps, {self.stages} stages"
-        )
-        return shape + (f", {self.splits} splits" if self.splits > 1 else "")
+        size = f"{self.pixels}x{self.filters}x{self.depth}"
+        splits = f", {self.splits} splits" if self.splits > 1 else ""
+        return f"{self.variant}{box} {size}, {self.warps} warps, {self.stages} stages{splits}"
 
 
 @dataclass(frozen=True)
@@ -103,34 +103,28 @@ def precision(shape: Convolution) -> str:
     return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
 
 
-def triple(values: tuple[int, ...]) -> Triple:
-    """Return depth, height and width."""
-    depth, height, width = values
-    return depth, height, width
-
-
 @functools.lru_cache(maxsize=1024)
 def problem(shape: Convolution) -> Problem:
     """Return a convolution as a kernel for channels-last memory sees it."""
     images, total, depth, height, width = shape.input
     groups, channels = shape.groups, total // shape.groups
-    kernel, stride, padding = triple(shape.weight[2:]), triple(shape.stride), triple(shape.padding)
-    dilation, output = triple(shape.dilation), triple(shape.output[2:])
+    kernel, stride, padding, dilation, output = (
+        shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_size
+    )  # fmt: skip
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
-    if not folded:
-        padded = _up(channels, LEAST_CHANNELS)
-        copied = padded * groups
-        pitch = (depth * height * width * copied, height * width * copied, width * copied, copied)
-        return Problem(groups, shape.weight[0] // groups, padded, images, (depth, height, width), kernel, stride,
-                       padding, dilation, output, pitch, copied, width, 0, folded)  # fmt: skip
-    copied = _up(channels, lanes(shape))
-    seen = _up(kernel[2] * copied, LEAST_CHANNELS)
-    # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
-    rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
-    pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, stride[2] * copied)
-    return Problem(groups, shape.weight[0], seen, images, (depth, height, output[2]), (*kernel[:2], 1),
-                   (*stride[:2], 1), (*padding[:2], 0), dilation, output, pitch, copied, rows, padding[2],
-                   folded)  # fmt: skip
+    if folded:
+        copied = _up(channels, lanes(shape))
+        seen = _up(kernel[2] * copied, LEAST_CHANNELS)
+        # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
+        rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
+        step, left, width = stride[2], padding[2], output[2]
+        kernel, stride, padding = (*kernel[:2], 1), (*stride[:2], 1), (*padding[:2], 0)
+    else:
+        seen, rows, step, left = _up(channels, LEAST_CHANNELS), width, 1, 0
+        copied = seen * groups
+    pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
+    return Problem(groups, shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
+                   dilation, output, pitch, copied, rows, left, folded)  # fmt: skip
 
 
 def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
@@ -211,9 +205,28 @@ def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
     return tl.max_contiguous(tl.multiple_of(place, (VECTOR, 1)), (VECTOR if VECTOR > 1 else 2, 1))
 
 
-def vector(output: tuple[int, ...]) -> int:
+@triton.jit
+def block_of(
+    kernels, pixels, out_plane, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr
+):  # fmt: skip
+    """Return a program's filters, and of each of its pixels: is it one, the image, the place in the image.
+
+    Pixels are numbered through all images; after the last one they go on at the first, which is not stored again.
+    """
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    p = tl.program_id(0) // k_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
+    k = tl.program_id(0) % k_blocks * BLOCK_K + tl.arange(0, BLOCK_K)
+    wanted = p // VECTOR < pixels // VECTOR
+    p = p % pixels
+    image, at = p // out_plane, p % out_plane
+    if LONG:
+        image = image.to(tl.int64)
+    return k, wanted, image, at
+
+
+def vector(shape: Convolution) -> int:
     """Return the number of neighbouring pixels that always lie together, aligned, in one plane of an output."""
-    return 1 if math.prod(output) % 4 else 4
+    return 1 if math.prod(shape.output[2:]) % 4 else 4
 
 
 def planar_sizes(shape: Convolution) -> tuple[int, ...]:
@@ -227,10 +240,10 @@ def by_axis(*names: str) -> list[str]:
     return [f"{name}_{axis}" for name in names for axis in "dhw"]
 
 
-PLANAR_SIZES = [
-    *("channels", "kernels", "groups", "pixels"),
-    *by_axis("in", "out", "kernel", "stride", "pad", "dil"),
-]
+# What kernels take of a shape: one binary serves all sizes.
+_OPTIONS = by_axis("out", "kernel", "stride", "pad", "dil")
+PLANAR_SIZES = ["channels", "kernels", "groups", "pixels", "w_rows", "w_pitch", *by_axis("in"), *_OPTIONS]
+CHANNELS_LAST_SIZES = [*PLANAR_SIZES, "share", "pitch_n", *by_axis("size", "pitch")]
 
 
 def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int) -> torch.Tensor:
@@ -243,37 +256,43 @@ def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of
     return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
 
 
-def empty_output(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
-    """Return memory for the output, N × K × D × H × W."""
-    return torch.empty(shape.output, dtype=x.dtype, device=x.device)
+def launch_planar(
+    kernel: Any, x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d, **constants: Any
+) -> torch.Tensor:
+    """Convolve N × C × D × H × W by a kernel for such memory; its program ids are (block, group)."""
+    y = torch.empty(shape.output, dtype=x.dtype, device=x.device)
+    pixels = y.shape[0] * y[0, 0].numel()
+    grid = triton.cdiv(pixels, blocks.pixels) * triton.cdiv(shape.weight[0] // shape.groups, blocks.filters)
+    kernel[grid, shape.groups](
+        x, packed, y, *planar_sizes(shape), pixels, packed.shape[1], packed.shape[2],
+        BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, VECTOR=vector(shape), LONG=is_long(x, y),
+        num_warps=blocks.warps, num_stages=blocks.stages, **constants,
+    )  # fmt: skip
+    return y
 
 
-CHANNELS_LAST_SIZES = [
-    *("groups", "kernels", "channels", "pixels", "w_rows", "w_pitch", "share"),
-    *by_axis("size", "out", "kernel", "stride", "pad", "dil"),
-]
+def launch_channels_last(
+    kernel: Any, x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d, *last: int
+) -> torch.Tensor:
+    """Convolve N × C × D × H × W by a kernel for channels-last memory; its program ids are (block, group, split).
 
-
-def channels_last_sizes(shape: Convolution) -> tuple[int, ...]:
-    """Return what the kernels for channels-last memory take of a convolution, as `problem` sees it."""
-    seen = problem(shape)
-    numbers = seen.groups, seen.filters, seen.channels, *seen.size, *seen.output
-    return (*numbers, *seen.kernel, *seen.stride, *seen.padding, *seen.dilation, seen.pixels)
-
-
-def pitches(shape: Convolution) -> tuple[int, ...]:
-    """Return the distances between images, planes, rows and pixels in units of 16 bytes, which all of them are."""
-    seen, unit = problem(shape), lanes(shape)
-    return tuple(pitch // unit for pitch in seen.pitch)
+    It takes the pitches of `Problem` in units of 16 bytes, which all of them are, and after them `last`.
+    """
+    copied, y, seen = channels_last(x, shape), split_output(x, shape, blocks.splits), problem(shape)
+    grid = triton.cdiv(seen.pixels, blocks.pixels) * triton.cdiv(seen.filters, blocks.filters)
+    kernel[grid, seen.groups, blocks.splits](
+        copied, packed, y, seen.groups, seen.filters, seen.channels, *seen.size, *seen.output, *seen.kernel,
+        *seen.stride, *seen.padding, *seen.dilation, seen.pixels, packed.shape[1], packed.shape[2] // blocks.depth,
+        *(pitch // lanes(shape) for pitch in seen.pitch), *last, BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters,
+        BLOCK_C=blocks.depth, PRECISION=precision(shape), LANES=lanes(shape), VECTOR=vector(shape),
+        LONG=is_long(copied, y[0]), num_warps=blocks.warps, num_stages=blocks.stages,
+    )  # fmt: skip
+    return add_splits(y, x.dtype)
 
 
 def lanes(shape: Convolution) -> int:
     """Return the number of elements in 16 bytes."""
-    return _ALIGNED_BYTES // _element_bytes(shape.dtype)
-
-
-def _element_bytes(dtype: str) -> int:
-    return torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+    return _ALIGNED_BYTES // int(getattr(torch, shape.dtype).itemsize)
 
 
 def depth_of(shape: Convolution) -> int:
