@@ -95,7 +95,7 @@ class PowerMonitor:
 
     @property
     def reason(self) -> str | None:
-        """Why there is no power and energy, None while there is."""
+        """The reason why there is no power and energy, None while there is."""
         return self._missing or self._sampler.failure
 
     def __enter__(self) -> PowerMonitor:
@@ -308,12 +308,12 @@ class UnifiedProfiler:
 
     @property
     def stopped(self) -> bool:
-        """Whether the last sweep ended before its last size."""
+        """True if the last sweep ended before its last size."""
         return self._sweep.stopped
 
     @property
     def folder(self) -> Path:
-        """Where results go unless `run` is given another: `results/<stage>/<model>_<algorithm>_<gpu>/`."""
+        """The folder of results unless `run` is given another: `results/<stage>/<model>_<algorithm>_<gpu>/`."""
         return RESULTS / self.request.stage / self.request.folder_name
 
     def run(self, output_dir: Path | str | None = None, overwrite: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:

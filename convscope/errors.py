@@ -10,7 +10,7 @@ class StopError(Exception):
 
 
 class InputError(StopError, ValueError):
-    """What was asked for cannot be; the user's to mend."""
+    """A request that cannot be met; the user's to mend."""
 
     exit_code = 2
 
@@ -22,7 +22,7 @@ class DeviceFaultError(StopError):
 
 
 class WriteError(StopError):
-    """What is measured cannot be written any more: disk full, read-only, folder gone (EX_IOERR)."""
+    """Results cannot be written any more: disk full, read-only, folder gone (EX_IOERR)."""
 
     exit_code = 74
 

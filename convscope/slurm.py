@@ -1,4 +1,4 @@
-"""What SLURM says of jobs: `squeue`, and `sacct` where the site keeps accounts. Each is used only where it answers."""
+"""SLURM's answers about jobs: `squeue`, and `sacct` where the site keeps accounts; each is used where it answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: hypothesis without a clock and without chance, and a machine whose GPUs are out of sight.
+"""Fixtures of all tests: hypothesis without a clock and without chance, and a machine whose GPUs are out of sight.
 
 By default a test that draws examples draws a few; with `-m long` or `-m gpu` it draws all. `-m long` therefore runs
 those tests too, beside the ones that are marked.

@@ -1,4 +1,4 @@
-"""What an error at a size means: a row, a lost device, or neither; and what becomes of the sizes after it."""
+"""Meaning of an error at a size: a row, a lost device, or neither; and the sizes after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user asks to a `Run` in which everything is decided, or to one line that says what cannot be."""
+"""Options that several commands share, decided and checked, or one line that says what cannot be."""
 
 from __future__ import annotations
 

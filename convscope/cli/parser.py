@@ -1,4 +1,4 @@
-"""What the command lines share: errors are one line and an exit code, and tables are text in columns."""
+"""Common parts of the command lines: errors are one line and an exit code."""
 
 from __future__ import annotations
 

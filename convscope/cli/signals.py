@@ -70,7 +70,7 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """How a run that was stopped ends; to be asked only once a signal has come."""
+        """The exit code of a run that was stopped; to be read only once a signal has come."""
         return STOPPED if self.number == signal.SIGUSR2 else ENDED
 
     @property

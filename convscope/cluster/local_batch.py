@@ -153,9 +153,9 @@ class LocalBatch:
             return STOPPED
         return 1 if self.failures else 0
 
-    def command(self, who: Combination, stage: str) -> list[str]:
+    def command(self, name: Combination, stage: str) -> list[str]:
         """Return the command of one stage of a combination."""
-        return [f"./{SCRIPTS[stage]}", "--local", who.model, who.algorithm, who.gpu, *self.flags]
+        return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *self.flags]
 
     def _start(self, run: CombinationRun) -> CombinationRun:
         run.stage = run.stages.popleft()

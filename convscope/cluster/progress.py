@@ -176,9 +176,9 @@ def _last_write(path: Path) -> float:
     return max((file.stat().st_mtime for file in written), default=0.0)
 
 
-def note_event(path: Path, time_utc: str, job: str, event: str, who: Combination, flags: Sequence[str]) -> None:
+def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, flags: Sequence[str]) -> None:
     """Add a line to the history of a folder's jobs."""
-    fields = (time_utc, job, event, who.model, who.algorithm, who.gpu, shlex.join(flags))
+    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(flags))
     with (path / HISTORY).open("a") as file:
         file.write("\t".join(fields) + "\n")
 

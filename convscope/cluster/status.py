@@ -123,7 +123,7 @@ def table(standings: Sequence[Standing]) -> str:
     for each in standings:
         by_name.setdefault(each.progress.combination, {})[each.progress.stage] = each
     stages = [stage for stage in STAGES if any(each.progress.stage == stage for each in standings)]
-    rows = [_line(who, stages, by_stage) for who, by_stage in sorted(by_name.items(), key=lambda item: str(item[0]))]
+    rows = [_line(name, stages, by_name[name]) for name in sorted(by_name, key=str)]
     lines = [display.table(("combination", *stages, "fallback", "throttled"), rows, all_left=True)]
     counts = Counter(each.state for each in standings)
     lines += ["", ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])]
@@ -133,11 +133,11 @@ def table(standings: Sequence[Standing]) -> str:
     return "\n".join(lines + (["", "again:", *(f"  {command}" for command in commands)] if commands else []))
 
 
-def _line(who: Combination, stages: Sequence[str], by_stage: Mapping[str, Standing]) -> tuple[str, ...]:
+def _line(name: Combination, stages: Sequence[str], by_stage: Mapping[str, Standing]) -> tuple[str, ...]:
     cells = [by_stage[stage].cell if stage in by_stage else "-" for stage in stages]
     fallback = max(each.progress.fallback_layers for each in by_stage.values())
     throttled = sum(each.progress.throttled for each in by_stage.values())
-    return (str(who), *cells, or_dash(fallback or None, "d", " layers"), or_dash(throttled or None, "d", " sizes"))
+    return (str(name), *cells, or_dash(fallback or None, "d", " layers"), or_dash(throttled or None, "d", " sizes"))
 
 
 def again(troubled: Sequence[Standing]) -> list[str]:
@@ -151,7 +151,7 @@ def again(troubled: Sequence[Standing]) -> list[str]:
         earliest.setdefault(each.progress.combination, each)
     for each in earliest.values():
         groups.setdefault((each.progress.stage, _flags(each)), []).append(each.progress.combination)
-    return [_command(stage, flags, who) for (stage, flags), who in groups.items()]
+    return [_command(stage, flags, names) for (stage, flags), names in groups.items()]
 
 
 def _flags(each: Standing) -> str:
@@ -161,10 +161,10 @@ def _flags(each: Standing) -> str:
     return " ".join([*local, *([folder.job.flags] if folder.job and folder.job.flags else []), *overwrite])
 
 
-def _command(stage: str, flags: str, who: Sequence[Combination]) -> str:
-    words = shlex.join(word for each in who for word in (each.model, each.algorithm, each.gpu))
-    names = words if len(who) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
-    return f"{SCRIPTS[stage]} {names} {flags}".rstrip()
+def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:
+    words = shlex.join(word for each in names for word in (each.model, each.algorithm, each.gpu))
+    given = words if len(names) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
+    return f"{SCRIPTS[stage]} {given} {flags}".rstrip()
 
 
 def as_json(standings: Sequence[Standing]) -> str:
@@ -209,9 +209,9 @@ def main(
 
 
 def _wanted(each: Standing, options: argparse.Namespace) -> bool:
-    who = each.progress.combination
+    name = each.progress.combination
     wanted = (options.model, options.algorithm, options.gpu, options.state)
-    values = (who.model, who.algorithm, who.gpu, each.state)
+    values = (name.model, name.algorithm, name.gpu, each.state)
     return all(not names or value in names for names, value in zip(wanted, values, strict=True))
 
 

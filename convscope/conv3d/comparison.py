@@ -61,11 +61,13 @@ class LayerComparison:
         limits: the ceilings of the device, None where nothing is timed.
     """
 
-    def __init__(self, asked: Conv3d, layer: Layer, workshop: Implementations, limits: Ceilings | None) -> None:
+    def __init__(
+        self, request: Conv3d, layer: Layer, implementations: Implementations, limits: Ceilings | None
+    ) -> None:
         self.rows: list[Conv3dRow] = []
         self.samples: list[SampleRow] = []
-        self._asked, self._layer, self._workshop, self._limits = asked, layer, workshop, limits
-        self._shape = layer.convolution(asked.dtype, asked.math)
+        self._request, self._layer, self._implementations, self._limits = request, layer, implementations, limits
+        self._shape = layer.convolution(request.dtype, request.math)
 
     def run(self) -> None:
         """Verify and time what was asked for.
@@ -73,47 +75,47 @@ class LayerComparison:
         Raises:
             DeviceFaultError: the GPU is lost.
         """
-        with torch.inference_mode(), backends.math(self._asked.math):
+        with torch.inference_mode(), backends.math(self._request.math):
             self.rows = with_ratios(self._rows())
-            if self._workshop.device.type == "cuda":
+            if self._implementations.device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def _rows(self) -> list[Conv3dRow]:
-        rows = [self._row(name) for name in self._asked.implementations]
+        rows = [self._row(name) for name in self._request.implementations]
         try:
-            x, weight = tensors(self._shape, self._workshop.device, self._asked.seed)
-            expected = reference(x, weight, self._shape) if self._asked.verify else None
+            x, weight = tensors(self._shape, self._implementations.device, self._request.seed)
+            expected = reference(x, weight, self._shape) if self._request.verify else None
         except RuntimeError as error:
-            found = failures.of_cell(error, self._workshop.device)
+            found = failures.of_cell(error, self._implementations.device)
             return [failed(row, found) for row in rows]
         return [self._one(row, x, weight, expected) for row in rows]
 
     def _one(self, row: Conv3dRow, x: torch.Tensor, weight: torch.Tensor, expected: Reference | None) -> Conv3dRow:
         name = row.implementation
-        reason = self._workshop.why_not(name, self._shape)
+        reason = self._implementations.why_not(name, self._shape)
         if reason:
             return failed(row, Failure("unsupported", reason))
 
         def measured() -> Conv3dRow:
             with torch.inference_mode():
-                ready = self._workshop.prepare(name, self._shape, weight)
+                ready = self._implementations.prepare(name, self._shape, weight)
                 output = ready.call(x)
                 found = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
                 if expected is not None:
                     found = verified(found, expected.error(output), self._layer, self._shape)
                 del output
-                return self._timed(found, ready, x) if self._asked.compare and found.status == "ok" else found
+                return self._timed(found, ready, x) if self._request.compare and found.status == "ok" else found
 
         try:
-            return self._workshop.run(name, measured)
+            return self._implementations.run(name, measured)
         except Exception as error:
-            return failed(row, failures.of_cell(error, self._workshop.device))
+            return failed(row, failures.of_cell(error, self._implementations.device))
 
     def _timed(self, row: Conv3dRow, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
-        asked = self._asked
-        stopwatch = Stopwatch(self._workshop.device)
+        request = self._request
+        stopwatch = Stopwatch(self._implementations.device)
         times = stopwatch.measure(
-            lambda: ready.call(x), samples=asked.measure, warmup=asked.warmup, budget_s=asked.budget_s
+            lambda: ready.call(x), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
         ).all_ms
         self.samples += [SampleRow(row.layer, row.position, row.implementation, time) for time in times]
         found = summary.summarize(times)
@@ -130,9 +132,9 @@ class LayerComparison:
     def _row(self, name: str) -> Conv3dRow:
         layer, shape = self._layer, self._shape
         return fill(
-            Conv3dRow, layer, self._asked, layer=layer.name, implementation=name, provider=provider(name),
+            Conv3dRow, layer, self._request, layer=layer.name, implementation=name, provider=provider(name),
             bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4), channels=layer.in_channels,
-            filters=layer.out_channels, arithmetic=computes_in(name, shape), device=str(self._workshop.device),
+            filters=layer.out_channels, arithmetic=computes_in(name, shape), device=str(self._implementations.device),
             **{extent: dimensions(getattr(layer, extent)) for extent in EXTENTS},
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ class Conv3d:
 
 @dataclass(frozen=True)
 class Parts:
-    """Which parts of the study to do.
+    """Parts of a 3-D study to do.
 
     Attributes:
         stress: a number of shapes.
@@ -53,7 +53,7 @@ class Parts:
     load_tuned: str | None = None
 
 
-def folder_name(asked: Conv3d, layers: Sequence[Layer]) -> str:
+def folder_name(request: Conv3d, layers: Sequence[Layer]) -> str:
     """Return the name of the folder of one call: layer set, batch, arithmetic, card."""
-    arithmetic = "fp16" if asked.dtype == "float16" else asked.math
-    return f"{slug(Path(asked.params).stem)}_batch{layers[0].batch}_{arithmetic}_{asked.gpu}"
+    arithmetic = "fp16" if request.dtype == "float16" else request.math
+    return f"{slug(Path(request.params).stem)}_batch{layers[0].batch}_{arithmetic}_{request.gpu}"

@@ -105,7 +105,7 @@ class EndToEndRow:
 
 @dataclass(frozen=True)
 class KindRow:
-    """What one kind of layer takes of an inference pass."""
+    """Share of one kind of layer in an inference pass."""
 
     implementation: str
     kind: str

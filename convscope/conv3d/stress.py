@@ -29,7 +29,7 @@ _LEAST = {"padding": 0}  # of a number, where it is not 1
 
 
 def run(
-    request: Conv3d, rounds: int, workshop: Implementations, note: Callable[[str], None], rows: list[StressRow],
+    request: Conv3d, rounds: int, implementations: Implementations, note: Callable[[str], None], rows: list[StressRow],
     pause: Callable[[], bool], skip: Callable[[int, str], bool] = lambda turn, name: False,
 ) -> None:  # fmt: skip
     """Verify every implementation on `rounds` shapes drawn from the seed; a shape that one cannot do is no failure.
@@ -52,11 +52,11 @@ def run(
             names = [name for name in request.implementations if not skip(turn, name)]
             samples = {name: catalogue.samples(name, shape) for name in names}
             blocks = {name: some[turn % len(some)] for name, some in samples.items()}
-            for row in _round(request, layer, blocks, turn, workshop):
+            for row in _round(request, layer, blocks, turn, implementations):
                 kind = row.implementation, re.sub(r"\d[\d.e+-]*|\binf\b", "#", row.reason or "")
                 if row.status == "failed" and kind not in shrunk:
                     shrunk.add(kind)
-                    fails = _failing(request, row.implementation, blocks[row.implementation], turn, workshop)
+                    fails = _failing(request, row.implementation, blocks[row.implementation], turn, implementations)
                     smallest = str(shrink(layer, fails))
                     note(f"round {turn}: {row.implementation} fails: {row.reason}; smallest shape: {smallest}")
                     row = dataclasses.replace(row, smallest=smallest)
@@ -68,41 +68,41 @@ def run(
 
 
 def _failing(
-    request: Conv3d, name: str, blocks: Blocks3d | None, turn: int, workshop: Implementations
+    request: Conv3d, name: str, blocks: Blocks3d | None, turn: int, implementations: Implementations
 ) -> Callable[[Layer], bool]:
     """Return a function that tells whether an implementation, with the same block shapes, fails at another shape."""
 
     def fails(layer: Layer) -> bool:
         if blocks not in catalogue.samples(name, layer.convolution(request.dtype, request.math)):
             return False
-        return _round(request, layer, {name: blocks}, turn, workshop)[0].status == "failed"
+        return _round(request, layer, {name: blocks}, turn, implementations)[0].status == "failed"
 
     return fails
 
 
 def _round(
-    request: Conv3d, layer: Layer, blocks: Mapping[str, Blocks3d | None], turn: int, workshop: Implementations
+    request: Conv3d, layer: Layer, blocks: Mapping[str, Blocks3d | None], turn: int, implementations: Implementations
 ) -> list[StressRow]:
     """Verify one shape by some implementations, each with its block shapes, all against one reference."""
     shape = layer.convolution(request.dtype, request.math)
     rows = [StressRow(turn, name, str(layer), math=request.math, dtype=request.dtype) for name in blocks]
-    reasons = [workshop.why_not(name, shape) for name in blocks]
+    reasons = [implementations.why_not(name, shape) for name in blocks]
     if all(reasons):
         return [failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
     try:
-        x, weight = comparison.tensors(shape, workshop.device, request.seed + turn)
+        x, weight = comparison.tensors(shape, implementations.device, request.seed + turn)
         exact = reference(x, weight, shape)
     except Exception as error:
-        failure = failures.of_cell(error, workshop.device)
+        failure = failures.of_cell(error, implementations.device)
         return [failed(row, failure) for row in rows]
 
     def tried(row: StressRow) -> StressRow:
         name = row.implementation
         try:
-            ready = workshop.prepare(name, shape, weight, blocks[name])
-            error = exact.error(workshop.run(name, lambda: ready.call(x)))
+            ready = implementations.prepare(name, shape, weight, blocks[name])
+            error = exact.error(implementations.run(name, lambda: ready.call(x)))
         except Exception as raised:
-            return failed(row, failures.of_cell(raised, workshop.device))
+            return failed(row, failures.of_cell(raised, implementations.device))
         return comparison.verified(dataclasses.replace(row, blocks=ready.said()), error, layer, shape)
 
     return [

@@ -23,7 +23,7 @@ class Meter(Protocol):
 
     @property
     def reason(self) -> str | None:
-        """Why there is no power and energy, None while there is."""
+        """The reason why there is no power and energy, None while there is."""
 
     def begin(self) -> PowerWindow:
         """Open a window now."""

@@ -1,4 +1,4 @@
-"""What was measured at one input size, and the rows that it becomes. Pure: nothing here measures."""
+"""Measurements of one input size, and the rows that they become. Pure: nothing here measures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from convscope.timing.trace import LayerTrace
 
 @dataclass
 class Measurement:
-    """What was measured at one input size; lists over layers go by position, empty where nothing was measured."""
+    """Measurements of one input size; lists over layers go by position, empty where nothing was measured."""
 
     passes: Summary
     layers: list[Summary]

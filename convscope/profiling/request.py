@@ -14,7 +14,7 @@ from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug
 
 @dataclass(frozen=True)
 class Run:
-    """What was asked for: one model with one algorithm at many input sizes."""
+    """One model with one algorithm at many input sizes, as requested."""
 
     model: str
     algorithm: str

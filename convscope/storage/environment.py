@@ -1,4 +1,4 @@
-"""What the figures depend on besides the request, read from the machine: software, processor, job, commit."""
+"""Environment of the figures besides the request, read from the machine: software, processor, job, commit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3"
 
 @dataclass(frozen=True)
 class Environment:
-    """What the figures depend on besides the request: the card, its state, the software, the place and time."""
+    """Environment of the figures besides the request: the card, its state, the software, the place and time."""
 
     host: str
     cpu: str

@@ -30,7 +30,7 @@ _held: list[Lock] = []
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock: machine, process and its start, and the job, where SLURM started it."""
+    """Holder of a lock: machine, process and its start, and the job, where SLURM started it."""
 
     host: str
     boot: str

@@ -1,4 +1,4 @@
-"""What kind of work a GPU kernel does, told from its name: the families, and which of them an algorithm may have.
+"""Families of GPU kernels, told from a kernel's name, and those that an algorithm may have.
 
 The names are those that CUPTI records of cuDNN 8 and 9, cuBLAS, CUTLASS and PyTorch; each pattern has a recorded name
 in `tests/verification/test_kernel_families.py`. Pure text: a table of results can be judged on a machine without a GPU.

@@ -1,4 +1,4 @@
-"""From evidence of what ran to a verdict, one line a question. Needs no GPU: a recorded trace will do."""
+"""Verdict on the evidence of what ran, one line a question. Needs no GPU: a recorded trace will do."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ NUMBERS = """--num-sizes --batch-size --warmup --measure --seed --energy-warmup 
 @more_examples(5)
 @given(more=st.lists(st.tuples(st.sampled_from(NUMBERS.split()), values), min_size=1, max_size=3), high=numbers)
 def test_run_profile_with_one_thing_wrong(nowhere: list[str], more: list[tuple[str, str]], high: str):
-    """What gets past the parser: a command line that could run, with odd values in it."""
+    """Command lines that get past the parser and could run, with odd values in them."""
     asked = [word for name, value in more for word in (name, value, *([high] if name == "--input-range" else []))]
     answers(run_profile.main, [*ASKED, *asked, *nowhere])
 

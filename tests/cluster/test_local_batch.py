@@ -25,7 +25,7 @@ trap 'exit 85' USR2
 
 
 class NoDriverError(Exception):
-    """What NVML raises."""
+    """A stand-in for NVML's error."""
 
 
 def library(names: tuple[str, ...] = ("NVIDIA H200",) * 3) -> SimpleNamespace:

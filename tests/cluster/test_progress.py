@@ -1,4 +1,4 @@
-"""How far a run is, read from what it wrote."""
+"""Progress of a run, read from its files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How every combination stands: from what the runs wrote, with SLURM's answers added where there are any."""
+"""State of every combination: from the runs' files, with SLURM's answers added where there are any."""
 
 from __future__ import annotations
 

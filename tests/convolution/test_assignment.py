@@ -1,4 +1,4 @@
-"""Which algorithm each layer gets, and what becomes of those that cannot have the one asked for."""
+"""The algorithm of each layer, and the fate of layers that cannot have the one asked for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What roundings move a model's output by: held against models that really compute in half precision."""
+"""Bounds on the effect of roundings on a model's output, held against models that really compute in half precision."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_the_ranking_of_algorithms_is_laid_out_as_in_the_header():
 
 
 class NoHandle:
-    """Where a plan would get its context from."""
+    """A stand-in for the source of a plan's context."""
 
     pointer = 0
 

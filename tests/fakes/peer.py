@@ -1,4 +1,4 @@
-"""What the tests of the public ai3 (github.com/KLab-AI3/ai3, commit cc5ccb4) exercise, written anew for any device.
+"""Cases of the tests of the public ai3 (github.com/KLab-AI3/ai3, commit cc5ccb4) exercise, written anew for any device.
 
 The convolutions of `test/unit/conv2d.py`, the models of `model_zoo`, which `test/swap_conv2d.py` runs, and the
 gradients, the compiled network and the training of `test/ops`. Their trained weights and MNIST need a network: weights

@@ -1,4 +1,4 @@
-"""What really ran on a real GPU: the truth confirmed, lies caught, the support map and the choice."""
+"""Verification on a real GPU: the truth confirmed, lies caught, the support map and the choice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a cut is chosen, remembered and read again; the times are a table here, on a card they are measured."""
+"""Choice of block shapes, its cache, and its reading; the times are a table here, on a card they are measured."""
 
 from __future__ import annotations
 

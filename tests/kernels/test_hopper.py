@@ -1,4 +1,4 @@
-"""What the compiler makes of the tuned 3-D kernel for Hopper: no GPU is needed to compile for one."""
+"""Code that the compiler makes of the tuned 3-D kernel for Hopper: no GPU is needed to compile for one."""
 
 from __future__ import annotations
 

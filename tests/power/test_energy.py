@@ -1,4 +1,4 @@
-"""What a sensor read becomes joules with an uncertainty, or a reason why not."""
+"""Joules with an uncertainty from a sensor's readings, or a reason why not."""
 
 from __future__ import annotations
 

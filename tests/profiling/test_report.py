@@ -1,4 +1,4 @@
-"""What the command lines print."""
+"""Texts that the command lines print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user asks to a run, or to one line that says what cannot be."""
+"""A run made from a user's arguments, or one line that says what cannot be."""
 
 from __future__ import annotations
 

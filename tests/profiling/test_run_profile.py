@@ -42,7 +42,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Printed:
-    """What one call of `main` answered and printed."""
+    """Answer and output of one call of `main`."""
 
     def __init__(self, code: object, out: str, err: str) -> None:
         self.code, self.out, self.err = code, out, err

@@ -199,7 +199,7 @@ def test_a_newer_schema_is_refused_naming_both_versions(whole: Store, scratch: P
 
 @pytest.mark.parametrize("version", ["1_first", "1_last"])
 def test_folders_of_schema_version_1_are_read(version: str):
-    """What the first and the last program of version 1 wrote; the first had fewer columns, in another order."""
+    """Tables as the first and the last program of version 1 wrote them; the first had fewer, in another order."""
     folder = profile_store(DATA / "schema" / version, STEM)
     document = folder.read_run()
     assert document is not None

@@ -1,4 +1,4 @@
-"""What is read from the machine."""
+"""Facts that are read from the machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who holds a folder, and who is certainly dead."""
+"""Holders of a folder, and those that are certainly dead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes to disk comes back, what does not belong together is refused, and a run that was cut off is mended."""
+"""Round trips to disk, refusal of rows that do not belong together, and mending of a run that was cut off."""
 
 from __future__ import annotations
 

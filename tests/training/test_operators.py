@@ -1,4 +1,4 @@
-"""What torch.profiler saw of a step: operators by phase and kind, kernels, memory."""
+"""A step as torch.profiler saw it: operators by phase and kind, kernels, memory."""
 
 from __future__ import annotations
 

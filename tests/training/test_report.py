@@ -1,4 +1,4 @@
-"""What the figures of a training cell say in words."""
+"""Words on the figures of a training cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which variant of several is kept; the times are a table here, on a card they are measured."""
+"""Choice of one variant of several; the times are a table here, on a card they are measured."""
 
 from __future__ import annotations
 

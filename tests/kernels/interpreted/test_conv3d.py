@@ -1,4 +1,4 @@
-"""What the 3-D kernels compute, by Triton's interpreter, against PyTorch in float64."""
+"""Results of the 3-D kernels by Triton's interpreter, against PyTorch in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernels compute, by Triton's interpreter, against PyTorch in float64."""
+"""Results of the kernels by Triton's interpreter, against PyTorch in float64."""
 
 from __future__ import annotations
 
