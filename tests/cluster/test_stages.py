@@ -99,6 +99,7 @@ def test_a_stage_runs_here_and_the_status_shows_it(project: Path):
     assert "done 1/1" in run(project, "./check_status.sh").stdout
 
 
+@pytest.mark.long
 def test_a_matrix_runs_here_two_at_a_time_and_the_status_has_the_command_for_what_failed(project: Path):
     model = "torchvision:squeezenet1_1"
     (project / "matrix").write_text("".join(f"{model}\t{name}\n" for name in ("gemm", "torch", "smm")))

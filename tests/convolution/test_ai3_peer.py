@@ -81,6 +81,7 @@ def test_the_operators_gradients_are_its_derivatives(algorithm: str):
     assert torch.autograd.gradcheck(lambda *x: torch.ops.ai3.conv2d(*x, 1, 2, 2, 1, 1, 2, 0, 1, algorithm), leaves)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # what the compiler warns of is not ours
 def test_a_compiled_model_and_its_gradients_agree_with_float64():
     torch.manual_seed(0)

@@ -276,7 +276,7 @@ def test_the_search_goes_on_between_what_kept_the_limit_and_what_did_not():
 
 def test_a_server_command_that_has_run_measures_nothing_and_other_settings_do(tmp_path: Path, engine: Any):
     engine("slow", batch_s=0.002)
-    options = {"scenario": "server", "min_seconds": 0.2, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 100.0}
+    options = {"scenario": "server", "min_seconds": 0.2, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 60e3}
     first = run(tmp_path, qps=(20.0, 50.0), **options)
     assert len(first) == 2
     assert first["started_utc"].notna().all()

@@ -170,6 +170,7 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     assert runner.output().shape == (2, 5)
 
 
+@pytest.mark.long
 def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
     asked = workload(tmp_path)
     try:
