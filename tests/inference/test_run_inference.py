@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,6 +122,19 @@ def test_the_same_command_measures_only_what_is_missing(folder: Path, model: str
     pd.testing.assert_frame_equal(after[: len(before)], before)
     assert after["batch_size"].tolist()[len(before) :] == [2]
     assert "results: " in capsys.readouterr().out
+
+
+def test_an_overwrite_replaces_its_own_cells_and_keeps_what_was_there(folder: Path, model: str, tmp_path: Path):
+    copy = Path(shutil.copytree(folder, tmp_path / "run"))
+    asked = ["--engines", "eager", "--batch-sizes", "4", "--overwrite", "--output-dir", str(copy)]
+    assert run_inference.main([*TINY, "--model", model, *asked]) == 0
+    key, started = ["engine", "batch_size"], "started_utc"
+    before, after = (pd.read_csv(path / "inference.csv").set_index(key).sort_index() for path in (folder, copy))
+    assert before.index.equals(after.index)
+    pd.testing.assert_frame_equal(after.drop(("eager", 4)), before.drop(("eager", 4)))
+    assert after.loc[("eager", 4), started] > before.loc[("eager", 4), started]
+    (kept,) = tmp_path.glob("run.before-*")
+    assert (kept / "inference.csv").read_text() == (folder / "inference.csv").read_text()
 
 
 def test_other_settings_have_a_folder_of_their_own(folder: Path, model: str, capsys: pytest.CaptureFixture[str]):

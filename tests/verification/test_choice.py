@@ -108,17 +108,22 @@ def test_a_layer_called_twice_has_one_algorithm_that_both_calls_can_use():
 
 
 def test_a_study_on_a_cpu_holds_ai3_against_pytorch(tmp_path, capsys: pytest.CaptureFixture[str]):
-    code = run_verify.main(
-        ["--choice", "--model", "alexnet", "--device", "cpu", "--input-size", "63", "--rounds", "2",
-         "--output-dir", str(tmp_path)]
-    )  # fmt: skip
-    assert code == 0
-    table = pd.read_csv(tmp_path / "alexnet_cpu_63px_batch1_fp32/choice.csv")
+    asked = ["--choice", "--model", "alexnet", "--device", "cpu", "--input-size", "63", "--rounds", "2"]
+    asked += ["--output-dir", str(tmp_path)]
+    assert run_verify.main(asked) == 0
+    path = tmp_path / "alexnet_cpu_63px_batch1_fp32/choice.csv"
+    first, table = path.read_text(), pd.read_csv(path)
     assert len(table) == 5 * 3
     assert set(table["candidate"]) == {"direct", "smm", "torch"}
     assert (table.groupby("position")["rank"].min() == 1).all()
     assert (table["mean_ms"] > 0).all()
     assert f"saved: {tmp_path}" in capsys.readouterr().out
+    assert run_verify.main(asked) == 0
+    assert path.read_text() == first
+    assert run_verify.main([*asked, "--overwrite"]) == 0
+    assert path.read_text() != first
+    (kept,) = tmp_path.glob("*.before-*")
+    assert (kept / "choice.csv").read_text() == first
 
 
 def test_fewer_than_two_rounds_have_no_spread(capsys: pytest.CaptureFixture[str]):
