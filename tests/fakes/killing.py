@@ -72,9 +72,10 @@ class Victims:
         return code
 
     def mount(self, *arguments: str) -> None:
-        """Mount what the runs are to see, as the command `mount` does."""
+        """Mount what the runs are to see, as `mount` does; again while it is busy: a run has a file open for writing."""
         inside = ["nsenter", f"--target={self._server.pid}", "--user", "--mount", "--preserve-credentials"]
-        subprocess.run([*inside, "mount", *arguments], check=True)
+        command = [*inside, "mount", *arguments]
+        wait_for(lambda: subprocess.run(command, check=False).returncode == 0)
 
     def seen(self, path: Path) -> Path:
         """Return the path under which this process reaches what the runs see at a path."""
