@@ -72,7 +72,7 @@ class Victims:
         return code
 
     def mount(self, *arguments: str) -> None:
-        """Mount what the runs are to see, as `mount` does; again while it is busy: a run has a file open for writing."""
+        """Mount what the runs are to see, as `mount` does; again while a run has a file open for writing."""
         inside = ["nsenter", f"--target={self._server.pid}", "--user", "--mount", "--preserve-credentials"]
         command = [*inside, "mount", *arguments]
         wait_for(lambda: subprocess.run(command, check=False).returncode == 0)
