@@ -1,15 +1,18 @@
 """Bench of one model at one input size: its pass, its convolutions, energy, kernels, and the algorithms that ran.
 
 The instruments are handed in (`profiler.CUDALayerTimer`, `profiler.PowerMonitor`, or a test's fakes). The order of the
-steps matters, and is kept here alone.
+steps matters, and is kept here alone: what is timed comes first, then another process has the card to trace the same
+pass, then energy is measured while that process reads its traces.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -24,16 +27,35 @@ from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run
-from convscope.timing import graphs, trace
+from convscope.timing import graphs, placement
 from convscope.timing.graphs import HostLoad
-from convscope.timing.layer_times import LayerTimer, LayerTimes, instrumented, plausible_overhead_us
+from convscope.timing.layer_times import (
+    LayerTimer,
+    LayerTimes,
+    instrumented,
+    layer_time,
+    pair_overhead_us,
+    plausible_overhead_us,
+    plausible_reference_us,
+)
 from convscope.timing.stopwatch import CPU_METHOD, Stopwatch
-from convscope.timing.summary import Summary, summarize
+from convscope.timing.summary import Summary, summarize, summarize_placed
+from convscope.timing.trace import LayerTrace
 
-TRACED_REPLAYS = 3
 EAGER_S = 0.25  # eager passes are timed for this long
 CALIBRATION_SAMPLES = 40
+CALIBRATIONS_MOST = 3
 EAGER_WARMUP_MOST = 3  # the observed pass has warmed everything but the host's caches
+
+
+class Tracer(Protocol):
+    """Kernels and spans of the layers of a pass, from another process (`trace_process.TraceProcess`)."""
+
+    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
+        """Trace passes at one size with these algorithms by layer; returns when the card is free again."""
+
+    def read(self) -> tuple[list[LayerTrace], str | None]:
+        """Return the layers of what was recorded last, or none and the reason."""
 
 
 class Bench:
@@ -47,11 +69,13 @@ class Bench:
         timer: LayerTimer,
         meter: Meter,
         note: Callable[[str], None],
+        tracer: Tracer | None = None,
     ) -> None:
         self._run, self._model, self._device = run, model, device
-        self._timer, self._meter, self._note = timer, meter, note
+        self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
+        self._captures = 0
         self.reference_us: float | None = None
         self.idle_power_w: float | None = None
 
@@ -65,18 +89,33 @@ class Bench:
         if self._device.type == "cuda":
             # Where even this does not fit, the row of the size will report it.
             with contextlib.suppress(torch.OutOfMemoryError, HostTooSlowError):
-                self.reference_us = self._layer_times(self._input(size), CALIBRATION_SAMPLES).pair_overhead_us
+                self.reference_us = self._reference_us(self._input(size))
             self.release()
 
-    def measure(self, size: int, layers: Sequence[Layer], check_errors: bool) -> Measurement:
-        """Measure one forward pass of batch × 3 × size × size and every convolution in it."""
+    def _reference_us(self, given: torch.Tensor) -> float | None:
+        for _ in range(CALIBRATIONS_MOST):
+            measured_us = self._layer_times(given, CALIBRATION_SAMPLES).pair_overhead_us
+            reference_us = plausible_reference_us(measured_us)
+            if reference_us is not None:
+                return reference_us
+        self._note_once(f"the overhead of events read {measured_us:.2f} µs, which cannot be: each size goes by its own")
+        return None
+
+    def measure(
+        self, size: int, layers: Sequence[Layer], check_errors: bool, algorithms: Mapping[str, str] | None = None
+    ) -> Measurement:
+        """Measure one forward pass of batch × 3 × size × size and every convolution in it.
+
+        Args:
+            algorithms: those that the model's layers have, by name, for the process that traces the same pass.
+        """
         given = self._input(size)
         observations = observe(self._model, given, check_errors)
         if len(observations) != len(layers):
             raise HookMismatchError(f"{len(observations)} convolutions ran, {len(layers)} were expected")
         if self._device.type == "cpu":
             return self._on_cpu(given, observations)
-        measurement = self._on_gpu(given, observations)
+        measurement = self._on_gpu(given, observations, size, algorithms or {})
         if self._run.layer_energy:
             measurement.breakdown = layer_energy.measure(self._model, given, layers, self.steady_energy)
         return measurement
@@ -84,13 +123,16 @@ class Bench:
     def layer_times_ms(self, given: torch.Tensor) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
 
-        The times are taken as `measure` takes them, and nothing else is measured, so that they can be repeated.
+        The times are taken by events as `measure` takes them, each call in another placement in memory, and nothing
+        else is measured, so that they can be repeated.
         """
         if self._device.type == "cpu":
             return [summary.mean_ms for summary in self._cpu_layers(given)]
-        self._model(given)
-        times = self._layer_times(given, self._run.measure_iters, self._run.warmup_iters)
-        return [fmean(samples) for samples in times.less(self._overhead_us(times))]
+        self._captures += 1
+        with placement.moved(self._model, given, self._captures) as there:
+            self._model(there)
+            times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
+        return [fmean(samples) for samples in times.less(self._overhead_us([times]))]
 
     def steady_energy(self, load: SteadyLoad) -> tuple[LoadEnergy | None, str | None]:
         """Measure the energy of a steady load as the run asks for it; a missing energy is noted once."""
@@ -128,26 +170,30 @@ class Bench:
             idle_power_w=self.idle_power_w,
         )
 
-    def _on_gpu(self, given: torch.Tensor, observations: list[Observation]) -> Measurement:
-        torch.cuda.reset_peak_memory_stats()
+    def _on_gpu(
+        self, given: torch.Tensor, observations: list[Observation], size: int, algorithms: Mapping[str, str]
+    ) -> Measurement:
         run = self._run
+        torch.cuda.reset_peak_memory_stats()
         self._eager_ms(given, min(run.warmup_iters, EAGER_WARMUP_MOST))
         eager_ms = self._eager_ms(given, run.measure_iters, EAGER_S)
-        step = partial(self._model, given)
-        with graphs.capture(step) as plain:
-            with instrumented(plain, step, self._timer) as watched:
-                energy, energy_reason = self.steady_energy(watched.load)
-                times = watched.times(run.measure_iters, run.warmup_iters)
-            traces = self._traces(plain, given)
-            peak_bytes = torch.cuda.max_memory_allocated()
-        overhead_us = self._overhead_us(times)
+        placed, peak_bytes = self._placed(given)
+        if self._tracer:
+            self._tracer.record(size, algorithms)
+        energy, energy_reason = self._energy(given)
+        traces = self._traces()
+        overhead_us, method = self._overhead_us(placed), graphs.replay_method(sum(times.overfull for times in placed))
+        by_layer = zip(*(times.less(overhead_us) for times in placed), strict=True)
+        witnesses = zip(by_layer, traces or [None] * len(observations), strict=True)
+        layers = [layer_time(events_ms, traced, method) for events_ms, traced in witnesses]
         return Measurement(
-            passes=summarize(times.passes_ms),
-            layers=[summarize(samples) for samples in times.less(overhead_us)],
-            method=times.method,
+            passes=summarize_placed([times.passes_ms for times in placed]),
+            layers=[layer.times for layer in layers],
+            layer_methods=[layer.method for layer in layers],
+            method=method,
             observations=observations,
             eager=summarize(eager_ms),
-            repeated=times.repeated,
+            repeated=sum(times.repeated for times in placed),
             overhead_us=overhead_us,
             traces=traces,
             energy=energy,
@@ -155,6 +201,31 @@ class Bench:
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )
+
+    def _placed(self, given: torch.Tensor) -> tuple[list[LayerTimes], int]:
+        """Time the pass and its layers in each placement; return the times, and the peak of memory in the first."""
+        placed = [self._in_placement(given, 0)]
+        peak_bytes = torch.cuda.max_memory_allocated()
+        try:
+            for index in range(1, placement.PLACEMENTS):
+                self.release()
+                placed.append(self._in_placement(given, index))
+        except torch.OutOfMemoryError:
+            self._note_once(f"times rest on {len(placed)} placements: there is no memory to move weights in")
+        finally:
+            self.release()
+        return placed, peak_bytes
+
+    def _in_placement(self, given: torch.Tensor, index: int) -> LayerTimes:
+        samples = math.ceil(self._run.measure_iters / placement.PLACEMENTS)
+        with placement.moved(self._model, given, index) as there:
+            return self._layer_times(there, samples, self._run.warmup_iters)
+
+    def _energy(self, given: torch.Tensor) -> tuple[LoadEnergy | None, str | None]:
+        if not self._run.energy:
+            return None, None
+        with graphs.capture(partial(self._model, given)) as plain:
+            return self.steady_energy(graphs.settle(plain))
 
     def _eager_ms(self, given: torch.Tensor, samples: int, enough_s: float = float("inf")) -> list[float]:
         return self._stopwatch.eager(partial(self._model, given), samples=samples, enough_s=enough_s).all_ms
@@ -172,12 +243,13 @@ class Bench:
             samples.append(self._timer.read_ms())
         return [summarize(times) for times in zip(*samples, strict=True)]
 
-    def _overhead_us(self, times: LayerTimes) -> float:
-        measured_us = times.pair_overhead_us
+    def _overhead_us(self, placed: Sequence[LayerTimes]) -> float:
+        added_ms = [added for times in placed for added in times.added_ms]
+        measured_us = pair_overhead_us(added_ms, len(placed[0].layers_ms))
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
 
-    def _traces(self, plain: graphs.Captured, given: torch.Tensor) -> list[trace.LayerTrace]:
-        traces, missing = trace.trace_pass(self._model, given, plain.replay, TRACED_REPLAYS)
+    def _traces(self) -> list[LayerTrace]:
+        traces, missing = self._tracer.read() if self._tracer else ([], None)
         if missing:
             self._note_once(f"no kernel names and times: {missing}")
         return traces

@@ -23,11 +23,15 @@ from convscope.timing.trace import LayerTrace
 
 @dataclass
 class Measurement:
-    """Measurements of one input size; lists over layers go by position, empty where nothing was measured."""
+    """Measurements of one input size; lists over layers go by position, empty where nothing was measured.
+
+    `method` is the way of timing of the pass, and of the layers that `layer_methods` names none for.
+    """
 
     passes: Summary
     layers: list[Summary]
     method: str
+    layer_methods: list[str] = field(default_factory=list)
     eager: Summary | None = None
     repeated: int | None = None
     overhead_us: float | None = None
@@ -107,13 +111,14 @@ def layer_rows(
     """Return a row for each convolution, in the order in which the pass calls them."""
     traces: Sequence[LayerTrace | None] = found.traces or [None] * len(layers)
     energies = found.breakdown.layers if found.breakdown else [None] * len(layers)
-    measured = zip(layers, found.layers, found.observations, traces, energies, strict=True)
+    methods = found.layer_methods or [found.method] * len(layers)
+    measured = zip(layers, found.layers, methods, found.observations, traces, energies, strict=True)
     return [_layer_row(run, size, assigned, found.passes.mean_ms, *of_layer) for of_layer in measured]
 
 
 def _layer_row(
-    run: Run, size: int, assigned: Assignment, pass_ms: float, layer: Layer, times: Summary, observed: Observation,
-    traced: LayerTrace | None, alone: LayerEnergy | None,
+    run: Run, size: int, assigned: Assignment, pass_ms: float, layer: Layer, times: Summary, method: str,
+    observed: Observation, traced: LayerTrace | None, alone: LayerEnergy | None,
 ) -> LayerRow:  # fmt: skip
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
@@ -129,7 +134,9 @@ def _layer_row(
         input_size=size,
         percentage=None if skipped else 100 * times.mean_ms / pass_ms,
         mean_ms=None if skipped else times.mean_ms,
+        mean_ci95_ms=None if skipped else times.ci95_ms,
         samples=None if skipped else times.count,
+        timing_method=None if skipped else method,
         out_height_px=layer.out_height,
         out_width_px=layer.out_width,
         ran_algorithm=observed.execution.algorithm,

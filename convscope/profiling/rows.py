@@ -41,6 +41,8 @@ class OverallRow:
     median_ms: float | None = None
     p95_ms: float | None = None
     mean_ci95_ms: float | None = None
+    placements: int | None = None
+    placement_spread_pct: float | None = None
     samples: int | None = None
     repeated_samples: int | None = None
     timing_method: str | None = None
@@ -118,6 +120,10 @@ class LayerRow:
     median_ms: float | None = None
     p95_ms: float | None = None
     samples: int | None = None
+    mean_ci95_ms: float | None = None
+    placements: int | None = None
+    placement_spread_pct: float | None = None
+    timing_method: str | None = None
     kernel_ms: float | None = None
     span_ms: float | None = None
     kernels: str | None = None

@@ -29,10 +29,10 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
+from convscope.profiling.trace_process import TraceProcess
 from convscope.storage.environment import Environment
 from convscope.storage.paths import RESULTS, now_utc
 from convscope.storage.store import Store
-from convscope.timing import trace
 from convscope.timing.layer_times import LayerTimer
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
@@ -96,7 +96,8 @@ class Sweep:
             anew = overwrite and not _requeued(store, environment)
             missing = store.missing(run, environment, [SizeKey(size) for size in run.input_sizes], anew)
             if missing:
-                self._sweep(store, environment, meter, [cell.input_size for cell in missing])
+                tracer = stack.enter_context(TraceProcess(run)) if self.device.type == "cuda" else None
+                self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing])
             tables = store.read_all("overall", "layers")
             return tables["overall"], tables["layers"]
 
@@ -110,15 +111,17 @@ class Sweep:
             if self.device.type == "cuda":
                 cuda_operator().release()
 
-    def _sweep(self, store: Store, environment: Environment, meter: Meter, sizes: Sequence[int]) -> None:
-        if self.device.type == "cuda":
-            trace.start_cupti()
+    def _sweep(
+        self, store: Store, environment: Environment, meter: Meter, tracer: TraceProcess | None, sizes: Sequence[int]
+    ) -> None:
         model = self._model()
         sensor_report = RESULTS / f"sensor_{self.run.gpu}.json"  # of the last self-test of this GPU
         found = sensor_report.name if sensor_report.exists() else None
         store.begin(self.run, environment, sys.argv, sensor_report=found)
         timer = self.make_timer(model, self.device.type)
-        bench = Bench(self.run, model, self.device, timer, meter, self.note)
+        bench = Bench(self.run, model, self.device, timer, meter, self.note, tracer)
+        if tracer:
+            tracer.wait_until_ready()
         try:
             self._measure_each(store, bench, swap.Swap(model), sizes)
         except RuntimeError:
@@ -177,7 +180,8 @@ class Sweep:
         try:
             assigned = self._assignments.get(size) or self._assign(size)
             swapped.apply(assigned.algorithms)
-            found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
+            first = size == run.input_sizes[0]
+            found = bench.measure(size, self._layers(size), check_errors=first, algorithms=assigned.algorithms)
             row = overall_row(run, size, found, assigned, started_utc, time.perf_counter() - started_s)
             return row, layer_rows(run, size, self._layers(size), found, assigned)
         except (RuntimeError, InputError) as error:

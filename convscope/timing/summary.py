@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,39 @@ def summarize(times_ms: Sequence[float]) -> Summary:
         max_ms=float(times.max()), median_ms=float(np.median(times)), p95_ms=float(np.percentile(times, 95)),
         ci95_ms=ci95_ms,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlacedSummary(Summary):
+    """Summary over several placements in memory, in milliseconds.
+
+    `ci95_ms` is from the means of the placements; `placement_spread_pct` is the distance of the largest of them from
+    the smallest, in percent of the mean. Both are None for a single placement.
+    """
+
+    placements: int
+    placement_spread_pct: float | None
+
+
+def summarize_placed(times_ms: Sequence[Sequence[float]], doubt_ms: float = 0.0) -> PlacedSummary:
+    """Summarize repeated times by placement; ValueError as `summarize`.
+
+    `ci95_ms` is half the width of the 95 % confidence interval of the mean of placements by Student's t, and
+    `doubt_ms`, half the width of the interval of what is common to all samples, in quadrature.
+
+    Args:
+        times_ms: as many of each placement.
+    """
+    means_ms = [summarize(of_place).mean_ms for of_place in times_ms]
+    found = summarize([time_ms for of_place in times_ms for time_ms in of_place])
+    between = summarize(means_ms)
+    known = between.ci95_ms is not None and found.mean_ms > 0
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    return PlacedSummary(
+        **fields | {"ci95_ms": None if between.ci95_ms is None else math.hypot(between.ci95_ms, doubt_ms)},
+        placements=len(means_ms),
+        placement_spread_pct=100 * (between.max_ms - between.min_ms) / found.mean_ms if known else None,
+    )
 
 
 def half_width_ms(std_ms: float, count: int) -> float:

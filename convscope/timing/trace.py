@@ -1,5 +1,7 @@
 """Kernels of each layer and their times, according to CUPTI through torch.profiler.
 
+CUPTI makes later passes of its process longer: nothing here may run in a process before a time is taken there.
+
 Two kinds of passes are traced. An eager one gives the layer of each kernel: a kernel carries the correlation number of
 its launch, and the launch lies inside a range named after the layer. Replays of the captured graph give the times: the
 same kernels in the same order, with the gaps they have when the host does not slow them.
@@ -17,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
@@ -30,6 +33,8 @@ from convscope.timing.hooks import hooked
 RANGE = "convscope:"
 EAGER, REPLAY = RANGE + "eager", RANGE + "replay"
 LAYER = RANGE + "layer:"
+_NANOSECOND_MS = 1e-6  # resolution of a trace
+CPU_REASON = "a CPU launches none"
 _GPU_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
 
 
@@ -52,13 +57,27 @@ class Kernel:
 class LayerTrace:
     """The kernels of one call of one layer.
 
-    `kernel_ms` is the sum of their times, `span_ms` the time from the start of the first to the end of the last
-    (None where the replay could not be matched); `kernels` counts them by name.
+    `kernel_ms` is the sum of their times, `span_ms` the time from the start of the first to the end of the last (None
+    where the replays could not be matched); `kernels` counts them by name. `spans_ms` has the span in each replay, by
+    placement; the other two are the mean over the placements of the median of each.
     """
 
     kernels: Mapping[str, int]
-    kernel_ms: float | None
-    span_ms: float | None
+    kernel_ms: float | None = None
+    span_ms: float | None = None
+    spans_ms: tuple[tuple[float, ...], ...] = ()
+
+    @property
+    def sets_or_copies_memory(self) -> bool:
+        """True where the driver sets or copies memory in the layer: traced, that takes some microseconds more."""
+        return any(name.startswith(("Memset", "Memcpy")) for name in self.kernels)
+
+    @property
+    def overlaps(self) -> bool:
+        """True where its kernels run beside each other, on several streams."""
+        return (
+            self.kernel_ms is not None and self.span_ms is not None and self.kernel_ms > self.span_ms + _NANOSECOND_MS
+        )
 
 
 def start_cupti() -> None:
@@ -108,28 +127,30 @@ def record_layers(
     def work() -> None:
         with hooked(model, before, after), record_function(EAGER):
             model(given)
-        for _ in range(replays):
-            torch.cuda.synchronize()
-            torch.cuda._sleep(graphs.SPIN_CYCLES)
-            with record_function(REPLAY):
-                replay()
+        _replay(replay, replays)
 
     return record(work)
 
 
-def trace_pass(
-    model: nn.Module, given: torch.Tensor, replay: Callable[[], None] = torch.cuda.synchronize, replays: int = 0
-) -> tuple[list[LayerTrace], str | None]:
-    """Trace a pass; return the kernels of each layer, or none and the reason.
+def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, Any]]:
+    """Trace replays alone, of a pass that `record_layers` has traced in another placement."""
+    return record(lambda: _replay(replay, replays))
 
-    Args:
-        replay: replays the pass as a graph without events inside; kernel times are the medians over `replays` replays,
-            with none of them those of the eager pass.
-    """
+
+def _replay(replay: Callable[[], None], replays: int) -> None:
+    for _ in range(replays):
+        torch.cuda.synchronize()
+        torch.cuda._sleep(graphs.SPIN_CYCLES)
+        with record_function(REPLAY):
+            replay()
+
+
+def trace_pass(model: nn.Module, given: torch.Tensor) -> tuple[list[LayerTrace], str | None]:
+    """Trace an eager pass; return the kernels of each layer without times, or none and the reason."""
     if not given.is_cuda:
-        return [], "a CPU launches none"
+        return [], CPU_REASON
     try:
-        return by_layer(record_layers(model, given, replay, replays), replays), None
+        return by_layer(record_layers(model, given, torch.cuda.synchronize, 0), 0), None
     except TraceMissingError as error:
         return [], str(error)
 
@@ -162,12 +183,15 @@ def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
-def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTrace]:
+def by_layer(
+    events: Sequence[Mapping[str, Any]], replays: int, elsewhere: Sequence[Sequence[Mapping[str, Any]]] = ()
+) -> list[LayerTrace]:
     """Return the kernels of each layer, in the order of the layers' positions.
 
     Args:
         events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it, and of
             `replays` replays of the same pass as a graph, each inside a range `REPLAY`.
+        elsewhere: traces of as many replays each, of the same pass in other placements.
 
     Raises:
         TraceMissingError: the trace has no kernels.
@@ -177,27 +201,33 @@ def by_layer(events: Sequence[Mapping[str, Any]], replays: int) -> list[LayerTra
         raise TraceMissingError("CUPTI recorded no kernels (clusters often reserve it to administrators)")
     launches = _launch_times_us(events)
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
-    replayed = _launched_inside(_ranges(events, REPLAY), kernels, launches)
     layers = _ranges(events, LAYER)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
-    passes = _split(replayed, replays, eager, owners)
+    placements = [_split(_replayed(trace), replays, eager, owners) for trace in (events, *elsewhere)]
     positions = sorted(int(named.name.removeprefix(LAYER)) for named in layers)
-    return [_layer_trace(f"{LAYER}{position}", eager, owners, passes) for position in positions]
+    matched = placements if all(placements) else []
+    return [_layer_trace(f"{LAYER}{position}", eager, owners, matched) for position in positions]
+
+
+def _replayed(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
+    return _launched_inside(_ranges(events, REPLAY), kernels_in_order(events), _launch_times_us(events))
 
 
 def _layer_trace(
-    name: str, eager: Sequence[Kernel], owners: Sequence[str | None], passes: Sequence[Sequence[Kernel]]
+    name: str, eager: Sequence[Kernel], owners: Sequence[str | None], placements: Sequence[Sequence[Sequence[Kernel]]]
 ) -> LayerTrace:
     indices = [index for index, owner in enumerate(owners) if owner == name]
     counts = Counter(eager[index].name for index in indices)
-    if not indices:
-        return LayerTrace(counts, None, None)
-    timed = [[kernels[index] for index in indices] for kernels in passes or [eager]]
-    kernel_ms = statistics.median(sum(kernel.duration_us for kernel in kernels) for kernels in timed) / 1e3
-    if not passes:
-        return LayerTrace(counts, kernel_ms, None)
-    spans_us = [max(kernel.end_us for kernel in run) - min(kernel.start_us for kernel in run) for run in timed]
-    return LayerTrace(counts, kernel_ms, statistics.median(spans_us) / 1e3)
+    if not indices or not placements:
+        return LayerTrace(counts)
+    runs = [[[kernels[index] for index in indices] for kernels in passes] for passes in placements]
+    sums_ms = [[sum(kernel.duration_us for kernel in run) / 1e3 for run in place] for place in runs]
+    spans_ms = tuple(tuple(_span_ms(run) for run in place) for place in runs)
+    return LayerTrace(counts, fmean(map(statistics.median, sums_ms)), fmean(map(statistics.median, spans_ms)), spans_ms)
+
+
+def _span_ms(run: Sequence[Kernel]) -> float:
+    return (max(kernel.end_us for kernel in run) - min(kernel.start_us for kernel in run)) / 1e3
 
 
 def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:

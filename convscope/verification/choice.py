@@ -115,13 +115,14 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
     stopwatch = Stopwatch(subject.given.device)
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
         times_by_name = _rounds(subject, bench, swapped, note, rounds, list(swapped.assignments))
-        candidates = [_candidate(subject, swapped, name, times) for name, times in times_by_name.items()]
-        swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, candidates)
+        timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
+        swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
         names = [name for name in (TOGETHER, HEURISTIC, BENCHMARK) if name in swapped.assignments]
         passes: dict[str, list[float]] = {name: [] for name in names}
         for _ in range(rounds):
             for name, times_ms in passes.items():
                 times_ms.append(swapped.run(name, lambda: stopwatch.pass_ms(partial(subject.model, subject.given))))
+        candidates = [_traced(subject, swapped, each) for each in timed]  # CUPTI only after all times
         return ChoiceResult(candidates, {name: summary.summarize(times) for name, times in passes.items()})
 
 
@@ -133,7 +134,7 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
         names = [name for name in swapped.assignments if name not in PICKS]
         candidates = [
-            Candidate(name, _usable(swapped.usable[name], _summaries(times)), [], [])
+            _timed(swapped, name, times)
             for name, times in _rounds(subject, bench, swapped, note, rounds, names).items()
         ]
         return fastest_of_each(subject.layers, candidates)
@@ -154,10 +155,15 @@ def _rounds(
     return times
 
 
-def _candidate(subject: Subject, swapped: _CandidateSwap, name: str, times: list[list[float]]) -> Candidate:
-    ran, kernels = swapped.run(name, lambda: _executed(subject))
-    usable = swapped.usable[name]
-    return Candidate(name, _usable(usable, _summaries(times)), _usable(usable, ran), _usable(usable, kernels))
+def _timed(swapped: _CandidateSwap, name: str, times: list[list[float]]) -> Candidate:
+    return Candidate(name, _usable(swapped.usable[name], _summaries(times)), [], [])
+
+
+def _traced(subject: Subject, swapped: _CandidateSwap, timed: Candidate) -> Candidate:
+    """Return a candidate with the algorithms and kernels of an eager pass."""
+    ran, kernels = swapped.run(timed.name, lambda: _executed(subject))
+    usable = swapped.usable[timed.name]
+    return dataclasses.replace(timed, ran=_usable(usable, ran), kernels=_usable(usable, kernels))
 
 
 def _executed(subject: Subject) -> tuple[list[str | None], list[Mapping[str, int] | None]]:

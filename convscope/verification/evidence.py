@@ -109,7 +109,6 @@ def open_subject(run: Run) -> Iterator[Subject]:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
-            trace.start_cupti()
         layers = models.convolutions(run.model, size, run.batch_size)
         model = models.build(run.model, run.pretrained, run.seed).to(device)
         yield Subject(run, model, layers, models.images(run.batch_size, size, run.seed).to(device))
@@ -117,6 +116,8 @@ def open_subject(run: Run) -> Iterator[Subject]:
 
 def gather(subject: Subject) -> Evidence:
     """Swap the model's convolutions, run it, collect the evidence, and restore the model.
+
+    Times are those of a process that has traced nothing yet: call it once in a process.
 
     Raises:
         InputError: layers cannot use the algorithm, and the run names no other for them.
@@ -129,8 +130,8 @@ def gather(subject: Subject) -> Evidence:
     try:
         observations = observe(model, given, check_errors=True)
         outputs = _outputs(model, given)
-        traces, kernels_missing = trace.trace_pass(model, given)
         ours, torchs = (summary.summarize(times) for times in _pass_times_ms(swapped, assigned, given))
+        traces, kernels_missing = trace.trace_pass(model, given)  # CUPTI must not be there while times are taken
     finally:
         swapped.restore()
     kernels: Sequence[Mapping[str, int] | None] = [traced.kernels for traced in traces] or [None] * len(observations)

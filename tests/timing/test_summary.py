@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics as reference
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.timing.summary import difference, half_width_ms, summarize
+from convscope.timing.summary import difference, half_width_ms, summarize, summarize_placed
 
 some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
 
@@ -86,3 +88,36 @@ def test_times_without_spread_are_told_apart_by_their_means():
     same, longer = summarize([1.0, 1.0]), summarize([2.0, 2.0])
     assert difference(same, same).is_tie
     assert not difference(longer, same).is_tie
+
+
+def test_a_placed_summary_has_its_interval_from_the_means_of_the_placements():
+    found = summarize_placed([[1.0, 1.2], [1.1, 1.3], [1.2, 1.4]])
+    assert (found.count, found.placements) == (6, 3)
+    assert found.mean_ms == pytest.approx(1.2)
+    assert found.ci95_ms == pytest.approx(summarize([1.1, 1.2, 1.3]).ci95_ms)
+    assert found.placement_spread_pct == pytest.approx(100 * 0.2 / 1.2)
+
+
+def test_a_doubt_that_all_samples_share_widens_the_interval():
+    without, with_doubt = (summarize_placed([[1.0], [1.2]], doubt) for doubt in (0.0, 0.5))
+    assert with_doubt.ci95_ms == pytest.approx(math.hypot(without.ci95_ms, 0.5))
+    assert with_doubt.mean_ms == without.mean_ms
+
+
+def test_a_single_placement_says_nothing_of_others():
+    found = summarize_placed([[1.0, 1.2]], 0.5)
+    assert (found.placements, found.ci95_ms, found.placement_spread_pct) == (1, None, None)
+
+
+def test_times_of_zero_have_no_spread_in_percent():
+    assert summarize_placed([[0.0], [0.0]]).placement_spread_pct is None
+
+
+def test_the_interval_holds_the_truth_where_placements_scatter_more_than_samples():
+    drawn = np.random.default_rng(5)
+    covered = 0
+    for _ in range(400):
+        places = 1.0 + drawn.normal(0, 0.05, 5)
+        found = summarize_placed([list(drawn.normal(place, 0.001, 4)) for place in places])
+        covered += abs(found.mean_ms - 1.0) <= found.ci95_ms
+    assert covered / 400 == pytest.approx(0.95, abs=0.03)

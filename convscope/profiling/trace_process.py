@@ -1,0 +1,181 @@
+"""Tracing of passes in a process of its own, with a model of its own: CUPTI never starts where times are taken.
+
+`python -m convscope.profiling.trace_process`, started by `TraceProcess`; the two talk over a pipe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from convscope.convolution import backends, models, swap
+from convscope.convolution.operator import release
+from convscope.errors import TraceMissingError
+from convscope.profiling.request import Run
+from convscope.storage.paths import ROOT
+from convscope.timing import graphs, placement, trace
+from convscope.timing.trace import LayerTrace
+
+TRACED_REPLAYS = 4  # in each placement
+_STARTING_S = 120.0
+_RECORDING_S = 600.0  # a recording that hangs (it was seen to, with events in a graph) must not hold up a study
+_ENDING_S = 10.0
+
+Traced = tuple[list[LayerTrace], str | None]
+
+
+class TraceProcess:
+    """The process that traces a run's passes, seen from the one that times them. A context manager; it is started here.
+
+    A process that ends or hangs leaves a reason in the place of kernels, and never ends the study.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._reason: str | None = None
+        self._pipe, far_end = Pipe()
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, str(far_end.fileno())],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            pass_fds=[far_end.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        far_end.close()
+        self._send(run)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the process has built its model, so that it does not compete with what is timed."""
+        if failed := self._receive(_STARTING_S):
+            self._give_up(failed)
+
+    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
+        """Trace passes at one size with these algorithms by layer; returns when the process has left the GPU."""
+        self._send((size, dict(algorithms)))
+        self._receive(_RECORDING_S)
+
+    def read(self) -> Traced:
+        """Return the layers of what was recorded last, with their times; or none, and the reason."""
+        found = self._receive(_RECORDING_S)
+        return ([], self._reason) if self._reason or found is None else found
+
+    def _send(self, message: object) -> None:
+        if self._reason is None:
+            try:
+                self._pipe.send(message)
+            except OSError:
+                self._give_up("the process that traces has ended")
+
+    def _receive(self, patience_s: float) -> Any:
+        if self._reason is not None:
+            return None
+        try:
+            if self._pipe.poll(patience_s):
+                return self._pipe.recv()
+            self._give_up(f"the process that traces said nothing for {patience_s:g} s")
+        except (EOFError, OSError):
+            self._give_up("the process that traces has ended")
+        return None
+
+    def _give_up(self, reason: str) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reason = reason
+
+    def __enter__(self) -> TraceProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pipe.close()  # the end of its input is the end of the process
+        try:
+            self._process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class _Tracer:
+    """The model of the tracing process, and what was recorded of it last."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._device = run, torch.device(run.device)
+        self._recordings: list[list[dict[str, Any]]] = []
+        self._reason: str | None = None
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+            trace.start_cupti()
+        with self._settings():
+            self._model = models.build(run.model, run.pretrained, run.seed).to(self._device)
+            self._swap = swap.Swap(self._model)
+
+    @contextlib.contextmanager
+    def _settings(self) -> Iterator[None]:
+        with torch.inference_mode(), backends.math(self._run.math), backends.settings(provider=self._run.provider):
+            yield
+
+    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
+        self._recordings, self._reason = [], trace.CPU_REASON if self._device.type == "cpu" else None
+        if self._reason:
+            return
+        try:
+            with self._settings():
+                self._swap.apply(algorithms)
+                given = models.images(self._run.batch_size, size, self._run.seed).to(self._device)
+                for index in range(placement.PLACEMENTS):
+                    with placement.moved(self._model, given, index) as there:
+                        self._recordings.append(self._recorded(there))
+                    release(self._device)
+        except torch.OutOfMemoryError:
+            if not self._recordings:
+                self._reason = "the process that traces was out of memory"
+        except RuntimeError as error:
+            self._reason = f"the pass cannot be traced: {str(error).splitlines()[0]}"
+
+    def _recorded(self, given: torch.Tensor) -> list[dict[str, Any]]:
+        with graphs.capture(partial(self._model, given)) as plain:
+            graphs.settle(plain)
+            if self._recordings:
+                return trace.record_replays(plain.replay, TRACED_REPLAYS)
+            return trace.record_layers(self._model, given, plain.replay, TRACED_REPLAYS)
+
+    def layers(self) -> Traced:
+        if self._reason:
+            return [], self._reason
+        try:
+            return trace.by_layer(self._recordings[0], TRACED_REPLAYS, self._recordings[1:]), None
+        except TraceMissingError as error:
+            return [], str(error)
+
+
+def main(descriptor: str) -> None:
+    """Serve the process that started this one until its end of the pipe is closed."""
+    for each in (signal.SIGINT, signal.SIGTERM):  # theirs to act on: the end of the pipe ends this process
+        signal.signal(each, signal.SIG_IGN)
+    pipe = Connection(int(descriptor))
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        run = pipe.recv()
+        try:
+            tracer = _Tracer(run)
+        except RuntimeError as error:
+            pipe.send(f"the process that traces cannot begin: {str(error).splitlines()[0]}")
+            return
+        pipe.send(None)
+        while True:
+            tracer.record(*pipe.recv())
+            pipe.send(None)
+            pipe.send(tracer.layers())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

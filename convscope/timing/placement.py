@@ -1,0 +1,49 @@
+"""Placement of a pass in a GPU's memory: weights, buffers and input moved, so that one place does not decide a time.
+
+The same kernels take some percent longer in one place than in another (docs/h200.md). A figure therefore rests on
+several placements, and its interval covers the spread between them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+
+PLACEMENTS = 5  # of a pass; with three, Student's t makes the interval 1.9 times as wide at the same spread
+_BLOCKS = 24
+_BLOCK_BYTES_MOST = 32 * 2**20
+
+
+@contextlib.contextmanager
+def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.Tensor]:
+    """Move a model's weights and buffers, and yield its input, moved too; what is captured inside lies elsewhere too.
+
+    Free memory is broken up first: of some blocks of random sizes a random half is kept for the length of the block.
+    The model stays where it is put. Graphs of it that were captured before must not be replayed any more.
+
+    Args:
+        index: number of the placement; 0 leaves everything where it is, as does a model on a CPU.
+
+    Raises:
+        torch.OutOfMemoryError: no room for a second copy of a weight, or for the blocks (at most 0.8 GB).
+    """
+    if index == 0 or not given.is_cuda:
+        yield given
+        return
+    drawn = random.Random(index)
+    sizes = [drawn.randrange(1, _BLOCK_BYTES_MOST) for _ in range(_BLOCKS)]
+    blocks = [torch.empty(size, dtype=torch.uint8, device=given.device) for size in sizes]
+    held = drawn.sample(blocks, _BLOCKS // 2)
+    del blocks
+    torch.cuda.empty_cache()
+    for tensor in itertools.chain(model.parameters(), model.buffers()):
+        tensor.data = tensor.data.clone()
+    try:
+        yield given.clone()
+    finally:
+        held.clear()

@@ -1,0 +1,61 @@
+"""The process that traces, on a CPU: what it says, and what is said of it where it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from fakes import run
+
+from convscope.profiling import trace_process
+from convscope.profiling.trace_process import TraceProcess
+from convscope.timing import trace
+
+
+@pytest.fixture
+def traced():
+    with TraceProcess(run()) as process:
+        process.wait_until_ready()
+        yield process
+
+
+def test_on_a_cpu_there_is_nothing_to_trace_and_the_process_serves_on(traced: TraceProcess):
+    for _ in range(2):
+        traced.record(64, {"features.0": "direct"})
+        assert traced.read() == ([], trace.CPU_REASON)
+
+
+def test_a_process_that_ended_is_a_reason_and_no_error(traced: TraceProcess):
+    os.kill(traced._process.pid, signal.SIGKILL)
+    traced._process.wait()
+    for _ in range(2):
+        traced.record(64, {})
+        assert traced.read() == ([], "the process that traces has ended")
+
+
+def test_a_process_that_cannot_begin_says_why():
+    with TraceProcess(run(device="cuda:99")) as process:
+        process.wait_until_ready()
+        process.record(64, {})
+        layers, reason = process.read()
+    assert layers == []
+    assert reason is not None
+    assert reason.startswith("the process that traces cannot begin: ")
+
+
+def test_a_process_that_says_nothing_is_ended(traced: TraceProcess, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace_process, "_RECORDING_S", 0.3)
+    os.kill(traced._process.pid, signal.SIGSTOP)
+    traced.record(64, {})
+    assert traced.read() == ([], "the process that traces said nothing for 0.3 s")
+    assert traced._process.poll() == -signal.SIGKILL
+
+
+def test_it_ends_with_its_pipe_and_not_by_the_signals_of_a_job(traced: TraceProcess):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(traced._process.pid, number)
+    traced.record(64, {})
+    assert traced.read()[1] == trace.CPU_REASON
+    traced.__exit__()
+    assert traced._process.poll() == 0

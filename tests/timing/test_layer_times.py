@@ -1,0 +1,49 @@
+"""Time of a layer by the better of two witnesses, its events and its traced spans."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from convscope.timing import layer_times
+from convscope.timing.layer_times import SPAN_METHOD, layer_time, plausible_reference_us
+from convscope.timing.summary import summarize_placed
+from convscope.timing.trace import LayerTrace
+
+EVENTS_MS = [[0.010, 0.012], [0.011, 0.013]]
+SPANS_MS = ((0.009, 0.009), (0.010, 0.010))
+
+
+def traced(kernels: dict[str, int], kernel_ms: float = 0.008) -> LayerTrace:
+    return LayerTrace(kernels, kernel_ms, span_ms=0.0095, spans_ms=SPANS_MS)
+
+
+@pytest.mark.parametrize("seen", [None, LayerTrace({"k": 1}), traced({"k": 1, "Memset (Device)": 1})])
+def test_events_hold_where_no_span_can(seen: LayerTrace | None):
+    found = layer_time(EVENTS_MS, seen, "events")
+    assert (found.method, found.times) == ("events", summarize_placed(EVENTS_MS, layer_times.EVENT_DOUBT_MS))
+
+
+def test_a_kernel_alone_goes_by_its_span_and_nothing_but_its_placements_is_in_doubt():
+    found = layer_time(EVENTS_MS, traced({"k": 1}), "events")
+    assert (found.method, found.times) == (SPAN_METHOD, summarize_placed(SPANS_MS))
+
+
+def test_each_gap_between_kernels_adds_to_the_doubt():
+    alone, three = (layer_time(EVENTS_MS, traced(kernels), "") for kernels in ({"k": 1}, {"k": 2, "l": 1}))
+    assert three.times.ci95_ms == pytest.approx(math.hypot(alone.times.ci95_ms, 0.3e-3))
+
+
+def test_a_span_of_so_many_kernels_that_their_gaps_are_in_more_doubt_than_events_gives_way():
+    assert layer_time(EVENTS_MS, traced({"k": 7}), "events").method == SPAN_METHOD
+    assert layer_time(EVENTS_MS, traced({"k": 8}), "events").method == "events"
+
+
+def test_kernels_on_several_streams_go_by_their_span_for_events_would_part_them():
+    assert layer_time(EVENTS_MS, traced({"k": 8}, kernel_ms=0.02), "events").method == SPAN_METHOD
+
+
+@pytest.mark.parametrize(("measured_us", "kept"), [(0.0, None), (0.49, None), (0.5, 0.5), (2.9, 2.9), (20.1, None)])
+def test_an_overhead_that_cannot_be_is_no_reference(measured_us: float, kept: float | None):
+    assert plausible_reference_us(measured_us) == kept
