@@ -184,8 +184,8 @@ class Bench:
         traces = self._traces()
         overhead_us, method = self._overhead_us(placed), graphs.replay_method(sum(times.overfull for times in placed))
         by_layer = zip(*(times.less(overhead_us) for times in placed), strict=True)
-        witnesses = zip(by_layer, traces or [None] * len(observations), strict=True)
-        layers = [layer_time(events_ms, traced, method) for events_ms, traced in witnesses]
+        seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
+        layers = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
         return Measurement(
             passes=summarize_placed([times.passes_ms for times in placed]),
             layers=[layer.times for layer in layers],

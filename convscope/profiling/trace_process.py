@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -40,7 +40,8 @@ class TraceProcess:
     A process that ends or hangs leaves a reason in the place of kernels, and never ends the study.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, placements: Sequence[int] = range(placement.PLACEMENTS)) -> None:
+        """Start the process for a run; `placements` are the numbers that `placement.moved` takes."""
         self._reason: str | None = None
         self._pipe, far_end = Pipe()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -53,7 +54,7 @@ class TraceProcess:
             stderr=subprocess.DEVNULL,
         )
         far_end.close()
-        self._send(run)
+        self._send((run, list(placements)))
 
     def wait_until_ready(self) -> None:
         """Wait until the process has built its model, so that it does not compete with what is timed."""
@@ -108,8 +109,8 @@ class TraceProcess:
 class _Tracer:
     """The model of the tracing process, and what was recorded of it last."""
 
-    def __init__(self, run: Run) -> None:
-        self._run, self._device = run, torch.device(run.device)
+    def __init__(self, run: Run, placements: Sequence[int]) -> None:
+        self._run, self._placements, self._device = run, placements, torch.device(run.device)
         self._recordings: list[list[dict[str, Any]]] = []
         self._reason: str | None = None
         if self._device.type == "cuda":
@@ -132,7 +133,7 @@ class _Tracer:
             with self._settings():
                 self._swap.apply(algorithms)
                 given = models.images(self._run.batch_size, size, self._run.seed).to(self._device)
-                for index in range(placement.PLACEMENTS):
+                for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
                         self._recordings.append(self._recorded(there))
                     release(self._device)
@@ -164,9 +165,9 @@ def main(descriptor: str) -> None:
         signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError):
-        run = pipe.recv()
+        request = pipe.recv()
         try:
-            tracer = _Tracer(run)
+            tracer = _Tracer(*request)
         except RuntimeError as error:
             pipe.send(f"the process that traces cannot begin: {str(error).splitlines()[0]}")
             return
