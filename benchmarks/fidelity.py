@@ -12,6 +12,7 @@ untraced, so that CUPTI is no truth for them. Prints, asserts nothing. On a GPU 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -56,23 +58,23 @@ def request(model: str, algorithm: str, math: str, size: int) -> Run:
     )  # fmt: skip
 
 
-def measure(run: Run, device: torch.device) -> tuple[Measurement, list[LayerTrace]]:
+def measure(
+    run: Run, model: nn.Module, device: torch.device, tracer: TraceProcess, other: TraceProcess
+) -> tuple[Measurement, list[LayerTrace]]:
     """Measure as `run_profile.py` does, then trace in another process and in other placements."""
     size = run.input_sizes[0]
     layers = models.convolutions(run.model, size, run.batch_size)
     algorithms = {layer.name: run.algorithm for layer in layers}
-    with torch.inference_mode(), backends.math(run.math), TraceProcess(run) as tracer:
-        model = models.build(run.model).to(device)
+    with torch.inference_mode(), backends.math(run.math):
         bench = Bench(run, model, device, CUDALayerTimer(model, device.type), PowerMonitor(), print, tracer)
-        tracer.wait_until_ready()
+        swapped = swap.Swap(model)
         bench.calibrate(size)
-        swap.Swap(model).apply(algorithms)
+        swapped.apply(algorithms)
         found = bench.measure(size, layers, check_errors=False, algorithms=algorithms)
         bench.release()
-    with TraceProcess(run, OTHER_PLACEMENTS) as other:
-        other.wait_until_ready()
-        other.record(size, algorithms)
-        truth, reason = other.read()
+        swapped.restore()
+    other.record(size, algorithms)
+    truth, reason = other.read()
     if reason:
         raise SystemExit(f"{run.model}: {reason}")
     return found, truth
@@ -138,11 +140,19 @@ def main() -> int:
     command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
     alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows = []
-    for name in names:
-        for math in MATHS:
-            for algorithm in ALGORITHMS:
-                run = request(name, algorithm, math, asked.size)
-                rows.append(row(run, *measure(run, device), alone[f"{name} {math}"]))
+    first = request(names[0], ALGORITHMS[0], MATHS[0], asked.size)
+    with TraceProcess(first) as tracer, TraceProcess(first, OTHER_PLACEMENTS) as other:
+        for process in (tracer, other):
+            process.wait_until_ready()
+        for name, math in itertools.product(names, MATHS):
+            requests = [request(name, algorithm, math, asked.size) for algorithm in ALGORITHMS]
+            tracer.change(requests[0], range(placement.PLACEMENTS))
+            other.change(requests[0], OTHER_PLACEMENTS)
+            with torch.inference_mode():
+                model = models.build(name).to(device)
+            for run in requests:
+                rows.append(row(run, *measure(run, model, device, tracer, other), alone[f"{name} {math}"]))
+                print(*rows[-1], file=sys.stderr)
     header = (
         "model", "math", "layers", "by span", "median %", "95th %", "covered %", "pair µs", "pass ms", "± %",
         "vs alone %", "algorithm",

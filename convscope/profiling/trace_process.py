@@ -61,6 +61,11 @@ class TraceProcess:
         if failed := self._receive(_STARTING_S):
             self._give_up(failed)
 
+    def change(self, run: Run, placements: Sequence[int]) -> None:
+        """Go over to another run, and wait until its model is built."""
+        self._send((run, list(placements)))
+        self.wait_until_ready()
+
     def record(self, size: int, algorithms: Mapping[str, str]) -> None:
         """Trace passes at one size with these algorithms by layer; returns when the process has left the GPU."""
         self._send((size, dict(algorithms)))
@@ -140,6 +145,7 @@ class _Tracer:
         except torch.OutOfMemoryError:
             if not self._recordings:
                 self._reason = "the process that traces was out of memory"
+            release(self._device)
         except RuntimeError as error:
             self._reason = f"the pass cannot be traced: {str(error).splitlines()[0]}"
 
@@ -165,17 +171,23 @@ def main(descriptor: str) -> None:
         signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError):
-        request = pipe.recv()
-        try:
-            tracer = _Tracer(*request)
-        except RuntimeError as error:
-            pipe.send(f"the process that traces cannot begin: {str(error).splitlines()[0]}")
-            return
-        pipe.send(None)
         while True:
-            tracer.record(*pipe.recv())
-            pipe.send(None)
-            pipe.send(tracer.layers())
+            first, second = pipe.recv()
+            if isinstance(first, Run):
+                tracer = None  # its model makes room for the next
+                tracer, reason = _begin(first, second)
+                pipe.send(reason)
+            elif tracer:
+                tracer.record(first, second)
+                pipe.send(None)
+                pipe.send(tracer.layers())
+
+
+def _begin(run: Run, placements: Sequence[int]) -> tuple[_Tracer | None, str | None]:
+    try:
+        return _Tracer(run, placements), None
+    except RuntimeError as error:
+        return None, f"the process that traces cannot begin: {str(error).splitlines()[0]}"
 
 
 if __name__ == "__main__":

@@ -253,6 +253,13 @@ class Store:
         with self._writing():
             self._write(part, every, gone)
 
+    def extend(self, rows: Sequence[Any]) -> None:
+        """Add rows of the other tables of cells that count already, safely on the disk when this returns."""
+        if self._lock is not None:
+            self._lock.confirm()
+        with self._writing():
+            self._write(self.schema.part_with(rows[0]), rows, set())
+
     def update(self, rows: Sequence[Any]) -> None:
         """Replace rows of the table that makes cells count by rows of the same cells with other derived columns."""
         part = self.schema.part_with(rows[0])

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -28,15 +29,18 @@ from convscope.storage.table import fill
 from convscope.timing.summary import summarize
 from convscope.training import report
 from convscope.training.datasets import Images
+from convscope.training.operators import StepProfile
 from convscope.training.request import Training
 from convscope.training.rows import EpochRow, KernelRow, MemoryRow, OperatorRow, Row, TrainingKey, TrainingRow
 from convscope.training.step import CPU_METHOD, CUDA_METHOD, PHASES
 from convscope.training.trainer import Trained, Trainer, phase_times
 
+T = TypeVar("T")
+
 
 @dataclasses.dataclass
 class TrainingStudy:
-    """Trains the cells that a store lacks.
+    """Trains the cells that a store lacks, and traces those that it has no trace of.
 
     Attributes:
         profile_dir: folder of traces and TensorBoard's curves, a folder a cell.
@@ -58,31 +62,65 @@ class TrainingStudy:
     broken: bool = False
 
     def run(self) -> None:
-        """Train cell after cell; a cell that cannot be trained is a row with a reason.
+        """Train cell after cell, then trace them; a cell that cannot be trained is a row with a reason.
 
-        Where one of several processes fails, all end: they may no longer be at the same step.
+        Nothing is timed after the first trace: CUPTI makes later steps of its process longer. Where one of several
+        processes fails, all end: they may no longer be at the same step.
         """
         with backends.math(self.training.math), deterministic(self.training.deterministic):
             cells = cells_of(self.training)
-            done = self.ranks.gather(set(self.store.cells()) if self.ranks.is_first else None)[0]
-            for key in [key for key in cells if key not in done]:
-                self.stopped = any(self.ranks.gather(self.stop()))
-                if self.stopped:
-                    return
-                try:
-                    self._cell(key, cells[key])
-                finally:
-                    self._release()
-                if self.broken:
-                    return
+            done = self._everywhere(lambda: set(self.store.cells()))
+            whole = self._each([key for key in cells if key not in done], lambda key: self._cell(key, cells[key]))
+            if whole and self.training.profiler:
+                untraced = self._everywhere(lambda: self.store.measured().keys() - self._traced_cells())
+                self._each([key for key in cells if key in untraced], lambda key: self._trace(key, cells[key]))
+
+    def _everywhere(self, ask: Callable[[], T]) -> T:
+        """Return the answer of the first process, which has the store, in all of them."""
+        return self.ranks.gather(ask() if self.ranks.is_first else None)[0]
+
+    def _each(self, keys: Sequence[TrainingKey], work: Callable[[TrainingKey], None]) -> bool:
+        """Do a cell after the other; return False where the study is to end before the last."""
+        for key in keys:
+            self.stopped = any(self.ranks.gather(self.stop()))
+            if self.stopped:
+                return False
+            try:
+                work(key)
+            finally:
+                self._release()
+            if self.broken:
+                return False
+        return True
+
+    def _traced_cells(self) -> set[TrainingKey]:
+        rows = self.store.objects("operators")["operators"]
+        return {TrainingKey(row.model, row.batch_size, row.processes, row.compiled) for row in rows}
+
+    def _trace(self, key: TrainingKey, model: str) -> None:
+        """Trace some steps of a cell that is measured, and add what they show to its rows."""
+        path = self.profile_dir / cell_name(key) / f"rank{self.ranks.rank}.pt.trace.json"
+        try:
+            trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
+            profile = trainer.trace(path)
+        except (RuntimeError, ValueError) as error:
+            failure = failures.of_cell(error, self.device, cell_name(key))
+            self.note(f"{cell_name(key)}: no trace: {failure.reason}")
+            self.broken = self.ranks.world > 1
+            return
+        if self.ranks.is_first:
+            rows = self.store.objects("training")["training"]
+            row = next(row for row in rows if self.store.schema.parts[0].key_of_row(row) == key)
+            if profile.kernels:
+                self.store.update([dataclasses.replace(row, gpu_busy_ms=profile.busy_ms)])
+            self.store.extend(_trace_rows(key, profile))
 
     def _cell(self, key: TrainingKey, model: str) -> None:
         started_utc, started_s = now_utc(), time.perf_counter()
-        trace_dir = self.profile_dir / cell_name(key)
         try:
             trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             trained = trainer.train(self.meter)
-            trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
+            trainer.look_closer()
         except (RuntimeError, ValueError) as error:
             failure = failures.of_cell(error, self.device, cell_name(key))
             wall_s = time.perf_counter() - started_s
@@ -93,8 +131,8 @@ class TrainingStudy:
             figures = _figures(everyone, key.batch_size, self.device.type == "cuda")
             wall_s = time.perf_counter() - started_s
             row = self._with_efficiency(self._row(key, trained, started_utc=started_utc, wall_s=wall_s, **figures))
-            self.store.append([row, *_detail_rows(key, trained)])
-            report.write_scalars(trace_dir, row, trained, self.note)
+            self.store.append([row, *_epoch_rows(key, trained)])
+            report.write_scalars(self.profile_dir / cell_name(key), row, trained, self.note)
 
     def _fail(self, row: TrainingRow) -> None:
         self.note(f"{cell_name(row)}: {row.status}: {row.reason}")
@@ -171,7 +209,6 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
         "steps": len(first.phases_ms),
         "loss": statistics.fmean(first.epochs[-1].losses),
         "accuracy_pct": first.epochs[-1].accuracy_pct,
-        "gpu_busy_ms": first.profile.busy_ms if first.profile and first.profile.kernels else None,
     }
     for name, times_ms in phase_times(first).items():
         times = summarize(times_ms)
@@ -198,15 +235,16 @@ def _energy(metered: Sequence[Trained], throughput_samples_per_s: float) -> dict
     }
 
 
-def _detail_rows(key: TrainingKey, trained: Trained) -> list[Row]:
-    """Return the rows of the tables beside `training.csv`: epochs, and operators, kernels and memory of the trace."""
-    rows: list[Row] = [
+def _epoch_rows(key: TrainingKey, trained: Trained) -> list[Row]:
+    return [
         fill(EpochRow, key, epoch, epoch=number, steps=len(epoch.losses), train_loss=statistics.fmean(epoch.losses))
         for number, epoch in enumerate(trained.epochs, 1)
     ]
-    if (profile := trained.profile) is None:
-        return rows
-    whole_ms = profile.total_ms(PHASES)
+
+
+def _trace_rows(key: TrainingKey, profile: StepProfile) -> list[Row]:
+    """Return the rows of the tables of a trace: operators, kernels and memory."""
+    whole_ms, rows = profile.total_ms(PHASES), list[Row]()
     for each in profile.operators:
         share_pct = 100 * profile.own_ms(each) / whole_ms if whole_ms else 0.0
         rows.append(fill(OperatorRow, key, each, operator=each.name, share_pct=share_pct))

@@ -56,7 +56,6 @@ class Trained:
     launch_ms: float | None = None
     peak_memory_bytes: int | None = None
     mean_memory_bytes: int | None = None
-    profile: StepProfile | None = None
 
 
 class Trainer:
@@ -150,9 +149,9 @@ class Trainer:
             self.trained.peak_memory_bytes = max(self.trained.peak_memory_bytes or 0, torch.cuda.max_memory_allocated())
         return losses
 
-    def look_closer(self, trace_path: Path) -> None:
-        """Measure launch cost and memory on further steps, and trace some where the request says so."""
-        batches = itertools.chain.from_iterable(itertools.repeat(self._loader))
+    def look_closer(self) -> None:
+        """Measure launch cost and memory on further steps."""
+        batches = self._endless()
         if self._on_gpu:
             self.trained.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
             memory = MemoryMarks()
@@ -160,8 +159,9 @@ class Trainer:
             self._stepper.step(batches, memory.mark)
             means_ms = [statistics.fmean(times) for times in zip(*self.trained.phases_ms, strict=True)]
             self.trained.mean_memory_bytes = round(memory.mean_bytes(means_ms))
-        if self._training.profiler:
-            self.trained.profile = self._traced(batches, trace_path)
+
+    def _endless(self) -> Iterator[LabelledBatch]:
+        return itertools.chain.from_iterable(itertools.repeat(self._loader))
 
     def _launch_ms(self, batches: Iterator[LabelledBatch]) -> float:
         """Return the host's time for one step while nothing keeps it waiting."""
@@ -170,8 +170,11 @@ class Trainer:
         self._stepper.step(batches)
         return (time.perf_counter() - started_s) * 1e3
 
-    def _traced(self, batches: Iterator[LabelledBatch], path: Path) -> StepProfile:
-        ranges = PhaseRanges()
+    def trace(self, path: Path) -> StepProfile:
+        """Trace some steps after as many as are not counted; nothing may be timed in this process any more."""
+        ranges, batches = PhaseRanges(), self._endless()
+        for _ in range(max(1, self._training.skipped_steps)):
+            self._stepper.step(batches)
 
         def work() -> None:
             ranges.start()

@@ -274,3 +274,31 @@ def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path
     made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
     assert made.broken
     assert set(made.store.cells()) == set()  # the first process writes
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list into which every training and trace is written as it begins."""
+    seen: list[str] = []
+    train, trace = Trainer.train, Trainer.trace
+    monkeypatch.setattr(Trainer, "train", lambda self, meter: [seen.append("train"), train(self, meter)][1])
+    monkeypatch.setattr(Trainer, "trace", lambda self, path: [seen.append("trace"), trace(self, path)][1])
+    return seen
+
+
+def test_no_cell_is_timed_after_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    seen = watch(monkeypatch)
+    made = study(tmp_path, batch_sizes=(2, 4), profiler=True)
+    made.run()
+    assert seen == ["train", "train", "trace", "trace"]
+    assert {row.batch_size for row in made.store.objects("operators")["operators"]} == {2, 4}
+    assert len(made.store.objects("training")["training"]) == 2
+
+
+def test_a_study_that_stopped_before_its_traces_takes_them_at_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    answers = iter([False, False, True])
+    study(tmp_path, batch_sizes=(2, 4), profiler=True, stop=lambda: next(answers)).run()
+    seen = watch(monkeypatch)
+    study(tmp_path, batch_sizes=(2, 4), profiler=True).run()
+    assert seen == ["trace", "trace"]
