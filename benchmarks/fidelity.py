@@ -16,6 +16,7 @@ import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -60,8 +61,8 @@ def request(model: str, algorithm: str, math: str, size: int) -> Run:
 
 def measure(
     run: Run, model: nn.Module, device: torch.device, tracer: TraceProcess, other: TraceProcess
-) -> tuple[Measurement, list[LayerTrace]]:
-    """Measure as `run_profile.py` does, then trace in another process and in other placements."""
+) -> tuple[Measurement, Measurement, list[LayerTrace]]:
+    """Measure as `run_profile.py` does, then by events alone, then trace in another process and in other placements."""
     size = run.input_sizes[0]
     layers = models.convolutions(run.model, size, run.batch_size)
     algorithms = {layer.name: run.algorithm for layer in layers}
@@ -71,13 +72,16 @@ def measure(
         bench.calibrate(size)
         swapped.apply(algorithms)
         found = bench.measure(size, layers, check_errors=False, algorithms=algorithms)
+        alone = Bench(run, model, device, CUDALayerTimer(model, device.type), PowerMonitor(), print)
+        alone.reference_us = bench.reference_us
+        by_events = alone.measure(size, layers, check_errors=False)
         bench.release()
         swapped.restore()
     other.record(size, algorithms)
     truth, reason = other.read()
     if reason:
         raise SystemExit(f"{run.model}: {reason}")
-    return found, truth
+    return found, by_events, truth
 
 
 def passes_alone(names: list[str], size: int, device: torch.device) -> dict[str, float]:
@@ -126,6 +130,24 @@ def row(run: Run, found: Measurement, truth: list[LayerTrace], alone_ms: float) 
     )
 
 
+def kind(traced: LayerTrace) -> str:
+    """Return the kind of work that a layer launches, as far as it matters to its times."""
+    if traced.sets_or_copies_memory:
+        return "kernels, and memory that the driver sets"
+    if traced.overlaps:
+        return "kernels on several streams"
+    return "one kernel" if sum(traced.kernels.values()) == 1 else "kernels in a row"
+
+
+def differences_us(by_events: Measurement, truth: list[LayerTrace]) -> list[tuple[str, float]]:
+    """Return the kind of each layer, and its time by events less its span in µs."""
+    return [
+        (kind(traced), 1e3 * (times.mean_ms - traced.span_ms))
+        for times, traced in zip(by_events.layers, truth, strict=True)
+        if traced.span_ms is not None
+    ]
+
+
 def main() -> int:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__)
@@ -139,7 +161,7 @@ def main() -> int:
         return 0
     command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
     alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    rows = []
+    rows, differences = [], list[tuple[str, float]]()
     first = request(names[0], ALGORITHMS[0], MATHS[0], asked.size)
     with TraceProcess(first) as tracer, TraceProcess(first, OTHER_PLACEMENTS) as other:
         for process in (tracer, other):
@@ -151,7 +173,9 @@ def main() -> int:
             with torch.inference_mode():
                 model = models.build(name).to(device)
             for run in requests:
-                rows.append(row(run, *measure(run, model, device, tracer, other), alone[f"{name} {math}"]))
+                found, by_events, truth = measure(run, model, device, tracer, other)
+                rows.append(row(run, found, truth, alone[f"{name} {math}"]))
+                differences += differences_us(by_events, truth)
                 print(*rows[-1], file=sys.stderr)
     header = (
         "model", "math", "layers", "by span", "median %", "95th %", "covered %", "pair µs", "pass ms", "± %",
@@ -164,7 +188,15 @@ def main() -> int:
     )
     print("the span, the others by events. covered: differences inside the two intervals. vs alone: against PyTorch's")
     print(f"pass in a process without CUPTI. {placement.PLACEMENTS} placements of everything")
+    print("\nevents less span, µs, by what a layer launches")
+    print(table(("launched", "layers", "median", "5 %", "95 %"), list(_by_kind(differences))))
     return 0
+
+
+def _by_kind(differences: list[tuple[str, float]]) -> Iterator[tuple[str, ...]]:
+    for name in sorted({name for name, _ in differences}):
+        values = [value for each, value in differences if each == name]
+        yield name, str(len(values)), *(f"{np.percentile(values, share):+.2f}" for share in (50, 5, 95))
 
 
 if __name__ == "__main__":

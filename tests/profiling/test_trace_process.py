@@ -20,10 +20,16 @@ def traced():
         yield process
 
 
-def test_on_a_cpu_there_is_nothing_to_trace_and_the_process_serves_on(traced: TraceProcess):
-    for _ in range(2):
+def test_it_serves_on_through_a_jobs_signals_and_ends_with_its_pipe(traced: TraceProcess):
+    for number in (signal.SIGINT, signal.SIGTERM):
         traced.record(64, {"features.0": "direct"})
         assert traced.read() == ([], trace.CPU_REASON)
+        os.kill(traced._process.pid, number)
+    traced.change(run(model="vgg16"), [0])
+    traced.record(64, {})
+    assert traced.read() == ([], trace.CPU_REASON)
+    traced.__exit__()
+    assert traced._process.poll() == 0
 
 
 def test_a_process_that_ended_is_a_reason_and_no_error(traced: TraceProcess):
@@ -34,6 +40,7 @@ def test_a_process_that_ended_is_a_reason_and_no_error(traced: TraceProcess):
         assert traced.read() == ([], "the process that traces has ended")
 
 
+@pytest.mark.long
 def test_a_process_that_cannot_begin_says_why():
     with TraceProcess(run(device="cuda:99")) as process:
         process.wait_until_ready()
@@ -44,18 +51,10 @@ def test_a_process_that_cannot_begin_says_why():
     assert reason.startswith("the process that traces cannot begin: ")
 
 
+@pytest.mark.long
 def test_a_process_that_says_nothing_is_ended(traced: TraceProcess, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace_process, "_RECORDING_S", 0.3)
     os.kill(traced._process.pid, signal.SIGSTOP)
     traced.record(64, {})
     assert traced.read() == ([], "the process that traces said nothing for 0.3 s")
     assert traced._process.poll() == -signal.SIGKILL
-
-
-def test_it_ends_with_its_pipe_and_not_by_the_signals_of_a_job(traced: TraceProcess):
-    for number in (signal.SIGINT, signal.SIGTERM):
-        os.kill(traced._process.pid, number)
-    traced.record(64, {})
-    assert traced.read()[1] == trace.CPU_REASON
-    traced.__exit__()
-    assert traced._process.poll() == 0
