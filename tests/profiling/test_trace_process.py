@@ -15,7 +15,7 @@ from convscope.timing import trace
 
 @pytest.fixture
 def traced():
-    with TraceProcess(run()) as process:
+    with TraceProcess(run(model="torchvision:squeezenet1_1")) as process:
         process.wait_until_ready()
         yield process
 
@@ -25,7 +25,7 @@ def test_it_serves_on_through_a_jobs_signals_and_ends_with_its_pipe(traced: Trac
         traced.record(64, {"features.0": "direct"})
         assert traced.read() == ([], trace.CPU_REASON)
         os.kill(traced._process.pid, number)
-    traced.change(run(model="vgg16"), [0])
+    traced.change(run(model="torchvision:squeezenet1_1", seed=1), [0])
     traced.record(64, {})
     assert traced.read() == ([], trace.CPU_REASON)
     traced.__exit__()
