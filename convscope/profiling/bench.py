@@ -19,7 +19,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation, observe
 from convscope.convolution.operator import release
 from convscope.errors import HookMismatchError, HostTooSlowError
-from convscope.power.energy import LoadEnergy
+from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
@@ -137,7 +137,9 @@ class Bench:
         with graphs.capture(step) as plain:
             with instrumented(plain, step, self._timer) as watched:
                 energy, energy_reason = self.steady_energy(watched.load)
+                before = self._meter.state()
                 times = watched.times(run.measure_iters, run.warmup_iters)
+                conditions = Conditions(before, self._meter.state())
             traces = self._traces(plain, given)
             peak_bytes = torch.cuda.max_memory_allocated()
         overhead_us = self._overhead_us(times)
@@ -152,6 +154,7 @@ class Bench:
             traces=traces,
             energy=energy,
             energy_reason=energy_reason,
+            conditions=conditions,
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )

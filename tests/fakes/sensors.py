@@ -11,6 +11,7 @@ from itertools import pairwise
 from convscope.errors import SensorError
 from convscope.power import energy
 from convscope.power.energy import CardState
+from convscope.timing.completions import Completions
 
 
 class Clock:
@@ -84,7 +85,7 @@ class Card:
         resets_at_s: float = math.inf,
         seed: int = 0,
     ) -> None:
-        self.name, self.source = "GPU-simulated", source
+        self.name, self.source, self.reason = "GPU-simulated", source, None
         self.clock, self.power = clock, power
         self._tick_s, self._phase_s, self._boxcar_s = tick_s, phase_s, boxcar_s
         self._noise_w, self._look_s = noise_w, look_s
@@ -118,17 +119,22 @@ class Card:
 
 
 class Load:
-    """Inferences of equal length, one after the other, since the clock's zero."""
+    """Inferences of equal length, one after the other, the first from `began_s` on; seen at each step."""
 
-    def __init__(self, pass_s: float) -> None:
-        self.pass_s = pass_s
+    pause_s = 0.0005
+
+    def __init__(self, clock: Callable[[], float], pass_s: float, began_s: float | None = None) -> None:
+        self._clock, self._pass_s = clock, pass_s
+        self._began_s = clock() if began_s is None else began_s
+        self._looked_s = self._began_s
+        self.completions = Completions()
         self.steps = 0
 
     def step(self) -> None:
         self.steps += 1
-
-    def inferences(self, time_s: float) -> float:
-        return time_s / self.pass_s
+        now_s = self._clock()
+        self.completions.add(math.floor((now_s - self._began_s) / self._pass_s), self._looked_s, now_s)
+        self._looked_s = now_s
 
 
 def share(true_for: Callable[[int], bool], count: int) -> float:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from convscope.errors import WindowError
 from convscope.power import energy
-from convscope.power.energy import EnergyWindow, LoadEnergy, Sample
+from convscope.power.energy import (
+    POWER_BRAKE,
+    POWER_CAP,
+    THERMAL,
+    CardState,
+    Conditions,
+    EnergyWindow,
+    LoadEnergy,
+    Sample,
+)
 
 
 def counter(tick_s: float = 0.1, power_w: float = 300.0, until_s: float = 3.0) -> list[Sample]:
@@ -60,3 +71,92 @@ def test_energy_of_one_inference_is_the_windows_over_the_inferences_in_it():
 def test_dynamic_energy_leaves_out_what_an_idle_card_would_have_taken():
     window = EnergyWindow(1.0, 3.0, energy_j=600.0, uncertainty_j=6.0, source=energy.COUNTER)
     assert LoadEnergy(window, inferences=200.0).dynamic_j(idle_power_w=100.0) == pytest.approx(2.0)
+
+
+def test_the_uncertainty_of_the_number_of_inferences_is_part_of_that_of_the_energy():
+    window = EnergyWindow(1.0, 3.0, energy_j=600.0, uncertainty_j=6.0, source=energy.COUNTER)
+    found = LoadEnergy(window, inferences=200.0, inferences_std=1.0)
+    assert found.relative_uncertainty == pytest.approx(math.hypot(0.01, 0.01))
+    assert found.uncertainty_j == pytest.approx(math.sqrt(2) * 0.03)
+
+
+def test_the_time_of_a_pass_is_the_windows_over_the_inferences_in_it():
+    assert LoadEnergy(EnergyWindow(1.0, 3.0, 600.0, 6.0, energy.COUNTER), inferences=200.0).pass_s == 0.01
+
+
+def test_a_window_is_to_be_as_much_longer_as_it_is_less_precise():
+    assert energy.needed_s(2.0, relative_uncertainty=0.03, precision=0.01) == pytest.approx(6.0)
+
+
+def conditions(
+    after_s: dict[str, float], glances: tuple[str | None, str | None] = ("none", "none"), **before_s: float
+) -> Conditions:
+    """Return a window of 12.5 s, with the time for which each cause held a card back before and after it."""
+    zeros = dict.fromkeys(after_s, 5.0)
+    first = CardState(41, 1980, glances[0], 1, time_s=100.0, held_back_s=zeros | before_s)
+    last = CardState(60, 1700, glances[1], 2, time_s=112.5, held_back_s={c: 5.0 + s for c, s in after_s.items()})
+    return Conditions(first, last)
+
+
+def test_conditions_are_the_temperatures_at_both_ends_and_the_rest_at_the_end():
+    found = conditions({})
+    assert (found.temperature_start_c, found.temperature_end_c) == (41, 60)
+    assert (found.sm_clock_mhz, found.other_processes) == (1700, 2)
+
+
+def test_the_share_of_a_cause_is_the_time_that_it_was_counted_in_the_window():
+    found = conditions({POWER_CAP: 5.0, THERMAL: 0.625})
+    assert (found.throttle_power_pct, found.throttle_thermal_pct) == (pytest.approx(40.0), pytest.approx(5.0))
+
+
+def test_a_slowdown_by_the_hardware_counts_with_heat_and_not_with_the_power_limit():
+    found = conditions({POWER_CAP: 0.0, THERMAL: 0.5, POWER_BRAKE: 2.5})
+    assert (found.throttle_power_pct, found.throttle_thermal_pct) == (0.0, pytest.approx(20.0))
+
+
+def test_a_counter_that_runs_ahead_of_the_window_is_at_most_all_of_it():
+    assert conditions({POWER_CAP: 13.0}).throttle_power_pct == 100.0
+
+
+def test_a_cause_that_is_not_counted_has_no_share():
+    found = conditions({})
+    assert (found.throttle_power_pct, found.throttle_thermal_pct) == (None, None)
+
+
+def test_a_counter_that_was_set_back_has_no_share():
+    found = conditions({POWER_CAP: 1.0}, **{POWER_CAP: 9.0})
+    assert found.throttle_power_pct is None
+
+
+def test_without_two_moments_there_is_no_share():
+    state = CardState(held_back_s={POWER_CAP: 1.0})
+    assert Conditions(state, state).throttle_power_pct is None
+    assert Conditions(CardState(time_s=1.0), CardState(time_s=1.0)).throttle_power_pct is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "glances", "reasons"),
+    [
+        ({POWER_CAP: 4.0, THERMAL: 0.0}, ("none", "none"), "power cap"),
+        ({POWER_CAP: 0.125, THERMAL: 0.0}, ("none", "none"), "power cap"),
+        ({POWER_CAP: 0.124, THERMAL: 0.0}, ("power cap", "power cap"), "none"),
+        ({POWER_CAP: 4.0, THERMAL: 3.0}, ("none", "none"), "power cap, thermal slowdown"),
+        (
+            {POWER_CAP: 0.0, THERMAL: 3.0},
+            ("none", "power cap, hardware thermal slowdown"),
+            "hardware thermal slowdown",
+        ),
+        ({POWER_CAP: 0.0, THERMAL: 0.0}, ("software thermal slowdown", "none"), "none"),
+        ({POWER_CAP: 0.0}, ("software thermal slowdown", "none"), "software thermal slowdown"),
+        ({POWER_CAP: 4.0, THERMAL: 0.0}, ("hardware slowdown", "none"), "hardware slowdown, power cap"),
+        ({}, ("none", "power cap"), "power cap"),
+        ({}, ("power cap", None), "power cap"),
+        ({}, ("none", None), "none"),
+        ({}, (None, None), None),
+        ({POWER_CAP: 4.0}, (None, None), "power cap"),
+    ],
+)
+def test_reasons_are_those_counted_for_a_hundredth_of_the_window_else_those_seen_at_its_ends(
+    counted: dict[str, float], glances: tuple[str | None, str | None], reasons: str | None
+):
+    assert conditions(counted, glances).throttle_reasons == reasons
