@@ -20,6 +20,7 @@ from convscope.errors import WindowError
 
 COVERAGE = 2.0  # stated uncertainties are two standard deviations, about 95 %
 COUNTER, INSTANT, AVERAGE = "nvml energy counter", "nvml instant power", "nvml average power"
+LAGGED_LEAST = 8  # steps from which on their dependence on each other can be estimated
 RAPL, PSYS = "rapl energy counter", "rapl energy counter of the whole platform"
 
 # Causes whose time a card counts, each with its names among the causes that one glance sees.
@@ -248,12 +249,30 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
         )
     first, last = inside[0], inside[-1]
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
-    steps_j = np.diff([tick.energy_j for tick in inside])
-    scatter_j = float(np.std(steps_j, ddof=1)) * math.sqrt(len(steps_j)) if len(steps_j) > 1 else 0.0
+    scatter_j = sum_std(np.diff([tick.energy_j for tick in inside]))
     # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
     return _with_power(EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples)
+
+
+def sum_std(steps: Sequence[float] | np.ndarray) -> float:
+    """Return the standard deviation of the sum of steps that follow one another; 0 with fewer than two.
+
+    Steps need not be independent. Where one half of a long pass takes more power than the other, a high step is
+    followed by a low one, and only the ends of the sum are uncertain; where power wanders, the sum is more uncertain
+    than independent steps would make it. So this is the long-run variance (Newey and West 1987: Bartlett's weights,
+    lags up to the cube root of the number, two degrees of freedom taken off for each), at least that of one step. A
+    constant drift is no uncertainty of the sum, and is taken off first.
+    """
+    count = len(steps)
+    if count < LAGGED_LEAST:
+        return float(np.std(steps, ddof=1)) * math.sqrt(count) if count > 1 else 0.0
+    lags, at = round(count ** (1 / 3)), np.arange(count)
+    apart = np.asarray(steps) - np.polyval(np.polyfit(at, steps, 1), at)
+    products = [float(np.dot(apart[: count - lag], apart[lag:])) for lag in range(lags + 1)]
+    long_run = products[0] + 2 * sum((1 - lag / (lags + 1)) * products[lag] for lag in range(1, lags + 1))
+    return math.sqrt(max(count * long_run / (count - 2 * lags - 2), products[0] / (count - 2)))
 
 
 def power_window(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
+from fakes.sensors import share
 
 from convscope.errors import WindowError
 from convscope.power import energy
@@ -160,3 +162,30 @@ def test_reasons_are_those_counted_for_a_hundredth_of_the_window_else_those_seen
     counted: dict[str, float], glances: tuple[str | None, str | None], reasons: str | None
 ):
     assert conditions(counted, glances).throttle_reasons == reasons
+
+
+def test_steps_that_alternate_leave_only_the_ends_of_their_sum_uncertain():
+    assert energy.sum_std([1.0, 3.0] * 20) < 2.0
+    assert energy.sum_std([1.0, 3.0] * 20) == pytest.approx(1.0, rel=0.2)
+
+
+def test_a_constant_drift_of_the_steps_is_no_uncertainty_of_their_sum():
+    assert energy.sum_std([5.0 + 0.1 * step for step in range(20)]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_few_steps_are_taken_for_independent():
+    assert energy.sum_std([1.0, 3.0, 1.0, 3.0]) == pytest.approx(2 * math.sqrt(4 / 3))
+    assert (energy.sum_std([1.0]), energy.sum_std([])) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("memory", "least"), [(0.0, 0.9), (0.5, 0.8)])
+def test_the_sum_of_steps_is_within_two_deviations_for_independent_steps_and_nearly_for_wandering_ones(
+    memory: float, least: float
+):
+    def covered(seed: int) -> bool:
+        draw, steps = random.Random(seed), [0.0]
+        for _ in range(60):
+            steps.append(memory * steps[-1] + draw.gauss(0.0, 1.0))
+        return abs(sum(steps[11:])) <= 2 * energy.sum_std(steps[11:])
+
+    assert share(covered, 400) >= least
