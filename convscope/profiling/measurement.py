@@ -74,9 +74,15 @@ def overall_row(
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
         started_utc=started_utc,
         wall_s=wall_s,
-        reason=found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")),
+        reason=found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")) or _no_rest(breakdown),
         **cells,
     )
+
+
+def _no_rest(breakdown: Breakdown | None) -> str | None:
+    if breakdown is None or breakdown.rest_reason is None:
+        return None
+    return f"{breakdown.rest_reason} (the pass without its convolutions)"
 
 
 def _other_pass(excess_pct: float | None) -> str | None:

@@ -12,6 +12,7 @@ from convscope.convolution.observation import Observation
 from convscope.convolution.providers import Execution
 from convscope.failures import Failure
 from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy
+from convscope.profiling.layer_energy import Breakdown, LayerEnergy
 from convscope.profiling.measurement import Measurement, failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
@@ -107,6 +108,19 @@ def test_a_row_without_energy_has_the_conditions_of_its_times():
     assert (row.temperature_start_c, row.temperature_end_c, row.sm_clock_mhz) == (40, 50, 1700)
     assert (row.throttle_power_pct, row.throttle_reasons) == (pytest.approx(50.0), "power cap")
     assert row.energy_pass_vs_mean_pct is None
+
+
+def test_a_pass_whose_layers_could_not_be_measured_alone_keeps_its_times_and_says_why():
+    lost = Breakdown(
+        (LayerEnergy(None, None, "no energy: oom: too large"), LayerEnergy(0.1, 0.01)), None, "no energy: x"
+    )
+    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, breakdown=lost)
+    first, second = rows(found=found)
+    assert (first.status, first.mean_ms, first.energy_j, first.reason) == ("ok", 5.0, None, "no energy: oom: too large")
+    assert (second.energy_j, second.reason) == (0.1, None)
+    row = overall(found)
+    assert (row.status, row.mean) == ("ok", 10.0)
+    assert row.reason == "no energy: x (the pass without its convolutions)"
 
 
 @pytest.mark.parametrize(("unsupported", "counts"), [("fallback", (1, 0)), ("skip", (0, 1))])
