@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from convscope.errors import SensorError
 from convscope.power import energy, nvml
@@ -185,6 +186,18 @@ def test_a_slice_of_a_card_has_no_energy_and_says_why():
     with monitor.window() as window:
         pass
     assert window.energies == []
+
+
+@pytest.mark.parametrize(("name", "uuid"), [("NVIDIA H200", "GPU-1"), ("NVIDIA H200 MIG 1g.18gb", "MIG-1")])
+def test_a_device_of_pytorch_is_found_by_the_uuid_of_its_kind(monkeypatch: pytest.MonkeyPatch, name: str, uuid: str):
+    properties = types.SimpleNamespace(name=name, uuid="1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(nvml, "load", Module)
+    monitor = PowerMonitor.of_device(torch.device("cuda"))
+    if uuid == "MIG-1":
+        assert "MIG-1 is or has slices" in str(monitor.reason)
+    else:
+        assert monitor.reason == "NVML does not know GPU-1: NVML says Not Found"
 
 
 def test_a_card_that_is_divided_has_no_energy_of_a_program_on_it():
