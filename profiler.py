@@ -57,8 +57,8 @@ class PowerMonitor:
         sleep: Callable[[float], None] = time.sleep,
         period_s: float | None = 0.002,
     ) -> None:
-        refusals = [sensor.reason for sensor in sensors if sensor.reason] or [None if sensors else "nothing to ask"]
-        self._missing = reason or refusals[0]
+        refusals = [sensor.reason for sensor in sensors if sensor.reason]
+        self._missing = reason or next(iter(refusals), None if sensors else "nothing to ask")
         self._clock, self._sleep = clock, sleep
         self._sensors = list(sensors)
         self._sampler = Sampler([] if self._missing else sensors, clock, period_s)

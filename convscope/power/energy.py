@@ -249,14 +249,14 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
         )
     first, last = inside[0], inside[-1]
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
-    scatter_j = sum_std(np.diff([tick.energy_j for tick in inside]))
+    scatter_j = sum_std([now.energy_j - before.energy_j for before, now in pairwise(inside)])
     # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
     return _with_power(EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples)
 
 
-def sum_std(steps: Sequence[float] | np.ndarray) -> float:
+def sum_std(steps: Sequence[float]) -> float:
     """Return the standard deviation of the sum of steps that follow one another; 0 with fewer than two.
 
     Steps need not be independent. Where one half of a long pass takes more power than the other, a high step is
