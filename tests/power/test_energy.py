@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 
 import pytest
 from fakes.sensors import share
@@ -189,3 +190,62 @@ def test_the_sum_of_steps_is_within_two_deviations_for_independent_steps_and_nea
         return abs(sum(steps[11:])) <= 2 * energy.sum_std(steps[11:])
 
     assert share(covered, 400) >= least
+
+
+def test_constant_power_is_uncertain_by_two_deviations_of_the_edges_alone():
+    found = energy.counter_window(counter(power_w=300.0), 0.5, 2.6)
+    edge_s = 0.0005 / math.sqrt(3)  # half of the time between two looks, a rectangle
+    assert found.uncertainty_j == pytest.approx(2 * 300.0 * math.hypot(edge_s, edge_s), rel=1e-3)
+    assert found.relative_uncertainty == pytest.approx(found.uncertainty_j / found.energy_j)
+
+
+def test_scatter_from_tick_to_tick_adds_to_the_uncertainty_of_the_edges():
+    steps = pairwise([0.0, 10.0, 22.0, 32.0])
+    looks = [((at_s - 0.001, before_j), (at_s, after_j)) for at_s, (before_j, after_j) in enumerate(steps, 1)]
+    samples = [Sample(time_s, energy_j, None) for pair in looks for time_s, energy_j in pair]
+    found = energy.counter_window(samples, -1.0, 4.0)
+    edge_s = 0.0005 / math.sqrt(3)
+    edges_j = found.power_mean_w * math.hypot(edge_s, edge_s)
+    scatter_j = energy.sum_std([12.0, 10.0])
+    assert found.energy_j == pytest.approx(22.0)
+    assert found.uncertainty_j == pytest.approx(2 * math.hypot(edges_j, scatter_j), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("start_s", "end_s", "ends"), [(0.9, 3.1, (1.0, 3.0)), (1.0, 3.0, (1.0, 3.0)), (1.1, 3.0, (2.0, 3.0))]
+)
+def test_a_tick_on_the_edge_of_a_window_belongs_to_it(start_s: float, end_s: float, ends: tuple[float, float]):
+    samples = [Sample(0.5 + step, 100.0 * step, None) for step in range(4)]  # ticks at 1, 2 and 3 s
+    found = energy.counter_window(samples, start_s, end_s)
+    assert (found.start_s, found.end_s) == ends
+
+
+def powers(*watts: float) -> list[Sample]:
+    """Return readings of power a second apart, from 0 s."""
+    return [Sample(float(second), None, power_w) for second, power_w in enumerate(watts)]
+
+
+def test_a_power_window_is_uncertain_by_scatter_and_by_what_a_reading_averages_over():
+    found = energy.power_window(powers(100.0, 100.0, 130.0, 100.0, 130.0), 1.0, 4.0, averaging_s=0.5, source="x")
+    scatter_j = math.sqrt(300.0) / math.sqrt(4) * 3.0  # three changes are four readings
+    lag_j = 0.5 * 30.0 / math.sqrt(3)
+    assert found.energy_j == pytest.approx(115 + 115 + 115)
+    assert found.uncertainty_j == pytest.approx(2 * math.hypot(scatter_j, lag_j))
+
+
+def test_a_power_reading_that_never_changes_is_refused():
+    with pytest.raises(WindowError, match=r"the power reading changed 0 times in 2\.00 s"):
+        energy.power_window(powers(100.0, 100.0, 100.0, 100.0), 0.5, 2.5, averaging_s=0.5, source="x")
+
+
+def test_a_window_has_the_statistics_of_the_readings_in_it():
+    samples = [Sample(0.5 + step, 100.0 * step, watts) for step, watts in enumerate((90.0, 100.0, 110.0, 130.0))]
+    found = energy.counter_window(samples, 0.0, 4.0)
+    assert (found.power_min_w, found.power_max_w, found.power_samples) == (100.0, 110.0, 2)
+    assert found.power_std_w == pytest.approx(math.sqrt(50.0))
+    assert found.integral_j == pytest.approx(48.75 + 105.0 + 57.5)
+    assert found.disagreement_pct == pytest.approx(100 * (found.integral_j / 200.0 - 1))
+
+
+def test_a_window_without_energy_has_no_relative_uncertainty_to_trust():
+    assert EnergyWindow(0.0, 1.0, 0.0, 0.1, energy.COUNTER).relative_uncertainty == math.inf
