@@ -7,6 +7,7 @@ measure with is handed to it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -182,14 +183,14 @@ class PowerMonitor:
                 continue
             needed_s = max(minimum_s, energy.needed_s(window.duration_s, window.relative_uncertainty, precision))
             if window.duration_s >= needed_s:
-                conditions, count = Conditions(before, self.state()), self._counted(load, window, limit_s)
+                count = self._counted(load, window, limit_s)
                 if count is None:
                     return None, f"no energy: {self.reason or f'an inference takes more than {limit_s:g} s'}"
-                found = LoadEnergy(window, count.inferences, count.std, conditions)
+                found = LoadEnergy(window, count.inferences, count.std)
                 precise_s = energy.needed_s(window.duration_s, found.relative_uncertainty, precision)
                 needed_s = max(self.WHOLE * found.pass_s, precise_s)
                 if window.duration_s >= needed_s:
-                    return found, None
+                    return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
             reason = _too_short(needed_s, precision, limit_s)
         return None, f"no energy: {self.reason}" if self.reason else reason
 

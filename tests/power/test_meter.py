@@ -224,3 +224,20 @@ def test_the_thread_samples_while_the_block_runs_and_ends_with_it():
         time.sleep(0.2)
     assert window.energies[0].power_mean_w == pytest.approx(100.0, rel=0.1)
     assert not [thread for thread in threading.enumerate() if thread.name == "power"]
+
+
+def test_the_conditions_are_those_from_the_beginning_of_a_window_to_its_end():
+    class Capped(Card):
+        def state(self) -> energy.CardState:
+            held_back_s = {energy.POWER_CAP: (self.clock.now_s - 100.0) / 4}
+            return energy.CardState(sm_clock_mhz=1500, time_s=self.clock.now_s, held_back_s=held_back_s)
+
+    found = measured(Capped(Clock(), constant(700.0)))
+    assert found.conditions.throttle_power_pct == pytest.approx(25.0)
+    assert found.conditions.throttle_reasons == "power cap"
+    assert found.conditions.before.time_s <= found.window.start_s
+    assert found.conditions.after.time_s >= found.window.end_s
+
+
+def test_without_a_sensor_the_state_is_empty():
+    assert PowerMonitor().state() == energy.CardState()
