@@ -7,6 +7,7 @@ measure with is handed to it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import sys
 import time
@@ -18,9 +19,10 @@ import pandas as pd
 import torch
 from torch import nn
 
+from convscope import gpus
 from convscope.errors import SensorError, WindowError
 from convscope.power import energy, nvml
-from convscope.power.energy import EnergyWindow, LoadEnergy
+from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy
 from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
@@ -28,23 +30,24 @@ from convscope.profiling.request import Run, make_run
 from convscope.profiling.sweep import Sweep
 from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
+from convscope.timing.completions import Count
 from convscope.timing.hooks import hooked
 
 
 class PowerMonitor:
     """Power and energy of one or more devices over windows of time, each with an uncertainty.
 
-    Enter it, and its sensors are sampled. Windows may nest and overlap, each has its own samples. Without a sensor it
-    still is an object: `reason` says why there is none, and windows have no energy.
+    Sensors are sampled while a window is open. Windows may nest and overlap, each has its own samples. Without a
+    sensor it still is an object: `reason` says why there is none, and windows have no energy.
 
     Args:
         sensors: the devices; `PowerMonitor.of` opens cards by UUID, `of_device` what belongs to a device of PyTorch.
-        reason: why there are no sensors.
+        reason: why there are no sensors; a device whose energy cannot be read brings its own reason.
         period_s: time between two looks at the sensors; None leaves the looking to the monitor's own calls.
     """
 
     CHECK_S = 0.02
-    PAUSE_S = 0.0005
+    WHOLE = 0.9  # inferences that a window holds at least, so that its scatter knows the power of all their parts
 
     def __init__(
         self,
@@ -55,9 +58,11 @@ class PowerMonitor:
         sleep: Callable[[float], None] = time.sleep,
         period_s: float | None = 0.002,
     ) -> None:
-        self._missing = None if sensors else reason or "nothing to ask"
+        refusals = [sensor.reason for sensor in sensors if sensor.reason]
+        self._missing = reason or next(iter(refusals), None if sensors else "nothing to ask")
         self._clock, self._sleep = clock, sleep
-        self._sampler = Sampler(sensors, clock, period_s)
+        self._sensors = list(sensors)
+        self._sampler = Sampler([] if self._missing else sensors, clock, period_s)
 
     @classmethod
     def of(cls, uuids: Sequence[str], nvml_module: Any = None) -> PowerMonitor:
@@ -84,10 +89,8 @@ class PowerMonitor:
     def of_device(cls, device: torch.device) -> PowerMonitor:
         """Return a monitor of one of PyTorch's devices: the card by its UUID, or the CPU packages."""
         if device.type == "cuda":
-            uuid = torch.cuda.get_device_properties(device).uuid
-            card = cls.of([f"GPU-{uuid}"])
-            part = cls.of([f"MIG-{uuid}"]) if card.reason else card
-            return card if part.reason else part
+            properties = torch.cuda.get_device_properties(device)
+            return cls.of([gpus.uuid(properties.name, properties.uuid)])
         try:
             return cls([RaplPackages()])
         except SensorError as error:
@@ -99,16 +102,16 @@ class PowerMonitor:
         return self._missing or self._sampler.failure
 
     def __enter__(self) -> PowerMonitor:
-        self._sampler.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._sampler.__exit__()
-        for sensor in self._sampler.sensors:
+        self._sampler.stop()
+        for sensor in self._sensors:
             sensor.close()
 
     def begin(self) -> PowerWindow:
-        """Open a window now."""
+        """Open a window now; sampling goes on until it is closed."""
+        self._sampler.__enter__()
         self._sampler.poll()
         return PowerWindow(self._clock())
 
@@ -116,6 +119,7 @@ class PowerMonitor:
         """Close a window now and fill in its energies."""
         window.end_s = self._clock()
         self._sampler.poll()
+        self._sampler.__exit__()
         for index in range(len(self._sampler.sensors)):
             found, reason = self._energy(index, window.start_s, window.end_s)
             window.energies.append(found)
@@ -152,31 +156,59 @@ class PowerMonitor:
 
         The first `warmup_s` seconds are the ramp and do not count. The window then begins and ends on a tick, lasts at
         least `minimum_s`, and is made longer until its relative uncertainty is `precision`, up to `budget_s` seconds.
+        The load goes on until an inference has ended after the window, so that fractions are counted at both ends.
         """
         if self.reason:
             return None, f"no energy: {self.reason}"
-        self._sampler.forget()
-        self._drive(load, warmup_s)
-        sensor = self._sampler.sensors[0]
-        before, start_s = sensor.state(), self._clock()
         limit_s = max(budget_s, minimum_s)
-        found, reason = None, "no energy: nothing read"
+        with self._sampler:
+            self._drive(load, warmup_s)
+            self._drive(load, limit_s, until=lambda: load.completions.begun)
+            if load.completions.begun or self.reason:
+                return self._over_ticks(load, minimum_s, precision, limit_s)
+        return None, f"no energy: no inference ended within {limit_s:g} s"
+
+    def _over_ticks(
+        self, load: SteadyLoad, minimum_s: float, precision: float, limit_s: float
+    ) -> tuple[LoadEnergy | None, str | None]:
+        """Lengthen a window until it is as long and as precise as is asked for, or the time is spent."""
+        before, start_s = self.state(), self._clock()
+        reason: str | None = None
         while (spent_s := self._clock() - start_s) < limit_s and not self.reason:
             self._drive(load, max(self.CHECK_S, min(minimum_s, limit_s) - spent_s))
             end_s = self._clock()
             self._sampler.poll()
-            found, why = self._energy(0, start_s, end_s)
-            if found and found.duration_s >= minimum_s and found.relative_uncertainty <= precision:
-                count = load.inferences(found.end_s) - load.inferences(found.start_s)
-                return LoadEnergy(found, count, before, sensor.state()), None
-            reason = why or _too_short(found, precision, minimum_s, limit_s)
-        return None, reason
+            window, reason = self._energy(0, start_s, end_s)
+            if window is None:
+                continue
+            needed_s = max(minimum_s, energy.needed_s(window.duration_s, window.relative_uncertainty, precision))
+            if window.duration_s >= needed_s:
+                count = self._counted(load, window, limit_s)
+                if count is None:
+                    return None, f"no energy: {self.reason or f'an inference takes more than {limit_s:g} s'}"
+                found = LoadEnergy(window, count.inferences, count.std)
+                precise_s = energy.needed_s(window.duration_s, found.relative_uncertainty, precision)
+                needed_s = max(self.WHOLE * found.pass_s, precise_s)
+                if window.duration_s >= needed_s:
+                    return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
+            reason = _too_short(needed_s, precision, limit_s)
+        return None, f"no energy: {self.reason}" if self.reason else reason
 
-    def _drive(self, load: SteadyLoad, seconds: float) -> None:
-        until_s = self._clock() + seconds
-        while self._clock() < until_s and not self.reason:
+    def _counted(self, load: SteadyLoad, window: EnergyWindow, limit_s: float) -> Count | None:
+        """Drive on until an inference has ended after the window, and count those in it; None if none ends in time."""
+        done = load.completions
+        self._drive(load, limit_s, until=lambda: done.cover(window.end_s))
+        return done.between(window.start_s, window.end_s) if done.cover(window.end_s) else None
+
+    def _drive(self, load: SteadyLoad, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
+        end_s = self._clock() + seconds
+        while self._clock() < end_s and not until() and not self.reason:
             load.step()
-            self._sampler.pause(self._sleep, self.PAUSE_S)
+            self._sampler.pause(self._sleep, load.pause_s)
+
+    def state(self) -> CardState:
+        """Return the first device's temperature, clock and throttling at this moment; empty without a device."""
+        return self._sensors[0].state() if self._sensors else CardState()
 
     def idle_power_w(self, seconds: float = 1.2) -> float | None:
         """Return the first device's mean power over some seconds in which the caller has given it nothing to do."""
@@ -190,13 +222,10 @@ class PowerMonitor:
 
     def settings(self) -> dict[str, object]:
         """Return the first device's driver, clocks, power limit and ECC by the names of `Environment`'s fields."""
-        return self._sampler.sensors[0].settings() if self._sampler.sensors else {}
+        return self._sensors[0].settings() if self._sensors else {}
 
 
-def _too_short(found: EnergyWindow | None, precision: float, minimum_s: float, limit_s: float) -> str:
-    if found is None:
-        return "no energy: nothing read"
-    needed_s = max(minimum_s, energy.needed_s(found, precision))
+def _too_short(needed_s: float, precision: float, limit_s: float) -> str:
     return f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s, {limit_s:g} s are allowed"
 
 

@@ -145,12 +145,15 @@ def _check_power(device_name: str) -> str:
     device = find_device(device_name)
     if device.type == "cpu":
         raise InputError("--check-power tests a GPU's sensors: there is none here")
-    name = torch.cuda.get_device_name(device)
+    properties = torch.cuda.get_device_properties(device)
+    name = properties.name
     try:
-        card = nvml.NvmlCard(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        card = nvml.NvmlCard(gpus.uuid(name, properties.uuid))
     except SensorError as error:
         raise InputError(f"--check-power: {error}") from None
     with contextlib.closing(card), torch.cuda.device(device):
+        if card.reason:
+            raise InputError(f"--check-power: {card.reason}")
         found = sensor_test.check(card, graphs.full_load(), name)
     path = RESULTS / f"sensor_{gpus.label(name)}.json"
     report.save(found, path)

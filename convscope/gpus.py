@@ -57,9 +57,19 @@ def identify(device_name: str) -> Gpu | None:
 
     A part of a card (MIG) is none of these: the peaks are those of a whole card.
     """
-    if " MIG " in device_name:
+    if is_slice(device_name):
         return None
     return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.pattern}(?!\w)", device_name, re.IGNORECASE)), None)
+
+
+def is_slice(device_name: str) -> bool:
+    """Tell whether a device of this name is a part of a card (MIG): "NVIDIA H100 80GB HBM3 MIG 1g.10gb"."""
+    return " MIG " in device_name
+
+
+def uuid(device_name: str, bare: object) -> str:
+    """Return a device's UUID as NVML writes it, "GPU-…" or "MIG-…", from its bare UUID as PyTorch gives it."""
+    return f"{'MIG' if is_slice(device_name) else 'GPU'}-{bare}"
 
 
 def label(device_name: str) -> str:

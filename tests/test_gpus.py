@@ -93,3 +93,11 @@ def test_a_card_answers_to_its_label_and_to_its_name(wanted: str):
 @pytest.mark.parametrize("wanted", ["h100", "h20", "200", ""])
 def test_a_card_does_not_answer_to_another_name(wanted: str):
     assert not gpus.matches(wanted, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [("NVIDIA H100 80GB HBM3", "GPU-7f-1"), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-7f-1")],
+)
+def test_a_slice_of_a_card_has_a_uuid_of_another_kind(name: str, uuid: str):
+    assert gpus.uuid(name, "7f-1") == uuid

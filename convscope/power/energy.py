@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -20,7 +20,17 @@ from convscope.errors import WindowError
 
 COVERAGE = 2.0  # stated uncertainties are two standard deviations, about 95 %
 COUNTER, INSTANT, AVERAGE = "nvml energy counter", "nvml instant power", "nvml average power"
-RAPL = "rapl energy counter"
+LAGGED_LEAST = 8  # steps from which on their dependence on each other can be estimated
+RAPL, PSYS = "rapl energy counter", "rapl energy counter of the whole platform"
+
+# Causes whose time a card counts, each with its names among the causes that one glance sees.
+POWER_CAP, THERMAL, POWER_BRAKE = "power cap", "thermal slowdown", "power brake"
+GLANCES = {
+    POWER_CAP: (POWER_CAP,),
+    THERMAL: ("software thermal slowdown", "hardware thermal slowdown"),
+    POWER_BRAKE: (POWER_BRAKE,),
+}
+THROTTLED_PCT = 1.0  # of a window: boost touches the power limit for an instant all the time
 
 # Averaging time of one reading, where there is no counter: NVML's reference says 1 s for power usage on Ampere and
 # later; the instant reading is no older than one update of the sensor. `--check-power` measures both on a card.
@@ -34,6 +44,10 @@ class Sample:
     time_s: float
     energy_j: float | None
     power_w: float | None
+
+    def reads(self, energy_j: float | None, power_w: float | None) -> bool:
+        """Tell whether the reading is this one."""
+        return (self.energy_j, self.power_w) == (energy_j, power_w)
 
 
 @dataclass(frozen=True)
@@ -90,22 +104,99 @@ class EnergyWindow:
 
 @dataclass(frozen=True)
 class CardState:
-    """State of a device at one moment; None where it does not report a value."""
+    """State of a device at one moment; None where it does not report a value.
+
+    `held_back_s` has, for each cause that the device counts, the time for which it was held below its clocks so far;
+    `throttle_reasons` are the causes of this moment.
+    """
 
     temperature_c: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: str | None = None
     other_processes: int | None = None
+    time_s: float | None = None
+    held_back_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """State of a device before and after a window, and what held it back in between; None where it is not known."""
+
+    before: CardState = CardState()
+    after: CardState = CardState()
+
+    def held_back_pct(self, cause: str) -> float | None:
+        """Return the share of the window in which this cause held the device back; None where it is not counted."""
+        first, last = (state.held_back_s.get(cause) for state in (self.before, self.after))
+        began_s, ended_s = self.before.time_s, self.after.time_s
+        if first is None or last is None or began_s is None or ended_s is None:
+            return None
+        if last < first or ended_s <= began_s:  # the driver was loaded anew
+            return None
+        return min(100.0, 100 * (last - first) / (ended_s - began_s))
+
+    @property
+    def throttle_power_pct(self) -> float | None:
+        """The share of the window in which the power limit held the device back."""
+        return self.held_back_pct(POWER_CAP)
+
+    @property
+    def throttle_thermal_pct(self) -> float | None:
+        """The share of the window in which heat or a slowdown by the hardware held the device back."""
+        shares = [self.held_back_pct(cause) for cause in (THERMAL, POWER_BRAKE)]
+        return None if shares[0] is None else max(share for share in shares if share is not None)
+
+    @property
+    def throttle_reasons(self) -> str | None:
+        """The causes that held the device back, "none" without any, None where it does not report them.
+
+        A cause that is counted held the device back for `THROTTLED_PCT` of the window; one that is not was seen at
+        either end.
+        """
+        glances = [state.throttle_reasons for state in (self.before, self.after) if state.throttle_reasons is not None]
+        shares_pct = {cause: share for cause in GLANCES if (share := self.held_back_pct(cause)) is not None}
+        if not glances and not shares_pct:
+            return None
+        causes = {cause for glance in glances for cause in glance.split(", ")} - {"none"}
+        for cause, share_pct in shares_pct.items():
+            seen = causes & {*GLANCES[cause]}
+            causes -= seen
+            if share_pct >= THROTTLED_PCT:
+                causes |= seen or {cause}
+        return ", ".join(sorted(causes)) or "none"
+
+    @property
+    def temperature_start_c(self) -> int | None:
+        """The temperature before the window."""
+        return self.before.temperature_c
+
+    @property
+    def temperature_end_c(self) -> int | None:
+        """The temperature after the window."""
+        return self.after.temperature_c
+
+    @property
+    def sm_clock_mhz(self) -> int | None:
+        """The clock of the multiprocessors after the window."""
+        return self.after.sm_clock_mhz
+
+    @property
+    def other_processes(self) -> int | None:
+        """The number of other processes on the device after the window."""
+        return self.after.other_processes
 
 
 @dataclass(frozen=True)
 class LoadEnergy:
-    """Energy of a window of steady load, with its number of inferences and the device's state before and after."""
+    """Energy of a window of steady load, with its number of inferences and the conditions of the window.
+
+    `inferences_std` is the standard deviation of the number: completions are known to the time between two looks.
+    """
 
     window: EnergyWindow
     inferences: float
-    before: CardState = CardState()
-    after: CardState = CardState()
+    inferences_std: float = 0.0
+    conditions: Conditions = Conditions()
 
     @property
     def per_inference_j(self) -> float:
@@ -113,19 +204,23 @@ class LoadEnergy:
         return self.window.energy_j / self.inferences
 
     @property
+    def relative_uncertainty(self) -> float:
+        """The uncertainty as a share of the energy: of the window's energy and of the number of inferences."""
+        return math.hypot(self.window.relative_uncertainty, COVERAGE * self.inferences_std / self.inferences)
+
+    @property
     def uncertainty_j(self) -> float:
         """The uncertainty of the energy of one inference."""
-        return self.window.uncertainty_j / self.inferences
+        return self.relative_uncertainty * self.per_inference_j
+
+    @property
+    def pass_s(self) -> float:
+        """The time of one inference in the window."""
+        return self.window.duration_s / self.inferences
 
     def dynamic_j(self, idle_power_w: float) -> float:
         """Return the energy of one inference above that of the idle device in the same time."""
-        return self.per_inference_j - idle_power_w * self.window.duration_s / self.inferences
-
-    @property
-    def throttle_reasons(self) -> str | None:
-        """The reasons for throttling at either end, "none" without any, None where the device does not report them."""
-        known = [state.throttle_reasons for state in (self.before, self.after) if state.throttle_reasons is not None]
-        return next((reasons for reasons in known if reasons != "none"), known[0] if known else None)
+        return self.per_inference_j - idle_power_w * self.pass_s
 
 
 def ticks(samples: Sequence[Sample]) -> list[Tick]:
@@ -154,12 +249,30 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
         )
     first, last = inside[0], inside[-1]
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
-    steps_j = np.diff([tick.energy_j for tick in inside])
-    scatter_j = float(np.std(steps_j, ddof=1)) * math.sqrt(len(steps_j)) if len(steps_j) > 1 else 0.0
+    scatter_j = sum_std([now.energy_j - before.energy_j for before, now in pairwise(inside)])
     # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
     uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
     return _with_power(EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples)
+
+
+def sum_std(steps: Sequence[float]) -> float:
+    """Return the standard deviation of the sum of steps that follow one another; 0 with fewer than two.
+
+    Steps need not be independent. Where one half of a long pass takes more power than the other, a high step is
+    followed by a low one, and only the ends of the sum are uncertain; where power wanders, the sum is more uncertain
+    than independent steps would make it. So this is the long-run variance (Newey and West 1987: Bartlett's weights,
+    lags up to the cube root of the number, two degrees of freedom taken off for each), at least that of one step. A
+    constant drift is no uncertainty of the sum, and is taken off first.
+    """
+    count = len(steps)
+    if count < LAGGED_LEAST:
+        return float(np.std(steps, ddof=1)) * math.sqrt(count) if count > 1 else 0.0
+    lags, at = round(count ** (1 / 3)), np.arange(count)
+    apart = np.asarray(steps) - np.polyval(np.polyfit(at, steps, 1), at)
+    products = [float(np.dot(apart[: count - lag], apart[lag:])) for lag in range(lags + 1)]
+    long_run = products[0] + 2 * sum((1 - lag / (lags + 1)) * products[lag] for lag in range(1, lags + 1))
+    return math.sqrt(max(count * long_run / (count - 2 * lags - 2), products[0] / (count - 2)))
 
 
 def power_window(
@@ -221,6 +334,6 @@ def _with_power(window: EnergyWindow, samples: Sequence[Sample]) -> EnergyWindow
     )  # fmt: skip
 
 
-def needed_s(window: EnergyWindow, precision: float) -> float:
+def needed_s(duration_s: float, relative_uncertainty: float, precision: float) -> float:
     """Return the length of window that this relative precision needs: edges weigh less in a longer window."""
-    return window.duration_s * window.relative_uncertainty / precision
+    return duration_s * relative_uncertainty / precision

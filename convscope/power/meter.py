@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from convscope.power.energy import LoadEnergy
+from convscope.power.energy import CardState, LoadEnergy
 from convscope.power.sampler import PowerWindow
+from convscope.timing.completions import Completions
 
 
 class SteadyLoad(Protocol):
-    """Work that repeats one inference and counts them: `graphs.ReplayLoad`, `graphs.HostLoad`, or a test's fake."""
+    """Work that repeats one inference and notes each end: `graphs.ReplayLoad`, `graphs.HostLoad`, or a fake."""
+
+    @property
+    def pause_s(self) -> float:
+        """The time to wait between two steps."""
+
+    @property
+    def completions(self) -> Completions:
+        """The completions of its inferences so far, in seconds of perf_counter."""
 
     def step(self) -> None:
         """Keep the work going; call it again and again."""
-
-    def inferences(self, time_s: float) -> float:
-        """Return how many inferences were done by this moment (perf_counter), the running one as a fraction."""
 
 
 class Meter(Protocol):
@@ -35,6 +41,9 @@ class Meter(Protocol):
         self, load: SteadyLoad, *, warmup_s: float, precision: float, budget_s: float
     ) -> tuple[LoadEnergy | None, str | None]:
         """Return the first device's energy over a window of steady load, or None and the reason."""
+
+    def state(self) -> CardState:
+        """Return the first device's temperature, clock and throttling at this moment; empty without a device."""
 
     def idle_power_w(self) -> float | None:
         """Return the first device's power while it is idle, None where it cannot be read."""

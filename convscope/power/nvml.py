@@ -1,6 +1,8 @@
 """One NVIDIA card through NVML: energy counter, power, temperature, clocks, throttling, other processes.
 
-Cards are found by UUID, because NVML knows every card of the machine and `CUDA_VISIBLE_DEVICES` renumbers PyTorch's.
+Energy and power are those of a whole card, whoever computes on it. A slice of a card (MIG) is therefore opened for its
+state and settings, and has a reason instead of an energy. Cards are found by UUID, because NVML knows every card of the
+machine and `CUDA_VISIBLE_DEVICES` renumbers PyTorch's.
 The library is `nvidia-ml-py` (`import pynvml`), loaded at first use.
 """
 
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +20,8 @@ from convscope.power.energy import CardState
 
 POWER_AVERAGE, POWER_INSTANT, ENERGY_FIELD = 185, 186, 191  # nvml.h, NVML_FI_DEV_*
 MEMORY_SCOPE = 2  # NVML_POWER_SCOPE_MEMORY
+
+SLOWED_BY_BRAKE = 271  # NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN, ns
 
 # nvmlClocksEventReasons that slow a card down. Idle and clocks set by a user are not throttling.
 THROTTLING = {
@@ -40,26 +45,34 @@ def load() -> Any:
 class NvmlCard:
     """An open card. The first source of energy that answers is used: counter, instant power, average power.
 
+    `reason` says why there is no energy: the device is a slice of a card, or no source answers.
+
     Args:
-        uuid: "GPU-…", or "MIG-…" for a part of a card; power and energy are then those of the whole card.
+        uuid: "GPU-…", or "MIG-…" for a slice of a card; state and settings are then those of the whole card.
         nvml: the module `pynvml`, or a test's fake.
 
     Raises:
-        SensorError: no driver, no such card, no permission, or no source of energy at all.
+        SensorError: no driver, no such card, no permission.
     """
 
     def __init__(self, uuid: str, nvml: Any = None) -> None:
         self._nvml = nvml or load()
-        self.name = uuid
+        self.name, self.source = uuid, ""
+        self._power_field: int | None = None
         self._open = False
         self._call("NVML cannot start", self._nvml.nvmlInit)
         self._open = True
         try:
             self._handle = self._find(uuid)
-            self.source, self._power_field = self._sources()
         except SensorError:
             self.close()
             raise
+        self.reason = self._slice_of_a_card()
+        if self.reason is None:
+            try:
+                self.source, self._power_field = self._sources()
+            except SensorError as error:
+                self.reason = str(error)
 
     def _find(self, uuid: str) -> Any:
         handle = self._call(f"NVML does not know {uuid}", self._nvml.nvmlDeviceGetHandleByUUID, uuid)
@@ -67,6 +80,13 @@ class NvmlCard:
             return handle
         whole_card = self._nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle
         return self._call("no card behind the MIG device", whole_card, handle)
+
+    def _slice_of_a_card(self) -> str | None:
+        """Return the reason why a slice has no energy, None for a whole card (a divided one computes in slices)."""
+        mode = self._query(self._nvml.nvmlDeviceGetMigMode, self._handle)
+        if not self.name.startswith("MIG-") and not (mode and mode[0]):
+            return None
+        return f"{self.name} is or has slices (MIG), and NVML reads energy and power of the whole card only"
 
     def _sources(self) -> tuple[str, int | None]:
         """Return the source of energy, and the field of the power reading (None: the older call is used)."""
@@ -103,17 +123,20 @@ class NvmlCard:
 
     def field(self, number: int, scope: int = 0) -> float | None:
         """Return a field of power in watts (or of energy in joules), None where the card does not answer it."""
+        value = self._value(number, scope)
+        if value is None:
+            return None
+        return float(value.ullVal if number == ENERGY_FIELD else value.uiVal) / 1e3
+
+    def _value(self, number: int, scope: int = 0) -> Any:
         try:
-            value = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(number, scope)])[0]
+            answer = self._nvml.nvmlDeviceGetFieldValues(self._handle, [(number, scope)])[0]
         except (self._nvml.NVMLError, AttributeError):
             return None
-        if value.nvmlReturn != 0:
-            return None
-        wide = number == ENERGY_FIELD
-        return float(value.value.ullVal if wide else value.value.uiVal) / 1e3
+        return None if answer.nvmlReturn != 0 else answer.value
 
     def state(self) -> CardState:
-        """Return temperature, clock, reasons for throttling, and the number of other processes on the card."""
+        """Return temperature, clock, throttling now and so far, and the number of other processes on the card."""
         nvml, handle = self._nvml, self._handle
         reasons = self._query(nvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
         processes = self._query(nvml.nvmlDeviceGetComputeRunningProcesses, handle)
@@ -122,7 +145,23 @@ class NvmlCard:
             sm_clock_mhz=self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             throttle_reasons=None if reasons is None else throttling(reasons),
             other_processes=None if processes is None else sum(p.pid != os.getpid() for p in processes),
+            time_s=time.perf_counter(),
+            held_back_s=self._held_back_s(),
         )
+
+    def _held_back_s(self) -> dict[str, float]:
+        """Return the time for which each cause has held the card back since the driver was loaded, where counted."""
+        nvml = self._nvml
+        policies = {energy.POWER_CAP: nvml.NVML_PERF_POLICY_POWER, energy.THERMAL: nvml.NVML_PERF_POLICY_THERMAL}
+        answers = {
+            cause: self._query(nvml.nvmlDeviceGetViolationStatus, self._handle, policy)
+            for cause, policy in policies.items()
+        }
+        nanoseconds = {cause: answer.violationTime for cause, answer in answers.items() if answer is not None}
+        brake = self._value(SLOWED_BY_BRAKE)
+        if brake is not None:
+            nanoseconds[energy.POWER_BRAKE] = brake.ullVal
+        return {cause: time_ns / 1e9 for cause, time_ns in nanoseconds.items()}
 
     def settings(self) -> dict[str, object]:
         """Return driver, clocks, power limit and ECC by the names of `Environment`'s fields, None where unknown."""

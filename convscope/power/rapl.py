@@ -1,4 +1,8 @@
-"""CPU packages through RAPL: the kernel's energy counters under /sys/class/powercap, one for each package."""
+"""CPU packages through RAPL: the kernel's energy counters under /sys/class/powercap.
+
+A domain is known by its `name` file. Packages are added up. `psys` is the whole platform, packages included: it is read
+only where there are no packages.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,15 @@ class RaplPackages:
         SensorError: no package, or none that this user may read.
     """
 
-    source = energy.RAPL
+    reason: str | None = None
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self.name = "cpu packages"
-        self._counters = sorted(
-            path for path in root.glob("intel-rapl:*/energy_uj") if path.parent.name.count(":") == 1
-        )
+        domains = {path: _domain(path) for path in sorted(root.glob("intel-rapl:*/energy_uj"))}
+        packages = [path for path, domain in domains.items() if domain.startswith("package-")]
+        self._counters = packages or [path for path, domain in domains.items() if domain == "psys"]
         if not self._counters:
             raise SensorError(f"{root} has no counters of CPU packages")
+        self.name, self.source = ("cpu packages", energy.RAPL) if packages else ("platform", energy.PSYS)
         self._ranges = [_microjoules(path.with_name("max_energy_range_uj")) for path in self._counters]
         self._last = [_microjoules(path) for path in self._counters]
         self._total_j = 0.0
@@ -50,6 +54,13 @@ class RaplPackages:
 
     def close(self) -> None:
         """Do nothing: no file stays open."""
+
+
+def _domain(counter: Path) -> str:
+    try:
+        return counter.with_name("name").read_text().strip()
+    except OSError:
+        return ""
 
 
 def _microjoules(path: Path) -> int:

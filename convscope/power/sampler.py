@@ -6,6 +6,7 @@ machine), and no measured work may wait for it.
 
 from __future__ import annotations
 
+import bisect
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from convscope.power.energy import CardState, EnergyWindow, Sample
 
 
 class Sensor(Protocol):
-    """One device whose energy and power can be read: `nvml.NvmlCard`, `rapl.RaplPackages`, or a test's fake."""
+    """One device whose energy and power can be read: `nvml.NvmlCard`, `rapl.RaplPackages`, or a test's fake.
+
+    `reason` says why its energy cannot be read, None where it can; its state and settings can be read in any case.
+    """
 
     name: str
     source: str
+    reason: str | None
 
     def read(self) -> tuple[float | None, float | None]:
         """Return the energy counter in joules and the power in watts, None where absent."""
@@ -46,7 +51,9 @@ class PowerWindow:
 
 
 class Sampler:
-    """Samples of some sensors; inside its `with` block a thread takes them.
+    """Samples of some sensors; inside its `with` block, which may be nested, a thread takes them.
+
+    Outside of the block nothing is sampled: the thread would disturb times that are taken meanwhile.
 
     Args:
         period_s: time between two samples; None starts no thread, and the caller calls `poll`.
@@ -63,15 +70,26 @@ class Sampler:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._entered = 0
 
     def __enter__(self) -> Sampler:
-        if self.sensors and self._period_s is not None:
+        if not self._entered:
+            self._forget()
+        self._entered += 1
+        if self.sensors and self._period_s is not None and self._thread is None:
             self._stop.clear()
             self._thread = threading.Thread(target=self._run, name="power", daemon=True)
             self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._entered -= 1
+        if self._entered <= 0:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the sampling, whoever has begun it."""
+        self._entered = 0
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -97,10 +115,12 @@ class Sampler:
                 except SensorError as error:
                     self.failure = str(error)
                     return
+                if len(samples) > 1 and samples[-1].reads(joules, watts) and samples[-2].reads(joules, watts):
+                    samples.pop()  # of a reading that does not change the first and the last sample say all
                 samples.append(Sample((before_s + self._clock()) / 2, joules, watts))
 
-    def forget(self) -> None:
-        """Drop the samples that are older than a minute."""
+    def _forget(self) -> None:
+        """Drop the samples that are older than a minute: no window is open."""
         oldest_s = self._clock() - self.KEPT_S
         with self._lock:
             self._samples = [[one for one in samples if one.time_s >= oldest_s] for samples in self._samples]
@@ -108,7 +128,9 @@ class Sampler:
     def energy(self, index: int, start_s: float, end_s: float) -> EnergyWindow:
         """Return the energy of a sensor in a window, by its counter or else by integration, or raise WindowError."""
         with self._lock:
-            samples = [sample for sample in self._samples[index] if sample.time_s >= start_s - self.MARGIN_S]
+            samples = self._samples[index]
+            first = bisect.bisect_left(samples, start_s - self.MARGIN_S, key=lambda sample: sample.time_s)
+            samples = samples[max(0, first - 1) :]
         source = self.sensors[index].source
         if source in energy.AVERAGING_S:
             return energy.power_window(samples, start_s, end_s, energy.AVERAGING_S[source], source)

@@ -22,7 +22,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation, observe
 from convscope.convolution.operator import release
 from convscope.errors import HookMismatchError, HostTooSlowError
-from convscope.power.energy import LoadEnergy
+from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
@@ -177,7 +177,9 @@ class Bench:
         torch.cuda.reset_peak_memory_stats()
         self._eager_ms(given, min(run.warmup_iters, EAGER_WARMUP_MOST))
         eager_ms = self._eager_ms(given, run.measure_iters, EAGER_S)
+        before = self._meter.state()
         placed, peak_bytes = self._placed(given)
+        conditions = Conditions(before, self._meter.state())
         if self._tracer:
             self._tracer.record(size, algorithms)
         energy, energy_reason = self._energy(given)
@@ -198,6 +200,7 @@ class Bench:
             traces=traces,
             energy=energy,
             energy_reason=energy_reason,
+            conditions=conditions,
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +19,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from convscope import failures
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
+from convscope.convolution.operator import release
 from convscope.power.energy import LoadEnergy
 from convscope.timing import graphs
 from convscope.timing.hooks import hooked
 
 L2_MULTIPLE = 2.0  # the copies together hold this many times the L2 cache
-CALLS_LEAST = 64  # in one graph, so that its launch does not matter
+CALLS_LEAST = 64  # in one graph, so that its launch does not matter; fewer where a replay is long enough for that
+LONG_MS = 5.0
 ATTRIBUTION = "layer alone, tensors rotated through more than the L2 cache"
 
 EnergyMeasurement = Callable[[graphs.ReplayLoad], tuple[LoadEnergy | None, str | None]]
@@ -42,10 +47,11 @@ class LayerEnergy:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Energies of a pass's layers by position, and of the rest of the pass; None where it could not be measured."""
+    """Energies of a pass's layers by position, and of the rest of the pass: None, and the reason, without one."""
 
     layers: tuple[LayerEnergy, ...]
     rest_j: float | None
+    rest_reason: str | None = None
 
     @property
     def layers_sum_j(self) -> float | None:
@@ -73,21 +79,60 @@ def measure(
 ) -> Breakdown:
     """Measure every distinct layer of a pass alone, and the rest of the pass.
 
+    A layer that does not fit into memory beside its copies, or that fails alone, has a reason instead of an energy.
+
     Args:
         given: the model's input, batch × 3 × height × width, on the GPU.
         layers: the calls of convolutions in the pass, in order.
+
+    Raises:
+        RuntimeError: the GPU is lost, or a mistake of the program.
     """
-    calls = _calls(model, given)
+    try:
+        calls = _calls(model, given)
+    except RuntimeError as error:
+        reason = _reason(error, given.device)
+        return Breakdown((LayerEnergy(None, None, reason),) * len(layers), None, reason)
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     energies = []
     for layer, call in zip(layers, calls, strict=True):
         key = (layer.cost_key, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
-            measured[key] = _alone(call, measure_energy)
+            measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), given.device)
         energies.append(measured[key])
+    rest = _or_reason(functools.partial(_rest, model, given, calls, measure_energy), given.device)
+    return Breakdown(tuple(energies), rest.energy_j, rest.reason)
+
+
+def _or_reason(measure_one: Callable[[], LayerEnergy], device: torch.device) -> LayerEnergy:
+    try:
+        return measure_one()
+    except RuntimeError as error:
+        reason = _reason(error, device)
+    gc.collect()  # what failed may still hold memory in cycles
+    release(device)
+    return LayerEnergy(None, None, reason)
+
+
+def _reason(error: RuntimeError, device: torch.device) -> str:
+    """Return the reason for a missing energy; raise the error where it is not of one layer alone."""
+    failure = failures.classify(error)
+    if failure is None or failures.device_fault(device):
+        raise error
+    return f"no energy: {failure.status}: {failure.reason}"
+
+
+def _rest(
+    model: nn.Module, given: torch.Tensor, calls: Sequence[_Call], measure_energy: EnergyMeasurement
+) -> LayerEnergy:
     with _stubbed(model, calls), graphs.capture(lambda: model(given)) as captured:
-        rest, _ = measure_energy(graphs.ReplayLoad.of(captured))
-    return Breakdown(tuple(energies), rest.per_inference_j if rest else None)
+        return _of_one(*measure_energy(graphs.ReplayLoad.of(captured)))
+
+
+def _of_one(energy: LoadEnergy | None, reason: str | None, calls: int = 1) -> LayerEnergy:
+    if energy is None:
+        return LayerEnergy(None, None, reason)
+    return LayerEnergy(energy.per_inference_j / calls, energy.uncertainty_j / calls)
 
 
 def _calls(model: nn.Module, given: torch.Tensor) -> list[_Call]:
@@ -112,17 +157,18 @@ def _alone(call: _Call, measure_energy: EnergyMeasurement) -> LayerEnergy:
     copies = copies_needed(sum(tensor.nbytes for tensor in tensors), l2_bytes)
     modules = [copy.deepcopy(call.module) for _ in range(copies)]
     inputs = [call.given.clone() for _ in range(copies)]
-    count = copies * math.ceil(CALLS_LEAST / copies)
 
-    def step() -> None:
+    def step(count: int) -> None:
         for module, given in itertools.islice(itertools.cycle(zip(modules, inputs, strict=True)), count):
             module(given)
 
-    with graphs.capture(step) as captured:
-        energy, reason = measure_energy(graphs.ReplayLoad.of(captured))
-    if energy is None:
-        return LayerEnergy(None, None, reason)
-    return LayerEnergy(energy.per_inference_j / count, energy.uncertainty_j / count)
+    once, often = copies, copies * math.ceil(CALLS_LEAST / copies)
+    with graphs.capture(functools.partial(step, once)) as captured:
+        load = graphs.ReplayLoad.of(captured)
+        if once == often or load.pass_ms >= LONG_MS:
+            return _of_one(*measure_energy(load), calls=once)
+    with graphs.capture(functools.partial(step, often)) as captured:
+        return _of_one(*measure_energy(graphs.ReplayLoad.of(captured)), calls=often)
 
 
 class _Stub(nn.Module):

@@ -12,13 +12,15 @@ from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
 from convscope.failures import Failure
-from convscope.power.energy import LoadEnergy
+from convscope.power.energy import Conditions, LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
 from convscope.storage.table import fill
 from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
+
+ENERGY_PASS_PCT = 1.0  # difference between the passes of the energy window and those timed that a row remarks on
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Measurement:
     traces: list[LayerTrace] = field(default_factory=list)
     energy: LoadEnergy | None = None
     energy_reason: str | None = None
+    conditions: Conditions = field(default_factory=Conditions)
     idle_power_w: float | None = None
     peak_memory_bytes: int | None = None
     breakdown: Breakdown | None = None
@@ -56,13 +59,13 @@ def overall_row(
         cells |= {"energy_layers_sum_j": breakdown.layers_sum_j, "energy_rest_j": breakdown.rest_j}
         cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
     if energy:
-        cells |= _energy_cells(energy, found.idle_power_w)
+        cells |= _energy_cells(energy, found.idle_power_w, passes.mean_ms)
     return fill(
         OverallRow,
         run,
         passes,
         found,
-        *((energy.window, energy, energy.after) if energy else ()),
+        *((energy.window, energy.conditions) if energy else (found.conditions,)),
         input_size=size,
         mean_ci95_ms=passes.ci95_ms,
         samples=passes.count,
@@ -75,13 +78,27 @@ def overall_row(
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
         started_utc=started_utc,
         wall_s=wall_s,
-        reason=found.energy_reason,
+        reason=found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")) or _no_rest(breakdown),
         **cells,
     )
 
 
-def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, Any]:
-    """Return the cells that do not have the name of an attribute of the energy, its window or the state after it."""
+def _no_rest(breakdown: Breakdown | None) -> str | None:
+    if breakdown is None or breakdown.rest_reason is None:
+        return None
+    return f"{breakdown.rest_reason} (the pass without its convolutions)"
+
+
+def _other_pass(excess_pct: float | None) -> str | None:
+    """Return the remark on a row whose energy is of passes of another length than the timed ones."""
+    if excess_pct is None or abs(excess_pct) <= ENERGY_PASS_PCT:
+        return None
+    kind = "longer" if excess_pct > 0 else "shorter"
+    return f"the passes whose energy was measured were {abs(excess_pct):.1f} % {kind} than mean"
+
+
+def _energy_cells(energy: LoadEnergy, idle_power_w: float | None, mean_ms: float) -> dict[str, Any]:
+    """Return the cells that do not have the name of an attribute of the energy's window or its conditions."""
     window = energy.window
     return {
         "energy_total_j": window.energy_j,
@@ -92,8 +109,7 @@ def _energy_cells(energy: LoadEnergy, idle_power_w: float | None) -> dict[str, A
         "energy_dynamic_j": None if idle_power_w is None else energy.dynamic_j(idle_power_w),
         "energy_window_s": window.duration_s,
         "energy_inferences": energy.inferences,
-        "temperature_start_c": energy.before.temperature_c,
-        "temperature_end_c": energy.after.temperature_c,
+        "energy_pass_vs_mean_pct": 100 * (energy.pass_s * 1e3 / mean_ms - 1),
     }
 
 

@@ -69,10 +69,13 @@ class OverallRow:
     energy_layers_sum_j: float | None = None
     energy_rest_j: float | None = None
     energy_residual_pct: float | None = None
+    energy_pass_vs_mean_pct: float | None = None
     temperature_start_c: int | None = None
     temperature_end_c: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: str | None = None
+    throttle_power_pct: float | None = None
+    throttle_thermal_pct: float | None = None
     other_processes: int | None = None
     peak_memory_bytes: int | None = None
     oom_asked_bytes: int | None = None

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convscope import gpus
+
 if TYPE_CHECKING:
     import torch as pytorch
 
@@ -76,7 +78,7 @@ def read(device: pytorch.device, card: Mapping[str, Any] | None = None) -> Envir
     return dataclasses.replace(
         found,
         gpu_name=properties.name,
-        gpu_uuid=f"GPU-{properties.uuid}",
+        gpu_uuid=gpus.uuid(properties.name, properties.uuid),
         cuda=torch.version.cuda,
         triton=triton,
         compute_capability=f"{properties.major}.{properties.minor}",

@@ -13,27 +13,28 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
-import numpy as np
 import torch
 
 from convscope.errors import HostTooSlowError
+from convscope.timing.completions import Completions
 
 
 class HostLoad:
-    """Steady load of a CPU (`power.meter.SteadyLoad`): each step runs one pass."""
+    """Steady load of a CPU (`power.meter.SteadyLoad`): each step runs one pass, without a pause between them."""
+
+    pause_s = 0.0
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step
-        self._ended_s = [time.perf_counter()]
+        self._done = 0
+        self.completions = Completions()
 
     def step(self) -> None:
         """Run one pass."""
         self._step()
-        self._ended_s.append(time.perf_counter())
-
-    def inferences(self, time_s: float) -> float:
-        """Return how many passes were done by this moment (perf_counter), the running one as a fraction."""
-        return float(np.interp(time_s, self._ended_s, range(len(self._ended_s))))
+        self._done += 1
+        now_s = time.perf_counter()
+        self.completions.add(self._done, now_s, now_s)
 
 
 T = TypeVar("T")
@@ -191,19 +192,23 @@ def replay_method(overfull: int) -> str:
 
 
 class ReplayLoad:
-    """Steady load of a GPU (`power.meter.SteadyLoad`): replays of a graph, counted as they finish.
+    """Steady load of a GPU (`power.meter.SteadyLoad`): replays of a graph, `completions` noted at each step.
 
     Enough replays are queued that the host's pauses do not reach the GPU. `starved` counts how often the queue was
     empty all the same; it is made deeper each time.
     """
 
+    pause_s = 0.0005
+
     def __init__(self, captured: Captured, pass_ms: float) -> None:
         self._captured = captured
+        self.pass_ms = pass_ms
         self._depth = max(2, min(_QUEUED_MOST, round(_QUEUED_MS / max(pass_ms, 1e-3))))
         self._queued: deque[torch.cuda.Event] = deque()
         self._spare: list[torch.cuda.Event] = []
         self._finished = 0
-        self._timeline = [(time.perf_counter(), 0)]
+        self._looked_s = time.perf_counter()  # nothing that was still queued had finished by then
+        self.completions = Completions()
         self.starved = 0
 
     @classmethod
@@ -213,12 +218,12 @@ class ReplayLoad:
 
     def step(self) -> None:
         """Count the finished replays and fill the queue; returns at once."""
-        was_busy = bool(self._queued)
+        was_busy, began_s = bool(self._queued), time.perf_counter()
         while self._queued and self._queued[0].query():
             self._spare.append(self._queued.popleft())
             self._finished += 1
-        if self._finished > self._timeline[-1][1]:
-            self._timeline.append((time.perf_counter(), self._finished))
+        self.completions.add(self._finished, self._looked_s, time.perf_counter())
+        self._looked_s = began_s
         if was_busy and not self._queued:
             self.starved += 1
             self._depth = min(_QUEUED_MOST, 2 * self._depth)
@@ -233,11 +238,6 @@ class ReplayLoad:
         until_s = time.perf_counter() + seconds
         while time.perf_counter() < until_s:
             self.step()
-
-    def inferences(self, time_s: float) -> float:
-        """Return how many replays had finished at this moment (perf_counter), the running one as a fraction."""
-        times_s, counts = zip(*self._timeline, strict=True)
-        return float(np.interp(time_s, times_s, counts))
 
 
 def settle(captured: Captured, seconds: float = SETTLING_S) -> ReplayLoad:

@@ -87,7 +87,7 @@ class Clock:
 class Card:
     """A sensor of one card under `power_w`: its counter changes every `tick_s` of the clock and holds in between."""
 
-    name, source = "GPU-1", energy.COUNTER
+    name, source, reason = "GPU-1", energy.COUNTER, None
 
     def __init__(self, clock: Clock, power_w: float = 400.0, tick_s: float = 0.1) -> None:
         self._clock, self._power_w, self._tick_s = clock, power_w, tick_s
@@ -105,20 +105,6 @@ class Card:
 
     def close(self) -> None:
         self.closed += 1
-
-
-class Load:
-    """A steady load: one inference every `pass_s` of the time that it is asked about."""
-
-    def __init__(self, pass_s: float) -> None:
-        self._pass_s = pass_s
-        self.steps = 0
-
-    def step(self) -> None:
-        self.steps += 1
-
-    def inferences(self, time_s: float) -> float:
-        return time_s / self._pass_s
 
 
 class LayerTimer:
@@ -140,10 +126,13 @@ class LayerTimer:
 
 
 class Meter:
-    """An energy meter that nobody should ask: the runs here measure no energy."""
+    """A meter that nobody should ask for energy: the runs here measure none."""
 
     def steady(self, load: object, **options: float) -> tuple[None, str]:
         raise AssertionError("no energy was asked for")
+
+    def state(self) -> energy.CardState:
+        return energy.CardState()
 
     def idle_power_w(self) -> None:
         raise AssertionError("no energy was asked for")

@@ -6,11 +6,14 @@ import bisect
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 from convscope.errors import SensorError
 from convscope.power import energy
 from convscope.power.energy import CardState
+from convscope.timing.completions import Completions
+from profiler import PowerMonitor
 
 
 class Clock:
@@ -53,10 +56,10 @@ def constant(watts: float) -> Power:
     return Power([(0.0, watts)])
 
 
-def square_wave(low_w: float, high_w: float, period_s: float, until_s: float) -> Power:
+def square_wave(low_w: float, high_w: float, period_s: float, until_s: float, from_s: float = 0.0) -> Power:
     points = []
-    for index in range(math.ceil(until_s / period_s)):
-        start_s = index * period_s
+    for index in range(math.ceil((until_s - from_s) / period_s)):
+        start_s = from_s + index * period_s
         for offset, watts in ((0.0, high_w), (0.5 - 1e-9, high_w), (0.5, low_w), (1.0 - 1e-9, low_w)):
             points.append((start_s + offset * period_s, watts))
     return Power(points)
@@ -84,7 +87,7 @@ class Card:
         resets_at_s: float = math.inf,
         seed: int = 0,
     ) -> None:
-        self.name, self.source = "GPU-simulated", source
+        self.name, self.source, self.reason = "GPU-simulated", source, None
         self.clock, self.power = clock, power
         self._tick_s, self._phase_s, self._boxcar_s = tick_s, phase_s, boxcar_s
         self._noise_w, self._look_s = noise_w, look_s
@@ -118,17 +121,58 @@ class Card:
 
 
 class Load:
-    """Inferences of equal length, one after the other, since the clock's zero."""
+    """Inferences of equal length, one after the other, from `began_s` to `ends_s`; seen at each step."""
 
-    def __init__(self, pass_s: float) -> None:
-        self.pass_s = pass_s
+    pause_s = 0.0005
+
+    def __init__(
+        self, clock: Callable[[], float], pass_s: float, began_s: float | None = None, ends_s: float = math.inf
+    ) -> None:
+        self._clock, self._pass_s, self._ends_s = clock, pass_s, ends_s
+        self._began_s = clock() if began_s is None else began_s
+        self._looked_s = self._began_s
+        self.completions = Completions()
         self.steps = 0
 
     def step(self) -> None:
         self.steps += 1
+        now_s = self._clock()
+        finished = math.floor((min(now_s, self._ends_s) - self._began_s) / self._pass_s)
+        self.completions.add(finished, self._looked_s, now_s)
+        self._looked_s = now_s
 
-    def inferences(self, time_s: float) -> float:
-        return time_s / self.pass_s
+
+@dataclass(frozen=True)
+class DrawnEnergy:
+    """Energy of an inference beside its truth, in percent of it; `found` is False where the monitor gave none."""
+
+    found: bool
+    error_pct: float = math.nan
+    uncertainty_pct: float = math.nan
+
+    @property
+    def covered(self) -> bool:
+        return abs(self.error_pct) <= self.uncertainty_pct
+
+
+def drawn_energy(pass_s: float, seed: int, swing: float = 0.0, **options: float) -> DrawnEnergy:
+    """Measure passes of a simulated card whose power, phases and times of a look are drawn.
+
+    Args:
+        swing: the first half of each pass takes this share more than the mean power, the second half less.
+        options: of `PowerMonitor.steady`.
+    """
+    draw, clock = random.Random(seed), Clock()
+    watts, began_s = draw.uniform(80, 700), clock.now_s - draw.random() * pass_s
+    power = constant(watts)
+    if swing:
+        power = square_wave(watts * (1 - swing), watts * (1 + swing), pass_s, clock.now_s + 20.0, began_s)
+    card = Card(clock, power, phase_s=draw.random() * 0.1, look_s=draw.uniform(5e-4, 4e-3))
+    monitor = PowerMonitor([card], clock=clock, sleep=clock.sleep, period_s=None)
+    found, _ = monitor.steady(Load(clock, pass_s, began_s), **options)
+    if found is None:
+        return DrawnEnergy(False)
+    return DrawnEnergy(True, 100 * (found.per_inference_j / (watts * pass_s) - 1), 100 * found.relative_uncertainty)
 
 
 def share(true_for: Callable[[int], bool], count: int) -> float:

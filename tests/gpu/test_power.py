@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from convscope import gpus
 from convscope.power import energy, nvml, sensor_test
+from convscope.power.energy import Conditions
 from convscope.timing import graphs
+from convscope.timing.stopwatch import Stopwatch
 from profiler import PowerMonitor, UnifiedProfiler
 
 
@@ -21,8 +24,13 @@ def monitor():
         yield opened
 
 
+def uuid_of_card() -> str:
+    properties = torch.cuda.get_device_properties(0)
+    return gpus.uuid(properties.name, properties.uuid)
+
+
 def test_the_card_is_found_by_the_uuid_that_pytorch_gives():
-    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    uuid = uuid_of_card()
     module = nvml.load()
     assert uuid in nvml.visible_uuids(module, None)
     assert nvml.visible_uuids(module, uuid[:12]) == [uuid]
@@ -58,6 +66,46 @@ def test_load_takes_more_power_than_rest(monitor: PowerMonitor):
     assert window.energies[0].power_mean_w > 1.5 * idle_w
 
 
+def test_the_time_that_the_power_limit_held_the_card_back_is_counted_in_nanoseconds(monitor: PowerMonitor):
+    before, work = monitor.state(), graphs.full_load()
+    if energy.POWER_CAP not in before.held_back_s:
+        pytest.skip("this card does not count the time of the power limit")
+    end = time.perf_counter() + 4.0
+    capped = False
+    while time.perf_counter() < end:
+        work()
+        capped = capped or energy.POWER_CAP in (monitor.state().throttle_reasons or "")
+    after = monitor.state()
+    raw_pct = 100 * (after.held_back_s[energy.POWER_CAP] - before.held_back_s[energy.POWER_CAP]) / 4.0
+    assert 0 <= raw_pct < 105
+    if capped:
+        assert Conditions(before, after).throttle_power_pct > 1.0
+
+
+@pytest.mark.parametrize("milliseconds", [2.0, 30.0, 200.0])
+def test_the_passes_of_an_energy_window_last_as_long_as_those_that_are_timed(
+    monitor: PowerMonitor, milliseconds: float
+):
+    numbers = torch.zeros(2**28, device="cuda")  # the memory's speed does not depend on the power limit
+    calls = round(milliseconds / Stopwatch(numbers.device).pass_ms(lambda: numbers.add_(1.0)))
+    with graphs.capture(lambda: [numbers.add_(1.0) for _ in range(calls)]) as captured:
+        load = graphs.settle(captured)
+        found, reason = monitor.steady(load)
+    assert found is not None, reason
+    assert load.starved == 0
+    assert found.pass_s == pytest.approx(load.pass_ms / 1e3, rel=0.01)
+    assert found.relative_uncertainty <= 0.01
+
+
+def test_a_row_without_energy_has_the_state_of_the_card(tmp_path: Path):
+    overall, _ = UnifiedProfiler("alexnet", "torch", num_sizes=1, measure_energy=False, note=str).run(tmp_path)
+    row = overall.iloc[0]
+    assert row["sm_clock_mhz"] > 0
+    assert row["temperature_start_c"] > 0
+    assert isinstance(row["throttle_reasons"], str)
+    assert overall["energy_per_inference_j"].isna().all()
+
+
 def test_layers_and_rest_add_up_to_the_pass(tmp_path: Path):
     run = UnifiedProfiler("alexnet", "implicit precomp gemm", num_sizes=1, measure_iters=3, layer_energy=True)
     overall, layers = run.run(tmp_path)
@@ -78,7 +126,7 @@ def test_a_precision_that_the_budget_does_not_allow_leaves_the_cell_empty_and_sa
 def test_the_sensor_report_has_periods(monkeypatch: pytest.MonkeyPatch):
     for name, seconds in (("IDLE_S", 1.0), ("LOAD_S", 2.0), ("WAVE_S", 2.0), ("REST_S", 0.2)):
         monkeypatch.setattr(sensor_test, name, seconds)
-    card = nvml.NvmlCard(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+    card = nvml.NvmlCard(uuid_of_card())
     found = sensor_test.check(card, graphs.full_load(), torch.cuda.get_device_name())
     card.close()
     assert found.counter_period_ms is not None

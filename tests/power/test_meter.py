@@ -19,7 +19,7 @@ def monitor_of(*cards: Card) -> PowerMonitor:
 
 
 def steady(card: Card, **options: float):
-    return monitor_of(card).steady(Load(PASS_S), **options)
+    return monitor_of(card).steady(Load(card.clock, PASS_S), **options)
 
 
 def measured(card: Card, **options: float) -> energy.LoadEnergy:
@@ -39,7 +39,7 @@ def test_energy_of_an_inference_is_within_its_uncertainty_at_19_of_20_phases(tic
         found = measured(card)
         return abs(found.per_inference_j - watts * PASS_S) <= found.uncertainty_j
 
-    assert share(covered, 200) >= 0.93
+    assert share(covered, 100) >= 0.93
 
 
 def test_a_window_that_ignores_the_ticks_would_be_wrong_by_more_than_the_stated_uncertainty():
@@ -93,7 +93,7 @@ def test_a_part_time_sensor_disagrees_with_the_counter_under_a_load_of_its_own_p
 
 def test_the_inferences_are_those_of_the_window():
     found = measured(Card(Clock(), constant(400.0)))
-    assert found.inferences == pytest.approx(found.window.duration_s / PASS_S)
+    assert found.inferences == pytest.approx(found.window.duration_s / PASS_S, abs=1)
 
 
 def test_a_window_is_made_longer_until_the_precision_is_reached():
@@ -113,7 +113,8 @@ def test_where_the_budget_is_too_small_there_is_no_energy_and_the_reason_says_ho
 
 
 def test_the_card_is_loaded_all_the_while():
-    clock, load = Clock(), Load(PASS_S)
+    clock = Clock()
+    load = Load(clock, PASS_S)
     card = Card(clock, constant(400.0))
     monitor_of(card).steady(load)
     assert load.steps > 300
@@ -165,7 +166,7 @@ def test_without_a_sensor_there_is_a_monitor_with_a_reason_and_no_energy():
     with monitor.window() as window:
         pass
     assert window.energies == []
-    assert monitor.steady(Load(PASS_S)) == (None, "no energy: nvidia-ml-py is not installed")
+    assert monitor.steady(Load(Clock(), PASS_S)) == (None, "no energy: nvidia-ml-py is not installed")
 
 
 def test_windows_nest_and_each_has_its_own_energy():
@@ -223,3 +224,20 @@ def test_the_thread_samples_while_the_block_runs_and_ends_with_it():
         time.sleep(0.2)
     assert window.energies[0].power_mean_w == pytest.approx(100.0, rel=0.1)
     assert not [thread for thread in threading.enumerate() if thread.name == "power"]
+
+
+def test_the_conditions_are_those_from_the_beginning_of_a_window_to_its_end():
+    class Capped(Card):
+        def state(self) -> energy.CardState:
+            held_back_s = {energy.POWER_CAP: (self.clock.now_s - 100.0) / 4}
+            return energy.CardState(sm_clock_mhz=1500, time_s=self.clock.now_s, held_back_s=held_back_s)
+
+    found = measured(Capped(Clock(), constant(700.0)))
+    assert found.conditions.throttle_power_pct == pytest.approx(25.0)
+    assert found.conditions.throttle_reasons == "power cap"
+    assert found.conditions.before.time_s <= found.window.start_s
+    assert found.conditions.after.time_s >= found.window.end_s
+
+
+def test_without_a_sensor_the_state_is_empty():
+    assert PowerMonitor().state() == energy.CardState()

@@ -6,6 +6,7 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from convscope.errors import SensorError
 from convscope.power import energy, nvml
@@ -23,6 +24,7 @@ class Module:
     """Answers like `pynvml` for three cards, but for the calls named in `refused`, which raise with that text."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+    NVML_PERF_POLICY_POWER, NVML_PERF_POLICY_THERMAL = 0, 1
     NVMLError = NVMLError
 
     def __init__(self, **refused: str) -> None:
@@ -30,6 +32,8 @@ class Module:
         self.fields: dict[int, float] = {nvml.POWER_INSTANT: 300.0, nvml.POWER_AVERAGE: 290.0}
         self.reasons = 0
         self.pids: list[int] = []
+        self.mig_mode = 0
+        self.violations_ns: dict[int, int] = {0: 3_000_000_000, 1: 500_000_000}
         self.opened = 0
 
     def __getattribute__(self, name: str) -> Any:
@@ -61,6 +65,12 @@ class Module:
 
     def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
         return f"card of {handle}"
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> list[int]:  # noqa: N802
+        return [self.mig_mode, self.mig_mode]
+
+    def nvmlDeviceGetViolationStatus(self, handle: str, policy: int) -> Any:  # noqa: N802
+        return types.SimpleNamespace(referenceTime=7, violationTime=self.violations_ns[policy])
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: str) -> int:  # noqa: N802
         return 123_456
@@ -135,16 +145,8 @@ def test_a_counter_without_any_power_reading_is_enough():
     [
         ({"nvmlInit": "Driver Not Loaded"}, "NVML cannot start: NVML says Driver Not Loaded"),
         ({"nvmlDeviceGetHandleByUUID": "Insufficient Permissions"}, "NVML says Insufficient Permissions"),
-        (
-            {
-                "nvmlDeviceGetTotalEnergyConsumption": "Not Supported",
-                "nvmlDeviceGetFieldValues": "Not Supported",
-                "nvmlDeviceGetPowerUsage": "Not Supported",
-            },
-            "neither energy nor power can be read",
-        ),
     ],
-    ids=["no driver", "no permission", "vgpu"],
+    ids=["no driver", "no permission"],
 )
 def test_a_card_that_cannot_be_asked_is_a_reason_and_never_a_zero(refused: dict[str, str], text: str):
     module = Module(**refused)
@@ -155,6 +157,13 @@ def test_a_card_that_cannot_be_asked_is_a_reason_and_never_a_zero(refused: dict[
     assert monitor.reason is not None
     assert text in monitor.reason
     assert monitor.idle_power_w() is None
+
+
+def test_a_card_without_any_source_of_energy_has_a_reason_and_a_state():
+    refused = ("nvmlDeviceGetTotalEnergyConsumption", "nvmlDeviceGetFieldValues", "nvmlDeviceGetPowerUsage")
+    monitor = PowerMonitor.of([UUIDS[0]], Module(**dict.fromkeys(refused, "Not Supported")))
+    assert "neither energy nor power can be read" in str(monitor.reason)
+    assert monitor.state().sm_clock_mhz == 1980
 
 
 def test_a_card_that_nobody_knows_is_a_reason():
@@ -170,9 +179,44 @@ def test_a_card_that_is_lost_later_says_so():
         opened.read()
 
 
-def test_a_part_of_a_card_is_measured_as_the_whole_card():
-    opened = NvmlCard("MIG-1", Module())
-    assert opened._handle == "card of MIG-1"
+def test_a_slice_of_a_card_has_no_energy_and_says_why():
+    monitor = PowerMonitor.of(["MIG-1"], Module())
+    assert monitor.reason == "MIG-1 is or has slices (MIG), and NVML reads energy and power of the whole card only"
+    assert monitor.idle_power_w() is None
+    with monitor.window() as window:
+        pass
+    assert window.energies == []
+
+
+@pytest.mark.parametrize(("name", "uuid"), [("NVIDIA H200", "GPU-1"), ("NVIDIA H200 MIG 1g.18gb", "MIG-1")])
+def test_a_device_of_pytorch_is_found_by_the_uuid_of_its_kind(monkeypatch: pytest.MonkeyPatch, name: str, uuid: str):
+    properties = types.SimpleNamespace(name=name, uuid="1")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(nvml, "load", Module)
+    monitor = PowerMonitor.of_device(torch.device("cuda"))
+    if uuid == "MIG-1":
+        assert "MIG-1 is or has slices" in str(monitor.reason)
+    else:
+        assert monitor.reason == "NVML does not know GPU-1: NVML says Not Found"
+
+
+def test_a_card_that_is_divided_has_no_energy_of_a_program_on_it():
+    module = Module()
+    module.mig_mode = 1
+    assert "of the whole card only" in str(NvmlCard(UUIDS[0], module).reason)
+
+
+def test_a_card_that_cannot_be_divided_has_its_energy():
+    assert card(nvmlDeviceGetMigMode="Not Supported").reason is None
+
+
+def test_the_state_of_a_slice_is_that_of_its_card():
+    module = Module()
+    monitor = PowerMonitor.of(["MIG-1"], module)
+    assert monitor.state().sm_clock_mhz == 1980
+    with monitor:
+        assert module.opened == 1
+    assert module.opened == 0
 
 
 def test_a_card_is_closed_once():
@@ -190,6 +234,18 @@ def test_the_state_says_what_throttles_and_who_else_computes():
     assert state.throttle_reasons == "power cap, hardware thermal slowdown"
     assert state.other_processes == 1
     assert (state.temperature_c, state.sm_clock_mhz) == (41, 1980)
+
+
+def test_the_state_holds_the_time_for_which_each_cause_held_the_card_back():
+    module = Module()
+    module.fields[nvml.SLOWED_BY_BRAKE] = 0.002  # W of the fake are thousandths of its answer: 2 ns
+    state = NvmlCard(UUIDS[0], module).state()
+    assert state.held_back_s == pytest.approx({"power cap": 3.0, "thermal slowdown": 0.5, "power brake": 2e-9})
+    assert state.time_s is not None
+
+
+def test_a_cause_whose_time_is_not_counted_is_absent():
+    assert card(nvmlDeviceGetViolationStatus="Not Supported").state().held_back_s == {}
 
 
 def test_idle_and_clocks_that_somebody_set_are_no_throttling():

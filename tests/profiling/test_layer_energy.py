@@ -35,7 +35,13 @@ class Model(nn.Module):
 
 
 @pytest.fixture
-def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
+def replay_ms() -> float:
+    """Length of a replay of each layer; long ones are captured once."""
+    return 100.0
+
+
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, replay_ms: float) -> list[Callable[[], object]]:
     """Stand in for CUDA graphs: what would be captured is kept, and run once."""
     kept: list[Callable[[], object]] = []
 
@@ -46,7 +52,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], object]]:
         yield object()
 
     monkeypatch.setattr(graphs, "capture", capture)
-    monkeypatch.setattr(graphs.ReplayLoad, "of", lambda captured: object())
+    monkeypatch.setattr(graphs.ReplayLoad, "of", lambda captured: types.SimpleNamespace(pass_ms=replay_ms))
     properties = types.SimpleNamespace(L2_cache_size=L2_BYTES)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     return kept
@@ -72,6 +78,40 @@ def test_each_distinct_shape_is_replayed_once_and_the_rest_of_the_pass_after_the
     assert len(steps) == 3
 
 
+def call_counts(steps: list) -> list[int]:
+    """Return how many convolutions each captured step runs."""
+    counts = []
+    original = nn.Conv2d.forward
+
+    def counting(self: nn.Conv2d, given: torch.Tensor) -> torch.Tensor:
+        counts[-1] += 1
+        return original(self, given)
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
+        patch.setattr(nn.Conv2d, "forward", counting)
+        for step in steps:
+            counts.append(0)
+            step()
+    return counts
+
+
+@pytest.mark.parametrize("replay_ms", [4.99])
+def test_a_short_layer_is_called_often_in_one_graph(steps: list):
+    found = measured()
+    counts = call_counts(steps)
+    assert len(counts) == 5  # each of two shapes with few calls, then with many; the rest
+    assert counts[1] >= layer_energy.CALLS_LEAST > counts[0]
+    assert found.layers[0].energy_j == pytest.approx(10.0 / counts[1])
+
+
+@pytest.mark.parametrize("replay_ms", [5.0])
+def test_a_long_layer_is_called_once_with_each_copy(steps: list):
+    found = measured()
+    counts = call_counts(steps)
+    assert len(counts) == 3
+    assert found.layers[0].energy_j == pytest.approx(10.0 / counts[0])
+
+
 def test_the_energy_of_a_graph_is_shared_out_over_its_calls(steps: list):
     calls = []
     original = nn.Conv2d.forward
@@ -86,7 +126,6 @@ def test_the_energy_of_a_graph_is_shared_out_over_its_calls(steps: list):
         steps[0]()
     assert found.layers[0].energy_j == pytest.approx(10.0 / len(calls))
     assert found.layers[0].uncertainty_j == pytest.approx(0.1 / len(calls))
-    assert len(calls) >= layer_energy.CALLS_LEAST
 
 
 def test_the_copies_of_weights_together_exceed_the_cache(steps: list):
@@ -123,6 +162,61 @@ def test_a_layer_without_energy_says_why_and_there_is_no_sum(steps: list):
     assert found.layers[0] == LayerEnergy(None, None, "no energy: GPU is lost")
     assert found.layers_sum_j is None
     assert found.residual_pct(1.0) is None
+
+
+def failing(*failures: Exception | None) -> layer_energy.EnergyMeasurement:
+    """Return a measurement that raises one error after another; None measures."""
+    left = iter(failures)
+
+    def measure_energy(load: object) -> tuple[LoadEnergy | None, str | None]:
+        failure = next(left)
+        if failure:
+            raise failure
+        return hundred_joules(load)
+
+    return measure_energy
+
+
+def test_a_layer_that_does_not_fit_has_a_reason_and_the_others_their_energy(steps: list):
+    found = measured(failing(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), None, None))
+    assert found.layers[0] == LayerEnergy(None, None, "no energy: oom: CUDA out of memory. Tried to allocate 2.00 GiB")
+    assert found.layers[2].energy_j is not None
+    assert (found.rest_j, found.layers_sum_j) == (10.0, None)
+
+
+def test_a_layer_that_fails_alone_has_a_reason(steps: list):
+    found = measured(failing(None, RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"), None))
+    assert found.layers[0].energy_j is not None
+    assert found.layers[2].reason == "no energy: failed: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"
+
+
+def test_a_rest_that_does_not_fit_has_a_reason_and_the_layers_their_energy(steps: list):
+    found = measured(failing(None, None, torch.OutOfMemoryError("CUDA out of memory")))
+    assert all(layer.energy_j is not None for layer in found.layers)
+    assert (found.rest_j, found.rest_reason) == (None, "no energy: oom: CUDA out of memory")
+
+
+def test_outputs_that_do_not_fit_beside_each_other_are_a_reason_of_every_layer(
+    steps: list, monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(layer_energy, "_calls", refuse)
+    found = measured()
+    assert {layer.reason for layer in found.layers} == {found.rest_reason} == {"no energy: oom: CUDA out of memory"}
+    assert len(found.layers) == 4
+
+
+def test_a_lost_gpu_is_no_matter_of_one_layer(steps: list, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("convscope.failures.device_fault", lambda device: "illegal address")
+    with pytest.raises(RuntimeError, match="CUDA error: an illegal"):
+        measured(failing(RuntimeError("CUDA error: an illegal memory access")))
+
+
+def test_a_mistake_of_the_program_is_no_matter_of_one_layer(steps: list):
+    with pytest.raises(RuntimeError, match="no such thing"):
+        measured(failing(RuntimeError("no such thing")))
 
 
 def test_the_residual_is_what_layers_and_rest_are_above_the_pass():

@@ -11,7 +11,8 @@ from convscope.convolution.assignment import Assignment
 from convscope.convolution.observation import Observation
 from convscope.convolution.providers import Execution
 from convscope.failures import Failure
-from convscope.power.energy import EnergyWindow, LoadEnergy
+from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy
+from convscope.profiling.layer_energy import Breakdown, LayerEnergy
 from convscope.profiling.measurement import Measurement, failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow
@@ -30,6 +31,10 @@ FOUND = Measurement(
         Observation("gemm", Execution("gemm", "cudnn", 256), 1e-7),
         Observation("torch", Execution("torch", "torch")),
     ],
+)
+CONDITIONS = Conditions(
+    CardState(temperature_c=40, time_s=1.0, held_back_s={"power cap": 3.0}),
+    CardState(temperature_c=50, sm_clock_mhz=1700, time_s=3.0, held_back_s={"power cap": 4.0}),
 )
 TRACED = [LayerTrace({"k1": 2, "k2": 1}, 3.5, 4.5), LayerTrace({"k3": 1}, 1.5, None)]
 
@@ -66,6 +71,56 @@ def test_an_energy_window_becomes_power_and_energy_of_an_inference():
     found = Measurement(FOUND.passes, FOUND.layers, "m", energy=LoadEnergy(window, inferences=200.0))
     row = overall(found)
     assert (row.power_mean_w, row.energy_per_inference_j, row.energy_window_s) == (300.0, 3.0, 2.0)
+
+
+def with_energy(pass_s: float, reason: str | None = None) -> OverallRow:
+    window = EnergyWindow(start_s=10.0, end_s=12.0, energy_j=600.0, uncertainty_j=6.0, source="a counter")
+    energy = LoadEnergy(window, inferences=2.0 / pass_s, conditions=CONDITIONS)
+    return overall(Measurement(FOUND.passes, FOUND.layers, "m", energy=energy, energy_reason=reason))
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "excess_pct", "reason"),
+    [
+        (0.0100, 0.0, None),
+        (0.01009, 0.9, None),
+        (0.0102, 2.0, "the passes whose energy was measured were 2.0 % longer than mean"),
+        (0.0098, -2.0, "the passes whose energy was measured were 2.0 % shorter than mean"),
+    ],
+)
+def test_a_row_says_where_the_passes_of_its_energy_are_not_those_of_its_time(
+    pass_s: float, excess_pct: float, reason: str | None
+):
+    row = with_energy(pass_s)
+    assert row.energy_pass_vs_mean_pct == pytest.approx(excess_pct, abs=1e-9)
+    assert (row.status, row.reason) == ("ok", reason)
+
+
+def test_a_row_with_energy_has_the_conditions_of_its_window():
+    row = with_energy(0.01)
+    assert (row.temperature_start_c, row.temperature_end_c, row.sm_clock_mhz) == (40, 50, 1700)
+    assert (row.throttle_power_pct, row.throttle_thermal_pct) == (pytest.approx(50.0), None)
+    assert row.throttle_reasons == "power cap"
+
+
+def test_a_row_without_energy_has_the_conditions_of_its_times():
+    row = overall(Measurement(FOUND.passes, FOUND.layers, "m", conditions=CONDITIONS))
+    assert (row.temperature_start_c, row.temperature_end_c, row.sm_clock_mhz) == (40, 50, 1700)
+    assert (row.throttle_power_pct, row.throttle_reasons) == (pytest.approx(50.0), "power cap")
+    assert row.energy_pass_vs_mean_pct is None
+
+
+def test_a_pass_whose_layers_could_not_be_measured_alone_keeps_its_times_and_says_why():
+    lost = Breakdown(
+        (LayerEnergy(None, None, "no energy: oom: too large"), LayerEnergy(0.1, 0.01)), None, "no energy: x"
+    )
+    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, breakdown=lost)
+    first, second = rows(found=found)
+    assert (first.status, first.mean_ms, first.energy_j, first.reason) == ("ok", 5.0, None, "no energy: oom: too large")
+    assert (second.energy_j, second.reason) == (0.1, None)
+    row = overall(found)
+    assert (row.status, row.mean) == ("ok", 10.0)
+    assert row.reason == "no energy: x (the pass without its convolutions)"
 
 
 @pytest.mark.parametrize(("unsupported", "counts"), [("fallback", (1, 0)), ("skip", (0, 1))])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from fakes import Branching, Card, Clock, Load
+from fakes import Branching, Card, Clock
+from fakes.sensors import Load
 
 from convscope.convolution.layer import Layer
 from convscope.errors import InputError
@@ -28,7 +29,7 @@ def monitor(clock: Clock, card: Card) -> PowerMonitor:
 
 
 def test_energy_of_an_inference_is_what_a_steady_card_spends_on_it(clock: Clock):
-    found, reason = monitor(clock, Card(clock, power_w=400.0)).steady(Load(pass_s=0.005))
+    found, reason = monitor(clock, Card(clock, power_w=400.0)).steady(Load(clock, pass_s=0.005))
     assert reason is None
     assert found is not None
     assert found.per_inference_j == pytest.approx(400.0 * 0.005, rel=0.02)
@@ -36,13 +37,13 @@ def test_energy_of_an_inference_is_what_a_steady_card_spends_on_it(clock: Clock)
 
 
 def test_a_window_of_steady_load_lasts_at_least_a_second(clock: Clock):
-    found, _ = monitor(clock, Card(clock)).steady(Load(0.005))
+    found, _ = monitor(clock, Card(clock)).steady(Load(clock, 0.005))
     assert found is not None
     assert found.window.duration_s >= 1.0
 
 
 def test_a_counter_that_stands_still_is_a_reason_not_a_wait_for_ever(clock: Clock):
-    found, reason = monitor(clock, Card(clock, power_w=0.0)).steady(Load(0.005))
+    found, reason = monitor(clock, Card(clock, power_w=0.0)).steady(Load(clock, 0.005))
     assert found is None
     assert reason is not None
     assert "ticked 0 times" in reason
@@ -50,7 +51,7 @@ def test_a_counter_that_stands_still_is_a_reason_not_a_wait_for_ever(clock: Cloc
 
 def test_without_a_sensor_there_is_a_reason_and_no_energy(clock: Clock):
     missing = PowerMonitor(reason="the driver is not loaded", clock=clock)
-    assert missing.steady(Load(0.005)) == (None, "no energy: the driver is not loaded")
+    assert missing.steady(Load(clock, 0.005)) == (None, "no energy: the driver is not loaded")
 
 
 def test_leaving_a_monitor_lets_its_sensor_go(clock: Clock):

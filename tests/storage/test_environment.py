@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
+import types
 
 import pytest
 import torch
@@ -66,3 +67,10 @@ def test_a_git_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert environment.git_commit() is None
+
+
+@pytest.mark.parametrize(("name", "kind"), [("NVIDIA H200", "GPU"), ("NVIDIA H200 MIG 1g.18gb", "MIG")])
+def test_the_uuid_of_a_slice_is_written_as_nvml_writes_it(monkeypatch: pytest.MonkeyPatch, name: str, kind: str):
+    properties = types.SimpleNamespace(name=name, uuid="7f-1", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert environment.read(torch.device("cuda")).gpu_uuid == f"{kind}-7f-1"

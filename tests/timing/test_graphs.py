@@ -141,25 +141,41 @@ def test_a_queue_found_empty_is_counted_and_made_deeper(gpu: fakes.Gpu):
 
 
 def test_nothing_has_finished_before_the_first_step(gpu: fakes.Gpu):
-    assert graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0).inferences(1.0) == 0.0
+    assert not graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0).completions.begun
 
 
 def test_a_load_counts_the_replays_that_have_finished(gpu: fakes.Gpu):
     gpu.launch_ms = 0.0
     load = graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
     load.step()
-    gpu.host_ms += 6.0
-    load.step()
-    assert load.inferences(gpu.perf_counter()) == pytest.approx(3.0)
+    for _ in range(40):
+        gpu.host_ms += 0.5
+        load.step()
+    assert load.completions.between(0.004, 0.015).inferences == pytest.approx(5.5, abs=0.25)
 
 
-def test_halfway_between_two_looks_half_of_the_replays_had_finished(gpu: fakes.Gpu):
+def test_replays_that_one_step_finds_finished_were_so_between_it_and_the_step_before(gpu: fakes.Gpu):
     gpu.launch_ms = 0.0
     load = graphs.ReplayLoad(fakes.Captured(gpu, 2.0), pass_ms=2.0)
     load.step()
-    gpu.host_ms += 6.0
+    gpu.host_ms = 6.5
     load.step()
-    assert load.inferences(0.003) == pytest.approx(1.5)
+    gpu.host_ms = 13.0
+    load.step()
+    # 1 to 3 by 6.5 ms and 4 to 6 by 13 ms: on average number 2 at 3.25 ms and number 5 at 9.75 ms
+    assert load.completions.between(0.00325, 0.00975).inferences == pytest.approx(3.0)
+
+
+def test_a_load_of_a_cpu_knows_when_each_pass_ended(gpu: fakes.Gpu):
+    def step() -> None:
+        gpu.host_ms += 4.0
+
+    load = graphs.HostLoad(step)
+    for _ in range(3):
+        load.step()
+    count = load.completions.between(0.006, 0.012)
+    assert (count.inferences, count.std) == (pytest.approx(1.5), 0.0)
+    assert load.pause_s == 0.0
 
 
 def test_a_busy_load_replays_for_as_long_as_it_is_told(gpu: fakes.Gpu):
