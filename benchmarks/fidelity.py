@@ -77,8 +77,7 @@ def measure(
         by_events = alone.measure(size, layers, check_errors=False)
         bench.release()
         swapped.restore()
-    other.record(size, algorithms)
-    truth, reason = other.read()
+    truth, reason = other.trace(size, algorithms)
     if reason:
         raise SystemExit(f"{run.model}: {reason}")
     return found, by_events, truth

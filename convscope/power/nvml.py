@@ -12,6 +12,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from convscope.errors import SensorError
@@ -144,7 +145,7 @@ class NvmlCard:
             temperature_c=self._query(nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             sm_clock_mhz=self._query(nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             throttle_reasons=None if reasons is None else throttling(reasons),
-            other_processes=None if processes is None else sum(p.pid != os.getpid() for p in processes),
+            other_processes=None if processes is None else sum(not _is_ours(each.pid) for each in processes),
             time_s=time.perf_counter(),
             held_back_s=self._held_back_s(),
         )
@@ -192,6 +193,17 @@ class NvmlCard:
         if self._open:
             self._open = False
             self._nvml.nvmlShutdown()
+
+
+def _is_ours(pid: int) -> bool:
+    """Tell whether a process is this one or one that it started (which traces, on the same card)."""
+    if pid == os.getpid():
+        return True
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended, or is another container's
+        return False
+    return int(after_name[1]) == os.getpid()
 
 
 def throttling(reasons: int) -> str:

@@ -1,8 +1,8 @@
 """Bench of one model at one input size: its pass, its convolutions, energy, kernels, and the algorithms that ran.
 
 The instruments are handed in (`profiler.CUDALayerTimer`, `profiler.PowerMonitor`, or a test's fakes). The order of the
-steps matters, and is kept here alone: what is timed comes first, then another process has the card to trace the same
-pass, then energy is measured while that process reads its traces.
+steps matters, and is kept here alone: times, then energy, and last another process has the card to trace the same pass
+(what it does there changes the passes of this one, until a graph is captured anew: docs/timing.md).
 """
 
 from __future__ import annotations
@@ -51,11 +51,8 @@ EAGER_WARMUP_MOST = 3  # the observed pass has warmed everything but the host's 
 class Tracer(Protocol):
     """Kernels and spans of the layers of a pass, from another process (`trace_process.TraceProcess`)."""
 
-    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
-        """Trace passes at one size with these algorithms by layer; returns when the card is free again."""
-
-    def read(self) -> tuple[list[LayerTrace], str | None]:
-        """Return the layers of what was recorded last, or none and the reason."""
+    def trace(self, size: int, algorithms: Mapping[str, str]) -> tuple[list[LayerTrace], str | None]:
+        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
 
 
 class Bench:
@@ -115,10 +112,7 @@ class Bench:
             raise HookMismatchError(f"{len(observations)} convolutions ran, {len(layers)} were expected")
         if self._device.type == "cpu":
             return self._on_cpu(given, observations)
-        measurement = self._on_gpu(given, observations, size, algorithms or {})
-        if self._run.layer_energy:
-            measurement.breakdown = layer_energy.measure(self._model, given, layers, self.steady_energy)
-        return measurement
+        return self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
 
     def layer_times_ms(self, given: torch.Tensor) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
@@ -171,8 +165,9 @@ class Bench:
         )
 
     def _on_gpu(
-        self, given: torch.Tensor, observations: list[Observation], size: int, algorithms: Mapping[str, str]
-    ) -> Measurement:
+        self, given: torch.Tensor, observations: list[Observation], layers: Sequence[Layer],
+        trace: Callable[[], list[LayerTrace]],
+    ) -> Measurement:  # fmt: skip
         run = self._run
         torch.cuda.reset_peak_memory_stats()
         self._eager_ms(given, min(run.warmup_iters, EAGER_WARMUP_MOST))
@@ -180,27 +175,28 @@ class Bench:
         before = self._meter.state()
         placed, peak_bytes = self._placed(given)
         conditions = Conditions(before, self._meter.state())
-        if self._tracer:
-            self._tracer.record(size, algorithms)
         energy, energy_reason = self._energy(given)
-        traces = self._traces()
-        overhead_us, method = self._overhead_us(placed), graphs.replay_method(sum(times.overfull for times in placed))
-        by_layer = zip(*(times.less(overhead_us) for times in placed), strict=True)
+        alone = layer_energy.measure(self._model, given, layers, self.steady_energy) if run.layer_energy else None
+        self.release()
+        traces = trace()
+        overhead_us, method = self._overhead_us(placed), graphs.replay_method(sum(each.overfull for each in placed))
+        by_layer = zip(*(each.less(overhead_us) for each in placed), strict=True)
         seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
-        layers = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
+        times = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
         return Measurement(
-            passes=summarize_placed([times.passes_ms for times in placed]),
-            layers=[layer.times for layer in layers],
-            layer_methods=[layer.method for layer in layers],
+            passes=summarize_placed([each.passes_ms for each in placed]),
+            layers=[of_layer.times for of_layer in times],
+            layer_methods=[of_layer.method for of_layer in times],
             method=method,
             observations=observations,
             eager=summarize(eager_ms),
-            repeated=sum(times.repeated for times in placed),
+            repeated=sum(each.repeated for each in placed),
             overhead_us=overhead_us,
             traces=traces,
             energy=energy,
             energy_reason=energy_reason,
             conditions=conditions,
+            breakdown=alone,
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
         )
@@ -251,8 +247,8 @@ class Bench:
         measured_us = pair_overhead_us(added_ms, len(placed[0].layers_ms))
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
 
-    def _traces(self) -> list[LayerTrace]:
-        traces, missing = self._tracer.read() if self._tracer else ([], None)
+    def _traces(self, size: int, algorithms: Mapping[str, str]) -> list[LayerTrace]:
+        traces, missing = self._tracer.trace(size, algorithms) if self._tracer else ([], None)
         if missing:
             self._note_once(f"no kernel names and times: {missing}")
         return traces

@@ -28,7 +28,7 @@ from convscope.timing.trace import LayerTrace
 
 TRACED_REPLAYS = 4  # in each placement
 _STARTING_S = 120.0
-_RECORDING_S = 600.0  # a recording that hangs (it was seen to, with events in a graph) must not hold up a study
+_TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph) must not hold up a study
 _ENDING_S = 10.0
 
 Traced = tuple[list[LayerTrace], str | None]
@@ -66,14 +66,10 @@ class TraceProcess:
         self._send((run, list(placements)))
         self.wait_until_ready()
 
-    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
-        """Trace passes at one size with these algorithms by layer; returns when the process has left the GPU."""
+    def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
+        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
         self._send((size, dict(algorithms)))
-        self._receive(_RECORDING_S)
-
-    def read(self) -> Traced:
-        """Return the layers of what was recorded last, with their times; or none, and the reason."""
-        found = self._receive(_RECORDING_S)
+        found = self._receive(_TRACING_S)
         return ([], self._reason) if self._reason or found is None else found
 
     def _send(self, message: object) -> None:
@@ -112,12 +108,10 @@ class TraceProcess:
 
 
 class _Tracer:
-    """The model of the tracing process, and what was recorded of it last."""
+    """The model of the tracing process."""
 
     def __init__(self, run: Run, placements: Sequence[int]) -> None:
         self._run, self._placements, self._device = run, placements, torch.device(run.device)
-        self._recordings: list[list[dict[str, Any]]] = []
-        self._reason: str | None = None
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             trace.start_cupti()
@@ -130,39 +124,36 @@ class _Tracer:
         with torch.inference_mode(), backends.math(self._run.math), backends.settings(provider=self._run.provider):
             yield
 
-    def record(self, size: int, algorithms: Mapping[str, str]) -> None:
-        self._recordings, self._reason = [], trace.CPU_REASON if self._device.type == "cpu" else None
-        if self._reason:
-            return
+    def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
+        if self._device.type == "cpu":
+            return [], trace.CPU_REASON
+        recordings: list[list[dict[str, Any]]] = []
         try:
             with self._settings():
                 self._swap.apply(algorithms)
                 given = models.images(self._run.batch_size, size, self._run.seed).to(self._device)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
-                        self._recordings.append(self._recorded(there))
+                        recordings.append(self._recorded(there, alone=bool(recordings)))
                     release(self._device)
         except torch.OutOfMemoryError:
-            if not self._recordings:
-                self._reason = "the process that traces was out of memory"
             release(self._device)
+            if not recordings:
+                return [], "the process that traces was out of memory"
         except RuntimeError as error:
-            self._reason = f"the pass cannot be traced: {str(error).splitlines()[0]}"
-
-    def _recorded(self, given: torch.Tensor) -> list[dict[str, Any]]:
-        with graphs.capture(partial(self._model, given)) as plain:
-            graphs.settle(plain)
-            if self._recordings:
-                return trace.record_replays(plain.replay, TRACED_REPLAYS)
-            return trace.record_layers(self._model, given, plain.replay, TRACED_REPLAYS)
-
-    def layers(self) -> Traced:
-        if self._reason:
-            return [], self._reason
+            return [], f"the pass cannot be traced: {str(error).splitlines()[0]}"
         try:
-            return trace.by_layer(self._recordings[0], TRACED_REPLAYS, self._recordings[1:]), None
+            return trace.by_layer(recordings[0], TRACED_REPLAYS, recordings[1:]), None
         except TraceMissingError as error:
             return [], str(error)
+
+    def _recorded(self, given: torch.Tensor, alone: bool) -> list[dict[str, Any]]:
+        """Record replays of a pass, alone or after an eager one that says which kernels are whose."""
+        with graphs.capture(partial(self._model, given)) as plain:
+            graphs.settle(plain)
+            if alone:
+                return trace.record_replays(plain.replay, TRACED_REPLAYS)
+            return trace.record_layers(self._model, given, plain.replay, TRACED_REPLAYS)
 
 
 def main(descriptor: str) -> None:
@@ -178,9 +169,7 @@ def main(descriptor: str) -> None:
                 tracer, reason = _begin(first, second)
                 pipe.send(reason)
             elif tracer:
-                tracer.record(first, second)
-                pipe.send(None)
-                pipe.send(tracer.layers())
+                pipe.send(tracer.trace(first, second))
 
 
 def _begin(run: Run, placements: Sequence[int]) -> tuple[_Tracer | None, str | None]:

@@ -77,7 +77,8 @@ class TrainingStudy:
 
     def _everywhere(self, ask: Callable[[], T]) -> T:
         """Return the answer of the first process, which has the store, in all of them."""
-        return self.ranks.gather(ask() if self.ranks.is_first else None)[0]
+        answer: T = self.ranks.gather(ask() if self.ranks.is_first else None)[0]
+        return answer
 
     def _each(self, keys: Sequence[TrainingKey], work: Callable[[TrainingKey], None]) -> bool:
         """Do a cell after the other; return False where the study is to end before the last."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -234,6 +237,14 @@ def test_the_state_says_what_throttles_and_who_else_computes():
     assert state.throttle_reasons == "power cap, hardware thermal slowdown"
     assert state.other_processes == 1
     assert (state.temperature_c, state.sm_clock_mhz) == (41, 1980)
+
+
+def test_processes_that_this_one_started_are_not_others():
+    module = Module()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as own:
+        module.pids = [1, os.getpid(), own.pid, 2**22 + 1]  # init, this one, its own, one that cannot be looked up
+        assert NvmlCard(UUIDS[0], module).state().other_processes == 2
+        own.communicate()
 
 
 def test_the_state_holds_the_time_for_which_each_cause_held_the_card_back():
