@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from convscope.errors import InputError
+from convscope.timing import trace
+from convscope.timing.layer_times import SPAN_METHOD
 from profiler import UnifiedProfiler
 
 
@@ -32,6 +34,32 @@ def test_a_run_has_every_figure_and_what_ran_is_what_was_asked_for(tmp_path: Pat
     assert layers["kernels"].map(lambda text: bool(json.loads(text))).all()
     assert layers[layers["input_size"] == 64]["relative_error"].lt(3e-3).all()
     assert layers[layers["input_size"] == 96]["relative_error"].isna().all()
+
+
+def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path: Path):
+    overall, layers = UnifiedProfiler(
+        "resnet50", "torch", num_sizes=1, input_size_range=(224, 224), math="tf32", measure_energy=False
+    ).run(tmp_path)
+    row = overall.iloc[0]
+    assert row["placements"] == 5
+    assert row["samples"] == 20
+    assert 0 < row["mean_ci95_ms"] < 0.03 * row["mean"]
+    assert row["other_processes"] == 0
+    sets_memory = layers["kernels"].str.contains("Memset")
+    assert sets_memory.any()
+    assert set(layers[sets_memory]["timing_method"]) == {row["timing_method"]}
+    assert set(layers[~sets_memory]["timing_method"]) == {SPAN_METHOD}
+    assert (layers["placements"] == 5).all()
+    assert (layers["mean_ci95_ms"] > 0).all()
+    by_span = layers[~sets_memory]
+    assert by_span["mean_ms"].to_numpy() == pytest.approx(by_span["span_ms"].to_numpy(), rel=0.1)
+
+
+def test_the_process_that_times_never_starts_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.profiler, "profile", lambda **asked: pytest.fail("a trace in the process that times"))
+    monkeypatch.setattr(trace, "profile", torch.profiler.profile)
+    _, layers = profile(tmp_path, "torch", num_sizes=1, measure_energy=False)
+    assert layers["span_ms"].notna().all()
 
 
 def test_energy_of_an_inference_is_power_times_its_time_when_replays_follow_each_other(tmp_path: Path):
