@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.storage.paths import PROFILE_VERSION
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.store import Store
 from convscope.storage.table import Table
 
@@ -41,6 +41,8 @@ class OverallRow:
     median_ms: float | None = None
     p95_ms: float | None = None
     mean_ci95_ms: float | None = None
+    placements: int | None = None
+    placement_spread_pct: float | None = None
     samples: int | None = None
     repeated_samples: int | None = None
     timing_method: str | None = None
@@ -71,6 +73,8 @@ class OverallRow:
     temperature_end_c: int | None = None
     sm_clock_mhz: int | None = None
     throttle_reasons: str | None = None
+    throttle_power_pct: float | None = None
+    throttle_thermal_pct: float | None = None
     other_processes: int | None = None
     peak_memory_bytes: int | None = None
     oom_asked_bytes: int | None = None
@@ -80,6 +84,12 @@ class OverallRow:
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
+    order: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -118,6 +128,9 @@ class LayerRow:
     median_ms: float | None = None
     p95_ms: float | None = None
     samples: int | None = None
+    mean_ci95_ms: float | None = None
+    placements: int | None = None
+    placement_spread_pct: float | None = None
     kernel_ms: float | None = None
     span_ms: float | None = None
     kernels: str | None = None
@@ -143,12 +156,13 @@ _TABLES = {
     "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
     "overall": Table(OverallRow, unique=("input_size",), first=9),
 }
+_FREE = ("stage", "gpu", "input_sizes", "device")
 SCHEMA = Schema(
     request="run",
     version=SCHEMA_VERSION,
-    parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions")),),
-    free=("stage", "gpu", "input_sizes", "device"),
-    upgrades=(_from_1,),
+    parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions"), is_sorted=True),),
+    free=_FREE,
+    upgrades=(_from_1, with_starts("run", _FREE)),
     needed={"model": str, "algorithm": str, "gpu": str, "device": str, "input_sizes": list},
     noun="sizes",
     entries={"kernels": {}},

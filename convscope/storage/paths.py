@@ -21,7 +21,7 @@ def now_utc() -> str:
 
 
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
-PROFILE_VERSION = 2  # of the files of `run_profile.py`, for readers that import no table
+PROFILE_VERSION = 3  # of the files of `run_profile.py`, for readers that import no table
 
 
 @dataclass(frozen=True)
