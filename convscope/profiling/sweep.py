@@ -36,14 +36,13 @@ from convscope.profiling.measurement import failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
 from convscope.storage.environment import ORIGIN, Environment
-from convscope.storage.paths import RESULTS, now_utc
+from convscope.storage.paths import RESULTS, RETRIED, now_utc
 from convscope.storage.store import Store
 from convscope.timing import trace
 from convscope.timing.layer_times import LayerTimer
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 Rows = tuple[OverallRow, list[LayerRow]]
-RETRIED = ("failed", "oom")  # statuses of rows that --retry measures again
 
 
 @dataclass(frozen=True)
