@@ -87,7 +87,7 @@ class Bench:
         The times are taken as `measure` takes them, and nothing else is measured, so that they can be repeated.
         """
         if self._device.type == "cpu":
-            return [summary.mean_ms for summary in self._cpu_layers(given)]
+            return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         self._model(given)
         times = self._layer_times(given, self._run.measure_iters, self._run.warmup_iters)
         return [fmean(samples) for samples in times.less(self._overhead_us(times))]
@@ -115,11 +115,12 @@ class Bench:
         run = self._run
         self._eager_ms(given, run.warmup_iters)
         passes_ms = self._eager_ms(given, run.measure_iters)
-        layers = self._cpu_layers(given)
+        layers, layers_pass_ms = self._cpu_layers(given)
         energy, energy_reason = self.steady_energy(HostLoad(partial(self._model, given)))
         return Measurement(
             passes=summarize(passes_ms),
             layers=layers,
+            layers_pass_ms=layers_pass_ms,
             method=CPU_METHOD,
             observations=observations,
             eager=summarize(passes_ms),
@@ -164,13 +165,14 @@ class Bench:
         with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
             return watched.times(samples, warmup)
 
-    def _cpu_layers(self, given: torch.Tensor) -> list[Summary]:
-        samples = []
+    def _cpu_layers(self, given: torch.Tensor) -> tuple[list[Summary], float]:
+        """Return the times of the layers, and the mean of the passes that they were timed in."""
+        samples, passes_ms = [], []
         for _ in range(self._run.measure_iters):
             with self._timer:
-                self._model(given)
+                passes_ms += self._eager_ms(given, 1)
             samples.append(self._timer.read_ms())
-        return [summarize(times) for times in zip(*samples, strict=True)]
+        return [summarize(times) for times in zip(*samples, strict=True)], fmean(passes_ms)
 
     def _overhead_us(self, times: LayerTimes) -> float:
         measured_us = times.pair_overhead_us

@@ -23,12 +23,14 @@ _NOT_BY_ITSELF = ("none", "power cap")  # the clocks say what a power limit did
 class Estimate:
     """Mean of a row's times with its standard error, None for a single sample, and its degrees of freedom.
 
-    `low_ms` and `high_ms` enclose the means of all placements; None where tensors were not moved.
+    `is_placed` says that the error covers the spread over placements; `low_ms` and `high_ms` then enclose the means of
+    all of them.
     """
 
     mean_ms: float
     error_ms: float | None
     freedom: int
+    is_placed: bool = False
     low_ms: float | None = None
     high_ms: float | None = None
 
@@ -49,7 +51,7 @@ class Change:
 def estimate(row: Row) -> Estimate | None:
     """Return the mean time of a row and what it rests on; None where it was not timed.
 
-    `mean_ci95_ms` of a row with `placements` is taken as Student's half width over their means.
+    `mean_ci95_ms` of a row with several `placements` is half the width of Student's interval of their mean.
     """
     mean_ms, std_ms = (row.mean, row.std) if isinstance(row, OverallRow) else (row.mean_ms, row.std_ms)
     if mean_ms is None or mean_ms <= 0 or row.samples is None:
@@ -61,14 +63,17 @@ def estimate(row: Row) -> Estimate | None:
         return Estimate(mean_ms, None if alone else (std_ms or 0.0) / math.sqrt(count), count - 1)
     error_ms = row.mean_ci95_ms / float(stdtrit(places - 1, 0.5 + CONFIDENCE / 2))
     if row.placement_spread_pct is None:
-        return Estimate(mean_ms, error_ms, places - 1)
+        return Estimate(mean_ms, error_ms, places - 1, is_placed=True)
     # However the places lie between the two ends, none is farther from the mean of all than this.
     reach_ms = mean_ms * row.placement_spread_pct / 100 * (places - 1) / places
-    return Estimate(mean_ms, error_ms, places - 1, mean_ms - reach_ms, mean_ms + reach_ms)
+    return Estimate(mean_ms, error_ms, places - 1, True, mean_ms - reach_ms, mean_ms + reach_ms)
 
 
 def change(a: Estimate, b: Estimate, tolerance_pct: float, doubt_ms: float = 0.0) -> Change | None:
-    """Return how much longer B took than A by Welch's interval; None where one of them has no error.
+    """Return how much longer B took than A, with the 95 % interval; None where one of them has no error.
+
+    The interval of two rows over samples is Welch's. Where one is over placements, the two half widths are added in
+    quadrature: they hold errors that no degrees of freedom belong to, and so may not be made narrower.
 
     Args:
         doubt_ms: added to either side of the interval: what both times may be off by together.
@@ -80,6 +85,7 @@ def change(a: Estimate, b: Estimate, tolerance_pct: float, doubt_ms: float = 0.0
     freedom, half_ms = 1.0, 0.0
     if error_ms > 0:
         freedom = sum(parts) ** 2 / (parts[0] ** 2 / a.freedom + parts[1] ** 2 / b.freedom)
+        freedom = min(a.freedom, b.freedom) if a.is_placed or b.is_placed else freedom
         half_ms = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error_ms
     beyond_ms = abs(between_ms) - doubt_ms - tolerance_pct / 100 * a.mean_ms
     scaled = beyond_ms / error_ms if error_ms > 0 else math.copysign(math.inf, beyond_ms)

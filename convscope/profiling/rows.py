@@ -131,6 +131,7 @@ class LayerRow:
     mean_ci95_ms: float | None = None
     placements: int | None = None
     placement_spread_pct: float | None = None
+    timing_method: str | None = None
     kernel_ms: float | None = None
     span_ms: float | None = None
     kernels: str | None = None
