@@ -27,7 +27,7 @@ from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
 from convscope.profiling.request import Run, make_run
-from convscope.profiling.sweep import Sweep
+from convscope.profiling.sweep import Reuse, Sweep
 from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
 from convscope.timing.completions import Count
@@ -345,11 +345,20 @@ class UnifiedProfiler:
         """The folder of results unless `run` is given another: `results/<stage>/<model>_<algorithm>_<gpu>/`."""
         return RESULTS / self.request.stage / self.request.folder_name
 
-    def run(self, output_dir: Path | str | None = None, overwrite: bool = False) -> tuple[pd.DataFrame, pd.DataFrame]:
+    def run(
+        self,
+        output_dir: Path | str | None = None,
+        overwrite: bool = False,
+        *,
+        retry: bool = False,
+        any_card: bool = False,
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
         Args:
             overwrite: measure all sizes again; the folder's tables are kept in another beside it.
+            retry: measure those again that failed or ran out of memory.
+            any_card: let sizes of another card of the same name stand in the folder; each row names its card.
 
         Raises:
             InputError: layers that cannot use the algorithm, a folder that cannot be written, that another run holds,
@@ -357,4 +366,4 @@ class UnifiedProfiler:
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
             WriteError: the folder could not be written any more; the sizes before are in it.
         """
-        return self._sweep.measure(Path(output_dir or self.folder), overwrite)
+        return self._sweep.measure(Path(output_dir or self.folder), Reuse(overwrite, retry, any_card))

@@ -54,6 +54,7 @@ def parser() -> OneLineParser:
     add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others")
     add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
     add("--overwrite", action="store_true", help="measure again what is there")
+    add("--any-card", action="store_true", help="go on with a folder that another card of the same name began")
     return made
 
 
@@ -123,6 +124,7 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
                 options.overwrite,
                 covers=lambda key: covers(request, key),
                 counts=lambda row: row["status"] == "ok",
+                any_card=options.any_card,
             )
             if missing or request.scenario == "server":
                 store.begin(request, environment, sys.argv)

@@ -56,6 +56,8 @@ def parser() -> OneLineParser:
     made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
     made.add_argument("--output-dir", metavar="DIR", help="default results/training/<dataset>_<algorithm>_<gpu>")
     made.add_argument("--overwrite", action="store_true", help="measure again what is there")
+    any_card = "go on with a folder that another card of the same name began"
+    made.add_argument("--any-card", action="store_true", help=any_card)
     return made
 
 
@@ -107,7 +109,8 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         if place.is_first:
             stack.enter_context(store)
             environment = environment_on(device, monitor.settings())
-            if store.missing(request, environment, list(cells_of(request)), options.overwrite):
+            cells = list(cells_of(request))
+            if store.missing(request, environment, cells, options.overwrite, any_card=options.any_card):
                 store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
         study = TrainingStudy(request, images, device, place, monitor, store, profiles, stop, note)

@@ -243,6 +243,8 @@ profile_command() { # STAGE
         local) ;;
         *) profile+=(--gpu "$gpu") ;;
     esac
+    # The queue chooses the card, also of a job that is put back: each row names the one it was measured on.
+    if [[ $gpu != cpu ]] && in_job; then profile+=(--any-card); fi
     profile+=("${flags[@]}")
 }
 

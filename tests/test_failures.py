@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import ROOT, layer
+from fakes import ROOT, both, layer
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -33,6 +33,7 @@ from convscope.errors import (
 )
 from convscope.failures import Failure
 from convscope.profiling import sweep
+from convscope.profiling.rows import profile_store
 from profiler import UnifiedProfiler
 
 CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB."
@@ -202,19 +203,25 @@ def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_js
     with pytest.raises(
         DeviceFaultError, match="cpu is lost: CUDA error: an illegal memory access was encountered; the"
     ):
-        UnifiedProfiler("alexnet", "torch", num_sizes=3, **FAST).run(tmp_path)
+        UnifiedProfiler("alexnet", "torch", num_sizes=3, seed=1, **FAST).run(tmp_path)
+    assert list(both(profile_store(tmp_path, "alexnet_torch"))[0]["input_size"]) == [64, 96]  # 80 came last
     assert DeviceFaultError.exit_code == 70
     assert json.loads((tmp_path / "run.json").read_text())["error"].startswith("CUDA error: an illegal")
     monkeypatch.undo()
-    overall, _ = UnifiedProfiler("alexnet", "torch", num_sizes=3, note=lambda line: None, **FAST).run(tmp_path)
+    again = UnifiedProfiler("alexnet", "torch", num_sizes=3, seed=1, note=lambda line: None, **FAST)
+    overall, _ = again.run(tmp_path)
     document = json.loads((tmp_path / "run.json").read_text())
     assert list(overall["input_size"]) == [64, 80, 96]
-    assert (document["error"], len(document["resumed_utc"])) == (None, 1)
+    assert document["error"] is None
+    assert [start["error"] for start in document["starts"]] == [
+        "CUDA error: an illegal memory access was encountered",
+        None,
+    ]
 
 
 def test_sizes_above_one_that_ran_out_of_memory_are_not_tried_and_say_so(tmp_path: Path):
     notes: list[str] = []
-    asked = {"num_sizes": 3, "batch_size": 10**12, "note": notes.append} | FAST
+    asked = {"num_sizes": 3, "batch_size": 10**12, "seed": 1, "note": notes.append} | FAST
     overall, layers = UnifiedProfiler("alexnet", "torch", **asked).run(tmp_path)
     assert list(overall["status"]) == ["oom"] * 3
     assert overall["oom_asked_bytes"].tolist()[0] == 10**12 * 3 * 64 * 64 * 4
@@ -290,10 +297,10 @@ print(*seen)
 
 @pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.long)])
 def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path, count: int):
-    """Larger images take more: so in a second sweep, for which the first one's memory is there already."""
-    folders = [str(tmp_path / "first"), str(tmp_path / "second")]
+    """Larger images take more: so from sweep to sweep over the same sizes, after one that takes what all need."""
+    folders = [str(tmp_path / name) for name in ("first", "second", "third")]
     command = [sys.executable, "-c", GROWTH, str(ROOT), str(count), *folders]
     seen = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
-    second, fifth = [int(each) for each in seen[count:]], count // 5
-    grown = (sum(second[4 * fifth :]) - sum(second[fifth : 2 * fifth])) / fifth
-    assert grown < 3 * fifth * 20_000, f"{grown / 1e6:.2f} MB in {3 * fifth} sizes"
+    second, third = ([int(each) for each in seen[at : at + count]] for at in (count, 2 * count))
+    grown = (sum(third) - sum(second)) / count
+    assert grown < count * 20_000, f"{grown / 1e6:.2f} MB in {count} sizes"

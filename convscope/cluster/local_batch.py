@@ -155,7 +155,9 @@ class LocalBatch:
 
     def command(self, name: Combination, stage: str) -> list[str]:
         """Return the command of one stage of a combination."""
-        return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *self.flags]
+        # Which card is free decides where a combination goes on, so a folder may hold sizes of several.
+        any_card = ["--any-card"] if self.devices[0].uuid and "--any-card" not in self.flags else []
+        return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *self.flags, *any_card]
 
     def _start(self, run: CombinationRun) -> CombinationRun:
         run.stage = run.stages.popleft()

@@ -19,7 +19,7 @@ from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cluster import progress
 from convscope.convolution import algorithms
 from convscope.errors import InputError
-from convscope.storage.paths import RESULTS, SIZES_BY_STAGE, STAGES, Combination
+from convscope.storage.paths import RESULTS, RETRIED, SIZES_BY_STAGE, STAGES, Combination, spread
 
 _NAME = re.compile(r"(torchvision:)?[A-Za-z0-9][A-Za-z0-9._-]*")
 _DEFAULT_RANGE = (224, 512)
@@ -27,19 +27,24 @@ _DEFAULT_RANGE = (224, 512)
 
 @dataclass(frozen=True)
 class RequestedSizes:
-    """Sizes that a run measures: their number, the smallest, the largest. `overwrite` measures all of them again."""
+    """Sizes that a run measures: their number, the smallest, the largest.
+
+    `overwrite` measures all of them again, `retry` those that failed or ran out of memory.
+    """
 
     count: int
     low: int
     high: int
     overwrite: bool = False
+    retry: bool = False
 
     def met_by(self, folder: progress.Progress | None) -> bool:
         """Tell whether a folder has all of these sizes."""
-        if folder is None or self.overwrite or not folder.complete:
+        if folder is None or self.overwrite:
             return False
-        last = self.low if self.count == 1 else self.high
-        return (len(folder.sizes), folder.sizes[0], folder.sizes[-1]) == (self.count, self.low, last)
+        again = RETRIED if self.retry else ()
+        there = {size for size, status in folder.measured.items() if status not in again}
+        return there >= set(spread(self.count, self.low, self.high))
 
 
 def read(path: Path, gpu: str | None = None) -> list[Combination]:
@@ -76,12 +81,13 @@ def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
     parser.add_argument("--num-sizes", type=int)
     parser.add_argument("--input-range", type=int, nargs=2, default=_DEFAULT_RANGE)
     parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--retry", action="store_true")
     parser.add_argument("--output-dir")
     options, _ = parser.parse_known_args(list(flags))
     if options.output_dir:
         raise InputError("--output-dir does not go with --matrix: every combination needs a folder of its own")
     low, high = options.input_range
-    return RequestedSizes(options.num_sizes or SIZES_BY_STAGE[stage], low, high, options.overwrite)
+    return RequestedSizes(options.num_sizes or SIZES_BY_STAGE[stage], low, high, options.overwrite, options.retry)
 
 
 def unfinished(

@@ -12,7 +12,7 @@ import operator
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,13 +37,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of one folder. `sizes` is empty as long as no run has begun; `bad` counts rows by a status not ok."""
+    """Progress of one folder.
+
+    Attributes:
+        sizes: asked for by the last start; empty as long as no run has begun.
+        measured: the status of every size that has a row, whoever asked for it.
+        bad: the number of rows of `sizes` by status, without those that are ok.
+    """
 
     path: Path
     stage: str
     combination: Combination
     sizes: tuple[int, ...] = ()
-    done: int = 0
+    measured: Mapping[int, str] = field(default_factory=dict)
     bad: Counter[str] = field(default_factory=Counter)
     reason: str = ""
     fallback_layers: int = 0
@@ -57,6 +63,11 @@ class Progress:
     def expected(self) -> int:
         """Number of sizes that the run measures: from `run.json`, else its stage's."""
         return len(self.sizes) or SIZES_BY_STAGE[self.stage]
+
+    @property
+    def done(self) -> int:
+        """Number of sizes of the run that have a row."""
+        return len(self.measured.keys() & set(self.sizes))
 
     @property
     def complete(self) -> bool:
@@ -81,15 +92,16 @@ def read(path: Path, stage: str) -> Progress | None:
     combination = Combination(run["model"], run["algorithm"], run["gpu"]) if document else submitted
     if combination is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
-    sizes = tuple(run.get("input_sizes", ()))
-    rows, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv", sizes)
+    sizes = tuple(document.get("starts", [{}])[-1].get("asked", run).get("input_sizes", ()))
+    every, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
+    rows = [row for row in every if int(row.input_size) in sizes]
     bad = [row for row in rows if row.status != "ok"]
     return Progress(
         path,
         stage,
         combination,
         sizes,
-        done=len({row.input_size for row in rows}),
+        measured={int(row.input_size): row.status for row in every},
         bad=Counter(row.status for row in bad),
         reason=bad[-1].reason if bad else "",
         fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
@@ -109,11 +121,13 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
         if version > PROFILE_VERSION:
             return {}, f"run.json has schema version {version}, this program reads {PROFILE_VERSION}"
         names = [document["run"][name] for name in ("model", "algorithm", "gpu")]
-        if not all(isinstance(name, str) for name in names) or not all(map(int, document["run"]["input_sizes"])):
+        asked = document.get("starts", [{}])[-1].get("asked", document["run"])
+        sizes = [*document["run"]["input_sizes"], *asked["input_sizes"]]
+        if not all(isinstance(name, str) for name in names) or not all(type(size) is int for size in sizes):
             return {}, "run.json cannot be read"
     except FileNotFoundError:
         return {}, ""
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "run.json cannot be read"
     return dict(document), ""
 
@@ -129,9 +143,8 @@ class _Row(NamedTuple):
     wall_s: str
 
 
-def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
-    """Return the rows of the run's sizes and the fault of the file, "" for none; a row cut off at the end is none."""
-    wanted = set(map(str, sizes))
+def _rows(path: Path) -> tuple[list[_Row], str]:
+    """Return the rows and the fault of the file, "" for none; a row cut off at the end is none."""
     try:
         text = path.read_text()
         # Where nothing is quoted, cutting at the commas is the same, and several times as fast.
@@ -144,7 +157,7 @@ def _rows(path: Path, sizes: Sequence[int]) -> tuple[list[_Row], str]:
         return [], ""
     except (OSError, ValueError, csv.Error):
         return [], f"{path.name} cannot be read"
-    of_run = [row for row in rows if row.input_size in wanted]
+    of_run = [row for row in rows if row.input_size.isdecimal()]
     if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in of_run} | {row.wall_s for row in of_run})):
         return of_run, ""
     for at, row in enumerate(of_run):

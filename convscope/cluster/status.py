@@ -24,7 +24,7 @@ from convscope.cli.signals import STOPPED
 from convscope.cluster import progress
 from convscope.cluster.progress import Progress
 from convscope.convolution import algorithms
-from convscope.storage.paths import RESULTS, STAGES, Combination
+from convscope.storage.paths import RESULTS, RETRIED, STAGES, Combination
 
 STATES = ("queued", "running", "done", "failed", "stale")
 SCRIPTS = dict(zip(STAGES, ("./1_sanity_check.sh", "./2_quick_sweep.sh", "./3_full_run.sh"), strict=True))
@@ -157,8 +157,8 @@ def again(troubled: Sequence[Standing]) -> list[str]:
 def _flags(each: Standing) -> str:
     folder = each.progress
     local = ["--local"] if folder.job and not _of_slurm(folder) else []
-    overwrite = ["--overwrite"] if folder.complete else []
-    return " ".join([*local, *([folder.job.flags] if folder.job and folder.job.flags else []), *overwrite])
+    anew = ["--retry" if folder.bad.keys() <= {*RETRIED} else "--overwrite"] if folder.complete else []
+    return " ".join([*local, *([folder.job.flags] if folder.job and folder.job.flags else []), *anew])
 
 
 def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,11 @@ class Conv3dRow:
     math: str | None = None
     dtype: str | None = None
     device: str | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -78,6 +83,11 @@ class StressRow:
     smallest: str | None = None
     math: str | None = None
     dtype: str | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -99,6 +109,11 @@ class EndToEndRow:
     math: str | None = None
     dtype: str | None = None
     device: str | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -143,6 +158,10 @@ _LAYERS = Table(Conv3dRow, unique=("position", "implementation"), first=4)
 _ROUNDS = Table(StressRow, unique=("round", "implementation"), first=3)
 _KINDS = Table(KindRow, unique=("implementation", "kind"), first=5)
 _NETWORKS = Table(EndToEndRow, unique=("implementation",), first=1)
+_FREE = (
+    *("implementations", "device", "first_layer", "last_layer"),
+    *("verify", "compare", "warmup", "measure", "budget_s"),
+)
 SCHEMA = Schema(
     request="conv3d",
     version=SCHEMA_VERSION,
@@ -151,9 +170,7 @@ SCHEMA = Schema(
         Part(StressKey, {"stress": _ROUNDS}),
         Part(NetworkKey, {"breakdown": _KINDS, "end_to_end": _NETWORKS}),
     ),
-    free=(
-        *("implementations", "device", "first_layer", "last_layer"),
-        *("verify", "compare", "warmup", "measure", "budget_s"),
-    ),
+    free=_FREE,
+    upgrades=(with_starts("conv3d", _FREE),),
     entries={"ceilings": None},
 )

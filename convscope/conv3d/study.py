@@ -48,7 +48,7 @@ class Conv3dStudy:
     stop: Callable[[], bool]
     note: Callable[[str], None]
 
-    def run(self, folder: Path, overwrite: bool) -> int:
+    def run(self, folder: Path, overwrite: bool, any_card: bool = False) -> int:
         """Do all parts, write them into a folder and print them; return 1 where a result is wrong, else 0.
 
         Raises:
@@ -62,7 +62,9 @@ class Conv3dStudy:
             cache = _block_cache(self.parts.load_tuned, self.device)
             store = stack.enter_context(Store(folder, SCHEMA, note=self.note))
             cells = self._cells()
-            missing = store.missing(self.request, self.environment, cells, overwrite, self._covers, self._counts)
+            missing = store.missing(
+                self.request, self.environment, cells, overwrite, self._covers, self._counts, any_card=any_card
+            )
             if missing or overwrite or self._rounds_left(store):
                 self._measure(store, set(missing), cache)
         return self._report(store)

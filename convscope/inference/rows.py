@@ -15,7 +15,7 @@ import numpy as np
 
 from convscope.inference.loadgen import Served
 from convscope.power.energy import EnergyWindow
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table
 from convscope.timing.summary import summarize
 
@@ -78,19 +78,28 @@ class InferenceRow(InferenceKey):
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
     status: str = "ok"
     reason: str | None = None
 
 
 TABLE = "inference"
 _CELL = tuple(field.name for field in fields(InferenceKey))
+_FREE = (
+    *("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy"),
+    *("scenario", "qps", "slo_ms", "max_delay_ms"),
+)
 SCHEMA = Schema(
     request="inference",
-    version=1,
+    version=2,
     parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, unique=_CELL, first=len(_CELL))}),),
-    free=("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy",
-          "scenario", "qps", "slo_ms", "max_delay_ms"),
-)  # fmt: skip
+    free=_FREE,
+    upgrades=(with_starts("inference", _FREE),),
+)
 
 
 def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:

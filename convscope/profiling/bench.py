@@ -121,7 +121,7 @@ class Bench:
         else is measured, so that they can be repeated.
         """
         if self._device.type == "cpu":
-            return [summary.mean_ms for summary in self._cpu_layers(given)]
+            return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         self._captures += 1
         with placement.moved(self._model, given, self._captures) as there:
             self._model(there)
@@ -151,11 +151,12 @@ class Bench:
         run = self._run
         self._eager_ms(given, run.warmup_iters)
         passes_ms = self._eager_ms(given, run.measure_iters)
-        layers = self._cpu_layers(given)
+        layers, layers_pass_ms = self._cpu_layers(given)
         energy, energy_reason = self.steady_energy(HostLoad(partial(self._model, given)))
         return Measurement(
             passes=summarize(passes_ms),
             layers=layers,
+            layers_pass_ms=layers_pass_ms,
             method=CPU_METHOD,
             observations=observations,
             eager=summarize(passes_ms),
@@ -234,13 +235,14 @@ class Bench:
         with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
             return watched.times(samples, warmup)
 
-    def _cpu_layers(self, given: torch.Tensor) -> list[Summary]:
-        samples = []
+    def _cpu_layers(self, given: torch.Tensor) -> tuple[list[Summary], float]:
+        """Return the times of the layers, and the mean of the passes that they were timed in."""
+        samples, passes_ms = [], []
         for _ in range(self._run.measure_iters):
             with self._timer:
-                self._model(given)
+                passes_ms += self._eager_ms(given, 1)
             samples.append(self._timer.read_ms())
-        return [summarize(times) for times in zip(*samples, strict=True)]
+        return [summarize(times) for times in zip(*samples, strict=True)], fmean(passes_ms)
 
     def _overhead_us(self, placed: Sequence[LayerTimes]) -> float:
         added_ms = [added for times in placed for added in times.added_ms]

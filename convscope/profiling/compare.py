@@ -1,7 +1,8 @@
 """Two runs of the same work side by side, with a verdict for each row: `python -m convscope compare A B`.
 
-A verdict rests on the interval of the difference of the means, on a tolerance, and on what the card did meanwhile:
-where its clocks or a throttle could account for a difference, the row is ambiguous. Reads results, measures nothing.
+A verdict rests on the interval of the difference of the means and on a tolerance. Where another place of the tensors in
+memory, clocks, heat, or chance among many rows could account for it, the row is ambiguous (`judgement`). Reads results,
+measures nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
 from convscope.errors import InputError
+from convscope.profiling import judgement
+from convscope.profiling.judgement import estimate, verdict
 from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
-from convscope.storage.environment import PROCESSOR, SOFTWARE
+from convscope.storage.environment import ORIGIN, PROCESSOR, SOFTWARE
 from convscope.storage.paths import slug
-from convscope.timing import summary
-from convscope.timing.summary import Summary
 
 VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 
@@ -31,7 +32,7 @@ VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 TOLERANCE_PCT = 5.0
 
 WORK = ("model", "batch_size", "dtype")
-ENVIRONMENT = ("device_type", "math", "tf32_override", *SOFTWARE, "power_limit_w", "ecc")
+ENVIRONMENT = ("device_type", "math", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = ("algorithm", "unsupported", "pretrained", "warmup_iters", "measure_iters", "host", "gpu_uuid", "git_commit")
 
 Differences = dict[str, tuple[Any, Any]]
@@ -49,7 +50,10 @@ class Result:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One row of both runs: the whole pass at one size, or a layer of it. `change_pct` is how much longer B took."""
+    """One row of both runs: the whole pass at one size, or a layer of it. `change_pct` is how much longer B took.
+
+    `p_value` is the probability of a difference as far beyond the tolerance where there is none.
+    """
 
     input_size: int
     verdict: str
@@ -61,6 +65,7 @@ class Comparison:
     change_pct: float | None = None
     low_pct: float | None = None
     high_pct: float | None = None
+    p_value: float | None = None
     a_w: float | None = None
     b_w: float | None = None
     a_j: float | None = None
@@ -84,10 +89,19 @@ def read(path: Path) -> Result:
         raise InputError(f"{path} has no row in {name}: wait until its run has measured a size")
     return Result(
         path,
-        run | document["environment"] | {"device_type": str(run.get("device", "")).split(":")[0]},
+        run
+        | document["environment"]
+        | {"device_type": str(run.get("device", "")).split(":")[0]}
+        | _origins(rows["overall"]),
         {row.input_size: row for row in rows["overall"]},
         {(row.input_size, row.position): row for row in rows["layers"]},
     )
+
+
+def _origins(rows: Sequence[OverallRow]) -> dict[str, str]:
+    """Return the places that the rows name, several of a kind on one line; those of older versions name none."""
+    named = {name: sorted({value for row in rows if (value := getattr(row, name))}) for name in ORIGIN}
+    return {name: ", ".join(values) for name, values in named.items() if values}
 
 
 def differences(a: Result, b: Result, across: bool) -> Differences:
@@ -119,7 +133,8 @@ def in_words(found: Differences) -> str:
 def passes(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
     """Compare the whole pass at every size that one of the runs has, in order."""
     sizes = sorted({*a.overall, *b.overall})
-    return [_compare_pass(size, a.overall.get(size), b.overall.get(size), tolerance_pct) for size in sizes]
+    found = [_compare_pass(size, a.overall.get(size), b.overall.get(size), tolerance_pct) for size in sizes]
+    return _beyond_chance(found, "passes")
 
 
 def layers(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
@@ -132,7 +147,20 @@ def layers(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
         name = next(row.layer for row in rows if row)
         compared = _compare_layer(key[0], *rows, *passes, tolerance_pct)
         found.append(dataclasses.replace(compared, position=key[1], layer=name))
-    return found
+    return _beyond_chance(found, "layers")
+
+
+def _beyond_chance(found: Sequence[Comparison], noun: str) -> list[Comparison]:
+    """Return comparisons without the verdicts that are to be expected by chance, since so many were made at once."""
+    p_values = [each.p_value for each in found if each.p_value is not None]
+    most = judgement.beyond_chance(p_values)
+    reason = f"of {len(p_values)} {noun} compared one may be as far apart by chance"
+    return [
+        dataclasses.replace(each, verdict="ambiguous", reason=", ".join(filter(None, (reason, each.reason))))
+        if each.verdict in ("slower", "faster") and (each.p_value or 0.0) > most
+        else each
+        for each in found
+    ]
 
 
 def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, tolerance_pct: float) -> Comparison:
@@ -153,8 +181,10 @@ def _compare_layer(
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
     if a.layer != b.layer:
         return Comparison(size, "not compared", f"{a.layer} in A, {b.layer} in B")
-    # What was taken off each layer is measured anew in each run: the two may disagree by as much.
-    doubt_ms = abs((a_pass.event_overhead_us or 0.0) - (b_pass.event_overhead_us or 0.0)) / 1e3
+    # What was taken off each layer is measured anew in each run: the two may disagree by as much. The intervals of
+    # layers that were timed in several placements hold that already.
+    apart_us = abs((a_pass.event_overhead_us or 0.0) - (b_pass.event_overhead_us or 0.0))
+    doubt_ms = 0.0 if a.placements and b.placements else apart_us / 1e3
     compared = _judged(size, a, b, (a_pass, b_pass), doubt_ms, tolerance_pct)
     return dataclasses.replace(compared, a_j=a.energy_j, b_j=b.energy_j)
 
@@ -163,66 +193,27 @@ def _judged(
     size: int, a: Row, b: Row, conditions: tuple[OverallRow, OverallRow], doubt_ms: float, tolerance_pct: float
 ) -> Comparison:
     """Compare the times of two rows; `conditions` are the passes that they were taken in."""
-    one, other = _summary(a), _summary(b)
+    one, other = estimate(a), estimate(b)
     status = ", ".join(f"{name} is {row.status}" for name, row in (("A", a), ("B", b)) if row.status != "ok")
     times = Comparison(size, "", a_ms=one.mean_ms if one else None, b_ms=other.mean_ms if other else None)
     if one is None or other is None or status:
         return dataclasses.replace(times, verdict="not compared", reason=status or "no time")
-    to_pct = 100 / one.mean_ms
-    if one.std_ms is None or other.std_ms is None:
-        change_pct = (other.mean_ms - one.mean_ms) * to_pct
+    b_pct = 100 * other.mean_ms / one.mean_ms
+    found = judgement.change(one, other, tolerance_pct, doubt_ms)
+    if found is None:
         reason = "a single sample says nothing of its spread"
-        return dataclasses.replace(times, verdict="ambiguous", reason=reason, change_pct=change_pct)
-    found = summary.difference(other, one)
-    reach_ms = found.half_width_ms + doubt_ms
-    low_pct, high_pct = ((found.mean_ms + sign * reach_ms) * to_pct for sign in (-1, 1))
-    said, reason = verdict(low_pct, high_pct, tolerance_pct), ""
+        return dataclasses.replace(times, verdict="ambiguous", reason=reason, change_pct=b_pct - 100)
+    said, reason = verdict(found.low_pct, found.high_pct, tolerance_pct), ""
     if said == "ambiguous":
-        crossed = [border for border in (-tolerance_pct, tolerance_pct) if low_pct <= border <= high_pct]
+        borders = (-tolerance_pct, tolerance_pct)
+        crossed = [border for border in borders if found.low_pct <= border <= found.high_pct]
         reason = f"the interval crosses {' and '.join(f'{border:+g}' for border in crossed)} %"
-    elif doubt := _doubt(*conditions, (low_pct, high_pct), other.mean_ms * to_pct, tolerance_pct):
+    elif doubt := judgement.card_doubt(*conditions, found, b_pct, tolerance_pct):
         said, reason = "ambiguous", doubt
-    change_pct = found.mean_ms * to_pct
-    return dataclasses.replace(
-        times, verdict=said, reason=reason, change_pct=change_pct, low_pct=low_pct, high_pct=high_pct
-    )
-
-
-def _summary(row: Row) -> Summary | None:
-    """Return count, mean and spread of a row's times; no more is asked of it here."""
-    mean_ms, std_ms = (row.mean, row.std) if isinstance(row, OverallRow) else (row.mean_ms, row.std_ms)
-    if mean_ms is None or mean_ms <= 0 or row.samples is None:
-        return None
-    spread = std_ms if row.samples > 1 else None
-    return Summary(int(row.samples), mean_ms, spread, mean_ms, mean_ms, mean_ms, mean_ms, None)
-
-
-def verdict(low_pct: float, high_pct: float, tolerance_pct: float) -> str:
-    """Return what an interval of B's change against A says: faster, slower, same, or ambiguous where it may be two."""
-    if low_pct > tolerance_pct:
-        return "slower"
-    if high_pct < -tolerance_pct:
-        return "faster"
-    return "same" if -tolerance_pct <= low_pct and high_pct <= tolerance_pct else "ambiguous"
-
-
-def _doubt(a: OverallRow, b: OverallRow, interval_pct: tuple[float, float], b_pct: float, tolerance_pct: float) -> str:
-    """Return why a verdict of the intervals does not stand, "" where it does.
-
-    Time goes at most with the inverse of the clock: at A's clock B would lie between what it is and that bound.
-    """
-    for name, row in (("A", a), ("B", b)):
-        if row.throttle_reasons not in (None, "none"):
-            return f"{name} was throttled ({row.throttle_reasons})"
-    if a.timing_method != b.timing_method:
-        return f"timed in different ways ({a.timing_method}; {b.timing_method})"
-    if not a.sm_clock_mhz or not b.sm_clock_mhz:
-        return ""
-    shift_pct = b_pct * (b.sm_clock_mhz / a.sm_clock_mhz - 1)
-    low_pct, high_pct = interval_pct
-    if verdict(low_pct + min(0, shift_pct), high_pct + max(0, shift_pct), tolerance_pct) != "ambiguous":
-        return ""
-    return f"clocks of {a.sm_clock_mhz:.0f} and {b.sm_clock_mhz:.0f} MHz can account for {abs(shift_pct):.1f} %"
+    elif said != "same" and (doubt := judgement.placement_doubt(one, other)):
+        spreads = f"{a.placement_spread_pct:.1f} and {b.placement_spread_pct:.1f} %"
+        said, reason = "ambiguous", f"{doubt}: spreads of {spreads} over placements"
+    return dataclasses.replace(times, verdict=said, reason=reason, **dataclasses.asdict(found))
 
 
 def as_text(

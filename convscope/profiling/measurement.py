@@ -45,6 +45,7 @@ class Measurement:
     idle_power_w: float | None = None
     peak_memory_bytes: int | None = None
     breakdown: Breakdown | None = None
+    layers_pass_ms: float | None = None  # mean of the passes that the layers were timed in, None where it is `passes`
 
 
 def overall_row(
@@ -129,7 +130,8 @@ def layer_rows(
     energies = found.breakdown.layers if found.breakdown else [None] * len(layers)
     methods = found.layer_methods or [found.method] * len(layers)
     measured = zip(layers, found.layers, methods, found.observations, traces, energies, strict=True)
-    return [_layer_row(run, size, assigned, found.passes.mean_ms, *of_layer) for of_layer in measured]
+    pass_ms = found.layers_pass_ms or found.passes.mean_ms
+    return [_layer_row(run, size, assigned, pass_ms, *of_layer) for of_layer in measured]
 
 
 def _layer_row(

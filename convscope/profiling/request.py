@@ -9,7 +9,7 @@ from convscope.cli import options
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, models
 from convscope.errors import InputError
-from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _check(run: Run) -> None:
 
 
 def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
-    """Return `count` sizes in pixels from the first bound to the second, evenly: low + int(i (high - low) / (n - 1)).
+    """Return `count` sizes in pixels from the first bound to the second, evenly (`paths.spread`).
 
     Raises:
         InputError: no sizes, bounds the wrong way round, or more sizes than pixels between them.
@@ -140,7 +140,7 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
         raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
     if count > high - low + 1:
         raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
-    return (low,) if count == 1 else tuple(low + int(i * (high - low) / (count - 1)) for i in range(count))
+    return spread(count, low, high)
 
 
 def stage_of(num_sizes: int) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.storage.paths import PROFILE_VERSION
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.store import Store
 from convscope.storage.table import Table
 
@@ -85,6 +85,12 @@ class OverallRow:
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
+    order: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -152,12 +158,13 @@ _TABLES = {
     "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
     "overall": Table(OverallRow, unique=("input_size",), first=9),
 }
+_FREE = ("stage", "gpu", "input_sizes", "device")
 SCHEMA = Schema(
     request="run",
     version=SCHEMA_VERSION,
-    parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions")),),
-    free=("stage", "gpu", "input_sizes", "device"),
-    upgrades=(_from_1,),
+    parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions"), is_sorted=True),),
+    free=_FREE,
+    upgrades=(_from_1, with_starts("run", _FREE)),
     needed={"model": str, "algorithm": str, "gpu": str, "device": str, "input_sizes": list},
     noun="sizes",
     entries={"kernels": {}},

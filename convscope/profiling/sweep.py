@@ -1,13 +1,19 @@
-"""Order of work of a profile: input size after input size, from the request to the rows."""
+"""Order of work of a profile: input size after input size, from the request to the rows.
+
+Sizes are measured in an order drawn from the seed, so that a card that warms up, or is throttled, does not look like an
+effect of the size. The tables are read by size.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import os
+import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,13 +36,28 @@ from convscope.profiling.measurement import failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
 from convscope.profiling.trace_process import TraceProcess
-from convscope.storage.environment import Environment
-from convscope.storage.paths import RESULTS, now_utc
+from convscope.storage.environment import ORIGIN, Environment
+from convscope.storage.paths import RESULTS, RETRIED, now_utc
 from convscope.storage.store import Store
 from convscope.timing.layer_times import LayerTimer
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 Rows = tuple[OverallRow, list[LayerRow]]
+
+
+@dataclass(frozen=True)
+class Reuse:
+    """Use of the sizes that a folder has already.
+
+    Attributes:
+        overwrite: measure all sizes again; the folder's tables are kept beside it.
+        retry: measure those again that failed or ran out of memory.
+        any_card: sizes of another card of the same name may stand in the folder.
+    """
+
+    overwrite: bool = False
+    retry: bool = False
+    any_card: bool = False
 
 
 @dataclass
@@ -56,6 +77,7 @@ class Sweep:
     stop: Callable[[], bool]
     note: Callable[[str], None]
     stopped: bool = False
+    _counts: Callable[[Mapping[str, str]], bool] = lambda row: True
     _assignments: dict[int, Assignment] = field(default_factory=dict)
     _fault: str | None = None
 
@@ -64,7 +86,7 @@ class Sweep:
         """The device to measure on."""
         return torch.device(self.run.device)
 
-    def measure(self, path: Path, overwrite: bool) -> Tables:
+    def measure(self, path: Path, reuse: Reuse) -> Tables:
         """Measure into a folder; return its overall table and its table of layers.
 
         Raises:
@@ -74,14 +96,14 @@ class Sweep:
         run = self.run
         try:
             with torch.inference_mode(), backends.math(run.math), backends.settings(provider=run.provider):
-                return self._measure_into(path, overwrite)
+                return self._measure_into(path, reuse)
         except RuntimeError as error:  # leaving what a lost device was used by may raise once more
             fault = self._fault or failures.device_fault(self.device)
             if fault is None:
                 raise
             raise DeviceFaultError(f"{self.device} is lost: {fault}; the same command goes on") from error
 
-    def _measure_into(self, path: Path, overwrite: bool) -> Tables:
+    def _measure_into(self, path: Path, reuse: Reuse) -> Tables:
         run = self.run
         with contextlib.ExitStack() as stack:
             if self.device.type == "cuda":
@@ -93,8 +115,20 @@ class Sweep:
             store = stack.enter_context(profile_store(path, run.stem, self.note))
             meter = stack.enter_context(self.open_meter(self.device))
             environment = backends.environment_on(self.device, meter.settings())
-            anew = overwrite and not _requeued(store, environment)
-            missing = store.missing(run, environment, [SizeKey(size) for size in run.input_sizes], anew)
+            own_job = environment.slurm_job_id if _requeued(store, environment) else None
+            # What this job itself has measured before it was put into the queue again stays.
+            self._counts = lambda row: (
+                not (reuse.retry and row["status"] in RETRIED)
+                or (own_job is not None and row["slurm_job_id"] == own_job)
+            )
+            missing = store.missing(
+                run,
+                environment,
+                [SizeKey(size) for size in run.input_sizes],
+                overwrite=reuse.overwrite and own_job is None,
+                counts=self._counts,
+                any_card=reuse.any_card,
+            )
             if missing:
                 tracer = stack.enter_context(TraceProcess(run)) if self.device.type == "cuda" else None
                 self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing])
@@ -123,7 +157,9 @@ class Sweep:
         if tracer:
             tracer.wait_until_ready()
         try:
-            self._measure_each(store, bench, swap.Swap(model), sizes)
+            order = random.Random(self.run.seed).sample(sizes, len(sizes))
+            self._measure_each(store, bench, swap.Swap(model), order, self._full_px(store, environment))
+            store.sort()
         except RuntimeError:
             self._fault = failures.device_fault(self.device)
             if self._fault:
@@ -141,15 +177,23 @@ class Sweep:
                 f"the weights of {run.model} do not fit into the memory of {self.device} ({str(error).splitlines()[0]})"
             ) from None
 
-    def _measure_each(self, store: Store, bench: Bench, swapped: swap.Swap, sizes: Sequence[int]) -> None:
+    def _full_px(self, store: Store, environment: Environment) -> int | None:
+        """Return the smallest size that ran out of memory on this card, by this program; None without one."""
+        origin = {name: str(getattr(environment, name) or "") for name in ORIGIN if name != "slurm_job_id"}
+        full = [row for row in store.cells().values() if row["status"] == "oom" and self._counts(row)]
+        same = [row for row in full if all(row[name] == value for name, value in origin.items())]
+        return min((int(row["input_size"]) for row in same), default=None)
+
+    def _measure_each(
+        self, store: Store, bench: Bench, swapped: swap.Swap, sizes: Sequence[int], full_px: int | None
+    ) -> None:
+        """Measure sizes in this order; `full_px` is the smallest that is known to run out of memory."""
         run = self.run
         tuned = cuda_operator().tuned if self.device.type == "cuda" else {}
         tuned.clear()
         bench.calibrate(run.input_sizes[0])
-        overall = store.read("overall")
-        full_px = min(overall[overall["status"] == "oom"]["input_size"], default=None)
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
-            for size in bar:
+            for order, size in enumerate(bar):
                 self.stopped = self.stop()
                 if self.stopped:
                     break
@@ -158,9 +202,9 @@ class Sweep:
                 if tuned:
                     store.note_in_run(kernels=(store.read_run() or {}).get("kernels", {}) | tuned)
                     tuned.clear()
-                store.append([row, *layers])
-                if row.status == "oom" and full_px is None:
-                    full_px = size
+                store.append([dataclasses.replace(row, order=order), *layers])
+                if row.status == "oom":
+                    full_px = min(size, full_px or size)
         swapped.restore()
 
     def _size(self, bench: Bench, swapped: swap.Swap, size: int, full_px: int | None) -> Rows:

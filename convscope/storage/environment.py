@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import torch as pytorch
 
 PROCESSOR = ("cpu", "cpu_threads")  # for runs on a CPU
-SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3")
+SOFTWARE = ("gpu_name", "driver", "cuda", "cudnn", "torch", "torchvision", "ai3", "triton", "tf32_override")
+CARD = ("gpu_uuid", "power_limit_w", "ecc")  # one card of its kind, and its state
+ORIGIN = ("host", "gpu_uuid", "slurm_job_id", "git_commit")  # named by each row, with the start it belongs to
 
 
 @dataclass(frozen=True)

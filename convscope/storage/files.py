@@ -62,7 +62,7 @@ class StudyFiles:
                 f"that are in {self.table(part.main).name}: the run's own command mends it"
             )
         done = {part.key_of(row) for row in rows[part.main]}
-        return {name: [row for row in rows[name] if part.key_of(row) in done] for name in rows}
+        return {name: part.ordered([row for row in rows[name] if part.key_of(row) in done]) for name in rows}
 
 
 def torn(part: Part, rows: Mapping[str, Sequence[Mapping[str, str]]]) -> set[Any]:

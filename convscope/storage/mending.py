@@ -33,7 +33,9 @@ def mend(files: StudyFiles) -> list[str]:
     said = [*_drop_leftovers(files), *_mend_lines(files)]
     for part in files.schema.parts:
         said += _mend_cells(files, part)
-    return said + _upgrade(files)
+    said += _upgrade(files)
+    sort(files)
+    return said
 
 
 def _drop_leftovers(files: StudyFiles) -> list[str]:
@@ -105,6 +107,16 @@ def _upgrade(files: StudyFiles) -> list[str]:
     for path, form in older:
         write_atomically(path, table.select(path, form, lambda row: True))
     return [f"gave {path.name} the columns of schema version {files.schema.version}" for path, _ in older]
+
+
+def sort(files: StudyFiles) -> None:
+    """Bring the rows of sorted tables into their order on disk; a run adds them in the order of its measuring."""
+    for part in files.schema.parts:
+        for name, form in part.tables.items() if part.is_sorted else ():
+            path, rows = files.table(name), files.rows(name)
+            ordered = part.ordered(rows)
+            if ordered != rows:
+                write_atomically(path, table.text_of(form, ordered))
 
 
 def keep(files: StudyFiles, now: datetime, move: bool) -> Path | None:

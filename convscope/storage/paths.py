@@ -21,7 +21,15 @@ def now_utc() -> str:
 
 
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
-PROFILE_VERSION = 2  # of the files of `run_profile.py`, for readers that import no table
+PROFILE_VERSION = 3  # of the files of `run_profile.py`, for readers that import no table
+
+
+RETRIED = ("failed", "oom")  # statuses of rows that `run_profile.py --retry` measures again
+
+
+def spread(count: int, low: int, high: int) -> tuple[int, ...]:
+    """Return `count` sizes in pixels from low to high, evenly: low + int(i (high - low) / (count - 1))."""
+    return (low,) if count == 1 else tuple(low + int(i * (high - low) / (count - 1)) for i in range(count))
 
 
 @dataclass(frozen=True)

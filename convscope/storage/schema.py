@@ -1,4 +1,9 @@
-"""Form of a study on disk: its tables, the key of a cell, settings that cells must share, upgrades of `run.json`."""
+"""Form of a study on disk: its tables, the key of a cell, settings that cells must share, upgrades of `run.json`.
+
+`run.json` describes each start of a run in its list `starts`: `utc`, `command`, `environment`, `asked` (the settings of
+the request that differ from start to start), `ended_utc` and `error`. Beside the list it has the request, and the
+environment and command of the last start.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from convscope.errors import InputError
-from convscope.storage.environment import PROCESSOR, SOFTWARE, Environment
+from convscope.storage.environment import CARD, PROCESSOR, SOFTWARE, Environment
 from convscope.storage.table import ADVICE, Table, read_as
 
 
@@ -30,11 +35,13 @@ class Part:
         key: dataclass of what names a cell; the rows of all its tables have these columns.
         tables: forms by the files' names, in the order of writing; a cell counts when it stands in the last one.
         counted: a table, and the column of the last table that says how many rows of it a whole cell has.
+        is_sorted: the tables are read by key; on disk too when a run has ended, whatever order it measured in.
     """
 
     key: type[Any]
     tables: dict[str, Table]
     counted: tuple[str, str] | None = None
+    is_sorted: bool = False
 
     @property
     def main(self) -> str:
@@ -49,6 +56,10 @@ class Part:
         """Return the key of a row object."""
         return self.key(*(getattr(row, field.name) for field in dataclasses.fields(self.key)))
 
+    def ordered(self, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+        """Return rows as they stand on disk in the order of a reader; rows of one cell keep theirs."""
+        return sorted(rows, key=lambda row: dataclasses.astuple(self.key_of(row))) if self.is_sorted else list(rows)
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -58,8 +69,8 @@ class Schema:
         request: its name in `run.json`.
         version: of `run.json` and the tables; `upgrades[i]` brings a document of version i + 1 to the next one.
         parts: groups of tables that are filled independently.
-        free: settings of the request that may differ between the cells of one folder: those that name a cell, or say
-            where and for how long it was measured.
+        free: settings and facts that may differ between the cells of one folder: those that name a cell, or say where
+            and for how long it was measured.
         needed: settings that every `run.json` of this kind has, with their types.
         noun: a cell in messages, in the plural.
         entries: further entries of a new `run.json`.
@@ -117,6 +128,8 @@ class Schema:
         upgraded: dict[str, Any] = document
         for step in self.upgrades[version - 1 :]:
             upgraded = step(upgraded)
+        if not _are_starts(upgraded.get("starts")):
+            raise InputError(f"{path}, line 1: it is not a run.json of this project: {ADVICE}")
         return upgraded
 
     def _is_own(self, document: dict[str, Any]) -> bool:
@@ -125,16 +138,83 @@ class Schema:
             return False
         return all(_is_a(request.get(name), kind) for name, kind in self.needed.items())
 
-    def differences(self, document: Mapping[str, Any], request: Request, environment: Environment) -> list[str]:
-        """List the settings that set an earlier run apart: "batch_size 1, now 4"; empty where cells may join."""
-        then = {"device_type": str(document[self.request].get("device", "")).split(":")[0]}
-        then |= document[self.request] | document["environment"]
-        asked = plain(request)
-        now = {"device_type": request.device_type} | asked | dataclasses.asdict(environment)
-        keys = ["device_type", *(name for name in asked if name not in self.free), *SOFTWARE]
+    def differences(
+        self, document: Mapping[str, Any], request: Request, environment: Environment, any_card: bool = False
+    ) -> list[str]:
+        """List the settings that set an earlier start apart: "batch_size 1, now 4"; empty where cells may join.
+
+        Args:
+            any_card: another card of the same name is no difference.
+        """
+        free = {*self.free, *(["gpu_uuid"] if any_card else [])}
+        asked, then = plain(request), document[self.request]
+        then = {"device_type": str(then.get("device", "")).split(":")[0]} | then
+        now = {"device_type": request.device_type} | asked
+        found = [_difference(name, then.get(name), now[name]) for name in now if name not in free]
+        names = [*SOFTWARE, *CARD]
         if request.device_type == "cpu" and getattr(request, "processes", 1) == 1:
-            keys += PROCESSOR
-        return [f"{key} {then.get(key)}, now {now[key]}" for key in keys if then.get(key) != now[key]]
+            names += PROCESSOR
+        facts = dataclasses.asdict(environment)
+        for then in (start["environment"] for start in document["starts"] if start["environment"]):
+            # What an older version did not record, and what a card did not tell, is no difference.
+            known = [name for name in names if name in then and name not in free]
+            known = [name for name in known if name not in CARD or None not in (then[name], facts[name])]
+            found += [_difference(name, then[name], facts[name]) for name in known]
+        return list(dict.fromkeys(filter(None, found)))
+
+    def start(self, request: Request, environment: Environment, command: Sequence[str], now_utc: str) -> dict[str, Any]:
+        """Return the description of a start that begins now."""
+        asked = {name: value for name, value in plain(request).items() if name in self.free}
+        return {
+            "utc": now_utc,
+            "command": list(command),
+            "environment": dataclasses.asdict(environment),
+            "asked": asked,
+            "ended_utc": None,
+            "error": None,
+        }
+
+    def joined(self, earlier: Mapping[str, Any] | None, request: Request) -> dict[str, Any]:
+        """Return a request for `run.json`: its lists of what to measure hold what all starts asked for."""
+        joined = plain(request)
+        for name in self.free:
+            before, now = (earlier or {}).get(self.request, {}).get(name), joined.get(name)
+            if isinstance(before, list) and isinstance(now, list):
+                every = list(dict.fromkeys([*before, *now]))
+                joined[name] = sorted(every) if all(isinstance(each, (int, float)) for each in every) else every
+        return joined
+
+
+def with_starts(request: str, free: Collection[str]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the upgrade of documents that had, of all starts but the last, the times only.
+
+    Args:
+        request: as `Schema.request`.
+        free: as `Schema.free`.
+    """
+
+    def upgrade(document: dict[str, Any]) -> dict[str, Any]:
+        resumed = document.get("resumed_utc")
+        times = [document.get("started_utc"), *(resumed if isinstance(resumed, list) else [])]
+        unknown = {"command": None, "environment": None, "asked": None, "ended_utc": None, "error": None}
+        starts = [{"utc": utc} | unknown for utc in times]
+        starts[-1] |= {name: document.get(name) for name in ("command", "environment", "ended_utc", "error")}
+        starts[-1]["asked"] = {name: value for name, value in document[request].items() if name in free}
+        kept = {name: value for name, value in document.items() if name != "resumed_utc"}
+        return kept | {"schema_version": document["schema_version"] + 1, "starts": starts}
+
+    return upgrade
+
+
+def _are_starts(found: object) -> bool:
+    if not isinstance(found, list) or not found or not all(isinstance(each, dict) for each in found):
+        return False
+    return all(isinstance(each.get("environment", 0), (dict, type(None))) for each in found)
+
+
+def _difference(name: str, then: object, now: object) -> str:
+    """Return a difference in words, "" where there is none."""
+    return f"{name} {then}, now {now}" if then != now else ""
 
 
 def plain(request: Any) -> dict[str, Any]:

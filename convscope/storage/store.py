@@ -20,12 +20,12 @@ import pandas as pd
 
 from convscope.errors import InputError, WriteError
 from convscope.storage import mending, table
-from convscope.storage.environment import Environment
+from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.files import Rows, StudyFiles
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 from convscope.storage.paths import now_utc
-from convscope.storage.schema import Part, Request, Schema, plain
+from convscope.storage.schema import Part, Request, Schema
 from convscope.storage.table import Replacement, write_atomically
 
 
@@ -50,6 +50,7 @@ class Store:
         self._replaced: Callable[[Any], bool] | None = None
         self._anew = False
         self._has_kept = False
+        self._origin: dict[str, Any] = {}
 
     def __enter__(self) -> Store:
         self.prepare()
@@ -123,6 +124,7 @@ class Store:
         overwrite: bool = False,
         covers: Callable[[Any], bool] = lambda key: False,
         counts: Callable[[Mapping[str, str]], bool] = lambda row: True,
+        any_card: bool = False,
     ) -> list[Any]:
         """Return the cells of a request to measure, after mending what a run that was cut off left.
 
@@ -131,6 +133,7 @@ class Store:
         Args:
             covers: tells whether a further cell of the folder belongs to the request, and is replaced too.
             counts: tells from the row of a cell that is there whether it has all that is asked for.
+            any_card: cells of another card of the same name may join; each row names its card.
 
         Raises:
             InputError: the folder holds cells that were measured under other settings, or nobody knows under which.
@@ -138,7 +141,7 @@ class Store:
         self._replaced, self._anew = None, False
         if overwrite:
             self._replaced = lambda key: key in cells or covers(key)
-            self._anew = self._nothing_stays(request, environment)
+            self._anew = self._nothing_stays(request, environment, any_card)
             return list(cells)
         earlier = self.read_run()
         if earlier is None and (line := mending.finish_keeping(self.files)):
@@ -148,11 +151,12 @@ class Store:
                 f"{self.path} has tables and no run.json, so nobody knows how they were measured: "
                 "choose another --output-dir, or --overwrite"
             )
-        odd = self.schema.differences(earlier, request, environment) if earlier is not None else []
+        odd = self.schema.differences(earlier, request, environment, any_card) if earlier is not None else []
         if odd:
+            only_card = all(line.startswith("gpu_uuid ") for line in odd)
             raise InputError(
                 f"{self.path} holds a run with other settings ({'; '.join(odd)}): "
-                "choose another --output-dir, or --overwrite"
+                f"choose another --output-dir, or --overwrite{', or --any-card: each row names its card' * only_card}"
             )
         for line in self.mend():
             self.note(f"{self.path}: {line}")
@@ -171,11 +175,11 @@ class Store:
             self.note(f"{len(done)} {noun} are in {self.path}: measuring the {len(left)} that are missing")
         return left
 
-    def _nothing_stays(self, request: Request, environment: Environment) -> bool:
+    def _nothing_stays(self, request: Request, environment: Environment, any_card: bool) -> bool:
         """Tell whether no cell of the folder can stand beside those that replace some of them, or none is left."""
         try:
             earlier = self.read_run()
-            if earlier is None or self.schema.differences(earlier, request, environment):
+            if earlier is None or self.schema.differences(earlier, request, environment, any_card):
                 return True
             self.mend()
             return all(map(self._replaced, self.cells())) if self._replaced else False
@@ -192,7 +196,7 @@ class Store:
             return mending.mend(self.files)
 
     def begin(self, request: Request, environment: Environment, command: Sequence[str], **more: Any) -> None:
-        """Move aside what an --overwrite replaces, then write `run.json`.
+        """Move aside what an --overwrite replaces, then write `run.json`; rows appended from now on name this start.
 
         Args:
             more: further entries of `run.json`.
@@ -205,20 +209,22 @@ class Store:
                     mending.drop(self.files, part, keys)
             self._replaced = None
         earlier, now = self.read_run(), now_utc()
+        starts = [*(earlier["starts"] if earlier else ()), self.schema.start(request, environment, command, now)]
         self._write_document(
             dict(self.schema.entries)
             | (earlier or {"started_utc": now})
             | {
                 "schema_version": self.schema.version,
-                self.schema.request: plain(request),
+                self.schema.request: self.schema.joined(earlier, request),
                 "environment": dataclasses.asdict(environment),
                 "command": list(command),
-                "resumed_utc": [*earlier.get("resumed_utc", []), now] if earlier else [],
+                "starts": starts,
                 "ended_utc": None,
                 "error": None,
             }
             | more
         )
+        self._origin = {name: getattr(environment, name) for name in ORIGIN} | {"start": len(starts) - 1}
 
     def _keep(self, move: bool) -> None:
         kept = mending.keep(self.files, datetime.now(timezone.utc), move)
@@ -227,8 +233,11 @@ class Store:
             self.note(f"what was in {self.path} is kept in {kept}")
 
     def note_in_run(self, **more: object) -> None:
-        """Put further entries into `run.json`: its end, an error."""
-        self._write_document((self.read_run() or {}) | more)
+        """Put further entries into `run.json`: its end, an error, which are those of its last start too."""
+        document = self.read_run() or {}
+        for start in document.get("starts", [])[-1:]:
+            start |= {name: more[name] for name in start.keys() & more.keys()}
+        self._write_document(document | more)
 
     def _write_document(self, document: Mapping[str, Any]) -> None:
         self.save_text("run.json", json.dumps(document, indent=2))
@@ -245,7 +254,7 @@ class Store:
         """
         if self._lock is not None:
             self._lock.confirm()
-        every = list(rows)
+        every = [self._with_origin(row) for row in rows]
         part = self.schema.part_with(every[0])
         gone = ({part.key_of_row(row) for row in every} | set(instead_of)) & self.cells().keys()
         if gone & self.measured().keys() and not self._has_kept:
@@ -259,6 +268,10 @@ class Store:
             self._lock.confirm()
         with self._writing():
             self._write(self.schema.part_with(rows[0]), rows, set())
+
+    def _with_origin(self, row: Any) -> Any:
+        named = self._origin.keys() <= {field.name for field in dataclasses.fields(row)}
+        return dataclasses.replace(row, **self._origin) if named else row
 
     def update(self, rows: Sequence[Any]) -> None:
         """Replace rows of the table that makes cells count by rows of the same cells with other derived columns."""
@@ -286,6 +299,11 @@ class Store:
             for replacement in written:
                 replacement.drop()
             raise
+
+    def sort(self) -> None:
+        """Bring sorted tables into their order on disk, at the end of a run; `mend` does where a run was killed."""
+        with self._writing():
+            mending.sort(self.files)
 
     def save_text(self, name: str, text: str) -> None:
         """Write a file of text beside the tables, whole."""

@@ -87,7 +87,7 @@ def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return rows as `rows` reads them as a data frame; a column that an older version did not have is empty."""
     if not kept:
         return pd.DataFrame(columns=form.columns)
-    return pd.read_csv(io.StringIO(_as_text(form, kept)), float_precision="round_trip")
+    return pd.read_csv(io.StringIO(text_of(form, kept)), float_precision="round_trip")
 
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:
@@ -114,15 +114,16 @@ def header(path: Path) -> list[str] | None:
 
 def select(path: Path, form: Table, keep: Callable[[Mapping[str, str]], bool]) -> str:
     """Return a table's text with the columns of this version and the rows to keep, each cell as it stands."""
-    return _as_text(form, [row for row in rows(path, form) if keep(row)])
+    return text_of(form, [row for row in rows(path, form) if keep(row)])
 
 
 def lines_of(form: Table, new: Iterable[Any], with_header: bool) -> str:
     """Return row objects as the lines of their table."""
-    return _as_text(form, map(dataclasses.asdict, new), with_header)
+    return text_of(form, map(dataclasses.asdict, new), with_header)
 
 
-def _as_text(form: Table, kept: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
+def text_of(form: Table, kept: Iterable[Mapping[str, Any]], with_header: bool = True) -> str:
+    """Return rows as `rows` reads them as the text of their table."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=form.columns, restval="", lineterminator="\n")
     if with_header:

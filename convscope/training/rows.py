@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table, columns
 
 
@@ -64,6 +64,11 @@ class TrainingRow(TrainingKey):
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
     status: str = "ok"
     reason: str | None = None
 
@@ -120,4 +125,10 @@ TABLES = {
     "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
 }
 _FREE = ("models", "batch_sizes", "device", "processes", "compiled")
-SCHEMA = Schema(request="training", version=1, parts=(Part(TrainingKey, TABLES),), free=_FREE)
+SCHEMA = Schema(
+    request="training",
+    version=2,
+    parts=(Part(TrainingKey, TABLES),),
+    free=_FREE,
+    upgrades=(with_starts("training", _FREE),),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from convscope.storage.schema import Part, Schema
+from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table
 
 
@@ -58,6 +58,11 @@ class SupportRow:
     compute_capability: str | None
     driver: str | None
     cudnn: str | None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +95,11 @@ class ChoiceRow:
     gpu_name: str | None
     driver: str | None
     cudnn: str | None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,10 +120,12 @@ _CHOICE = {
     "passes": Table(PassRow, unique=("convolutions_by",), first=8),
     "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
 }
+_FREE = ("device", "stage", "gpu", "gpu_uuid")  # a folder is one cell: no two cards meet in it
 SUPPORT = Schema(
     request="verification",
-    version=1,
+    version=2,
     parts=(Part(ModelKey, {"support": Table(SupportRow, unique=("position", "algorithm"), first=6)}),),
-    free=("device", "stage", "gpu"),
+    free=_FREE,
+    upgrades=(with_starts("verification", _FREE),),
 )
 CHOICE = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _CHOICE),))

@@ -83,11 +83,11 @@ def test_cards_of_different_kinds_have_no_common_label():
 def test_a_combination_that_fails_stops_only_itself(root: Path, capsys: pytest.CaptureFixture[str]):
     assert batch(root, "fft", "gemm", "guess", stages=("1_sanity", "2_quick")).run(local_batch.Stop()) == 1
     assert calls(root) == [
-        "GPU-a 1_sanity_check.sh --local alexnet fft h200 --seed 1",
-        "GPU-a 2_quick_sweep.sh --local alexnet fft h200 --seed 1",
-        "GPU-a 1_sanity_check.sh --local alexnet gemm h200 --seed 1",
-        "GPU-a 1_sanity_check.sh --local alexnet guess h200 --seed 1",
-        "GPU-a 2_quick_sweep.sh --local alexnet guess h200 --seed 1",
+        "GPU-a 1_sanity_check.sh --local alexnet fft h200 --seed 1 --any-card",
+        "GPU-a 2_quick_sweep.sh --local alexnet fft h200 --seed 1 --any-card",
+        "GPU-a 1_sanity_check.sh --local alexnet gemm h200 --seed 1 --any-card",
+        "GPU-a 1_sanity_check.sh --local alexnet guess h200 --seed 1 --any-card",
+        "GPU-a 2_quick_sweep.sh --local alexnet guess h200 --seed 1 --any-card",
     ]
     said = capsys.readouterr().out
     assert "2 done, 1 failed" in said

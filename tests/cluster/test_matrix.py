@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -61,12 +60,42 @@ def test_parts_are_of_one_gpu_and_no_longer_than_the_site_allows():
 )
 def test_what_has_all_the_sizes_that_are_asked_for_is_finished(flags: list[str], left: bool):
     sizes = tuple(range(224, 224 + 32 * 10, 32))
-    found = Progress(Path(), "2_quick", WHO, (*sizes[:-1], 512), done=10, bad=Counter())
+    found = progress_of(*sizes[:-1], 512)
     assert matrix.requested_sizes("2_quick", flags).met_by(found) is not left
 
 
+def progress_of(*sizes: int, **statuses: tuple[int, ...]) -> Progress:
+    """Return the progress of a folder with these sizes, and these by another status than ok."""
+    measured = dict.fromkeys(sizes, "ok") | {size: status for status, of in statuses.items() for size in of}
+    return Progress(Path(), "2_quick", WHO, sizes, measured=measured)
+
+
+TEN = tuple(224 + int(i * 288 / 9) for i in range(10))
+
+
+def test_a_folder_that_has_more_sizes_than_are_asked_for_is_finished():
+    assert matrix.requested_sizes("2_quick", []).met_by(progress_of(*TEN, 230, 600))
+
+
+def test_a_folder_whose_last_start_asked_for_a_few_is_finished_where_all_are_there():
+    folder = Progress(Path(), "2_quick", WHO, TEN[:2], measured=dict.fromkeys(TEN, "ok"))
+    assert matrix.requested_sizes("2_quick", []).met_by(folder)
+
+
+@pytest.mark.parametrize(("flags", "left"), [([], False), (["--retry"], True)])
+@pytest.mark.parametrize("status", ["failed", "oom"])
+def test_sizes_that_failed_are_there_unless_they_are_to_be_retried(flags: list[str], left: bool, status: str):
+    folder = progress_of(*TEN, **{status: TEN[-1:]})
+    assert matrix.requested_sizes("2_quick", flags).met_by(folder) is not left
+
+
+def test_an_unsupported_size_is_not_retried():
+    assert matrix.requested_sizes("2_quick", ["--retry"]).met_by(progress_of(*TEN, unsupported=TEN[-1:]))
+
+
 def test_a_run_with_a_size_missing_is_not_finished():
-    assert not matrix.requested_sizes("2_quick", []).met_by(Progress(Path(), "2_quick", WHO, tuple(range(10)), done=9))
+    folder = Progress(Path(), "2_quick", WHO, TEN, measured=dict.fromkeys(TEN[1:], "ok"))
+    assert not matrix.requested_sizes("2_quick", []).met_by(folder)
 
 
 def test_one_folder_for_all_combinations_is_refused():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
-from fakes import ENVIRONMENT, run
+from fakes import ENVIRONMENT, OVERALL, run
 
 from convscope.cluster import progress
 from convscope.profiling.rows import OverallRow, profile_store
@@ -25,6 +27,28 @@ def written(path: Path, **cells: object) -> Path:
         table.writeheader()
         table.writerow(row)
     return folder.path
+
+
+def test_the_sizes_of_a_run_are_those_of_its_last_start(tmp_path: Path):
+    made = run(input_sizes=(64, 96))
+    folder = profile_store(tmp_path / made.folder_name, made.stem)
+    folder.prepare()
+    folder.begin(made, ENVIRONMENT, [])
+    folder.append([dataclasses.replace(OVERALL, input_size=64)])
+    folder.begin(run(input_sizes=(128,)), ENVIRONMENT, [])
+    found = progress.read(folder.path, "1_sanity")
+    assert found is not None
+    assert (found.sizes, found.done, found.measured) == ((128,), 0, {64: "ok"})
+
+
+def test_a_document_of_an_older_version_has_its_sizes_in_the_request(tmp_path: Path):
+    path = written(tmp_path)
+    document = json.loads((path / "run.json").read_text())
+    del document["starts"]
+    (path / "run.json").write_text(json.dumps(document | {"schema_version": 2}))
+    found = progress.read(path, "1_sanity")
+    assert found is not None
+    assert found.sizes == (64,)
 
 
 @pytest.mark.parametrize(("said", "count"), [("", 0), ("none", 0), ("power cap", 1)])

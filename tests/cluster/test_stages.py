@@ -76,6 +76,28 @@ def test_without_a_slurm_both_ways_out_are_named(tmp_path: Path):
     assert "--local" in done.stderr
 
 
+def test_a_job_goes_on_with_a_folder_of_another_card_for_the_queue_chooses_the_card(tmp_path: Path):
+    said = in_job(tmp_path, "l40s")
+    assert "--gpu l40s --any-card --batch-size 4" in said
+    assert "--any-card" not in in_job(tmp_path, "cpu")
+
+
+def in_job(tmp_path: Path, gpu: str) -> str:
+    """Return the command with which a job measures, without a SLURM."""
+    script = f"""
+        root={ROOT}; source "$root/slurm/stage.sh"; SLURM_JOB_ID=7; flags=(--batch-size 4)
+        model=vgg16 algorithm=gemm gpu={gpu}
+        in_job() {{ return 0; }}
+        profile_command 2_quick; printf '%s ' "${{profile[@]}}"
+    """
+    return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
+
+
+def test_by_hand_another_card_is_a_difference():
+    done = call("vgg16", "gemm", "l40s", "--local", "--dry-run")
+    assert (done.returncode, "--any-card" in done.stdout) == (0, False)
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """Return a copy of the project, without results."""

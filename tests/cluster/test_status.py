@@ -70,11 +70,18 @@ def test_all_sizes_are_done_without_any_slurm(tmp_path: Path):
     assert only(tmp_path, slurm()).cell == "done 3/3"
 
 
-def test_sizes_that_could_not_be_measured_are_a_failure_that_is_overwritten_when_submitted_again(tmp_path: Path):
+def test_sizes_that_failed_are_a_failure_and_are_retried_when_submitted_again(tmp_path: Path):
     measured(note(tmp_path, "ended 1"), (224, "ok", ""), (256, "ok", ""), (288, "oom", "needs 90 GB"))
     found = only(tmp_path, slurm(""))
     assert (found.state, found.detail) == ("failed", "of 3 sizes 1 oom; last: needs 90 GB")
-    assert status.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --batch-size 2 --overwrite"]
+    assert status.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --batch-size 2 --retry"]
+
+
+def test_a_size_that_is_unsupported_is_overwritten_when_submitted_again(tmp_path: Path):
+    rows = (224, "ok", ""), (256, "failed", "x"), (288, "unsupported", "too small")
+    measured(note(tmp_path, "ended 1"), *rows)
+    (command,) = status.again([only(tmp_path, slurm(""))])
+    assert command.endswith(" --overwrite")
 
 
 def test_a_job_that_failed_shows_its_last_line_and_not_sruns(tmp_path: Path):

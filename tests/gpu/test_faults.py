@@ -51,8 +51,9 @@ def test_memory_that_runs_out_is_a_row_with_what_was_asked_for_and_larger_sizes_
     assert 0 < first < 4
     assert overall.iloc[first]["reason"].startswith("CUDA out of memory. Tried to allocate")
     assert overall.iloc[first]["oom_asked_bytes"] > 2**20
-    tried = int(overall.iloc[first]["input_size"])
-    assert set(overall["reason"][first + 1 :]) <= {f"not tried: out of memory at {tried} px already"}
+    # The smallest was tried; of the larger ones those that came before it in the shuffled order.
+    said = overall["reason"][first + 1 :]
+    assert said.str.match(r"CUDA out of memory|not tried: out of memory at \d+ px already").all()
     assert layers["input_size"].nunique() == first
 
 
@@ -138,6 +139,7 @@ def test_a_lost_context_ends_the_run_with_70_after_what_is_whole_and_the_same_co
 ):
     folder = profile_store(tmp_path / "run", f"alexnet_{algorithm}")
     asked = ["--model", "alexnet", "--algorithm", algorithm, "--num-sizes", "3", "--input-range", "64", "128"]
+    asked += ["--seed", "1"]  # measures 64, 128, 96
     asked += ["--no-energy", "--warmup", "1", "--measure", "3", "--output-dir", str(folder.path)]
     lost = subprocess.run(
         [sys.executable, "-c", LOST, str(ROOT), *asked], capture_output=True, text=True, check=False, timeout=300
@@ -147,11 +149,13 @@ def test_a_lost_context_ends_the_run_with_70_after_what_is_whole_and_the_same_co
     assert said.startswith("run_profile.py: cuda:0 is lost: CUDA error: device-side assert triggered")
     assert "Traceback" not in lost.stderr
     assert json.loads(folder.files.run.read_text())["error"].startswith("CUDA error: device-side assert triggered")
-    assert list(both(folder)[0]["input_size"]) == [64]
+    assert list(both(folder)[0]["input_size"]) == [64, 128]
     assert not (folder.path / "run.lock").exists()
     again = subprocess.run(
         [sys.executable, str(ROOT / "run_profile.py"), *asked], capture_output=True, text=True, check=False, timeout=300
     )
     assert again.returncode == 0, again.stderr
     assert list(both(folder)[0]["input_size"]) == [64, 96, 128]
-    assert json.loads(folder.files.run.read_text())["error"] is None
+    document = json.loads(folder.files.run.read_text())
+    assert document["error"] is None
+    assert document["starts"][0]["error"].startswith("CUDA error: device-side assert triggered")

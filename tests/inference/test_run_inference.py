@@ -105,8 +105,9 @@ def test_set_up_and_files_have_their_cost(folder: Path, model: str):
 
 
 def test_the_folder_has_run_json_plots_and_the_engines_beside_each_other(folder: Path, model: str):
-    last = sizes_of("compile", model)
-    assert json.loads((folder / "run.json").read_text())["inference"]["batch_sizes"] == last
+    document = json.loads((folder / "run.json").read_text())
+    assert document["inference"]["batch_sizes"] == [1, 4]
+    assert document["starts"][-1]["asked"]["batch_sizes"] == sizes_of("compile", model)
     assert {path.name for path in folder.glob("*.png")} == {"latency.png", "pareto.png"}
     lines = (folder / "table.md").read_text().splitlines()
     assert lines[0] == "1 GPU"

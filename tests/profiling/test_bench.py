@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from fakes import Branching, LayerTimer, Meter, layer, run
 from torch import nn
 
+from convscope.convolution.assignment import Assignment
 from convscope.convolution.providers import Execution
 from convscope.convolution.swap import Swap
 from convscope.errors import HookMismatchError
 from convscope.profiling.bench import Bench
-from convscope.profiling.measurement import Measurement
+from convscope.profiling.measurement import Measurement, layer_rows
 
 LAYERS = [layer(name="one"), layer(name="two", position=1)]
 
@@ -53,6 +56,24 @@ def test_on_a_cpu_the_pass_is_what_a_caller_waits_for():
 def test_layers_are_those_that_the_timer_reads_in_every_pass():
     found = measure(Branching(), LayerTimer([2.0, 1.0]))
     assert [(times.mean_ms, times.count) for times in found.layers] == [(2.0, 3), (1.0, 3)]
+
+
+class Slowing(Branching):
+    """Its first convolution takes 20 ms more in the passes whose layers are timed: another program came in between."""
+
+    def __init__(self, timer: LayerTimer) -> None:
+        super().__init__()
+        self.one.register_forward_hook(lambda *_: time.sleep(0.02 if timer.entered else 0))
+
+
+def test_on_a_cpu_the_shares_of_layers_are_of_the_passes_that_they_were_timed_in():
+    timer = LayerTimer([15.0, 0.1])
+    model = Slowing(timer)
+    found = measure(model, timer, warmup_iters=0)
+    assert found.passes.mean_ms < 20 < (found.layers_pass_ms or 0)
+    rows = layer_rows(run(), 8, LAYERS, found, Assignment({}, {}))
+    assert rows[0].percentage == pytest.approx(100 * 15.0 / found.layers_pass_ms)
+    assert 50 < sum(row.percentage or 0 for row in rows) < 100
 
 
 def test_the_timer_is_entered_for_the_passes_that_it_times_only():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from convscope.__main__ import main
 from convscope.errors import InputError
 from convscope.profiling import compare
 from convscope.profiling.rows import LayerRow, OverallRow, profile_store
+from convscope.timing.summary import half_width_ms
 
 GPU = dataclasses.replace(ENVIRONMENT, gpu_name="NVIDIA H200", driver="580.159", cuda="13.0", cudnn="9.19.0")
 PASS = dataclasses.replace(OVERALL, mean=10.0, std=0.05, samples=20, sm_clock_mhz=1980, throttle_reasons="none")
@@ -99,9 +102,54 @@ def test_a_single_sample_is_ambiguous(tmp_path: Path):
     assert (found.verdict, found.reason) == ("ambiguous", "a single sample says nothing of its spread")
 
 
-def test_a_throttled_pass_is_ambiguous_and_says_which_and_why(tmp_path: Path):
-    found = judged(tmp_path, PASS, overall(mean=20.0, throttle_reasons="power cap"))
-    assert (found.verdict, found.reason) == ("ambiguous", "B was throttled (power cap)")
+HOT = [
+    ({"throttle_reasons": "hardware slowdown"}, "hardware slowdown"),
+    ({"throttle_reasons": "power cap, software thermal slowdown"}, "software thermal slowdown"),
+    ({"throttle_reasons": "hardware thermal slowdown, power brake"}, "hardware thermal slowdown, power brake"),
+    ({"throttle_thermal_pct": 1.0}, "1 % of the window by heat"),
+    ({"throttle_reasons": "hardware slowdown", "throttle_thermal_pct": 0.0}, "hardware slowdown"),
+]
+
+
+@pytest.mark.parametrize(("hot", "why"), HOT)
+def test_a_pass_slowed_by_heat_or_hardware_is_ambiguous_and_says_which_and_why(
+    tmp_path: Path, hot: dict[str, Any], why: str
+):
+    found = judged(tmp_path, PASS, overall(mean=20.0, **hot))
+    assert (found.verdict, found.reason) == ("ambiguous", f"B was throttled ({why})")
+    found = judged(tmp_path / "other", overall(**hot), overall(mean=20.0))
+    assert (found.verdict, found.reason) == ("ambiguous", f"A was throttled ({why})")
+
+
+def test_heat_of_less_than_a_percent_of_the_window_cannot_account_for_much(tmp_path: Path):
+    mild = {"throttle_thermal_pct": 0.9, "throttle_reasons": "software thermal slowdown"}
+    assert judged(tmp_path, PASS, overall(mean=20.0, **mild)).verdict == "slower"
+
+
+CAPPED = [{"throttle_reasons": "power cap"}, {"throttle_power_pct": 80.0}]
+
+
+@pytest.mark.parametrize("capped", CAPPED)
+def test_twice_as_slow_at_the_same_clock_is_slower_on_a_power_capped_card(tmp_path: Path, capped: dict[str, Any]):
+    assert judged(tmp_path, overall(**capped), overall(mean=20.0, **capped)).verdict == "slower"
+
+
+@pytest.mark.parametrize("capped", CAPPED)
+def test_the_clocks_of_a_power_capped_card_decide(tmp_path: Path, capped: dict[str, Any]):
+    found = judged(tmp_path, PASS, overall(mean=11.0, sm_clock_mhz=1755, **capped))
+    assert (found.verdict, found.reason) == ("ambiguous", "clocks of 1980 and 1755 MHz can account for 12.5 %")
+
+
+@pytest.mark.parametrize("capped", CAPPED)
+def test_a_power_capped_card_without_clocks_is_ambiguous(tmp_path: Path, capped: dict[str, Any]):
+    found = judged(tmp_path, PASS, overall(mean=20.0, sm_clock_mhz=None, **capped))
+    assert (found.verdict, found.reason) == ("ambiguous", "B was held at its power limit, at clocks that are not known")
+
+
+def test_a_power_capped_run_that_is_twice_as_slow_ends_with_exit_code_1(tmp_path: Path):
+    capped = {"throttle_reasons": "power cap"}
+    a, b = written(tmp_path / "a", [overall(**capped)]), written(tmp_path / "b", [overall(mean=20.0, **capped)])
+    assert compared(a, b) == 1
 
 
 def test_a_difference_that_the_clocks_can_account_for_is_ambiguous(tmp_path: Path):
@@ -161,12 +209,133 @@ def test_a_layer_is_judged_at_its_size_and_position(tmp_path: Path):
 
 
 def test_a_layer_of_a_throttled_pass_is_ambiguous(tmp_path: Path):
-    assert judged_layer(tmp_path, (PASS, LAYER), (overall(throttle_reasons="heat"), LAYER)).verdict == "ambiguous"
+    assert (
+        judged_layer(tmp_path, (PASS, LAYER), (overall(throttle_reasons="hardware slowdown"), LAYER)).verdict
+        == "ambiguous"
+    )
 
 
 def test_a_layer_is_no_surer_than_the_overhead_that_was_taken_off(tmp_path: Path):
     a, b = ((overall(event_overhead_us=us), layer(mean_ms=ms)) for us, ms in ((100.0, 1.0), (2.5, 1.09)))
     assert judged_layer(tmp_path, a, b).verdict == "ambiguous"
+
+
+# ---- placements
+
+PLACED = {"mean_ci95_ms": 0.01, "placements": 3, "placement_spread_pct": 0.5}
+
+
+def test_the_interval_rests_on_the_intervals_of_both_rows_where_tensors_were_moved(tmp_path: Path):
+    # √(0.2² + 0.1²) ms of 10 ms
+    a = overall(mean_ci95_ms=0.2, placements=3, placement_spread_pct=1.0)
+    b = overall(mean=12.0, mean_ci95_ms=0.1, placements=3, placement_spread_pct=1.0)
+    found = judged(tmp_path, a, b)
+    assert (found.low_pct, found.high_pct) == pytest.approx((20 - 2.236, 20 + 2.236), abs=1e-3)
+
+
+def test_samples_in_one_place_do_not_make_a_row_surer_than_its_placements(tmp_path: Path):
+    a = (PASS, layer(mean_ci95_ms=0.1, placements=3, placement_spread_pct=0.1, std_ms=1e-6))
+    b = (PASS, layer(mean_ms=1.06, mean_ci95_ms=0.1, placements=3, placement_spread_pct=0.1, std_ms=1e-6))
+    found = judged_layer(tmp_path, a, b)
+    assert (found.verdict, found.reason) == ("ambiguous", "the interval crosses -1 and +1 %")
+
+
+def test_a_layer_is_not_slower_where_another_placement_would_have_made_it_faster(tmp_path: Path):
+    a = (PASS, layer(**PLACED | {"placement_spread_pct": 8.0}))
+    b = (PASS, layer(mean_ms=1.1, **PLACED | {"placement_spread_pct": 8.0}))
+    found = judged_layer(tmp_path, a, b)
+    why = "another place in memory may turn it round: spreads of 8.0 and 8.0 % over placements"
+    assert (found.verdict, found.reason) == ("ambiguous", why)
+    found = judged_layer(tmp_path / "other", b, a)
+    assert found.verdict == "ambiguous"
+
+
+def test_a_layer_is_slower_where_no_placement_would_have_made_it_faster(tmp_path: Path):
+    a = (PASS, layer(**PLACED | {"placement_spread_pct": 8.0}))
+    b = (PASS, layer(mean_ms=1.2, **PLACED | {"placement_spread_pct": 8.0}))
+    assert judged_layer(tmp_path, a, b).verdict == "slower"
+
+
+def test_the_interval_of_a_layer_that_was_moved_holds_the_overhead_already(tmp_path: Path):
+    a, b = ((overall(event_overhead_us=us), layer(mean_ms=ms, **PLACED)) for us, ms in ((100.0, 1.0), (2.5, 1.09)))
+    assert judged_layer(tmp_path, a, b).verdict == "slower"
+
+
+def test_a_row_that_was_not_moved_is_compared_as_before(tmp_path: Path):
+    old, new = (PASS, LAYER), (PASS, layer(mean_ms=1.2, **PLACED))
+    assert judged_layer(tmp_path, old, new).verdict == "slower"
+
+
+# ---- many rows at once
+
+
+def rows_at(count: int, **changes: Any) -> list[LayerRow]:
+    return [layer(position=at, layer=f"features.{at}", **changes) for at in range(count)]
+
+
+def folders(tmp_path: Path, a: list[LayerRow], b: list[LayerRow]) -> list[compare.Comparison]:
+    results = [compare.read(written(tmp_path / name, [PASS], of)) for name, of in (("a", a), ("b", b))]
+    return compare.layers(*results, 1.0)
+
+
+BARELY = {"mean_ci95_ms": 0.02, "placements": 3, "placement_spread_pct": 0.1}
+
+
+def test_one_layer_of_many_that_is_slower_by_little_more_than_its_interval_is_what_chance_brings(tmp_path: Path):
+    same, odd = rows_at(50, **BARELY), layer(mean_ms=1.045, **BARELY)
+    (found,) = folders(tmp_path / "alone", [layer(**BARELY)], [odd])
+    assert found.verdict == "slower"
+    first, *others = folders(tmp_path / "many", same, [dataclasses.replace(same[0], mean_ms=1.045), *same[1:]])
+    assert (first.verdict, first.reason) == ("ambiguous", "of 50 layers compared one may be as far apart by chance")
+    assert {each.verdict for each in others} <= {"ambiguous", "same"}
+
+
+def test_many_layers_that_are_slower_by_little_more_than_their_intervals_are_slower(tmp_path: Path):
+    found = folders(tmp_path, rows_at(50, **BARELY), rows_at(50, **BARELY | {"mean_ms": 1.045}))
+    assert {each.verdict for each in found} == {"slower"}
+
+
+def test_one_layer_of_many_that_is_much_slower_is_slower(tmp_path: Path):
+    same = rows_at(50, **BARELY)
+    first, *_ = folders(tmp_path, same, [dataclasses.replace(same[0], mean_ms=2.0), *same[1:]])
+    assert first.verdict == "slower"
+
+
+def simulated(chance: random.Random, count: int) -> list[LayerRow]:
+    """Return layers as a run measures them that takes 1 ms in each of three placements, give or take 2 %."""
+    rows = []
+    for at in range(count):
+        means = [chance.gauss(1.0, 0.02) for _ in range(3)]
+        mean_ms, std_ms = fmean(means), stdev(means)
+        row = layer(
+            position=at, layer=f"features.{at}", mean_ms=mean_ms, mean_ci95_ms=half_width_ms(std_ms, 3), placements=3,
+            placement_spread_pct=100 * (max(means) - min(means)) / mean_ms,
+        )  # fmt: skip
+        rows.append(row)
+    return rows
+
+
+def test_two_runs_of_the_same_command_differ_beyond_their_intervals_in_no_more_than_5_percent_of_layers():
+    chance, apart, alarms, runs = random.Random(1), 0, 0, 60
+    for _ in range(runs):
+        a, b = (compare.Result(Path(), {}, {64: PASS}, {(64, row.position): row for row in simulated(chance, 50)})
+                for _ in "ab")  # fmt: skip
+        found = compare.layers(a, b, 0.0)
+        apart += sum(each.low_pct > 0 or each.high_pct < 0 for each in found)
+        alarms += any(each.verdict in ("slower", "faster") for each in found)
+    assert 0.005 < apart / (50 * runs) < 0.05
+    assert alarms / runs <= 0.05
+
+
+def test_rows_of_two_cards_are_named_among_the_differences(tmp_path: Path):
+    a = written(tmp_path / "a", environment={"gpu_uuid": "GPU-1"})
+    folder = profile_store(a, "alexnet_direct")
+    asked = run(device="cuda:0", gpu="h200", input_sizes=(96,))
+    folder.begin(asked, dataclasses.replace(GPU, gpu_uuid="GPU-2"), [])
+    folder.append([overall(input_size=96)])
+    b = written(tmp_path / "b", environment={"gpu_uuid": "GPU-1"})
+    found = compare.differences(compare.read(a), compare.read(b), across=False)
+    assert found["gpu_uuid"] == ("GPU-1, GPU-2", "GPU-1")
 
 
 def test_a_layer_that_fell_back_is_not_compared(tmp_path: Path):

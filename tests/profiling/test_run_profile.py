@@ -274,6 +274,30 @@ def test_a_run_with_a_size_that_failed_ends_with_1(call, tmp_path: Path):
     assert call(*ALEXNET, "--output-dir", str(tmp_path)).code == 1
 
 
+def test_a_size_that_failed_is_measured_again_with_retry(call, tmp_path: Path):
+    call(*ALEXNET, "--output-dir", str(tmp_path))
+    overall = tmp_path / "alexnet_direct_overall.csv"
+    overall.write_text(overall.read_text().replace(",ok,", ",failed,the driver"))
+    printed = call(*ALEXNET, "--output-dir", str(tmp_path), "--retry")
+    assert printed.code == 0
+    assert pd.read_csv(overall)["status"].tolist() == ["ok"]
+    assert len(pd.read_csv(tmp_path / "alexnet_direct_layers.csv")) == 5
+
+
+@pytest.mark.parametrize("option", ["overwrite", "retry", "any_card"])
+def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.MonkeyPatch, option: str):
+    given: dict[str, bool] = {}
+
+    def measure_nothing(self: object, folder: object, **options: bool) -> tuple:
+        given.update(options)
+        empty = pd.DataFrame(columns=["input_size", "status"])
+        return empty, empty
+
+    monkeypatch.setattr("profiler.UnifiedProfiler.run", measure_nothing)
+    call(*ALEXNET, f"--{option.replace('_', '-')}")
+    assert given == {"overwrite": False, "retry": False, "any_card": False} | {option: True}
+
+
 @pytest.mark.parametrize(
     ("option", "stage", "count"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -228,6 +229,130 @@ def test_results_outlive_an_overwrite_that_could_not_begin(tmp_path: Path, monke
 def test_a_batch_that_does_not_fit_into_memory_is_a_row_with_a_reason(tmp_path: Path):
     overall, _ = make(batch_size=10**12, note=lambda line: None).run(tmp_path)
     assert list(overall["status"]) == ["oom"]
+
+
+SIZES = [64, 72, 80, 88, 96]
+
+
+def test_sizes_are_measured_in_a_shuffled_order_that_is_recorded_and_read_by_size(tmp_path: Path):
+    overall, layers = make(algorithm="torch", num_sizes=5).run(tmp_path)
+    assert list(overall["input_size"]) == SIZES
+    assert sorted(overall["order"]) == [0, 1, 2, 3, 4]
+    assert list(overall["order"]) != [0, 1, 2, 3, 4]
+    by_time = overall.sort_values("order")["started_utc"].tolist()
+    assert by_time == sorted(by_time)
+    assert layers["input_size"].is_monotonic_increasing
+
+
+def test_the_order_goes_by_the_seed(tmp_path: Path):
+    orders = [
+        list(make(algorithm="torch", num_sizes=5, seed=seed).run(tmp_path / name)[0]["order"])
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    assert orders[0] == orders[1] != orders[2]
+
+
+def test_the_file_of_a_finished_run_is_sorted_by_size(tmp_path: Path):
+    make(algorithm="torch", num_sizes=5).run(tmp_path)
+    assert list(pd.read_csv(tmp_path / "alexnet_torch_overall.csv")["input_size"]) == SIZES
+    assert pd.read_csv(tmp_path / "alexnet_torch_layers.csv")["input_size"].is_monotonic_increasing
+
+
+def test_errors_are_checked_and_overheads_calibrated_at_the_smallest_size_whatever_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calibrated: list[int] = []
+    monkeypatch.setattr(sweep.Bench, "calibrate", lambda self, size: calibrated.append(size))
+    overall, layers = make(num_sizes=2, seed=0).run(tmp_path)
+    assert overall.set_index("input_size").at[64, "order"] != 0
+    assert set(layers[layers["relative_error"].notna()]["input_size"]) == {64}
+    assert calibrated == [64]
+
+
+class Memory:
+    """Memory that ends at some size: a pass of it and above is out of memory, as long as `full_px` says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, full_px: float) -> None:
+        self.full_px, self.tried = full_px, list[int]()
+        measure = sweep.Bench.measure
+
+        def limited(bench: sweep.Bench, size: int, *more: object, **options: object):
+            self.tried.append(size)
+            if size >= self.full_px:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            return measure(bench, size, *more, **options)
+
+        monkeypatch.setattr(sweep.Bench, "measure", limited)
+
+
+QUIET = {"algorithm": "torch", "num_sizes": 5, "note": lambda line: None}
+
+
+def test_no_size_is_tried_that_is_at_least_as_large_as_one_that_was_out_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = Memory(monkeypatch, 80)
+    overall, _ = make(**QUIET).run(tmp_path)
+    assert list(overall["status"]) == ["ok", "ok", "oom", "oom", "oom"]
+    full = [size for size in memory.tried if size >= 80]
+    assert full == sorted(full, reverse=True)  # each smaller than those before
+    skipped = overall[overall["reason"].fillna("").str.startswith("not tried")]
+    assert set(skipped["input_size"]) == {80, 88, 96} - set(full)
+
+
+def test_a_size_that_failed_or_ran_out_of_memory_is_measured_again_where_that_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = Memory(monkeypatch, 80)
+    make(**QUIET).run(tmp_path)
+    before = profile_store(tmp_path, "alexnet_torch").read("overall").set_index("input_size")
+    memory.full_px = float("inf")
+    memory.tried.clear()
+    assert set(make(**QUIET).run(tmp_path)[0]["status"]) == {"ok", "oom"}
+    assert memory.tried == []
+    overall, _ = make(**QUIET).run(tmp_path, retry=True)
+    assert sorted(memory.tried) == [80, 88, 96]
+    assert set(overall["status"]) == {"ok"}
+    assert list(overall["start"]) == [0, 0, 1, 1, 1]
+    assert overall.set_index("input_size").at[64, "mean"] == before.at[64, "mean"]
+    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.before-*"))  # nothing that was measured is replaced
+
+
+def test_a_retry_tries_a_size_above_an_old_one_that_ran_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    memory = Memory(monkeypatch, 64)
+    make(**QUIET | {"num_sizes": 1}).run(tmp_path)
+    memory.full_px = float("inf")
+    other = {"num_sizes": 1, "input_size_range": (96, 96)}
+    overall, _ = make(**QUIET | other).run(tmp_path, retry=True)
+    assert list(overall["status"]) == ["oom", "ok"]
+
+
+@pytest.mark.parametrize("change", [{"git_commit": "another"}, {"host": "another"}])
+def test_an_old_row_that_ran_out_of_memory_elsewhere_or_by_another_program_blocks_no_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str]
+):
+    memory = Memory(monkeypatch, 64)
+    make(**QUIET | {"num_sizes": 1}).run(tmp_path)
+    memory.full_px = float("inf")
+    read = sweep.backends.environment_on
+    monkeypatch.setattr(sweep.backends, "environment_on", lambda *asked: dataclasses.replace(read(*asked), **change))
+    overall, _ = make(**QUIET).run(tmp_path)
+    assert list(overall["status"]) == ["oom", "ok", "ok", "ok", "ok"]
+
+
+def test_a_job_that_is_put_back_does_not_retry_what_it_has_retried_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    memory = Memory(monkeypatch, 80)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    make(**QUIET).run(tmp_path, retry=True)
+    memory.tried.clear()
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    make(**QUIET).run(tmp_path, retry=True)
+    assert memory.tried == []
+    monkeypatch.setenv("SLURM_JOB_ID", "8")
+    make(**QUIET).run(tmp_path, retry=True)
+    assert memory.tried != []
 
 
 def test_without_an_output_folder_results_go_by_stage_model_algorithm_and_device():

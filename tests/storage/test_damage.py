@@ -219,7 +219,7 @@ def test_tables_of_schema_version_1_get_the_columns_of_today_and_keep_every_figu
     before = both(folder)
     assert folder.mend() == [
         f"gave {STEM}_{kind}.csv the columns of schema version {SCHEMA_VERSION}" for kind in ("layers", "overall")
-    ][(0 if version == "1_first" else 1):]  # fmt: skip
+    ]
     for found, expected in zip(both(folder), before, strict=True):
         pd.testing.assert_frame_equal(found, expected)
     assert folder.mend() == []
