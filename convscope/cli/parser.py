@@ -28,15 +28,18 @@ class OneLineParser(argparse.ArgumentParser):
 
         Args:
             arguments: as `parse_args` took them; a value that is the default counts as given too.
-            ignored: names of the options in the parsed namespace.
+            ignored: names of the options without dashes: "max_workspace".
             by: what makes no use of them: "--choice".
         """
         absent = object()  # argparse writes no default over an attribute that is there
         names = [action.dest for action in self._actions if action.default != argparse.SUPPRESS]
         given = self.parse_args(arguments, argparse.Namespace(**dict.fromkeys(names, absent)))
-        refused = [f"--{name.replace('_', '-')}" for name in ignored if getattr(given, name) is not absent]
+        refused = [f"--{name.replace('_', '-')}" for name in ignored if getattr(given, self._dest(name)) is not absent]
         if refused:
             self.error(f"{by} makes no use of {', '.join(refused)}: leave {'it' if len(refused) == 1 else 'them'} out")
+
+    def _dest(self, name: str) -> str:
+        return self._option_string_actions[f"--{name.replace('_', '-')}"].dest
 
 
 def report_error(program: str, error: StopError) -> int:
