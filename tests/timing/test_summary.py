@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.timing.summary import difference, half_width_ms, summarize
+from convscope.timing.summary import difference, half_width_ms, paired_difference, summarize
 
 some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
 
@@ -86,3 +86,14 @@ def test_times_without_spread_are_told_apart_by_their_means():
     same, longer = summarize([1.0, 1.0]), summarize([2.0, 2.0])
     assert difference(same, same).is_tie
     assert not difference(longer, same).is_tie
+
+
+def test_an_error_that_a_round_shares_cancels_in_a_paired_difference():
+    found = paired_difference([1.5, 7.5, 3.6], [1.0, 7.0, 3.0], 0.99)
+    assert found.mean_ms == pytest.approx(0.5333, abs=1e-4)
+    assert found.half_width_ms == pytest.approx(9.925 * 0.057735 / 3**0.5, rel=1e-3)
+
+
+def test_a_single_round_cannot_be_compared():
+    with pytest.raises(ValueError, match="a single round has no spread"):
+        paired_difference([1.0], [2.0])
