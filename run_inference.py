@@ -76,7 +76,13 @@ def main(arguments: list[str] | None = None) -> int:
     last cell, 85 where USR2 did.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    scenario = options.scenario or ("server" if options.qps else "batch")
+    if scenario != "server":
+        made.refuse_ignored(arguments, ("slo_ms", "max_delay_ms"), f"--scenario {scenario}")
+    if scenario in ("single-stream", "multi-stream"):
+        made.refuse_ignored(arguments, ("batch_sizes",), f"--scenario {scenario}")
     return command(NAME, lambda stop: _infer(options, arguments, stop))
 
 

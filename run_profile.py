@@ -79,6 +79,10 @@ def main(arguments: list[str] | None = None) -> int:
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
+    if not asks_to_list:
+        made.refuse_ignored(arguments, ("models", "algorithms"), "a profile")
+        if not options.energy:
+            made.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
     grace_s = 0 if asks_to_list else GRACE_S
     return command(NAME, lambda stop: _list(options) if asks_to_list else _profile(options, stop), grace_s)
 

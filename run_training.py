@@ -74,7 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
     Returns the exit code: 0, 1 where a cell could not be trained, 2 for bad input, 70 where the GPU was lost, 74 where
     the folder cannot be written any more, 75 where TERM, INT or USR1 ended it before its last cell, 85 where USR2 did.
     """
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.dataset != "cifar10":
+        made.refuse_ignored(arguments, ("data_dir",), f"--dataset {options.dataset}")
     return command(NAME, lambda stop: _train(options, stop))
 
 

@@ -23,6 +23,11 @@ from convscope.verification.study import VerificationStudy, choice_text, support
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
+IGNORED = {
+    "--algorithm": ("rounds", "dtype", "max_workspace", "output_dir", "overwrite"),
+    "--support": ("unsupported", "provider", "rounds"),
+    "--choice": ("unsupported", "provider", "dtype", "max_workspace"),
+}
 SETTINGS = ("device", "math", "unsupported", "batch_size", "pretrained", "seed")
 
 
@@ -56,7 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     Returns the exit code: 0 for CONFIRMED (of all models), 1 for NOT CONFIRMED, where rule and card differ, or
     where memory runs out; 2 for bad input.
     """
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    question = "--support" if options.support else "--choice" if options.choice else "--algorithm"
+    made.refuse_ignored(arguments, IGNORED[question], question)
     try:
         names = models.MODELS if options.model == "all" else (options.model,)
         ask = _tabulate if options.support or options.choice else _verify

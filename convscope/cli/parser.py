@@ -6,7 +6,7 @@ import argparse
 import faulthandler
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from convscope.cli.signals import GRACE_S, StopSignal
@@ -22,6 +22,24 @@ class OneLineParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""
         self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
+
+    def refuse_ignored(self, arguments: Sequence[str] | None, ignored: Collection[str], by: str) -> None:
+        """End the program with one line where the command line gives an option that has no effect.
+
+        Args:
+            arguments: as `parse_args` took them; a value that is the default counts as given too.
+            ignored: names of the options without dashes: "max_workspace".
+            by: what makes no use of them: "--choice".
+        """
+        absent = object()  # argparse writes no default over an attribute that is there
+        names = [action.dest for action in self._actions if action.default != argparse.SUPPRESS]
+        given = self.parse_args(arguments, argparse.Namespace(**dict.fromkeys(names, absent)))
+        refused = [f"--{name.replace('_', '-')}" for name in ignored if getattr(given, self._dest(name)) is not absent]
+        if refused:
+            self.error(f"{by} makes no use of {', '.join(refused)}: leave {'it' if len(refused) == 1 else 'them'} out")
+
+    def _dest(self, name: str) -> str:
+        return self._option_string_actions[f"--{name.replace('_', '-')}"].dest
 
 
 def report_error(program: str, error: StopError) -> int:

@@ -72,7 +72,6 @@ class Bench:
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
-        self._captures = 0
         self.reference_us: float | None = None
         self.idle_power_w: float | None = None
 
@@ -114,16 +113,18 @@ class Bench:
             return self._on_cpu(given, observations)
         return self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
 
-    def layer_times_ms(self, given: torch.Tensor) -> list[float]:
+    def layer_times_ms(self, given: torch.Tensor, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
 
-        The times are taken by events as `measure` takes them, each call in another placement in memory, and nothing
-        else is measured, so that they can be repeated.
+        The times are taken by events as `measure` takes them, and nothing else is measured, so that they can be
+        repeated.
+
+        Args:
+            place: number of the placement in memory, as `placement.moved` takes it.
         """
         if self._device.type == "cpu":
             return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
-        self._captures += 1
-        with placement.moved(self._model, given, self._captures) as there:
+        with placement.moved(self._model, given, place) as there:
             self._model(there)
             times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
         return [fmean(samples) for samples in times.less(self._overhead_us([times]))]

@@ -84,9 +84,9 @@ def summarize_placed(times_ms: Sequence[Sequence[float]], doubt_ms: float = 0.0)
     )
 
 
-def half_width_ms(std_ms: float, count: int) -> float:
-    """Return half the width, in ms, of the 95 % confidence interval of a mean of `count` samples."""
-    quantile = float(stdtrit(count - 1, 0.5 + CONFIDENCE / 2))
+def half_width_ms(std_ms: float, count: int, confidence: float = CONFIDENCE) -> float:
+    """Return half the width, in ms, of the confidence interval of a mean of `count` samples."""
+    quantile = float(stdtrit(count - 1, 0.5 + confidence / 2))
     return quantile * std_ms / math.sqrt(count)
 
 
@@ -111,6 +111,18 @@ class Difference:
     def is_tie(self) -> bool:
         """True where the interval holds 0: the two do not differ at this confidence."""
         return abs(self.mean_ms) <= self.half_width_ms
+
+
+def paired_difference(one_ms: Sequence[float], other_ms: Sequence[float], confidence: float = CONFIDENCE) -> Difference:
+    """Return the mean of `one_ms` minus `other_ms`, taken in the same rounds: an error that a round shares cancels.
+
+    Raises:
+        ValueError: there are not as many of the one as of the other, or fewer than two rounds.
+    """
+    extra = summarize([one - other for one, other in zip(one_ms, other_ms, strict=True)])
+    if extra.std_ms is None:
+        raise ValueError("a single round has no spread: two or more are needed to compare")
+    return Difference(extra.mean_ms, half_width_ms(extra.std_ms, extra.count, confidence))
 
 
 def difference(one: Summary, other: Summary, confidence: float = CONFIDENCE) -> Difference:

@@ -1,7 +1,9 @@
 """Choice of an algorithm for each layer: the fastest one, and the cost of cuDNN's and PyTorch's own choices.
 
-Every candidate is timed inside the whole model, several times in turn, each time in a new capture: the time depends on
-where the tensors of a capture lie in memory, so a comparison must be significant against the scatter between captures.
+Every candidate is timed inside the whole model, several times in turn, each time in another placement: the time depends
+on where tensors lie in memory, so a comparison must be significant against the scatter between placements.
+The pairs of one layer share an error rate of 1 % (Bonferroni). The fastest of each layer are then put together and
+judged in new rounds: the rounds that picked them make them look faster than they are.
 """
 
 from __future__ import annotations
@@ -9,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,12 +29,12 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.table import fill
-from convscope.timing import summary, trace
+from convscope.timing import placement, summary, trace
 from convscope.timing.stopwatch import Stopwatch
-from convscope.timing.summary import Difference, Summary, difference
+from convscope.timing.summary import Difference, Summary, difference, paired_difference
 from convscope.verification import kernel_families
 from convscope.verification.evidence import Subject
-from convscope.verification.rows import ChoiceRow
+from convscope.verification.rows import ChoiceRow, ModelKey, PassRow
 
 T = TypeVar("T")
 Note = Callable[[str], None]
@@ -42,6 +43,11 @@ ROUNDS = 5
 GUESS, HEURISTIC, BENCHMARK = "guess", "torch", "torch benchmark"
 PICKS = (GUESS, HEURISTIC, BENCHMARK)
 """The choosers: cuDNN's heuristic, PyTorch by default, PyTorch with `torch.backends.cudnn.benchmark`."""
+CHOOSERS_ONLY = (GUESS, BENCHMARK)
+"""No candidates for the fastest: cuDNN's heuristic picks one of the algorithms, and no layer alone can be given the
+search. PyTorch's default is a candidate: a layer is left to it."""
+TOGETHER = "fastest of each layer"
+JUDGED = (TOGETHER, *PICKS)
 
 
 @dataclass(frozen=True)
@@ -58,14 +64,19 @@ class Candidate:
 
 
 @dataclass(frozen=True)
+class PassRounds:
+    """Rounds of one assignment: its whole passes, and the sums of their convolutions, in ms."""
+
+    passes_ms: Sequence[float]
+    layers_ms: Sequence[float]
+
+
+@dataclass(frozen=True)
 class ChoiceResult:
-    """The candidates of one model, and whole passes, in ms: the fastest of each layer put together, and PyTorch's."""
+    """The candidates of one model, and rounds of `JUDGED` that had no part in picking the fastest."""
 
     candidates: Sequence[Candidate]
-    passes: Mapping[str, Summary]
-
-
-TOGETHER = "fastest of each layer"
+    passes: Mapping[str, PassRounds]
 
 
 class _CandidateSwap:
@@ -112,42 +123,56 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         bench: made for the subject's model, and calibrated.
         note: called with one line for each candidate that is left out, with the reason.
     """
-    stopwatch = Stopwatch(subject.given.device)
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
-        times_by_name = _rounds(subject, bench, swapped, note, rounds, list(swapped.assignments))
+        times_by_name = _rounds(subject, bench, swapped, note, range(rounds), list(swapped.assignments))
         timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
-        names = [name for name in (TOGETHER, HEURISTIC, BENCHMARK) if name in swapped.assignments]
-        passes: dict[str, list[float]] = {name: [] for name in names}
-        for _ in range(rounds):
-            for name, times_ms in passes.items():
-                times_ms.append(swapped.run(name, lambda: stopwatch.pass_ms(partial(subject.model, subject.given))))
+        judged = _judge(subject, bench, swapped, note, rounds)
         candidates = [_traced(subject, swapped, each) for each in timed]  # CUPTI only after all times
-        return ChoiceResult(candidates, {name: summary.summarize(times) for name, times in passes.items()})
+        return ChoiceResult(candidates, judged)
+
+
+def _judge(subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
+    """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
+    stopwatch, model = Stopwatch(subject.given.device), subject.model
+    names = [name for name in JUDGED if name in swapped.assignments]
+    layers = _rounds(subject, bench, swapped, note, range(rounds, 2 * rounds), names)
+    passes: dict[str, list[float]] = {name: [] for name in layers}
+
+    def pass_ms(place: int) -> float:
+        with placement.moved(model, subject.given, place) as there:
+            return stopwatch.pass_ms(partial(model, there))
+
+    for place in range(rounds, 2 * rounds):
+        for name, times_ms in passes.items():
+            times_ms.append(swapped.run(name, partial(pass_ms, place)))
+            bench.release()
+    return {name: PassRounds(times, [sum(times_ms) for times_ms in layers[name]]) for name, times in passes.items()}
 
 
 def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, str]:
     """Return the algorithm with the smallest mean for each layer by name, timed as in `study`; traces nothing.
 
-    After a trace CUPTI may stay in the process and slow down later measurements.
+    "torch", which leaves a layer to PyTorch, is one of them.
     """
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
-        names = [name for name in swapped.assignments if name not in PICKS]
+        names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
         candidates = [
             _timed(swapped, name, times)
-            for name, times in _rounds(subject, bench, swapped, note, rounds, names).items()
+            for name, times in _rounds(subject, bench, swapped, note, range(rounds), names).items()
         ]
         return fastest_of_each(subject.layers, candidates)
 
 
 def _rounds(
-    subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int, names: Sequence[str]
+    subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
+    """Time the layers of each candidate in turn; a round is a placement in memory, the same for all."""
     times: dict[str, list[list[float]]] = {name: [] for name in names}
-    for _ in tqdm(range(rounds), desc=f"{subject.run.model}, choice", unit="round", disable=None):
+    for place in tqdm(rounds, desc=f"{subject.run.model}, choice", unit="round", disable=None):
         for name in list(times):
             try:
-                times[name].append(swapped.run(name, lambda: bench.layer_times_ms(subject.given)))
+                times[name].append(swapped.run(name, partial(bench.layer_times_ms, subject.given, place)))
             except (HostTooSlowError, torch.OutOfMemoryError) as error:
                 note(f"{name} is left out: {str(error).splitlines()[0]}")
                 del times[name]
@@ -187,7 +212,7 @@ def fastest_of_each(layers: Sequence[Layer], candidates: Sequence[Candidate]) ->
     """Return the algorithm with the smallest mean for each layer by name; a layer called twice counts with both."""
     sums: dict[str, dict[str, float]] = {layer.name: {} for layer in layers}
     for candidate in candidates:
-        if candidate.name in PICKS:
+        if candidate.name in CHOOSERS_ONLY:
             continue
         unable = {layer.name for layer, time in zip(layers, candidate.times, strict=True) if time is None}
         for layer, time in zip(layers, candidate.times, strict=True):
@@ -218,16 +243,17 @@ class _Entry:
     kernels: Mapping[str, int] | None
 
     @property
-    def is_algorithm(self) -> bool:
-        return self.name not in PICKS
+    def is_rival(self) -> bool:
+        return self.name not in CHOOSERS_ONLY
 
 
 def _row(run: Run, here: Environment, layer: Layer, one: _Entry, entries: Sequence[_Entry]) -> ChoiceRow:
-    rivals = [entry for entry in entries if entry.is_algorithm]
-    fastest = rivals[0]
-    slower = rivals[rivals.index(one) + 1 :] if one.is_algorithm else []
-    regret = Difference(0.0, 0.0) if one is fastest else difference(one.time, fastest.time, CONFIDENCE)
-    twin = next((entry.name for entry in rivals if entry is not one and _same_kernels(one, entry)), None)
+    rivals = [entry for entry in entries if entry.is_rival]
+    fastest, confidence = rivals[0], pair_confidence(len(entries))
+    slower = rivals[rivals.index(one) + 1 :] if one.is_rival else []
+    regret = Difference(0.0, 0.0) if one is fastest else difference(one.time, fastest.time, confidence)
+    twins = [entry.name for entry in rivals if entry is not one and _same_kernels(one.kernels, entry.kernels)]
+    twin = min(twins, key=HEURISTIC.__eq__, default=None)  # an algorithm's name says more than PyTorch's
     return fill(
         ChoiceRow,
         here,
@@ -238,40 +264,51 @@ def _row(run: Run, here: Environment, layer: Layer, one: _Entry, entries: Sequen
         candidate=one.name,
         chosen=one.ran or twin,
         rounds=one.time.count,
-        rank=1 + sum(_is_slower(one.time, other.time) for other in rivals if other is not one),
+        rank=1 + sum(_is_slower(one.time, other.time, confidence) for other in rivals if other is not one),
         fastest=fastest.name,
         regret_us=regret.mean_ms * 1e3,
         regret_ci99_us=regret.half_width_ms * 1e3,
-        beats_next=_comparison(one, slower[0]) if slower else None,
+        beats_next=_comparison(one, slower[0], confidence) if slower else None,
         same_kernels_as=twin,
         kernels=None if one.kernels is None else json.dumps(dict(one.kernels)),
         input_size=run.input_sizes[0],
     )
 
 
-def _is_slower(one: Summary, other: Summary) -> bool:
-    extra = difference(one, other, CONFIDENCE)
+def pair_confidence(candidates: int) -> float:
+    """Return the confidence at which to compare two of so many candidates: all pairs together hold at `CONFIDENCE`."""
+    pairs = candidates * (candidates - 1) // 2
+    return 1 - (1 - CONFIDENCE) / max(1, pairs)
+
+
+def _is_slower(one: Summary, other: Summary, confidence: float) -> bool:
+    extra = difference(one, other, confidence)
     return extra.mean_ms > 0 and not extra.is_tie
 
 
-def _comparison(one: _Entry, following: _Entry) -> str:
-    beats = _is_slower(following.time, one.time)
+def _comparison(one: _Entry, following: _Entry, confidence: float) -> str:
+    beats = _is_slower(following.time, one.time, confidence)
     return f"beats {following.name} at {100 * CONFIDENCE:.0f} %" if beats else f"tie with {following.name}"
 
 
-def _same_kernels(one: _Entry, other: _Entry) -> bool:
-    kernels = [kernel_families.working(entry.kernels) for entry in (one, other) if entry.kernels]
-    return len(kernels) == 2 and kernels[0] == kernels[1]
+def _same_kernels(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+    return bool(one and other) and kernel_families.working(one or {}) == kernel_families.working(other or {})
 
 
-def totals(rows: Sequence[ChoiceRow]) -> dict[str, Difference]:
-    """Return for each choice its extra time over the fastest algorithms, summed over all layers; at `CONFIDENCE`.
-
-    The intervals of layers are taken as independent.
-    """
-    sums: dict[str, Difference] = {}
-    for pick in PICKS:
-        if chosen := [row for row in rows if row.candidate == pick]:
-            half_width_us = math.sqrt(sum(row.regret_ci99_us**2 for row in chosen))
-            sums[pick] = Difference(sum(row.regret_us for row in chosen) / 1e3, half_width_us / 1e3)
-    return sums
+def pass_rows(key: ModelKey, passes: Mapping[str, PassRounds]) -> list[PassRow]:
+    """Return a row for each judged assignment, compared round by round with the fastest together, and with PyTorch."""
+    fastest, torchs = passes.get(TOGETHER), passes.get(HEURISTIC)
+    found = []
+    for name, one in passes.items():
+        regret = paired_difference(one.layers_ms, fastest.layers_ms, CONFIDENCE) if fastest else None
+        saved = paired_difference(torchs.passes_ms, one.passes_ms, CONFIDENCE) if torchs else None
+        times = summary.summarize(one.passes_ms)
+        found.append(fill(
+            PassRow, key, times, convolutions_by=name, rounds=times.count,
+            layers_us=summary.summarize(one.layers_ms).mean_ms * 1e3,
+            regret_us=None if regret is None else regret.mean_ms * 1e3,
+            regret_ci99_us=None if regret is None else regret.half_width_ms * 1e3,
+            saved_us=None if saved is None else saved.mean_ms * 1e3,
+            saved_ci99_us=None if saved is None else saved.half_width_ms * 1e3,
+        ))  # fmt: skip
+    return found

@@ -9,7 +9,6 @@ import torch
 from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
-from convscope.timing.summary import Summary
 from convscope.verification import choice
 from convscope.verification.rows import ChoiceRow, PassRow
 
@@ -21,26 +20,49 @@ def subject_title(run: Run) -> str:
     return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
 
 
-def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, Summary | PassRow]) -> str:
-    """Return the fastest algorithm of each layer and the regret of each choice, then totals and whole passes."""
+def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, PassRow]) -> str:
+    """Return the fastest algorithm of each layer and the regret of each choice, whole passes, and what to do."""
     layers: dict[int, list[ChoiceRow]] = {}
     for row in rows:
         layers.setdefault(row.position, []).append(row)
     picks = [pick for pick in choice.PICKS if any(row.candidate == pick for row in rows)]
     header = ("layer", "µs", *(f"{pick}: regret µs" for pick in picks), "fastest")
     lines = [table(header, [_choice_line(rows_of_layer, picks) for rows_of_layer in layers.values()])]
-    fastest_ms = sum(first.mean_ms - first.regret_us / 1e3 for first, *_ in layers.values())
-    lines.append(f"sum over {len(layers)} layers of the fastest: {fastest_ms * 1e3:.1f} µs")
-    for pick, regret in choice.totals(rows).items():
-        share = f"{100 * regret.mean_ms / fastest_ms:+.1f} %"
-        lines.append(f"{pick}: {regret.mean_ms * 1e3:+.1f} ± {regret.half_width_ms * 1e3:.1f} µs ({share})")
-    for name, times in passes.items():
-        lines.append(f"whole pass, {name}: {times.mean_ms:.4f} ± {or_dash(times.std_ms, '.4f')} ms")
-    return "\n".join(lines)
+    lines += [_pass_line(name, judged, len(layers)) for name, judged in passes.items()]
+    return "\n".join([*lines, advice(passes)])
+
+
+def _pass_line(name: str, judged: PassRow, layers: int) -> str:
+    text = f"{name}: whole pass {judged.mean_ms:.4f} ± {or_dash(judged.std_ms, '.4f')} ms"
+    if judged.layers_us is None:
+        return text
+    text += f", its {layers} convolutions {judged.layers_us:.1f} µs"
+    if judged.regret_us is None or name == choice.TOGETHER:
+        return text
+    share = 100 * judged.regret_us / (judged.layers_us - judged.regret_us)
+    return f"{text}, {judged.regret_us:+.1f} ± {or_dash(judged.regret_ci99_us, '.1f')} µs ({share:+.1f} %)"
+
+
+def advice(passes: Mapping[str, PassRow]) -> str:
+    """Return one sentence: keep PyTorch's choice, or what choosing layer by layer saves of its pass."""
+    judged, torchs = passes.get(choice.TOGETHER), passes.get(choice.HEURISTIC)
+    if all(row.layers_us is None for row in passes.values()):
+        return "an older version wrote these tables: PyTorch was no candidate, pairs stood alone; --overwrite them"
+    if judged is None or torchs is None or judged.saved_us is None or judged.saved_ci99_us is None:
+        return "no advice: PyTorch's pass, or that of the fastest of each layer, could not be timed"
+    of = f"of {torchs.mean_ms * 1e3:.1f} µs"
+    by = f"{abs(judged.saved_us):.1f} ± {judged.saved_ci99_us:.1f} µs"
+    share = f"{100 * abs(judged.saved_us) / (torchs.mean_ms * 1e3):.1f} %"
+    if judged.saved_us > judged.saved_ci99_us:
+        return f"choosing layer by layer would save {by} {of} ({share}; ± half the 99 % interval)"
+    if judged.saved_us < -judged.saved_ci99_us:
+        return f"keep PyTorch's choice: choosing layer by layer would cost {by} more {of} (± half the 99 % interval)"
+    sign = "less" if judged.saved_us > 0 else "more"
+    return f"keep PyTorch's choice: choosing layer by layer would take {by} {sign} {of}, no difference at 99 %"
 
 
 def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, ...]:
-    candidates = [row for row in rows if row.candidate not in choice.PICKS]
+    candidates = [row for row in rows if row.candidate not in choice.CHOOSERS_ONLY]
     ties = [row.candidate for row in candidates[1:] if row.rank == 1]
     by_name = {row.candidate: row for row in rows}
     fastest = candidates[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
@@ -52,4 +74,4 @@ def _pick(row: ChoiceRow | None) -> str:
     if row is None:
         return "-"
     tie = "" if abs(row.regret_us) > row.regret_ci99_us else " (tie)"
-    return f"{row.chosen or 'another'} {row.regret_us:+.1f}{tie}"
+    return f"{row.chosen or ('another' if row.kernels else 'unknown')} {row.regret_us:+.1f}{tie}"

@@ -69,8 +69,9 @@ class SupportRow:
 class ChoiceRow:
     """One layer with one candidate: an algorithm, or the choice of one of `PICKS`. Times in milliseconds.
 
-    `rank` is 1 more than the number of algorithms that are faster at `CONFIDENCE`; the fastest and those that tie with
-    it all have rank 1. `regret_us` is the extra time over the fastest algorithm, with half its interval. `chosen` is
+    `rank` is 1 more than the number of algorithms, and PyTorch's own choice, that are faster; the fastest and those
+    that tie with it all have rank 1. `regret_us` is the extra time over the fastest, with half its interval. All pairs
+    of a layer hold together at `CONFIDENCE`. `chosen` is
     the algorithm of a choice: by identifier, or else by the kernels that it launched.
     """
 
@@ -104,7 +105,12 @@ class ChoiceRow:
 
 @dataclass(frozen=True)
 class PassRow:
-    """Whole passes of a model, in ms: the fastest algorithm of each layer put together, and PyTorch's own choices."""
+    """Whole passes of a model, in ms, in rounds that did not pick the fastest: these put together, and the choosers.
+
+    `layers_us` is the sum of the convolutions, `regret_us` what it is more than that of the fastest together,
+    `saved_us` what the pass is shorter than PyTorch's: differences round by round, with half their 99 % interval. An
+    older version's table has none of these.
+    """
 
     model: str
     input_size: int
@@ -114,6 +120,11 @@ class PassRow:
     mean_ms: float
     std_ms: float | None
     rounds: int
+    layers_us: float | None = None
+    regret_us: float | None = None
+    regret_ci99_us: float | None = None
+    saved_us: float | None = None
+    saved_ci99_us: float | None = None
 
 
 _CHOICE = {

@@ -18,14 +18,13 @@ from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
-from convscope.storage.table import fill
 from convscope.timing.layer_times import LayerTimer
 from convscope.verification import choice, report, support
 from convscope.verification.evidence import Subject, open_subject
 from convscope.verification.request import SUPPORT, Verification
 from convscope.verification.rows import CHOICE as CHOICE_SCHEMA
 from convscope.verification.rows import SUPPORT as SUPPORT_SCHEMA
-from convscope.verification.rows import ModelKey, PassRow
+from convscope.verification.rows import ModelKey
 
 
 @dataclass
@@ -64,8 +63,7 @@ class VerificationStudy:
         bench.calibrate(run.input_sizes[0])
         result = choice.study(subject, bench, self.note, run.rounds or choice.ROUNDS)
         rows = choice.rows(run, environment, subject.layers, result.candidates)
-        passes = [fill(PassRow, key, s, convolutions_by=by, rounds=s.count) for by, s in result.passes.items()]
-        return [*rows, *passes]
+        return [*rows, *choice.pass_rows(key, result.passes)]
 
 
 def support_text(store: Store) -> tuple[str, bool]:

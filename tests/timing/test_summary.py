@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.timing.summary import difference, half_width_ms, summarize, summarize_placed
+from convscope.timing.summary import difference, half_width_ms, paired_difference, summarize, summarize_placed
 
 some_times = st.lists(st.floats(1e-3, 1e4), min_size=1, max_size=50)
 
@@ -121,3 +121,14 @@ def test_the_interval_holds_the_truth_where_placements_scatter_more_than_samples
         found = summarize_placed([list(drawn.normal(place, 0.001, 4)) for place in places])
         covered += abs(found.mean_ms - 1.0) <= found.ci95_ms
     assert covered / 400 == pytest.approx(0.95, abs=0.03)
+
+
+def test_an_error_that_a_round_shares_cancels_in_a_paired_difference():
+    found = paired_difference([1.5, 7.5, 3.6], [1.0, 7.0, 3.0], 0.99)
+    assert found.mean_ms == pytest.approx(0.5333, abs=1e-4)
+    assert found.half_width_ms == pytest.approx(9.925 * 0.057735 / 3**0.5, rel=1e-3)
+
+
+def test_a_single_round_cannot_be_compared():
+    with pytest.raises(ValueError, match="a single round has no spread"):
+        paired_difference([1.0], [2.0])

@@ -56,3 +56,31 @@ def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, ca
     assert printed.err.startswith("run_verify.py: ")
     assert said in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("question", "ignored"),
+    [
+        (["--choice"], ["--dtype", "float32"]),
+        (["--choice"], ["--provider", "triton"]),
+        (["--choice"], ["--max-workspace", "nonsense"]),
+        (["--choice"], ["--unsupported", "error"]),
+        (["--support"], ["--provider", "cudnn"]),
+        (["--support"], ["--unsupported", "skip"]),
+        (["--support"], ["--rounds", "5"]),
+        (["--algorithm", "direct"], ["--max-workspace", "nonsense"]),
+        (["--algorithm", "direct"], ["--rounds", "5"]),
+        (["--algorithm", "direct"], ["--dtype", "float32"]),
+        (["--algorithm", "direct"], ["--overwrite"]),
+        (["--algorithm", "direct"], ["--output-dir", "somewhere"]),
+    ],
+)
+def test_an_option_that_has_no_effect_is_refused_even_with_its_default(
+    question: list[str], ignored: list[str], capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        run_verify.main(["--model", "alexnet", "--device", "cpu", *question, *ignored])
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == (
+        f"run_verify.py: {question[0]} makes no use of {ignored[0]}: leave it out (--help lists the options)\n"
+    )

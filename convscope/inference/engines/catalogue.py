@@ -78,7 +78,7 @@ def _fastest(
 
 
 def cudnn_best(workload: Workload) -> Engine:
-    """Build a CUDA graph with the fastest of cuDNN's algorithms for each layer, by this project's timing."""
+    """Build a CUDA graph with the fastest for each layer of cuDNN's algorithms and PyTorch's choice."""
     workload.needs_gpu("cudnn-best")
     model, remark = workload.folded()
     layers = models.called(workload.name, models.shapes_only(model), torch.empty(workload.given.shape, device="meta"))
