@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from convscope.cli.options import parse_bytes
+from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
 from convscope.errors import InputError, StopError
@@ -66,6 +67,8 @@ def main(arguments: list[str] | None = None) -> int:
     question = "--support" if options.support else "--choice" if options.choice else "--algorithm"
     made.refuse_ignored(arguments, IGNORED[question], question)
     try:
+        if options.model == "all" and find_device(options.device).type == "cuda":
+            return _one_by_one(sys.argv[1:] if arguments is None else arguments)
         names = models.MODELS if options.model == "all" else (options.model,)
         ask = _tabulate if options.support or options.choice else _verify
         return max(ask(options, name) for name in names)
@@ -75,6 +78,17 @@ def main(arguments: list[str] | None = None) -> int:
         cause = str(error).splitlines()[0]
         note_by(NAME)(f"{cause} Choose a smaller --batch-size or --input-size.")
         return 1
+
+
+def _one_by_one(arguments: list[str]) -> int:
+    """Ask of each model in a process of its own, for none may be timed after another was traced; as `main`."""
+    codes = [0]
+    for name in models.MODELS:
+        command = [sys.executable, __file__, *arguments, "--model", name]
+        codes.append(subprocess.run(command, check=False).returncode)
+        if codes[-1] not in (0, 1):  # bad input, or a signal
+            return codes[-1]
+    return max(codes)
 
 
 def _verify(options: argparse.Namespace, model: str) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import pytest
+import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
 
 import run_verify
+from convscope.convolution import models
 
 
 @pytest.mark.parametrize("algorithm", ["direct", "smm"])
@@ -84,3 +88,21 @@ def test_an_option_that_has_no_effect_is_refused_even_with_its_default(
     assert capsys.readouterr().err == (
         f"run_verify.py: {question[0]} makes no use of {ignored[0]}: leave it out (--help lists the options)\n"
     )
+
+
+@pytest.mark.parametrize(("codes", "whole", "asked"), [([0, 1, 0, 0, 0, 0], 1, 6), ([0, 2], 2, 2), ([0] * 6, 0, 6)])
+def test_on_a_gpu_each_of_all_models_has_a_process_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, codes: list[int], whole: int, asked: int
+):
+    commands: list[list[str]] = []
+
+    def ran(command: list[str], check: bool) -> types.SimpleNamespace:
+        commands.append(command)
+        return types.SimpleNamespace(returncode=codes[len(commands) - 1])
+
+    monkeypatch.setattr(run_verify, "find_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(run_verify.subprocess, "run", ran)
+    assert run_verify.main(["--model", "all", "--choice"]) == whole
+    assert len(commands) == asked
+    last = run_verify.parser().parse_args(commands[-1][2:])
+    assert (last.model, last.choice) == (models.MODELS[asked - 1], True)
