@@ -40,7 +40,7 @@ def observe(model: nn.Module, given: torch.Tensor, check_errors: bool) -> list[O
     observations: list[Observation] = []
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        execution = swap.what_ran(module, output)
+        execution = swap.what_ran(module)
         error = relative_error(module, given, output) if check_errors else None
         observations.append(Observation(swap.carried(module), execution, error))
 

@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 import ai3
-import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.fx.proxy import TraceError
@@ -32,6 +31,7 @@ class Swap:
         every_name = model.named_modules(remove_duplicate=False)
         self._names = {name: module for name, module in every_name if isinstance(module, nn.Conv2d)}
         self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
+        operator.cpu_operator()
         if next(model.parameters()).is_cuda:
             cuda_operator()
 
@@ -85,17 +85,15 @@ def _names_accepted() -> Iterator[None]:
         listed[:] = before
 
 
-def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
-    """Return the execution of the last call of this convolution, which gave `output`; ask right after the call.
+def what_ran(module: nn.Module) -> Execution:
+    """Return the execution of the last call of this convolution; ask right after the call.
 
-    On a GPU it is the last one recorded: the call must have been made in a block of `operator.recording`.
+    It is the last one recorded: the call must have been made in a block of `operator.recording`.
     """
     if not isinstance(module, SwappedConv2d):
         return Execution("torch", "torch")
-    if not output.is_cuda:
-        return Execution(module.algorithm, "ai3")
     executions = operator.recorded()
-    assert executions, "a swapped convolution ran on CUDA outside of operator.recording(), or without its kernel"
+    assert executions, "a swapped convolution ran outside of operator.recording(), or without its kernel"
     return executions[-1]
 
 
