@@ -158,6 +158,8 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
     no_device = why_not_on_device(algorithm, device_type)
     if no_device:
         return no_device
+    if layer.peculiarity:
+        return f"only plain convolutions can be replaced, and {layer.peculiarity}"
     if layer.padding_mode != "zeros":
         return f"{algorithm.name} pads with zeros only, not {layer.padding_mode!r}"
     if layer.uneven_padding:

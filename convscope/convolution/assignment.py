@@ -95,8 +95,9 @@ def _message(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str 
     no_device = algorithms.why_not_on_device(algorithm, run.device_type)
     if no_device and run.device_type == "cpu":
         return f"{no_device}: on a CPU choose direct, smm or torch, or run where a GPU is"
-    names = [layer.name for layer, reason in zip(layers, every, strict=True) if reason]
-    shown = ", ".join(names[:_SHAPES_SHOWN]) + (" …" if len(names) > _SHAPES_SHOWN else "")
-    instead = algorithms.FALLBACK if run.device_type == "cuda" else "PyTorch"
+    refused = [layer for layer, reason in zip(layers, every, strict=True) if reason]
+    by_torch = run.device_type == "cpu" or all(layer.peculiarity for layer in refused)
+    instead = "PyTorch" if by_torch else algorithms.FALLBACK
+    shown = ", ".join(layer.name for layer in refused[:_SHAPES_SHOWN]) + (" …" if len(refused) > _SHAPES_SHOWN else "")
     size = f" at {layers[0].in_height} px" if algorithm.rule_depends_on_size and layers else ""
     return f"{sentences}{size} ({shown}); --unsupported fallback runs these with {instead}"

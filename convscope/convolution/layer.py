@@ -9,7 +9,7 @@ from typing import Any
 from convscope.cudnn.shape import Convolution, Geometry, dimensions
 
 _SIZES = ("batch", "in_channels", "out_channels", "size", "kernel", "stride", "padding", "dilation", "groups")
-_PLACE = ("name", "position", "bias", "padding_mode", "uneven_padding")
+_PLACE = ("name", "position", "bias", "padding_mode", "uneven_padding", "peculiarity")
 _USUAL = {"stride": 1, "padding": 0, "dilation": 1}
 
 
@@ -21,6 +21,7 @@ class Layer(Geometry):
         name: the module's name in the model.
         position: the number of the call in the pass, from 0.
         uneven_padding: padding 'same' of an even span, one more behind than in front; `padding` has the lesser.
+        peculiarity: what its module does besides the convolution described here; "" for a plain `nn.Conv2d`.
     """
 
     name: str
@@ -28,13 +29,14 @@ class Layer(Geometry):
     bias: bool = False
     padding_mode: str = "zeros"
     uneven_padding: bool = False
+    peculiarity: str = ""
 
     @classmethod
     def of_sizes(
         cls, name: str, position: int, *, batch: int, in_channels: int, out_channels: int, size: tuple[int, ...],
         kernel: tuple[int, ...], stride: tuple[int, ...] | None = None, padding: tuple[int, ...] | None = None,
         dilation: tuple[int, ...] | None = None, groups: int = 1, bias: bool = False, padding_mode: str = "zeros",
-        uneven_padding: bool = False,
+        uneven_padding: bool = False, peculiarity: str = "",
     ) -> Layer:  # fmt: skip
         """Return the layer of these sizes; stride and dilation are 1, padding 0, where not given."""
         ones, zeros = (1,) * len(size), (0,) * len(size)
@@ -42,7 +44,7 @@ class Layer(Geometry):
         return cls(
             input=(batch, in_channels, *size), weight=weight, padding=padding or zeros, stride=stride or ones,
             dilation=dilation or ones, groups=groups, name=name, position=position, bias=bias,
-            padding_mode=padding_mode, uneven_padding=uneven_padding,
+            padding_mode=padding_mode, uneven_padding=uneven_padding, peculiarity=peculiarity,
         )  # fmt: skip
 
     def resized(self, **changes: Any) -> Layer:
@@ -86,7 +88,7 @@ class Layer(Geometry):
     @property
     def cost_key(self) -> tuple[object, ...]:
         """All that the cost of the layer depends on: two layers of one key are the same work."""
-        options = self.bias, self.padding_mode, self.uneven_padding
+        options = self.bias, self.padding_mode, self.uneven_padding, self.peculiarity
         return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options
 
     def columns(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import copy
+import dataclasses
 import functools
 import hashlib
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from torch import nn
 
 from convscope.convolution.layer import Layer
 from convscope.errors import InputError
-from convscope.timing.hooks import hooked
+from convscope.timing.hooks import convolution_modules, hooked
 
 MODELS = ("vgg16", "densenet121", "resnet152", "googlenet", "alexnet", "resnet50")
 PREFIX = "torchvision:"
@@ -191,10 +192,12 @@ def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
         InputError: the model cannot take this size.
     """
     layers: list[Layer] = []
+    peculiarities = {layer: peculiarity(module) for layer, module in convolution_modules(model).items()}
 
     def note(layer: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         assert isinstance(module, nn.Conv2d)
-        layers.append(describe(layer, len(layers), module, given.shape))
+        described = describe(layer, len(layers), module, given.shape)
+        layers.append(dataclasses.replace(described, peculiarity=peculiarities[layer]))
 
     with torch.inference_mode(), hooked(model, after=note):
         try:
@@ -245,6 +248,27 @@ def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Seque
         bias=conv.bias is not None, padding_mode=conv.padding_mode,
         uneven_padding=same and any(span % 2 for span in spans),
     )  # fmt: skip
+
+
+_METHODS = ("forward", "_conv_forward", "__call__", "_call_impl")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def peculiarity(module: nn.Module) -> str:
+    """Return what a module does besides the convolution that its options describe, "" for a plain one.
+
+    Plain is `nn.Conv2d`, or a subclass that inherits how it is called, whose weight and bias are ordinary parameters
+    (pruning, weight normalisation and other parametrizations compute them in each call), and that has no hooks.
+    """
+    kind = type(module).__name__
+    for method in _METHODS:
+        if method in vars(module) or getattr(type(module), method) is not getattr(nn.Conv2d, method):
+            return f"{kind} overrides {method}"
+    for name in ("weight", "bias"):
+        held = module._parameters.get(name)
+        if name not in module._parameters or (held is not None and type(held) is not nn.Parameter):
+            return f"{kind} has no ordinary parameter as its {name}"
+    return f"{kind} has hooks" if any(getattr(module, hooks) for hooks in _HOOKS) else ""
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -7,23 +7,25 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from convscope.convolution import swap
+from convscope.convolution import models, swap
 from convscope.convolution.operator import recording
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
-from convscope.timing.hooks import hooked
+from convscope.timing.hooks import convolution_modules, hooked
 
 
 @dataclass(frozen=True)
 class Observation:
     """One call of a convolution: the algorithm that its module carries, and the execution that really happened.
 
-    `relative_error` is that of its output against float64, None where errors were not checked or have no meaning.
+    `relative_error` is that of its output against float64, None where errors were not checked or have no meaning;
+    `unchecked` is the reason why it could not be computed.
     """
 
     carried: str
     execution: Execution
     relative_error: float | None = None
+    unchecked: str | None = None
 
     @property
     def algorithm(self) -> str | None:
@@ -38,12 +40,37 @@ def observe(model: nn.Module, given: torch.Tensor, check_errors: bool) -> list[O
         check_errors: compute each output once more in float64, to know its error.
     """
     observations: list[Observation] = []
+    peculiar = {name: models.peculiarity(module) for name, module in convolution_modules(model).items()}
+    checking = False  # the reference of a layer may be a call of the same module
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        execution = swap.what_ran(module, output)
-        error = relative_error(module, given, output) if check_errors else None
-        observations.append(Observation(swap.carried(module), execution, error))
+        nonlocal checking
+        if checking:
+            return
+        checking = check_errors
+        execution, carried = swap.what_ran(module), swap.carried(module)
+        error, unchecked = (
+            _error(module, given, output, carried == "torch" and peculiar[name] != "") if check_errors else (None, None)
+        )
+        observations.append(Observation(carried, execution, error, unchecked))
+        checking = False
 
     with recording(), hooked(model, after=after):
         model(given)
+    if check_errors and given.is_cuda:
+        torch.cuda.empty_cache()  # the memory of the references is needed for what is measured
     return observations
+
+
+def _error(
+    module: nn.Module, given: torch.Tensor, output: torch.Tensor, peculiar: bool
+) -> tuple[float | None, str | None]:
+    """Return the relative error of a call, and the reason where it cannot be computed."""
+    try:
+        return relative_error(module, given, output, plain=not peculiar), None
+    except torch.OutOfMemoryError:
+        return None, "not compared with float64: out of memory"
+    except RuntimeError as error:
+        if not peculiar:
+            raise
+        return None, f"not compared with float64: {str(error).splitlines()[0]}"

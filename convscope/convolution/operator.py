@@ -1,13 +1,18 @@
-"""CUDA kernel of `ai3::conv2d`: check the call, look up or make the plan of its shape, run it."""
+"""Kernels of `ai3::conv2d`. On CUDA: check the call, look up or make the plan of its shape, run it.
+
+On a CPU ai3 computes; it reads addresses and knows no strides, so that it gets copies of tensors that lie otherwise.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
+from ai3 import swap_torch
 
 from convscope.convolution import algorithms, backends, providers
 from convscope.convolution.layer import Layer
@@ -24,7 +29,7 @@ _RECORDED: contextvars.ContextVar[list[Execution] | None] = contextvars.ContextV
 
 @contextlib.contextmanager
 def recording() -> Iterator[list[Execution]]:
-    """Record the execution of each call of the operator on a GPU in the block, in order; inside another, only here."""
+    """Record the execution of each call of the operator in the block, in order; inside another, only here."""
     before, executions = _RECORDED.get(), list[Execution]()
     _RECORDED.set(executions)
     try:
@@ -36,6 +41,14 @@ def recording() -> Iterator[list[Execution]]:
 def recorded() -> Sequence[Execution]:
     """Return the executions of the recording in force so far; none where nothing is being recorded."""
     return _RECORDED.get() or ()
+
+
+def _record(execution: Execution, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """Record an execution, where one is asked for; each operand as it was given, and as the library got it."""
+    executions = _RECORDED.get()
+    if executions is not None:
+        copied_bytes = sum(taken.nbytes for given, taken in operands if taken is not given)
+        executions.append(dataclasses.replace(execution, copied_input_bytes=copied_bytes))
 
 
 class CudaOperator:
@@ -81,9 +94,7 @@ class CudaOperator:
                 shape = Convolution(tuple(x.shape), tuple(w.shape), *options, dtype, math, layout)
                 plan = self._plans[key] = self.plan(shape, algorithm, device)
             y = plan.run(x, w, bias)
-        executions = _RECORDED.get()
-        if executions is not None:
-            executions.append(plan.execution)
+        _record(plan.execution, (input, x), (weight, w))
         return y
 
     def plan(self, shape: Convolution, algorithm: str, device: torch.device) -> Plan:
@@ -179,6 +190,32 @@ def cuda_operator() -> CudaOperator:
     torch.library.register_kernel(_OPERATOR, "cuda", operator.forward)
     torch.library.register_fake(_OPERATOR, _empty_output)
     return operator
+
+
+def _convolve_on_cpu(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding_h: int, padding_w: int,
+    stride_h: int, stride_w: int, dilation_h: int, dilation_w: int, padding_mode: int, groups: int, algorithm: str,
+) -> torch.Tensor:  # fmt: skip
+    """Convolve N × C × H × W (or C × H × W) by ai3, which gets addresses: copies of tensors that lie otherwise.
+
+    Raises:
+        NotImplementedError: the weight or the bias has another data type than the input.
+    """
+    tensors = [input, weight] if bias is None else [input, weight, bias]
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        types = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        raise NotImplementedError(f"ai3 convolves tensors of one data type: input, weight and bias are {types}")
+    x, w, *rest = (tensor.contiguous() for tensor in tensors)
+    options = padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w, padding_mode, groups, algorithm
+    output: torch.Tensor = swap_torch.conv2d(x, w, rest[0] if rest else None, *options)
+    _record(Execution(algorithm, "ai3"), (input, x), (weight, w))
+    return output
+
+
+@functools.lru_cache(maxsize=1)
+def cpu_operator() -> None:
+    """Make `_convolve_on_cpu` the CPU kernel of `ai3::conv2d`, once in this process."""
+    torch.library.register_kernel(_OPERATOR, "cpu", _convolve_on_cpu)
 
 
 def release(device: torch.device) -> None:

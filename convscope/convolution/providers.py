@@ -24,11 +24,16 @@ _NOTHING: Mapping[str, str] = {}
 
 @dataclass(frozen=True)
 class Execution:
-    """The computation that really ran: the algorithm's name, the library, and its workspace."""
+    """The computation that really ran: the algorithm's name, the library, and its workspace.
+
+    `copied_input_bytes` is the size of input and weight if they lay otherwise than the library reads them and were
+    copied in the call, 0 where they were not, None where PyTorch ran the layer: it does not say.
+    """
 
     algorithm: str
     provider: str
     workspace_bytes: int | None = None
+    copied_input_bytes: int | None = None
 
 
 class Plan(Protocol):

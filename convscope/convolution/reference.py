@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math as mathematics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
+from torch.func import functional_call
 
-from convscope.convolution import tolerance
+from convscope.convolution import swap, tolerance
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
 
@@ -45,27 +46,50 @@ def reference(x: torch.Tensor, weight: torch.Tensor, shape: Convolution) -> Refe
     return Reference(torch.cat(exact), torch.cat(spread))
 
 
-def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> float | None:
-    """Return the `relative_distance` of a convolution's output from the result for the same input in float64."""
-    return relative_distance(output, reference_of(module)(given.double()))
+def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor, plain: bool = True) -> float | None:
+    """Return the `relative_distance` of a convolution's output from the result for the same input in float64.
+
+    That result is of the layer's original module, which a swapped one may not describe. A plain convolution takes a few
+    images at a time, so that little memory is needed.
+    """
+    exact = reference_of(module)
+    image_bytes = _WIDE_BYTES * (given[:1].numel() + output[:1].numel())
+    count = max(1, _CHUNK_BYTES // max(1, image_bytes)) if plain and given.dim() == 4 else len(given)
+    parts = zip(given.split(count), output.split(count), strict=True)
+    distances = [_squared_norms(result, exact(some.double())) for some, result in parts]
+    return _ratio(*map(sum, zip(*distances, strict=True)))
 
 
 def relative_distance(output: torch.Tensor, reference: torch.Tensor) -> float | None:
-    """Return ‖output − reference‖ / ‖reference‖: None where the reference is 0, not finite where the output is not."""
-    length = float(torch.linalg.vector_norm(reference))
-    return float(torch.linalg.vector_norm(output.double() - reference)) / length if length else None
+    """Return ‖output − reference‖ / ‖reference‖, not finite where the output is not.
+
+    Where the reference is 0 it is None for an output of 0, infinite for any other.
+    """
+    return _ratio(*_squared_norms(output, reference))
+
+
+def _squared_norms(output: torch.Tensor, reference: torch.Tensor) -> tuple[float, float]:
+    """Return ‖output − reference‖² and ‖reference‖²."""
+    difference = torch.linalg.vector_norm(output.double() - reference)
+    return float(difference) ** 2, float(torch.linalg.vector_norm(reference)) ** 2
+
+
+def _ratio(squared_distance: float, squared_length: float) -> float | None:
+    if squared_length:
+        return mathematics.sqrt(squared_distance / squared_length)
+    return None if squared_distance == 0 else mathematics.inf
 
 
 def reference_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return PyTorch's convolution with this module's weights and options, in float64."""
-    assert isinstance(module, (nn.Conv2d, SwappedConv2d))
-    weight = module.weight.double()
-    bias = None if module.bias is None else module.bias.double()
-    if isinstance(module, nn.Conv2d):
-        return lambda x: module._conv_forward(x, weight, bias)
-    options = module.stride, module.padding, module.dilation, module.groups
-    return lambda x: nn.functional.conv2d(x, weight, bias, *options)
+    """Return the original module of a convolution, with its parameters and buffers in float64."""
+    original = swap.original(module)
+    tensors = itertools.chain(original.named_parameters(), original.named_buffers())
+    wide = {name: tensor.double() if tensor.is_floating_point() else tensor for name, tensor in tensors}
+    return lambda x: functional_call(original, wide, (x,))
 
+
+_WIDE_BYTES = 8
+_CHUNK_BYTES = 2**28  # of images in float64, input and output together
 
 _MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off

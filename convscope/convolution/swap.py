@@ -1,7 +1,8 @@
 """Convolution algorithms put into a model through ai3, and taken out again.
 
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name. On
-a CPU ai3 computes it; on a GPU the kernel of `operator` does.
+a CPU ai3 computes it; on a GPU the kernel of `operator` does. A module that is more than a plain convolution is left to
+PyTorch (`models.peculiarity`): ai3 would put a plain one in its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import contextlib
 from collections.abc import Iterator, Mapping
 
 import ai3
-import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.fx.proxy import TraceError
@@ -18,28 +18,41 @@ from torch.fx.proxy import TraceError
 from convscope.convolution import algorithms, models, operator
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.providers import Execution
+from convscope.errors import InputError
+from convscope.timing.hooks import convolution_modules
 
 
 class Swap:
     """A model whose convolutions run algorithms by name, until they are restored.
 
-    The model is changed in place; its weights are shared, never copied.
+    The model is changed in place; its weights are shared, never copied. A swapped module remembers its `original`.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.originals = {name: module for name, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        found = convolution_modules(model)
+        self.originals = {name: module for name, module in found.items() if isinstance(module, nn.Conv2d)}
+        self._peculiar = {name: why for name, module in self.originals.items() if (why := models.peculiarity(module))}
+        known = set(map(id, self.originals.values()))
         every_name = model.named_modules(remove_duplicate=False)
-        self._names = {name: module for name, module in every_name if isinstance(module, nn.Conv2d)}
+        self._names = {name: module for name, module in every_name if id(module) in known}
         self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
+        operator.cpu_operator()
         if next(model.parameters()).is_cuda:
             cuda_operator()
 
     def apply(self, assignment: Mapping[str, str]) -> None:
-        """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch."""
+        """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch.
+
+        Raises:
+            InputError: an algorithm is meant for a layer that is not a plain convolution.
+        """
         whole = {name: assignment.get(name, "torch") for name in self.originals}
         if whole == self._assignment:
             return
+        for name, why in self._peculiar.items():
+            if whole[name] != "torch":
+                raise InputError(f"{name} cannot run {whole[name]}: only plain convolutions can be replaced, and {why}")
         self.restore()
         if set(whole.values()) != {"torch"}:
             self._swap(whole)
@@ -55,7 +68,7 @@ class Swap:
         by_module = {id(module): assignment[name] for name, module in self.originals.items()}
 
         def choose(module: nn.Module) -> str:
-            return module.algorithm if isinstance(module, SwappedConv2d) else by_module[id(module)]
+            return module.algorithm if isinstance(module, SwappedConv2d) else by_module.get(id(module), "torch")
 
         # ai3 follows a symbolic trace, which data-dependent control flow defeats; then, and for layers off the
         # traced path, the modules are walked instead.
@@ -64,10 +77,11 @@ class Swap:
         for name, module in self.originals.items():
             if assignment[name] != "torch" and self.model.get_submodule(name) is module:
                 models.set_module(self.model, name, SwappedConv2d(module, assignment[name], name))
-        for swapped in self.model.modules():
+            swapped = self.model.get_submodule(name)
             if isinstance(swapped, SwappedConv2d):
                 # ai3's own type for it cannot be followed by torch.compile of torch 2.11.
                 swapped.padding_mode = int(swapped.padding_mode)
+                vars(swapped)["original"] = module  # past nn.Module, which would make it a part of the model
         now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
         for name, module in self._names.items():  # a module may have more than one name
             models.set_module(self.model, name, now[id(module)])
@@ -85,18 +99,21 @@ def _names_accepted() -> Iterator[None]:
         listed[:] = before
 
 
-def what_ran(module: nn.Module, output: torch.Tensor) -> Execution:
-    """Return the execution of the last call of this convolution, which gave `output`; ask right after the call.
+def what_ran(module: nn.Module) -> Execution:
+    """Return the execution of the last call of this convolution; ask right after the call.
 
-    On a GPU it is the last one recorded: the call must have been made in a block of `operator.recording`.
+    It is the last one recorded: the call must have been made in a block of `operator.recording`.
     """
     if not isinstance(module, SwappedConv2d):
         return Execution("torch", "torch")
-    if not output.is_cuda:
-        return Execution(module.algorithm, "ai3")
     executions = operator.recorded()
-    assert executions, "a swapped convolution ran on CUDA outside of operator.recording(), or without its kernel"
+    assert executions, "a swapped convolution ran outside of operator.recording(), or without its kernel"
     return executions[-1]
+
+
+def original(module: nn.Module) -> nn.Module:
+    """Return PyTorch's own module of a convolution: the one in whose place a swapped one stands, else itself."""
+    return vars(module)["original"] if isinstance(module, SwappedConv2d) else module
 
 
 def carried(module: nn.Module) -> str:

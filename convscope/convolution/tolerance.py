@@ -28,6 +28,12 @@ def fp32_tolerance(layer: Layer, algorithm: str) -> float:
     return UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(layer.terms))
 
 
+def why_wrong(error: float | None, allowed: float) -> str | None:
+    """Return why a result with this relative error is wrong, None where it is within its tolerance or not known."""
+    wrong = error is not None and not error <= allowed  # not a number is wrong too
+    return f"relative error {error:.2g}, tolerance {allowed:.1g}" if wrong else None
+
+
 def tolerance(layer: Layer, algorithm: str, math: str) -> float:
     """Return the largest error to be expected of a layer in a math mode, "fp32" or "tf32".
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from convscope.convolution import roofline
+from convscope.convolution import roofline, tolerance
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
@@ -21,6 +21,8 @@ from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
 
 ENERGY_PASS_PCT = 1.0  # difference between the passes of the energy window and those timed that a row remarks on
+WRONG = "wrong"
+"""Status of a layer whose error is above its tolerance, and of a pass that has one."""
 
 
 @dataclass
@@ -49,9 +51,12 @@ class Measurement:
 
 
 def overall_row(
-    run: Run, size: int, found: Measurement, assigned: Assignment, started_utc: str, wall_s: float
-) -> OverallRow:
-    """Return the row of the whole model."""
+    run: Run, size: int, found: Measurement, assigned: Assignment, layers: Sequence[LayerRow], started_utc: str,
+    wall_s: float,
+) -> OverallRow:  # fmt: skip
+    """Return the row of the whole model; with a wrong layer it is wrong."""
+    wrong = [layer for layer in layers if layer.status == WRONG]
+    said = f"{len(wrong)} of {len(layers)} layers wrong: {wrong[0].layer}, {wrong[0].reason}" if wrong else None
     passes, eager, energy = found.passes, found.eager, found.energy
     cells: dict[str, Any] = {"mean": passes.mean_ms, "std": passes.std_ms, "min": passes.min_ms, "max": passes.max_ms}
     if eager:
@@ -61,6 +66,7 @@ def overall_row(
         cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
     if energy:
         cells |= _energy_cells(energy, found.idle_power_w, passes.mean_ms)
+    remark = found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")) or _no_rest(breakdown)
     return fill(
         OverallRow,
         run,
@@ -77,9 +83,11 @@ def overall_row(
         convolutions=len(found.layers),
         fallback_layers=len(assigned.reasons) if run.unsupported == "fallback" else 0,
         unsupported_layers=len(assigned.reasons) if run.unsupported == "skip" else 0,
+        wrong_layers=len(wrong),
         started_utc=started_utc,
         wall_s=wall_s,
-        reason=found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")) or _no_rest(breakdown),
+        status=WRONG if wrong else "ok",
+        reason="; ".join(filter(None, (said, remark))) or None,
         **cells,
     )
 
@@ -141,6 +149,9 @@ def _layer_row(
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
     timed = () if skipped else (times, traced)
+    allowed = tolerance.tolerance(layer, observed.execution.algorithm, run.math)
+    wrong = tolerance.why_wrong(observed.relative_error, allowed)
+    reasons = wrong, reason, alone.reason if alone and not reason else None, observed.unchecked
     return fill(
         LayerRow,
         run,
@@ -162,9 +173,9 @@ def _layer_row(
         flops=layer.flops,
         bytes=layer.minimum_bytes(roofline.ELEMENT_BYTES[run.dtype]),
         kernels=json.dumps(dict(traced.kernels)) if traced else None,
-        status="unsupported" if skipped else "fallback" if reason else "ok",
+        status=WRONG if wrong else "unsupported" if skipped else "fallback" if reason else "ok",
         energy_uncertainty_j=alone.uncertainty_j if alone else None,
         energy_attribution=ATTRIBUTION if alone and alone.energy_j is not None else None,
-        reason=reason or (alone.reason if alone else None),
+        reason="; ".join(filter(None, reasons)) or None,
         **layer.columns(),
     )

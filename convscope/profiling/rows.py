@@ -54,6 +54,7 @@ class OverallRow:
     convolutions: int | None = None
     fallback_layers: int | None = None
     unsupported_layers: int | None = None
+    wrong_layers: int | None = None
     power_std_w: float | None = None
     power_min_w: float | None = None
     power_max_w: float | None = None
@@ -121,6 +122,7 @@ class LayerRow:
     ran_algorithm: str | None = None
     ran_provider: str | None = None
     workspace_bytes: int | None = None
+    copied_input_bytes: int | None = None
     flops: int | None = None
     bytes: int | None = None
     std_ms: float | None = None

@@ -32,7 +32,7 @@ from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
-from convscope.profiling.measurement import failed_row, layer_rows, overall_row
+from convscope.profiling.measurement import WRONG, failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
 from convscope.profiling.trace_process import TraceProcess
@@ -213,7 +213,9 @@ class Sweep:
             failure = Failure("oom", f"not tried: out of memory at {full_px} px already")
             return failed_row(self.run, size, failure, now_utc(), 0.0), []
         row, layers = self._measure(bench, swapped, size)
-        if row.status != "ok":  # what failed may still hold memory in cycles
+        if row.status == WRONG:
+            self.note(f"{size} px: {row.status}: {row.reason}")
+        elif row.status != "ok":  # what failed may still hold memory in cycles
             gc.collect()
             bench.release()
         return row, layers
@@ -224,16 +226,17 @@ class Sweep:
         try:
             assigned = self._assignments.get(size) or self._assign(size)
             swapped.apply(assigned.algorithms)
-            first = size == run.input_sizes[0]
-            found = bench.measure(size, self._layers(size), check_errors=first, algorithms=assigned.algorithms)
-            row = overall_row(run, size, found, assigned, started_utc, time.perf_counter() - started_s)
-            return row, layer_rows(run, size, self._layers(size), found, assigned)
+            found = bench.measure(size, self._layers(size), check_errors=True, algorithms=assigned.algorithms)
+            layers = layer_rows(run, size, self._layers(size), found, assigned)
+            row = overall_row(run, size, found, assigned, layers, started_utc, time.perf_counter() - started_s)
         except (RuntimeError, InputError) as error:
             failure = failures.classify(error)
             if failure is None or failures.device_fault(self.device):
                 raise
             self.note(f"{size} px: {failure.status}: {failure.reason}")
             return failed_row(run, size, failure, started_utc, time.perf_counter() - started_s), []
+        else:
+            return row, layers
         finally:
             bench.release()
 

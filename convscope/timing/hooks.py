@@ -15,8 +15,13 @@ After = Callable[[str, nn.Module, torch.Tensor, torch.Tensor], None]
 
 
 def convolution_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the model's convolutions by name, swapped or not."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, (nn.Conv2d, SwappedConv2d))}
+    """Return the model's convolutions by name, swapped or not; a convolution inside another is a part of that one."""
+    found: dict[str, nn.Module] = {}
+    inside = " "  # no name begins with it
+    for name, module in model.named_modules():  # the parts of a module follow it
+        if isinstance(module, (nn.Conv2d, SwappedConv2d)) and not name.startswith(inside):
+            found[name], inside = module, f"{name}."
+    return found
 
 
 @contextlib.contextmanager

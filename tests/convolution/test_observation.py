@@ -15,7 +15,11 @@ def test_each_call_says_what_it_carries_and_what_ran():
     Swap(model).apply({"one": "direct"})
     with torch.inference_mode():
         first, second = observe(model, torch.randn(1, 3, 8, 8), check_errors=False)
-    assert (first.carried, first.execution, first.algorithm) == ("direct", Execution("direct", "ai3"), "direct")
+    assert (first.carried, first.execution, first.algorithm) == (
+        "direct",
+        Execution("direct", "ai3", None, 0),
+        "direct",
+    )
     assert (second.carried, second.execution, second.algorithm) == ("torch", Execution("torch", "torch"), None)
     assert first.relative_error is None
 

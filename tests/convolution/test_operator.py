@@ -115,21 +115,26 @@ def test_executions_are_recorded_in_order_inside_the_block_only(engine: Recordin
     assert operator.recorded() == ()
 
 
-class OnGpu:
-    """An output as far as it says that it is on a GPU."""
-
-    is_cuda = True
-
-
 def test_what_ran_on_a_gpu_is_the_last_execution_recorded(engine: Recording):
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     Swap(model).apply({"0": "gemm"})
     with recording():
         for algorithm in ("fft", "gemm"):
             engine.forward(X, WEIGHT, None, *PADDED, algorithm)
-        assert swap.what_ran(model[0], OnGpu()) == Execution("gemm", "cudnn", 8)
-    with pytest.raises(AssertionError, match=r"outside of operator.recording\(\)"):
-        swap.what_ran(model[0], OnGpu())
+        assert swap.what_ran(model[0]) == Execution("gemm", "cudnn", 8, copied_input_bytes=0)
+
+
+@pytest.mark.parametrize(("layout", "copied"), [("nchw", (0, 1)), ("nhwc", (1, 0))])
+def test_tensors_that_lie_otherwise_than_the_layout_are_copied_and_counted(
+    engine: Recording, layout: str, copied: tuple[int, int]
+):
+    last = torch.zeros(2, 3, 8, 8).contiguous(memory_format=torch.channels_last)
+    weight = WEIGHT.contiguous(memory_format=backends.LAYOUTS[layout])
+    with backends.settings(layout=layout), recording() as executions:
+        for given in (X, last):
+            engine.forward(given, weight, None, *PADDED, "gemm")
+    assert [execution.copied_input_bytes for execution in executions] == [X.nbytes * times for times in copied]
+    assert engine.made[0].ran == [(True, True)] * 2
 
 
 @pytest.mark.parametrize(("layout", "memory"), backends.LAYOUTS.items())

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from torch import nn
 
 from convscope.convolution import models, swap
+from convscope.convolution.operator import cpu_operator, recording
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
 from convscope.convolution.swap import Swap, SwappedConv2d
@@ -138,14 +139,64 @@ def test_padding_by_name_is_kept(options: dict):
     assert relative_error(conv, x, model(x)) < 1e-5
 
 
+def lying(kind: str, x: torch.Tensor) -> torch.Tensor:
+    """Return the same numbers, lying in memory otherwise than one after the other."""
+    if kind == "channels last":
+        return x.contiguous(memory_format=torch.channels_last)
+    if kind == "half of the channels":
+        return torch.cat([x, x], dim=1).chunk(2, dim=1)[0]
+    if kind == "turned":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    return x[:, :, :, :1].expand(x.shape)
+
+
+LYING = ("channels last", "half of the channels", "turned", "one column for all")
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "smm"])
+@pytest.mark.parametrize("kind", LYING)
+def test_inputs_and_weights_may_lie_in_any_way(kind: str, algorithm: str):
+    conv = nn.Conv2d(4, 6, 3, padding=1)
+    conv.weight = nn.Parameter(lying(kind, conv.weight.data))
+    model, x = nn.Sequential(conv), lying(kind, torch.randn(2, 4, 9, 7))
+    assert not x.is_contiguous()
+    Swap(model).apply({"0": algorithm})
+    assert relative_error(conv, x, model(x)) < 1e-6
+
+
 def test_a_swapped_layer_says_what_ran_on_a_cpu():
     model = two_convolutions()
     Swap(model).apply({"0": "smm"})
-    assert swap.what_ran(model[0], torch.zeros(1)) == Execution("smm", "ai3", None)
+    with recording():
+        model(torch.randn(1, 3, 8, 8))
+        assert swap.what_ran(model[0]) == Execution("smm", "ai3", None, copied_input_bytes=0)
+    with pytest.raises(AssertionError, match=r"outside of operator.recording\(\)"):
+        swap.what_ran(model[0])
+
+
+def test_copied_bytes_are_those_of_the_tensors_that_lie_otherwise():
+    cpu_operator()
+    x, weight = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3)
+    last_x, last_weight = (lying("channels last", tensor) for tensor in (x, weight))
+    options = 1, 1, 1, 1, 1, 1, 0, 1, "direct"
+    with recording() as executions:
+        for given in ((x, weight), (last_x, weight), (x, last_weight), (last_x, last_weight)):
+            torch.ops.ai3.conv2d(*given, None, *options)
+    found = [execution.copied_input_bytes for execution in executions]
+    assert found == [0, 4 * 2 * 3 * 64, 4 * 4 * 27, 4 * 2 * 3 * 64 + 4 * 4 * 27]
+
+
+@pytest.mark.parametrize("odd", ["weight", "bias"])
+def test_tensors_of_two_data_types_are_refused_on_a_cpu(odd: str):
+    cpu_operator()
+    tensors = {"input": torch.randn(1, 3, 8, 8), "weight": torch.randn(4, 3, 3, 3), "bias": torch.randn(4)}
+    tensors[odd] = tensors[odd].double()
+    with pytest.raises(NotImplementedError, match="ai3 convolves tensors of one data type: input, weight and bias are"):
+        torch.ops.ai3.conv2d(*tensors.values(), 1, 1, 1, 1, 1, 1, 0, 1, "direct")
 
 
 def test_an_unswapped_layer_ran_on_pytorch():
-    assert swap.what_ran(nn.Conv2d(3, 4, 3), torch.zeros(1)) == Execution("torch", "torch", None)
+    assert swap.what_ran(nn.Conv2d(3, 4, 3)) == Execution("torch", "torch", None)
 
 
 def test_the_error_of_a_layer_is_its_distance_from_float64_over_the_length():

@@ -114,7 +114,7 @@ def test_observations_say_what_ran_in_each_layer():
     Swap(model).apply({"one": "direct"})
     found = measure(model)
     assert [observation.execution for observation in found.observations] == [
-        Execution("direct", "ai3"),
+        Execution("direct", "ai3", None, 0),
         Execution("torch", "torch"),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -40,7 +41,9 @@ TRACED = [LayerTrace({"k1": 2, "k2": 1}, 3.5, 4.5), LayerTrace({"k3": 1}, 1.5, N
 
 
 def overall(found: Measurement = FOUND, assigned: Assignment = NO_REASONS, asked: Run | None = None) -> OverallRow:
-    return overall_row(asked or run(), 64, found, assigned, "2026-01-01T00:00:00+00:00", 3.0)
+    asked = asked or run()
+    layers = layer_rows(asked, 64, LAYERS, found, assigned)
+    return overall_row(asked, 64, found, assigned, layers, "2026-01-01T00:00:00+00:00", 3.0)
 
 
 def rows(assigned: Assignment = NO_REASONS, found: Measurement = FOUND, **changes: str) -> list[LayerRow]:
@@ -68,7 +71,7 @@ def test_without_an_energy_window_its_cells_are_empty():
 
 def test_an_energy_window_becomes_power_and_energy_of_an_inference():
     window = EnergyWindow(start_s=10.0, end_s=12.0, energy_j=600.0, uncertainty_j=6.0, source="a counter")
-    found = Measurement(FOUND.passes, FOUND.layers, "m", energy=LoadEnergy(window, inferences=200.0))
+    found = dataclasses.replace(FOUND, energy=LoadEnergy(window, inferences=200.0))
     row = overall(found)
     assert (row.power_mean_w, row.energy_per_inference_j, row.energy_window_s) == (300.0, 3.0, 2.0)
 
@@ -189,3 +192,16 @@ def test_a_skipped_layer_names_its_kernels_and_keeps_no_time_of_them():
 def test_layers_and_figures_that_do_not_go_together_are_an_error():
     with pytest.raises(ValueError, match="longer than argument"):
         layer_rows(run(), 64, LAYERS[:1], FOUND, NO_REASONS)
+
+
+@pytest.mark.parametrize("error", [1.4, float("nan"), float("inf")])
+def test_a_layer_above_its_tolerance_is_wrong_and_so_is_the_pass(error: float):
+    observations = [dataclasses.replace(FOUND.observations[0], relative_error=error), FOUND.observations[1]]
+    found = dataclasses.replace(FOUND, observations=observations)
+    first, second = rows(found=found)
+    assert (first.status, second.status) == ("wrong", "ok")
+    assert first.reason.startswith(f"relative error {error:.2g}, tolerance ")
+    row = overall(found)
+    assert (row.status, row.wrong_layers, row.mean) == ("wrong", 1, 10.0)
+    assert row.reason == f"1 of 2 layers wrong: a, {first.reason}"
+    assert (overall().status, overall().wrong_layers) == ("ok", 0)
