@@ -53,7 +53,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "storage/files": STORAGE,
     "storage/lock": (),
     "storage/mending": STORAGE,
-    "storage/paths": ("cluster/test_progress*.py",),
+    "storage/paths": ("storage/test_environment*.py", "cluster/test_progress*.py"),
     "storage/schema": STORAGE,
     "storage/store": STORAGE,
     "storage/table": STORAGE,

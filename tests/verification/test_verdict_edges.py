@@ -143,6 +143,13 @@ def test_nearest_to_its_tolerance_is_a_share_and_not_a_distance():
     assert "nearest to it: narrow" in line(evidence(winograd, one("gemm", error=FP32 * 0.7, name="narrow")), "layers").line
 
 
+@pytest.mark.parametrize("error", [math.nan, math.inf])
+def test_an_error_that_is_no_number_is_the_worst(error: float):
+    found = line(evidence(one("gemm", error=9 * FP32), one("gemm", error=error, name="odd"), one("gemm")), "layers against")
+    assert "nearest to it: odd" in found.line
+    assert found.passed is False
+
+
 def test_layers_without_a_reference_are_not_counted_and_without_any_nothing_is_checked():
     assert "1 of 1 within" in line(evidence(one("gemm", error=None), one("gemm")), "layers against").line
     assert line(evidence(one("gemm", error=None)), "layers against") == Finding(
