@@ -29,6 +29,11 @@ def test_a_batch_starts_at_the_moment_its_oldest_request_has_waited_enough():
     assert found == Served([0.75, 0.5, 0.75], [2, 1], 1.75)
 
 
+def test_nothing_was_served_and_nobody_waits_where_nothing_is_said():
+    assert Served() == Served([], [], 0.0, gave_up=False)
+    assert Batcher(4) == Batcher(4, 0.0)
+
+
 def test_a_full_batch_does_not_wait():
     assert served([0.0, 0.25, 2.0], Batcher(2, 1.0), {1: 0.25, 2: 0.5}) == Served([0.75, 0.5, 1.25], [2, 1], 3.25)
 
