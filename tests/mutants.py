@@ -126,7 +126,7 @@ def is_left_out(node: Any) -> bool:
 
 
 def meaning(source: str) -> str | None:
-    """Return a text that two sources share if they differ in annotations of functions only; None if not Python."""
+    """Return a text that two sources share if they differ in annotations only; None if not Python."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -136,6 +136,8 @@ def meaning(source: str) -> str | None:
             node.returns = None
         if isinstance(node, ast.arg):
             node.annotation = None
+        if isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(None)
     return ast.dump(tree)
 
 
