@@ -1,0 +1,84 @@
+"""The choice at its edges: three candidates that are far apart, kernels that are the same, exact regrets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from fakes import ENVIRONMENT, layer, run
+from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
+
+from convscope.timing.summary import summarize
+from convscope.verification import choice
+from convscope.verification.choice import Candidate
+
+LAYERS = (layer(name="only"),)
+
+
+def candidate(name: str, times: Sequence[float], kernels: dict[str, int] | None = None, ran: str | None = None) -> Candidate:
+    return Candidate(name, [summarize(times)], [ran], [kernels])
+
+
+def rows(*candidates: Candidate) -> dict[str, choice.ChoiceRow]:
+    """Return the rows of the one layer by candidate."""
+    found = choice.rows(run(device="cuda:0", input_sizes=(224, 96)), ENVIRONMENT, LAYERS, candidates)
+    return {row.candidate: row for row in found}
+
+
+FAR = [candidate(name, [ms, ms + 2**-10, ms - 2**-10]) for name, ms in (("gemm", 4.0), ("fft", 1.0), ("winograd", 2.0))]
+
+
+def test_each_is_compared_with_the_next_one_and_the_last_with_none():
+    found = rows(*FAR)
+    assert list(found) == ["fft", "winograd", "gemm"]
+    assert [row.beats_next for row in found.values()] == ["beats winograd at 99 %", "beats gemm at 99 %", None]
+    assert [row.rank for row in found.values()] == [1, 2, 3]
+    assert {row.fastest for row in found.values()} == {"fft"}
+    assert {row.rounds for row in found.values()} == {3}
+    assert {row.input_size for row in found.values()} == {224}
+
+
+def test_the_regret_is_the_exact_difference_of_the_means():
+    found = rows(*FAR)
+    assert [row.regret_us for row in found.values()] == [0.0, 1000.0, 3000.0]
+    assert found["fft"].regret_ci99_us == 0.0
+    assert 0.0 < found["gemm"].regret_ci99_us < 50.0
+
+
+@pytest.mark.parametrize("apart_ms", [0.5, 0.001953125])
+def test_a_small_difference_counts_as_a_large_one_where_it_is_sure(apart_ms: float):
+    found = rows(candidate("gemm", [1.0 + apart_ms] * 3), candidate("fft", [1.0] * 3))
+    assert (found["fft"].beats_next, found["gemm"].rank) == ("beats gemm at 99 %", 2)
+
+
+def test_times_that_are_the_same_are_a_tie():
+    found = rows(candidate("gemm", [1.0] * 3), candidate("fft", [1.0] * 3))
+    assert [(row.beats_next, row.rank) for row in found.values()] == [("tie with fft", 1), (None, 1)]
+
+
+def test_the_same_kernels_with_the_same_counts_are_the_same_work():
+    found = rows(
+        candidate("gemm", [1.0, 1.1], {IMPLICIT_KERNEL: 1}),
+        candidate("fft", [2.0, 2.1], {IMPLICIT_KERNEL: 1, "Memset (Device)": 3}),
+        candidate("winograd", [3.0, 3.1], {IMPLICIT_KERNEL: 2}),
+        candidate("direct", [4.0, 4.1], {XMMA_TF32: 1}),
+        candidate("smm", [5.0, 5.1], {}),
+        candidate("winograd nonfused", [6.0, 6.1]),
+    )
+    assert [row.same_kernels_as for row in found.values()] == ["fft", "gemm", None, None, None, None]
+    assert [row.kernels is None for row in found.values()] == [False] * 5 + [True]
+
+
+def test_what_ran_is_told_by_the_identifier_before_the_kernels():
+    found = rows(
+        candidate("gemm", [1.0, 1.1], {IMPLICIT_KERNEL: 1}, ran="gemm"),
+        candidate("guess", [2.0, 2.1], {IMPLICIT_KERNEL: 1}, ran="implicit gemm"),
+    )
+    assert (found["gemm"].chosen, found["guess"].chosen, found["guess"].same_kernels_as) == ("gemm", "implicit gemm", "gemm")
+
+
+def test_the_times_of_a_layer_that_is_called_twice_are_added():
+    twice = (layer(name="same"), layer(name="same", position=1), layer(name="other", position=2))
+    times = {"fft": ([1.0] * 2, [4.0] * 2, [1.0] * 2), "gemm": ([2.0] * 2, [2.5] * 2, [2.0] * 2)}
+    every = [Candidate(name, [*map(summarize, of)], [None] * 3, [None] * 3) for name, of in times.items()]
+    assert choice.fastest_of_each(twice, every) == {"same": "gemm", "other": "fft"}
