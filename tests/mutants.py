@@ -1,8 +1,8 @@
-"""Mutation testing: small changes to the modules that compute, each run against that module's tests.
+"""Mutation testing: small changes to the modules that compute, each run against that module's tests (`make mutants`).
 
-Run by `make mutants`. The changes are Cosmic Ray's (a comparison, an operator, a number, a boolean, `and` and `or`, a
-condition), and numbers that double. They are made in a copy of the repository. A process that has imported PyTorch
-forks once for each mutant, since importing PyTorch takes longer than most tests.
+The changes are Cosmic Ray's (a comparison, an operator, a number, a boolean, `and` and `or`, a condition), and numbers
+that double. They are made in a copy of the repository. A process that has imported PyTorch forks once for each mutant,
+since importing PyTorch takes longer than most tests.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,41 +29,44 @@ from typing import Any
 import parso
 from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
-from cosmic_ray.operators import boolean_replacer as booleans
 from cosmic_ray.operators import provider
 from cosmic_ray.operators.number_replacer import NumberReplacer
 
 ROOT = Path(__file__).parents[1]
-# Tests of a module, besides tests/<package>/test_<module>*.py: what else holds its behaviour, and takes seconds.
-STORAGE = ("storage/test_cells*.py", "storage/test_damage*.py", "storage/test_store*.py")
-TESTS: dict[str, tuple[str, ...]] = {
-    "convolution/roofline": ("convolution/test_hardware_limit*.py",),
-    "convolution/tolerance": (),
-    "inference/loadgen": (),
-    "verification/support": (),
-    "verification/choice": (),
-    "verification/verdict": (),
-    "timing/summary": (),
-    "timing/layer_times": ("timing/test_graphs*.py", "profiling/test_bench*.py"),
-    "power/energy": ("power/test_meter*.py",),
-    "power/sampler": ("power/test_meter*.py",),
-    "profiling/compare": (),
-    "profiling/measurement": (),
-    "cluster/progress": ("cluster/test_status*.py",),
-    "storage/environment": (),
-    "storage/files": STORAGE,
-    "storage/lock": (),
-    "storage/mending": STORAGE,
-    "storage/paths": ("storage/test_environment*.py", "cluster/test_progress*.py"),
-    "storage/schema": STORAGE,
-    "storage/store": STORAGE,
-    "storage/table": STORAGE,
+# Modules by package, and the tests that hold their behaviour besides tests/<package>/test_<module>*.py.
+MODULES = {
+    "cluster": "progress",
+    "convolution": "roofline tolerance",
+    "inference": "loadgen",
+    "power": "energy sampler",
+    "profiling": "compare measurement",
+    "storage": "environment files lock mending paths schema store table",
+    "timing": "layer_times summary",
+    "verification": "choice support verdict",
 }
-COMPARISONS = ("Lt LtE", "Lt GtE", "LtE Lt", "LtE Gt", "Gt GtE", "Gt LtE", "GtE Gt", "GtE Lt", "Eq NotEq", "NotEq Eq")
-BINARY = ("Add Sub", "Sub Add", "Mul Div", "Div Mul", "FloorDiv Mul", "Mod Mul", "Pow Mul", "BitOr BitAnd", "BitAnd BitOr")
+MORE_TESTS = {
+    "cluster/progress": "cluster/test_status*",
+    "convolution/roofline": "convolution/test_hardware_limit*",
+    "power": "power/test_meter*",
+    "storage": "storage/test_cells* storage/test_damage* storage/test_store*",
+    "storage/environment": "",
+    "storage/lock": "",
+    "storage/paths": "storage/test_environment* cluster/test_progress*",
+    "timing/layer_times": "timing/test_graphs* profiling/test_bench*",
+}
+COMPARISONS = "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is"
+BINARY = "Add_Sub Sub_Add Mul_Div Div_Mul FloorDiv_Mul Mod_Mul Pow_Mul BitOr_BitAnd BitAnd_BitOr"
+OTHERS = "ReplaceTrueWithFalse ReplaceFalseWithTrue ReplaceAndWithOr ReplaceOrWithAnd AddNot NumberReplacer"
 UNTESTABLE = ("strict=", "frozen=", "kw_only=")  # assertions of the code itself, and of the type checker
 PRELOADED = ("torch", "torchvision", "pandas", "scipy.stats", "hypothesis.strategies", "pytest", "tqdm")
-IMPORTED = "ignore:Module already imported:pytest.PytestAssertRewriteWarning"
+OPTIONS = (
+    "-x",
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "-W",
+    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+)
 SHORTEST_LIMIT_S = 20.0
 
 
@@ -73,17 +77,7 @@ class Doubled(NumberReplacer):
         yield from list(super().mutation_positions(node))[:1]
 
     def mutate(self, node: Any, index: int) -> Any:
-        return parso.python.tree.Number(f"{node.get_first_leaf().prefix}{2 * ast.literal_eval(node.value)}", node.start_pos)
-
-
-def operators() -> list[Any]:
-    """Return the operators: the boundary and the negation of a comparison, one other operation, changed constants."""
-    known = provider.OperatorProvider()
-    names = [f"ReplaceComparisonOperator_{pair.replace(' ', '_')}" for pair in (*COMPARISONS, "Is IsNot", "IsNot Is")]
-    names += [f"ReplaceBinaryOperator_{pair.replace(' ', '_')}" for pair in BINARY]
-    names += ["ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd", "AddNot"]
-    names += ["ReplaceUnaryOperator_Delete_Not", "NumberReplacer"]
-    return [*(known[name]() for name in names), Doubled()]
+        return parso.python.tree.Number(f"{node.prefix}{2 * ast.literal_eval(node.value)}", node.start_pos)
 
 
 @dataclass(frozen=True)
@@ -98,15 +92,23 @@ class Mutant:
     seconds: float = 0.0
 
 
+def operators() -> list[Any]:
+    """Return the operators: the boundary and the negation of a comparison, one other operation, changed constants."""
+    names = [f"ReplaceComparisonOperator_{name}" for name in COMPARISONS.split()]
+    names += [f"ReplaceBinaryOperator_{name}" for name in BINARY.split()]
+    known = provider.OperatorProvider()
+    return [*(known[name]() for name in [*names, *OTHERS.split(), "ReplaceUnaryOperator_Delete_Not"]), Doubled()]
+
+
 def mutants(module: str, source: str) -> dict[Mutant, str]:
-    """Return the mutants of a module with their sources; those that compile to other code, each once."""
+    """Return the mutants of a module with their sources, each once; those that mean the same are left out."""
     found: dict[str, Mutant] = {}
-    original = meaning(source)
+    unchanged = (None, meaning(source))
     for operator in operators():
         nodes = [node for node in ast_nodes(get_ast(source)) for _ in operator.mutation_positions(node)]
         for occurrence, node in enumerate(nodes):
             changed = None if is_left_out(node) else mutate_code(source, operator, occurrence)
-            if changed is None or changed in found or meaning(changed) in (None, original):
+            if changed is None or changed in found or meaning(changed) in unchanged:
                 continue
             pairs = zip(source.splitlines(), changed.splitlines(), strict=True)
             at, (before, after) = next((at, pair) for at, pair in enumerate(pairs, 1) if pair[0] != pair[1])
@@ -116,13 +118,13 @@ def mutants(module: str, source: str) -> dict[Mutant, str]:
 
 def is_left_out(node: Any) -> bool:
     """Tell whether a place is in a decorator, a signature's star, or an argument that only asserts something."""
-    if node.parent is not None and node.parent.type in ("parameters", "dictorsetmaker"):
+    if node.parent.type in ("parameters", "dictorsetmaker"):
         return True
-    while node is not None:
-        if node.type == "decorator" or (node.type == "argument" and node.get_code().strip().startswith(UNTESTABLE)):
-            return True
+    while node.type != "decorator" and not (node.type == "argument" and node.get_code().strip().startswith(UNTESTABLE)):
         node = node.parent
-    return False
+        if node is None:
+            return False
+    return True
 
 
 def meaning(source: str) -> str | None:
@@ -132,20 +134,17 @@ def meaning(source: str) -> str | None:
     except SyntaxError:
         return None
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            node.returns = None
-        if isinstance(node, ast.arg):
-            node.annotation = None
-        if isinstance(node, ast.AnnAssign):
-            node.annotation = ast.Constant(None)
+        for name in {"annotation", "returns"} & set(node._fields):
+            setattr(node, name, None)
     return ast.dump(tree)
 
 
 def tests_of(module: str) -> list[str]:
     """Return the files with a module's tests, its own first."""
-    package, _, name = module.partition("/")
-    patterns = (f"{package}/test_{name}.py", f"{package}/test_{name}_*.py", *TESTS.get(module, ()))
-    return list(dict.fromkeys(str(path) for glob in patterns for path in sorted(Path("tests").glob(glob))))
+    package, name = module.split("/")
+    more = MORE_TESTS.get(module, MORE_TESTS.get(package, "")).split()
+    patterns = (f"{package}/test_{name}", f"{package}/test_{name}_*", *more)
+    return list(dict.fromkeys(str(path) for one in patterns for path in sorted(Path("tests").glob(f"{one}.py"))))
 
 
 def run_tests(files: Sequence[str], log: Path) -> None:
@@ -154,9 +153,7 @@ def run_tests(files: Sequence[str], log: Path) -> None:
     with log.open("wb") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    import pytest
-
-    os._exit(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-W", IMPORTED, *files]))
+    os._exit(importlib.import_module("pytest").main([*OPTIONS, *files]))
 
 
 def outcome(files: Sequence[str], limit_s: float, log: Path) -> tuple[str, float]:
@@ -165,11 +162,11 @@ def outcome(files: Sequence[str], limit_s: float, log: Path) -> tuple[str, float
     process = multiprocessing.get_context("fork").Process(target=run_tests, args=(files, log))
     process.start()
     process.join(limit_s)
-    said = "timeout" if process.exitcode is None else "killed" if process.exitcode else "survived"
-    if process.exitcode is None and process.pid is not None:
+    found = "timeout" if process.exitcode is None else "killed" if process.exitcode else "survived"
+    if found == "timeout" and process.pid is not None:
         os.killpg(process.pid, signal.SIGKILL)
         process.join()
-    return said, time.monotonic() - started_s
+    return found, time.monotonic() - started_s
 
 
 def study(module: str, sample: int, seed: int) -> list[Mutant]:
@@ -178,10 +175,10 @@ def study(module: str, sample: int, seed: int) -> list[Mutant]:
     Raises:
         SystemExit: the tests fail without a change.
     """
-    path, files = Path("convscope", f"{module}.py"), tests_of(module)
-    source, log = path.read_text(), Path("mutants.log")
-    said, whole_s = outcome(files, 600.0, log)
-    if said != "survived":
+    path, files, log = Path("convscope", f"{module}.py"), tests_of(module), Path("mutants.log")
+    source = path.read_text()
+    found, whole_s = outcome(files, 600.0, log)
+    if found != "survived":
         sys.exit(f"{module}: its tests fail without a change:\n{log.read_text()[-4000:]}")
     every = mutants(module, source)
     chosen = sorted(every, key=lambda mutant: (mutant.number, mutant.changed))
@@ -192,41 +189,48 @@ def study(module: str, sample: int, seed: int) -> list[Mutant]:
         path.write_text(every[mutant])
         for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
             stale.unlink()
-        said, seconds = outcome(files, max(SHORTEST_LIMIT_S, 4 * whole_s), log)
-        done.append(replace(mutant, outcome=said, seconds=round(seconds, 1)))
-        if said == "survived":
+        found, seconds = outcome(files, max(SHORTEST_LIMIT_S, 4 * whole_s), log)
+        done.append(replace(mutant, outcome=found, seconds=round(seconds, 1)))
+        if found == "survived":
             print(f"{module}:{mutant.number}: {mutant.line}\n    survived: {mutant.changed}", flush=True)
     path.write_text(source)
     return done
 
 
+def copy_repository(target: Path) -> None:
+    """Copy the files that git knows, or does not ignore."""
+    command = ["git", "ls-files", "-coz", "--exclude-standard"]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    for name in names:
+        if (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
 def main() -> None:
     """Study the modules that were asked for and print a table."""
+    every = [f"{package}/{name}" for package, names in MODULES.items() for name in names.split()]
     parser = argparse.ArgumentParser(description="Run small changes of modules against their tests.")
-    parser.add_argument("modules", nargs="*", default=list(TESTS), metavar="MODULE", help="e.g. power/energy; all without")
-    parser.add_argument("--sample", type=int, default=0, help="mutants a module; 0 for all")
+    parser.add_argument("modules", nargs="*", default=every, metavar="MODULE", help="such as power/energy; all without")
+    parser.add_argument("--sample", type=int, default=0, help="mutants of a module; 0 for all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--list", type=Path, help="file for the list of mutants, a JSON object a line")
+    parser.add_argument("--list", type=lambda name: Path(name).resolve(), help="file for the mutants, as lines of JSON")
     options = parser.parse_args()
-    names = subprocess.run(["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, capture_output=True, check=True)
-    started = Path.cwd()
     with tempfile.TemporaryDirectory(prefix="mutants.") as copy:
-        for name in filter(None, names.stdout.decode().split("\0")):
-            if (ROOT / name).is_file():
-                Path(copy, name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, Path(copy, name))
+        copy_repository(Path(copy))
         os.chdir(copy)
-        sys.path.insert(0, copy)
+        sys.path[0] = copy
         for name in PRELOADED:
             importlib.import_module(name)
-        print(f"{'module':24}{'mutants':>9}{'killed':>9}{'survived':>10}{'score':>8}{'seconds':>9}", flush=True)
+        print(f"{'module':24}{'mutants':>9}{'killed':>9}{'timeout':>9}{'survived':>10}{'score':>8}", flush=True)
         for module in options.modules:
             done = study(module, options.sample, options.seed)
-            left = sum(mutant.outcome == "survived" for mutant in done)
-            score, seconds = 100 * (1 - left / len(done)), sum(mutant.seconds for mutant in done)
-            print(f"{module:24}{len(done):9}{len(done) - left:9}{left:10}{score:7.0f}%{seconds:9.0f}", flush=True)
+            counts = Counter(mutant.outcome for mutant in done)
+            score = 100 * (1 - counts["survived"] / len(done))
+            cells = f"{len(done):9}{counts['killed']:9}{counts['timeout']:9}{counts['survived']:10}{score:7.0f}%"
+            print(f"{module:24}{cells}", flush=True)
             if options.list:
-                with (started / options.list).open("a") as file:
+                with options.list.open("a") as file:
                     file.writelines(json.dumps(asdict(mutant)) + "\n" for mutant in done)
 
 

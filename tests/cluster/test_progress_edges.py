@@ -96,7 +96,9 @@ def test_figures_beside_words_stay(tmp_path: Path):
     assert (read.fallback_layers, read.slowest_s) == (9, 5.0)
 
 
-@pytest.mark.parametrize(("more", "said"), [(0, ""), (-1, ""), (1, "run.json has schema version {0}, this program reads {1}")])
+@pytest.mark.parametrize(
+    ("more", "said"), [(0, ""), (-1, ""), (1, "run.json has schema version {0}, this program reads {1}")]
+)
 def test_a_newer_version_is_not_read(tmp_path: Path, more: int, said: str):
     version = PROFILE_VERSION + more
     (tmp_path / "run.json").write_text(json.dumps({"schema_version": version, "run": RUN}))
@@ -184,7 +186,11 @@ def test_the_last_write_is_that_of_the_runs_own_files(tmp_path: Path):
 
 def test_the_last_error_is_the_last_line_of_the_newest_log(tmp_path: Path):
     assert progress.last_error(tmp_path) == ""
-    for seconds, name, text in ((3, "new", "first\nit broke\n\nsrun: error: task 0\n  \n"), (2, "old", "old"), (1, "a", "a")):
+    for seconds, name, text in (
+        (3, "new", "first\nit broke\n\nsrun: error: task 0\n  \n"),
+        (2, "old", "old"),
+        (1, "a", "a"),
+    ):
         (tmp_path / f"{name}.err").write_text(text)
         os.utime(tmp_path / f"{name}.err", (seconds, seconds))
     assert progress.last_error(tmp_path) == "it broke"

@@ -150,7 +150,16 @@ def rates(kept: int, lost: int) -> dict[float, bool]:
 
 @pytest.mark.parametrize(
     ("kept", "lost", "complete"),
-    [(4, 0, False), (3, 1, False), (5, 0, True), (4, 1, False), (5, 1, False), (6, 0, True), (6, 1, True), (0, 5, True)],
+    [
+        (4, 0, False),
+        (3, 1, False),
+        (5, 0, True),
+        (4, 1, False),
+        (5, 1, False),
+        (6, 0, True),
+        (6, 1, True),
+        (0, 5, True),
+    ],
 )
 def test_five_rates_and_two_refinements_are_enough(kept: int, lost: int, complete: bool):
     assert loadgen.is_complete(rates(kept, lost)) is complete

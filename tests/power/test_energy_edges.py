@@ -21,7 +21,9 @@ POWERS = [Sample(float(second), None, watts) for second, watts in enumerate((100
 
 
 def counted(source: str = energy.COUNTER, **changes: float) -> EnergyWindow:
-    return EnergyWindow(**({"start_s": 1.0, "end_s": 3.0, "energy_j": 200.0, "uncertainty_j": 5.0} | changes), source=source)
+    return EnergyWindow(
+        **({"start_s": 1.0, "end_s": 3.0, "energy_j": 200.0, "uncertainty_j": 5.0} | changes), source=source
+    )
 
 
 def test_a_tick_is_in_the_middle_of_the_looks_around_it_and_knows_how_far_they_are():

@@ -17,7 +17,9 @@ from profiler import PowerMonitor
 class Scripted(Card):
     """A sensor that says one thing after another; a look takes half a second."""
 
-    def __init__(self, clock: Clock, *readings: tuple[float | None, float | None], source: str = energy.COUNTER) -> None:
+    def __init__(
+        self, clock: Clock, *readings: tuple[float | None, float | None], source: str = energy.COUNTER
+    ) -> None:
         super().__init__(clock, constant(100.0), source=source)
         self._readings = list(readings)
 

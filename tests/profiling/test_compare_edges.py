@@ -82,13 +82,18 @@ def test_the_overheads_of_two_runs_widen_a_layers_interval_by_their_difference()
 
 @pytest.mark.parametrize(("b_ms", "border"), [(1.25, "+25"), (0.75, "-25")])
 def test_a_border_that_is_just_reached_is_named(b_ms: float, border: str):
-    a, b = result(overall(event_overhead_us=0.0), layer()), result(overall(event_overhead_us=125.0), layer(mean_ms=b_ms))
+    a, b = (
+        result(overall(event_overhead_us=0.0), layer()),
+        result(overall(event_overhead_us=125.0), layer(mean_ms=b_ms)),
+    )
     (found,) = compare.layers(a, b, 25.0)
     assert (found.verdict, found.reason) == ("ambiguous", f"the interval crosses {border} %")
 
 
 @pytest.mark.parametrize(
-    "row", [overall(mean=None), overall(mean=0.0), overall(mean=-1.0), overall(samples=None)], ids=["none", "0", "-1", "count"]
+    "row",
+    [overall(mean=None), overall(mean=0.0), overall(mean=-1.0), overall(samples=None)],
+    ids=["none", "0", "-1", "count"],
 )
 def test_a_row_without_a_time_is_not_compared(row: OverallRow):
     for found in (judged(row, PASS), judged(PASS, row)):
@@ -105,7 +110,12 @@ def test_one_sample_says_nothing_of_its_spread_and_two_do(lone: dict[str, Any]):
 
 def test_rows_that_are_not_ok_are_not_compared_and_both_are_named():
     found = judged(overall(status="oom", mean=None), overall(status="failed", mean=None))
-    assert (found.verdict, found.reason, found.a_ms, found.b_ms) == ("not compared", "A is oom, B is failed", None, None)
+    assert (found.verdict, found.reason, found.a_ms, found.b_ms) == (
+        "not compared",
+        "A is oom, B is failed",
+        None,
+        None,
+    )
     found = judged(overall(status="failed"), PASS)
     assert (found.reason, found.a_ms, found.b_ms) == ("A is failed", 1.0, 1.0)
 

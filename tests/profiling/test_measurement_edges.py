@@ -29,7 +29,9 @@ BOTH = Breakdown((LayerEnergy(1.5, 0.25), LayerEnergy(1.0, 0.125)), rest_j=0.8)
 
 
 def measured(**changes: Any) -> Measurement:
-    found = Measurement(summarize([10.0, 10.0]), [summarize([4.0, 6.0]), summarize([2.5])], "m", observations=[SEEN] * 2)
+    found = Measurement(
+        summarize([10.0, 10.0]), [summarize([4.0, 6.0]), summarize([2.5])], "m", observations=[SEEN] * 2
+    )
     return dataclasses.replace(found, **changes)
 
 
@@ -52,7 +54,12 @@ def test_eager_passes_have_their_cells_where_there_are_any():
 
 def test_figures_of_the_whole_are_what_was_measured():
     row = overall(repeated=3, overhead_us=1.5, peak_memory_bytes=4096, energy_reason="no sensor")
-    assert (row.repeated_samples, row.event_overhead_us, row.peak_memory_bytes, row.reason) == (3, 1.5, 4096, "no sensor")
+    assert (row.repeated_samples, row.event_overhead_us, row.peak_memory_bytes, row.reason) == (
+        3,
+        1.5,
+        4096,
+        "no sensor",
+    )
     assert (row.layers_sum_ms, row.convolutions, row.fallback_layers, row.unsupported_layers) == (7.5, 2, 0, 0)
     assert (row.mean, row.std, row.mean_ci95_ms, row.samples, row.median_ms) == (10.0, 0.0, 0.0, 2, 10.0)
     assert (row.started_utc, row.wall_s) == ("2026-01-01T00:00:00+00:00", 3.5)
@@ -60,7 +67,11 @@ def test_figures_of_the_whole_are_what_was_measured():
 
 def test_energy_has_all_its_cells():
     row = overall(energy=LOAD, idle_power_w=100.0)
-    assert (row.energy_total_j, row.energy_per_inference_j, row.energy_uncertainty_j) == (600.0, 3.0, pytest.approx(0.03))
+    assert (row.energy_total_j, row.energy_per_inference_j, row.energy_uncertainty_j) == (
+        600.0,
+        3.0,
+        pytest.approx(0.03),
+    )
     assert (row.energy_window_s, row.energy_inferences, row.energy_source) == (2.0, 200.0, energy.COUNTER)
     assert (row.power_mean_w, row.power_samples, row.energy_dynamic_j) == (300.0, 40, pytest.approx(2.0))
     assert row.energy_disagreement_pct == pytest.approx(5.0)
@@ -88,7 +99,12 @@ def test_a_breakdown_is_compared_with_the_energy_of_the_pass(load, breakdown, ce
 
 def test_the_energy_of_a_layer_has_its_uncertainty_and_attribution_or_a_reason():
     one, other = rows(breakdown=ALONE)
-    assert (one.energy_j, one.energy_uncertainty_j, one.energy_attribution, one.reason) == (1.5, 0.25, ATTRIBUTION, None)
+    assert (one.energy_j, one.energy_uncertainty_j, one.energy_attribution, one.reason) == (
+        1.5,
+        0.25,
+        ATTRIBUTION,
+        None,
+    )
     assert (other.energy_j, other.energy_uncertainty_j, other.energy_attribution) == (None, None, None)
     assert (other.status, other.reason) == ("ok", "too short")
     assert {(row.energy_j, row.energy_uncertainty_j, row.energy_attribution, row.reason) for row in rows()} == {

@@ -65,7 +65,7 @@ def test_the_stages_measure_one_ten_and_a_hundred_sizes():
 
 
 def test_results_lie_beside_the_package():
-    assert paths.ROOT == Path(__file__).parents[2]
+    assert Path(__file__).parents[2] == paths.ROOT
     assert paths.RESULTS == paths.ROOT / "results"
 
 

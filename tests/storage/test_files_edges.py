@@ -82,7 +82,9 @@ def test_a_table_that_was_replaced_between_two_looks_is_read_once_more(study, mo
         return found
 
     write(study, "64,ok,2", "64,0")
-    monkeypatch.setattr(StudyFiles, "rows", lambda self, name: rows(self, name) if name == "parts" else read(self, name))
+    monkeypatch.setattr(
+        StudyFiles, "rows", lambda self, name: rows(self, name) if name == "parts" else read(self, name)
+    )
     assert len(study.whole(CELL_PART, ["parts"])["parts"]) == 2
     assert looks == ["parts", "parts"]
 

@@ -112,7 +112,7 @@ def test_a_lock_that_changed_hands_while_it_was_judged_stays(tmp_path: Path):
         return "78|RUNNING\n"
 
     path.write_text(content)
-    with pytest.raises(InputError, match="is held by process .*, job 78"):
+    with pytest.raises(InputError, match=r"is held by process .*, job 78"):
         Lock(path, ask).__enter__()
     assert '"78"' in path.read_text()
 

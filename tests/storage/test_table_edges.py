@@ -177,7 +177,9 @@ def test_a_replacement_that_is_dropped_leaves_the_file_and_may_be_dropped_again(
 
 
 @pytest.mark.parametrize(("number", "matters"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
-def test_a_directory_that_cannot_be_synced_is_no_matter_and_a_broken_disk_is(tmp_path: Path, monkeypatch, number, matters):
+def test_a_directory_that_cannot_be_synced_is_no_matter_and_a_broken_disk_is(
+    tmp_path: Path, monkeypatch, number, matters
+):
     def fsync(opened: int) -> None:
         raise OSError(number, os.strerror(number))
 

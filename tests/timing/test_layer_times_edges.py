@@ -5,7 +5,13 @@ from __future__ import annotations
 import fakes
 import pytest
 
-from convscope.timing.layer_times import InstrumentedPass, LayerTimes, layer_times, pair_overhead_us, plausible_overhead_us
+from convscope.timing.layer_times import (
+    InstrumentedPass,
+    LayerTimes,
+    layer_times,
+    pair_overhead_us,
+    plausible_overhead_us,
+)
 
 TIMES = LayerTimes([8.0, 8.0], [[0.5, 0.25], [2.0, 0.125]], [0.25, 0.5, 1.0], repeated=0)
 

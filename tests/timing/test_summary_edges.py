@@ -66,3 +66,8 @@ def test_a_single_sample_on_either_side_cannot_be_compared(lone: str):
 def test_one_side_without_spread_is_compared_by_the_other():
     still, moving = summarize([1.0] * 4), summarize([2.0, 4.0])
     assert difference(moving, still).half_width_ms == pytest.approx(summary.half_width_ms(2.0**0.5, 2), rel=1e-12)
+
+
+def test_the_first_time_that_is_not_finite_is_named():
+    with pytest.raises(ValueError, match="a time is not finite: nan"):
+        summarize([1.0, float("nan"), float("inf")])

@@ -15,7 +15,9 @@ from convscope.verification.choice import Candidate
 LAYERS = (layer(name="only"),)
 
 
-def candidate(name: str, times: Sequence[float], kernels: dict[str, int] | None = None, ran: str | None = None) -> Candidate:
+def candidate(
+    name: str, times: Sequence[float], kernels: dict[str, int] | None = None, ran: str | None = None
+) -> Candidate:
     return Candidate(name, [summarize(times)], [ran], [kernels])
 
 
@@ -74,7 +76,11 @@ def test_what_ran_is_told_by_the_identifier_before_the_kernels():
         candidate("gemm", [1.0, 1.1], {IMPLICIT_KERNEL: 1}, ran="gemm"),
         candidate("guess", [2.0, 2.1], {IMPLICIT_KERNEL: 1}, ran="implicit gemm"),
     )
-    assert (found["gemm"].chosen, found["guess"].chosen, found["guess"].same_kernels_as) == ("gemm", "implicit gemm", "gemm")
+    assert (found["gemm"].chosen, found["guess"].chosen, found["guess"].same_kernels_as) == (
+        "gemm",
+        "implicit gemm",
+        "gemm",
+    )
 
 
 def test_the_times_of_a_layer_that_is_called_twice_are_added():

@@ -158,9 +158,10 @@ def test_an_error_is_judged_by_the_math_in_force_and_a_reference_of_zero_by_noth
 
 
 def test_the_easy_shape_is_one_that_every_rule_takes():
-    assert support.EASY == Layer.of_sizes(
+    easy = Layer.of_sizes(
         "easy", 0, batch=1, in_channels=64, out_channels=64, size=(56, 56), kernel=(3, 3), padding=(1, 1)
     )
+    assert easy == support.EASY
     answers = {name: support.predict(support.EASY, name, (8, 0)).status for name in support.ALGORITHMS}
     assert answers == dict.fromkeys(support.ALGORITHMS, support.OK) | {"direct": support.NEVER}
 
@@ -192,7 +193,9 @@ def test_each_shape_is_asked_once_and_every_layer_has_a_row_for_each_algorithm(c
     assert by_name["gemm"].agrees is True
 
 
-@pytest.mark.parametrize(("limit_bytes", "status"), [(None, support.WORKSPACE), (9, support.OK), (8, support.WORKSPACE)])
+@pytest.mark.parametrize(
+    ("limit_bytes", "status"), [(None, support.WORKSPACE), (9, support.OK), (8, support.WORKSPACE)]
+)
 def test_the_free_memory_is_the_limit_where_none_is_given(card: Operator, limit_bytes: int | None, status: str):
     card.workspaces["fft"] = 9
     found = support.survey(subject(SMALL), ENVIRONMENT, limit_bytes)

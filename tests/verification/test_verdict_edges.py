@@ -48,9 +48,7 @@ def line(found: Evidence, start: str) -> Finding:
 def test_four_layers_are_listed_and_the_others_counted(count: int, listed: str):
     wrong = [one("gemm", carried="torch", name=f"l{index}") for index in range(count)]
     found = line(evidence(*wrong, one("gemm")), "replaced")
-    assert found == Finding(
-        False, f"replaced: 1 of {count + 1} convolutions carry the algorithm's name; not {listed}"
-    )
+    assert found == Finding(False, f"replaced: 1 of {count + 1} convolutions carry the algorithm's name; not {listed}")
 
 
 def test_names_that_are_all_right_are_counted():
@@ -140,12 +138,16 @@ def test_an_error_that_is_just_allowed_is_within_its_tolerance():
 
 def test_nearest_to_its_tolerance_is_a_share_and_not_a_distance():
     winograd = one("winograd", error=2 * FP32 * 0.6, name="wide")
-    assert "nearest to it: narrow" in line(evidence(winograd, one("gemm", error=FP32 * 0.7, name="narrow")), "layers").line
+    assert (
+        "nearest to it: narrow" in line(evidence(winograd, one("gemm", error=FP32 * 0.7, name="narrow")), "layers").line
+    )
 
 
 @pytest.mark.parametrize("error", [math.nan, math.inf])
 def test_an_error_that_is_no_number_is_the_worst(error: float):
-    found = line(evidence(one("gemm", error=9 * FP32), one("gemm", error=error, name="odd"), one("gemm")), "layers against")
+    found = line(
+        evidence(one("gemm", error=9 * FP32), one("gemm", error=error, name="odd"), one("gemm")), "layers against"
+    )
     assert "nearest to it: odd" in found.line
     assert found.passed is False
 
@@ -228,7 +230,9 @@ def test_the_last_line_says_what_the_verdict_rests_on_first():
 
 
 def remarks(*layers: LayerEvidence) -> list[str]:
-    return [found.line for found in verdict.checks(evidence(*layers)) if found.line.startswith("implicit precomp gemm: ")]
+    return [
+        found.line for found in verdict.checks(evidence(*layers)) if found.line.startswith("implicit precomp gemm: ")
+    ]
 
 
 def test_remarks_count_the_layers_of_implicit_precomp_gemm_alone():
