@@ -179,7 +179,7 @@ def test_writing_into_a_folder_that_was_taken_away_says_so(store: Store, tmp_pat
 
 
 def test_a_path_that_no_file_system_can_have_is_refused(tmp_path: Path):
-    with pytest.raises(InputError, match="cannot write results to .*choose another folder with --output-dir"):
+    with pytest.raises(InputError, match=r"cannot write results to .*choose another folder with --output-dir"):
         Store(tmp_path / "a\0b", SCHEMA).prepare()
 
 
