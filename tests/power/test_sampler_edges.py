@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
-from fakes.sensors import Card, Clock, Load, constant
+from fakes.sensors import Card, Clock, constant
 
 from convscope.errors import SensorError, WindowError
 from convscope.power import energy
@@ -106,11 +106,17 @@ def test_the_energy_is_of_the_sensor_that_was_asked_for():
     assert [sampler.energy(index, 0.0, 5.0).energy_j for index in (0, 1)] == [21.0, 27.0]
 
 
+class Broken:
+    """A load that fails at its first step."""
+
+    def step(self) -> None:
+        raise RuntimeError("it broke")
+
+
 def test_samples_are_kept_for_a_minute():
     clock = Clock()
     monitor = PowerMonitor([Card(clock, constant(100.0))], clock=clock, sleep=clock.sleep, period_s=None)
-    kept = monitor._sampler._samples[0]
-    kept += [Sample(time_s, 0.0, 100.0) for time_s in (39.0, 40.0, 41.0)]
-    with monitor:
-        monitor.steady(Load(0.002), minimum_s=0.1)
+    monitor._sampler._samples[0] += [Sample(time_s, 0.0, 100.0) for time_s in (39.0, 40.0, 41.0)]
+    with pytest.raises(RuntimeError, match="it broke"), monitor:
+        monitor.steady(Broken())
     assert [one.time_s for one in monitor._sampler._samples[0]][:2] == [40.0, 41.0]
