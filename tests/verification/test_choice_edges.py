@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 
+from convscope.convolution.backends import PlanThread
 from convscope.errors import HostTooSlowError
 from convscope.timing.summary import summarize
 from convscope.verification import choice
@@ -119,3 +122,19 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]
     assert released == ["fft", "gemm", "fft", "gemm", "gemm"]
+
+
+def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():
+    swapped = object.__new__(choice._CandidateSwap)
+    applied: list[dict[str, str]] = []
+    swapped.assignments = {"gemm": {"only": "gemm"}, choice.BENCHMARK: {"only": "torch"}}
+    swapped._swapped = SimpleNamespace(apply=applied.append, restore=lambda: None)
+    swapped._thread = PlanThread(torch.device("cpu"))
+    here = threading.get_ident()
+    with contextlib.closing(swapped):
+        found = [
+            swapped.run(name, lambda: (threading.get_ident() == here, torch.backends.cudnn.benchmark))
+            for name in ("gemm", choice.BENCHMARK)
+        ]
+    assert found == [(True, False), (False, True)]
+    assert applied == [{"only": "gemm"}, {"only": "torch"}]
