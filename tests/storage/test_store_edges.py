@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from fakes import ENVIRONMENT
 from fakes.cells import SCHEMA, CellKey, CellRow, MarkKey, MarkRow, PartRow, write
 
 from convscope.errors import InputError, WriteError
+from convscope.storage import mending
 from convscope.storage import store as stores
 from convscope.storage.store import Store
 
@@ -188,3 +190,22 @@ def test_the_lock_is_held_inside_the_block_only(store: Store):
         assert (store.path / "run.lock").exists()
         store.append(cell(96))
     assert not (store.path / "run.lock").exists()
+
+
+def test_an_overwrite_that_was_cut_off_is_finished_on_start(store: Store, noted: list[str]):
+    kept = mending.keep(store.files, datetime(2026, 11, 21, tzinfo=timezone.utc), move=False)
+    store.files.run.unlink()  # killed after this step of the keeping
+    assert again(store) == KEYS
+    assert noted == [
+        f"{store.path}: removed the tables that an interrupted --overwrite left; they are in {kept}",
+    ]
+
+
+def test_tables_of_a_folder_with_its_run_json_stay_though_they_are_kept(store: Store):
+    mending.keep(store.files, datetime(2026, 11, 21, tzinfo=timezone.utc), move=False)
+    assert again(store) == [CellKey(96)]
+
+
+def test_a_run_json_is_indented_by_two(store: Store):
+    assert store.files.run.read_text().startswith('{\n  "')
+    assert store.files.run.read_text().endswith("}\n")
