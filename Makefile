@@ -12,7 +12,7 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 $(MAKE) --jobs=3 --keep-going --output-sync=ta
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest slurm lint gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm lint gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -34,6 +34,10 @@ part-rest: $(READY)
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+mutants: $(READY)  ## small changes that tests must notice: MODULES="power/energy", SAMPLE=40 of each, SEED=0 (docs/mutants.md)
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[mutants]'
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutants.py $(addprefix --sample=,$(SAMPLE)) $(addprefix --seed=,$(SEED)) $(MODULES)
 
 slurm:  ## a SLURM for tests/slurm, unpacked into .slurm/ where the system has none; nothing of the system is changed
 	tests/slurm/install.sh

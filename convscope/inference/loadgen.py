@@ -51,7 +51,7 @@ class Served:
 def poisson(rate_qps: float, duration_s: float, seed: int) -> Times:
     """Return the arrivals of a Poisson process of this rate within a duration, in order; one request at least."""
     generator = np.random.default_rng(seed)
-    count = max(1, math.ceil(rate_qps * duration_s + 6 * math.sqrt(rate_qps * duration_s)))
+    count = math.ceil(rate_qps * duration_s + 6 * math.sqrt(rate_qps * duration_s))
     arrivals = np.cumsum(generator.exponential(1 / rate_qps, count))
     within: Times = arrivals[arrivals < duration_s]
     return within if within.size else arrivals[:1]

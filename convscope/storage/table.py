@@ -233,7 +233,7 @@ class Replacement:
     def drop(self) -> None:
         """Take it away again, where that can be; what stays is taken away by the next run."""
         with contextlib.suppress(OSError):
-            self.beside.unlink(missing_ok=True)
+            self.beside.unlink()
 
 
 def beside(path: Path) -> Path:
