@@ -24,7 +24,7 @@ SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 PROFILE_VERSION = 3  # of the files of `run_profile.py`, for readers that import no table
 
 
-RETRIED = ("failed", "oom")  # statuses of rows that `run_profile.py --retry` measures again
+RETRIED = ("failed", "oom", "wrong")  # statuses of rows that `run_profile.py --retry` measures again
 
 
 def spread(count: int, low: int, high: int) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
-from convscope.convolution import algorithms, assignment, backends, swap
+from convscope.convolution import algorithms, assignment, backends, swap, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
@@ -98,7 +98,7 @@ class _CandidateSwap:
             chosen = dataclasses.replace(run, algorithm=algorithm.name, unsupported="fallback")
             self.assignments[algorithm.name] = dict(assignment.assign(chosen, subject.layers, check).algorithms)
         if device.type == "cuda":
-            self.usable[BENCHMARK] = self.usable[HEURISTIC]
+            self.usable[BENCHMARK] = list(self.usable[HEURISTIC])
             self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
         self._thread = PlanThread(device)  # for the plans that benchmark chooses
 
@@ -124,12 +124,24 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         note: called with one line for each candidate that is left out, with the reason.
     """
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
+        _leave_out_wrong(subject, swapped, note)
         times_by_name = _rounds(subject, bench, swapped, note, range(rounds), list(swapped.assignments))
         timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
         judged = _judge(subject, bench, swapped, note, rounds)
         candidates = [_traced(subject, swapped, each) for each in timed]  # CUPTI only after all times
         return ChoiceResult(candidates, judged)
+
+
+def _leave_out_wrong(subject: Subject, swapped: _CandidateSwap, note: Note) -> None:
+    """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
+    for name, usable in swapped.usable.items():
+        observations = swapped.run(name, lambda: observe(subject.model, subject.given, check_errors=True))
+        for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
+            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math)
+            if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
+                usable[index] = False
+                note(f"{name} is wrong for {layer.name} and left out there: {reason}")
 
 
 def _judge(subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
@@ -156,6 +168,7 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
     "torch", which leaves a layer to PyTorch, is one of them.
     """
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
+        _leave_out_wrong(subject, swapped, note)
         names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
         candidates = [
             _timed(swapped, name, times)
@@ -231,6 +244,8 @@ def rows(run: Run, here: Environment, layers: Sequence[Layer], candidates: Seque
             if (time := candidate.times[index]) is not None
         ]
         entries.sort(key=lambda entry: entry.time.mean_ms)
+        if not any(entry.is_rival for entry in entries):
+            continue
         all_rows += [_row(run, here, layer, entry, entries) for entry in entries]
     return all_rows
 

@@ -79,7 +79,7 @@ def test_an_energy_window_becomes_power_and_energy_of_an_inference():
 def with_energy(pass_s: float, reason: str | None = None) -> OverallRow:
     window = EnergyWindow(start_s=10.0, end_s=12.0, energy_j=600.0, uncertainty_j=6.0, source="a counter")
     energy = LoadEnergy(window, inferences=2.0 / pass_s, conditions=CONDITIONS)
-    return overall(Measurement(FOUND.passes, FOUND.layers, "m", energy=energy, energy_reason=reason))
+    return overall(dataclasses.replace(FOUND, energy=energy, energy_reason=reason))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_row_with_energy_has_the_conditions_of_its_window():
 
 
 def test_a_row_without_energy_has_the_conditions_of_its_times():
-    row = overall(Measurement(FOUND.passes, FOUND.layers, "m", conditions=CONDITIONS))
+    row = overall(dataclasses.replace(FOUND, conditions=CONDITIONS))
     assert (row.temperature_start_c, row.temperature_end_c, row.sm_clock_mhz) == (40, 50, 1700)
     assert (row.throttle_power_pct, row.throttle_reasons) == (pytest.approx(50.0), "power cap")
     assert row.energy_pass_vs_mean_pct is None
@@ -117,7 +117,7 @@ def test_a_pass_whose_layers_could_not_be_measured_alone_keeps_its_times_and_say
     lost = Breakdown(
         (LayerEnergy(None, None, "no energy: oom: too large"), LayerEnergy(0.1, 0.01)), None, "no energy: x"
     )
-    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, breakdown=lost)
+    found = dataclasses.replace(FOUND, breakdown=lost)
     first, second = rows(found=found)
     assert (first.status, first.mean_ms, first.energy_j, first.reason) == ("ok", 5.0, None, "no energy: oom: too large")
     assert (second.energy_j, second.reason) == (0.1, None)
@@ -178,13 +178,13 @@ def test_without_a_trace_the_cells_of_the_kernels_are_empty():
 
 
 def test_kernels_are_written_as_json_of_names_and_counts():
-    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, traces=TRACED)
+    found = dataclasses.replace(FOUND, traces=TRACED)
     row = rows(found=found)[0]
     assert (json.loads(row.kernels or ""), row.kernel_ms, row.span_ms) == ({"k1": 2, "k2": 1}, 3.5, 4.5)
 
 
 def test_a_skipped_layer_names_its_kernels_and_keeps_no_time_of_them():
-    found = Measurement(FOUND.passes, FOUND.layers, "m", observations=FOUND.observations, traces=TRACED)
+    found = dataclasses.replace(FOUND, traces=TRACED)
     row = rows(ONE_REASON, found, unsupported="skip")[1]
     assert (row.kernels, row.kernel_ms) == ('{"k3": 1}', None)
 

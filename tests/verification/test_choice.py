@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from ai3.swap_torch import Conv2D as SwappedConv2d
 from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 
@@ -15,6 +18,8 @@ import run_verify
 from convscope.timing.summary import summarize
 from convscope.verification import choice, report
 from convscope.verification.choice import Candidate
+from convscope.verification.evidence import open_subject
+from convscope.verification.request import make_verification
 from convscope.verification.rows import ModelKey
 
 LAYERS = (layer(name="first"), layer(name="second", position=1))
@@ -206,3 +211,20 @@ def test_a_study_on_a_cpu_holds_ai3_against_pytorch(tmp_path, capsys: pytest.Cap
 def test_fewer_than_two_rounds_have_no_spread(capsys: pytest.CaptureFixture[str]):
     assert run_verify.main(["--choice", "--model", "alexnet", "--device", "cpu", "--rounds", "1"]) == 2
     assert capsys.readouterr().err == "run_verify.py: --rounds 1: it must be at least 2\n"
+
+
+def test_a_candidate_that_computes_something_else_is_no_choice(monkeypatch: pytest.MonkeyPatch):
+    exact = SwappedConv2d.forward
+
+    def forward(module: SwappedConv2d, given: torch.Tensor) -> torch.Tensor:
+        return exact(module, given) * (1.001 if module.algorithm == "smm" else 1.0)
+
+    monkeypatch.setattr(SwappedConv2d, "forward", forward)
+    request = make_verification("torchvision:squeezenet1_1", "torch", 48, device="cpu", question="choice", rounds=2)
+    notes: list[str] = []
+    with open_subject(request) as subject, contextlib.closing(choice._CandidateSwap(subject)) as swapped:
+        choice._leave_out_wrong(subject, swapped, notes.append)
+        assert {name: any(usable) for name, usable in swapped.usable.items()} == {
+            "torch": True, "direct": True, "smm": False,
+        }  # fmt: skip
+    assert notes[0].startswith("smm is wrong for features.0 and left out there: relative error 0.001, tolerance ")
