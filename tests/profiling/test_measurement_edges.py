@@ -37,7 +37,9 @@ def measured(**changes: Any) -> Measurement:
 
 def overall(**changes: Any) -> OverallRow:
     assigned = Assignment({"a": "gemm", "b": "gemm"}, {})
-    return overall_row(run(), 64, measured(**changes), assigned, "2026-01-01T00:00:00+00:00", 3.5)
+    found = measured(**changes)
+    layers = layer_rows(run(), 64, LAYERS, found, assigned)
+    return overall_row(run(), 64, found, assigned, layers, "2026-01-01T00:00:00+00:00", 3.5)
 
 
 def rows(reasons: dict[str, str] | None = None, unsupported: str = "fallback", **changes: Any) -> list[LayerRow]:
