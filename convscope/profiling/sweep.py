@@ -180,7 +180,7 @@ class Sweep:
             found = bench.measure(size, self._layers(size), check_errors=size == run.input_sizes[0])
             row = overall_row(run, size, found, assigned, started_utc, time.perf_counter() - started_s)
             return row, layer_rows(run, size, self._layers(size), found, assigned)
-        except (RuntimeError, InputError) as error:
+        except Exception as error:  # Triton's refusals are no RuntimeError
             failure = failures.classify(error)
             if failure is None or failures.device_fault(self.device):
                 raise

@@ -83,7 +83,7 @@ class TrainingStudy:
             trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             trained = trainer.train(self.meter)
             trainer.look_closer(trace_dir / f"rank{self.ranks.rank}.pt.trace.json")
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             failure = failures.of_cell(error, self.device, cell_name(key))
             wall_s = time.perf_counter() - started_s
             self._fail(self._row(key, failure, started_utc=started_utc, wall_s=wall_s))

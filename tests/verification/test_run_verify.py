@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from ai3.swap_torch import Conv2D as SwappedConv2d
+from triton.runtime.errors import OutOfResources
 
 import run_verify
 
@@ -56,3 +57,18 @@ def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, ca
     assert printed.err.startswith("run_verify.py: ")
     assert said in printed.err
     assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("question", [["--algorithm", "direct"], ["--choice"]])
+def test_a_kernel_that_does_not_fit_the_card_is_one_line(
+    question: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    refusal = OutOfResources(300_000, 232_448, "shared memory")
+
+    def refuse(*arguments: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(run_verify, "_verify", refuse)
+    monkeypatch.setattr(run_verify, "_tabulate", refuse)
+    assert run_verify.main(["--model", "alexnet", "--device", "cpu", *question]) == 1
+    assert capsys.readouterr().err == f"run_verify.py: alexnet: unsupported: {refusal}\n"
