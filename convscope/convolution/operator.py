@@ -14,6 +14,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.providers import CudnnProvider, Execution, Plan, Provider, TritonProvider
 from convscope.cudnn.shape import Convolution, output_extents
 from convscope.errors import NotSupportedError
+from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN takes where no name is given
@@ -59,6 +60,7 @@ class CudaOperator:
         Computed in the layout in force (`backends.settings`), in which the output lies too.
 
         Raises:
+            InputError: input, weight and bias are not of one type and device, or their sizes do not fit.
             NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: a padding mode other than zeros, or a data type that the provider does not convolve.
         """
@@ -69,18 +71,19 @@ class CudaOperator:
             return self.forward(input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         settings = backends.settings_in_force()
         memory = backends.LAYOUTS[settings.layout]
-        x, w = input.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
+        x = input.contiguous(memory_format=memory)
         device = x.device
         with torch.cuda.device(device.index) if device.index != torch.cuda.current_device() else _SAME_DEVICE:
             options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
             tf32, provider, layout = torch.backends.cudnn.allow_tf32, settings.provider, settings.layout
-            key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, w.shape, options)
+            key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, weight.shape, options)
             plan = self._plans.get(key)
             if plan is None:
                 dtype, math = str(x.dtype).removeprefix("torch."), backends.math_in_force()
-                shape = Convolution(tuple(x.shape), tuple(w.shape), *options, dtype, math, layout)
+                shape = Convolution(tuple(x.shape), tuple(weight.shape), *options, dtype, math, layout)
+                Operands(shape).check(x, weight, bias)
                 plan = self._plans[key] = self.plan(shape, algorithm, device)
-            y = plan.run(x, w, bias)
+            y = plan.run(x, weight, bias)
         executions = _RECORDED.get()
         if executions is not None:
             executions.append(plan.execution)
