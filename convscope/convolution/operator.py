@@ -177,7 +177,12 @@ def _described(layer: Layer, dtype: str) -> Convolution:
 
 @functools.lru_cache(maxsize=1)
 def cuda_operator() -> CudaOperator:
-    """Return the one operator of this process; the first call makes it the CUDA kernel of `ai3::conv2d`."""
+    """Return the one operator of this process; the first call makes it the CUDA kernel of `ai3::conv2d`.
+
+    Raises:
+        InputError: PyTorch runs another cuDNN.
+    """
+    backends.check_cudnn()
     operator = CudaOperator()
     torch.library.register_kernel(_OPERATOR, "cuda", operator.forward)
     torch.library.register_fake(_OPERATOR, _empty_output)

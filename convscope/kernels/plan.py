@@ -90,10 +90,10 @@ class KernelPlan(abc.ABC, Generic[B]):
         packed, capturing = self._packed.find(weight), _is_capturing(weight)
         if packed is None:
             self._refuse(capturing)
-            packed = self._kernel.pack(weight.detach(), self.shape, blocks)
+            fresh: torch.Tensor = self._kernel.pack(weight.detach(), self.shape, blocks)
             if capturing:  # computed at replay: nothing is in it now
-                return packed
-            packed = self._packed.keep(weight, packed)
+                return fresh
+            packed = self._packed.keep(weight, fresh)
         if capturing:
             self._packed.pin(weight, packed)
         return packed

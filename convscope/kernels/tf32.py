@@ -26,4 +26,4 @@ def rounded_block(v):
 def rounded(values: torch.Tensor) -> torch.Tensor:
     """Round a tensor of float32 numbers."""
     nearest = ((values.view(torch.int32) + _HALF.value) & _KEPT.value).view(torch.float32)
-    return nearest.masked_fill_(values.isnan(), torch.nan)
+    return torch.where(values.isnan(), torch.nan, nearest)
