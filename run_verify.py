@@ -6,11 +6,13 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from convscope import failures
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
@@ -60,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
     Returns the exit code: 0 for CONFIRMED (of all models), 1 for NOT CONFIRMED, where rule and card differ, or
-    where memory runs out; 2 for bad input.
+    where memory runs out or a kernel is refused; 2 for bad input.
     """
     made = parser()
     options = made.parse_args(arguments)
@@ -71,12 +73,23 @@ def main(arguments: list[str] | None = None) -> int:
             return _one_by_one(sys.argv[1:] if arguments is None else arguments)
         names = models.MODELS if options.model == "all" else (options.model,)
         ask = _tabulate if options.support or options.choice else _verify
-        return max(ask(options, name) for name in names)
+        return max(_asked(ask, options, name) for name in names)
     except StopError as error:
         return report_error(NAME, error)
-    except torch.OutOfMemoryError as error:
-        cause = str(error).splitlines()[0]
-        note_by(NAME)(f"{cause} Choose a smaller --batch-size or --input-size.")
+
+
+def _asked(ask: Callable[[argparse.Namespace, str], int], options: argparse.Namespace, model: str) -> int:
+    """Ask about one model; return the exit code, 1 with a line that says why where its own error is no answer."""
+    try:
+        return ask(options, model)
+    except StopError:
+        raise
+    except Exception as error:
+        failure = failures.classify(error)
+        if failure is None:
+            raise
+        smaller = " Choose a smaller --batch-size or --input-size." if failure.status == "oom" else ""
+        note_by(NAME)(f"{model}: {failure.status}: {failure.reason}{smaller}")
         return 1
 
 

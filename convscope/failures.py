@@ -20,10 +20,12 @@ _FAILED = (errors.CudnnError, errors.HostTooSlowError, errors.WorkerError, subpr
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
 _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
+_FULL_BY_CUDA = re.compile(r"(CUDA( driver)? error|Triton Error \[CUDA\]): out of memory")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 # Classes of Triton's and PyTorch's by name: importing them takes seconds.
-_TRITON_LIMITS = {"OutOfResources", "PTXASError", "CompilationError"}
+_TRITON_LIMITS = {"OutOfResources"}
+_TRITON_FAILURES = {"PTXASError", "CompilationError"}
 _COMPILERS = {"TorchDynamoException", "OnnxExporterError", "CppCompileError", "InvalidCxxCompiler"}
 
 
@@ -73,6 +75,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         or "torch.OutOfMemoryError" in text  # the last line of another process
         # PyTorch's allocator on a CPU, and CUDA's libraries, have no type of their own for this.
         or "DefaultCPUAllocator: can't allocate memory" in text
+        or bool(_FULL_BY_CUDA.match(text))
         or (isinstance(error, RuntimeError) and bool(re.search(r"(CUDNN|CUBLAS)_STATUS_\w*ALLOC\w*FAILED", text)))
     )
 
@@ -81,6 +84,7 @@ def _is_unsupported(error: Exception) -> bool:
     text = str(error)
     return (
         isinstance(error, (errors.NotSupportedError, errors.InputError, NotImplementedError))
+        or _does_not_fit(error)
         or (isinstance(error, RuntimeError) and "does not have a deterministic implementation" in text)
         or (isinstance(error, ValueError) and "more than 1 value per channel when training" in text)
     )
@@ -100,10 +104,13 @@ def _is_failed(error: Exception) -> bool:
 def is_kernel_refusal(error: BaseException) -> bool:
     """Tell whether this card, its driver or Triton cannot run a kernel with the blocks it was given."""
     return (
-        isinstance(error, errors.NothingFitsError)
-        or _is_of(error, "triton", _TRITON_LIMITS)
-        or str(error).startswith(_REFUSED_BY_TRITON)
+        _does_not_fit(error) or _is_of(error, "triton", _TRITON_FAILURES) or str(error).startswith(_REFUSED_BY_TRITON)
     )
+
+
+def _does_not_fit(error: BaseException) -> bool:
+    """Tell whether a Triton kernel asks for more shared memory, registers or threads than the card has."""
+    return isinstance(error, errors.NothingFitsError) or _is_of(error, "triton", _TRITON_LIMITS)
 
 
 def _is_of(error: BaseException, package: str, names: Collection[str]) -> bool:

@@ -6,7 +6,9 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,8 +36,10 @@ from convscope.errors import (
 from convscope.failures import Failure
 from convscope.profiling import sweep
 from convscope.profiling.rows import profile_store
+from convscope.verification import choice
 from profiler import UnifiedProfiler
 
+TOO_LARGE = OutOfResources(300_000, 232_448, "shared memory")
 CUDA_OOM = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 139.80 GiB."
 
 
@@ -97,19 +101,28 @@ def test_an_error_of_an_engine_or_a_training_step_is_a_row(error: Exception, fai
 @pytest.mark.parametrize(
     "error",
     [
-        OutOfResources(300_000, 232_448, "shared memory"),
         PTXASError("ptxas fatal: too many registers"),
         CompilationError(None, ast.Pass(), "no such block"),
         RuntimeError("Triton Error [CUDA]: invalid argument"),
         RuntimeError("PassManager::run failed"),
-        NothingFitsError("no cut of gemm fits this card"),
     ],
 )
-def test_a_kernel_that_the_card_or_its_compiler_refuses_is_a_failed_row(error: Exception):
+def test_a_kernel_that_the_driver_or_its_compiler_refuses_is_a_failed_row(error: Exception):
     assert failures.is_kernel_refusal(error)
     failure = failures.classify(error)
     assert failure is not None
     assert failure.status == "failed"
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, NothingFitsError("no cut of gemm fits this card")])
+def test_a_kernel_that_does_not_fit_the_card_is_unsupported(error: Exception):
+    assert failures.is_kernel_refusal(error)
+    assert failures.classify(error) == Failure("unsupported", str(error))
+
+
+@pytest.mark.parametrize("library", ["Triton Error [CUDA]", "CUDA error", "CUDA driver error"])
+def test_a_driver_that_is_out_of_memory_is_out_of_memory(library: str):
+    assert failures.classify(RuntimeError(f"{library}: out of memory")) == Failure("oom", f"{library}: out of memory")
 
 
 class ForeignError(RuntimeError):
@@ -217,6 +230,48 @@ def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_js
         "CUDA error: an illegal memory access was encountered",
         None,
     ]
+
+
+def test_a_kernel_that_does_not_fit_is_the_row_of_its_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    measure = sweep.Bench.measure
+
+    def refuses_at_64(self: sweep.Bench, size: int, *more: object, **options: object):
+        if size == 64:
+            raise TOO_LARGE
+        return measure(self, size, *more, **options)
+
+    monkeypatch.setattr(sweep.Bench, "measure", refuses_at_64)
+    notes: list[str] = []
+    overall, _ = UnifiedProfiler("alexnet", "torch", num_sizes=2, note=notes.append, **FAST).run(tmp_path)
+    assert list(overall["status"]) == ["unsupported", "ok"]
+    assert overall["reason"][0] == str(TOO_LARGE)
+    assert notes == [f"64 px: unsupported: {TOO_LARGE}"]
+
+
+class Swapped:
+    """A model with one candidate after another, one of which has a kernel that does not fit."""
+
+    def run(self, name: str, work: Callable[[], list[float]]) -> list[float]:
+        if name == "winograd":
+            raise TOO_LARGE
+        return [1.0]
+
+
+class Bench:
+    """A bench that has nothing to give back."""
+
+    layer_times_ms = None
+
+    def release(self) -> None:
+        return None
+
+
+def test_a_candidate_of_a_choice_with_a_kernel_that_does_not_fit_is_left_out_with_the_reason():
+    subject = SimpleNamespace(run=SimpleNamespace(model="alexnet"), given=torch.zeros(1))
+    notes: list[str] = []
+    times = choice._rounds(subject, Bench(), Swapped(), notes.append, range(2), ["gemm", "winograd"])
+    assert times == {"gemm": [[1.0], [1.0]]}
+    assert notes == [f"winograd is left out: {TOO_LARGE}"]
 
 
 def test_sizes_above_one_that_ran_out_of_memory_are_not_tried_and_say_so(tmp_path: Path):

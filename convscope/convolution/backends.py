@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from convscope.cudnn import library
+from convscope.errors import InputError
 from convscope.storage import environment
 from convscope.storage.environment import Environment
 
@@ -129,10 +130,24 @@ class PlanThread(contextlib.ExitStack):
             return work()
 
 
+def check_cudnn() -> None:
+    """Check that this project and PyTorch run the same cuDNN; InputError where they do not."""
+    try:
+        number = torch.backends.cudnn.version()
+    except RuntimeError as error:  # PyTorch's own comparison, of what it was built with and what it found
+        raise InputError(str(error).splitlines()[0]) from None
+    library.check_same_as(number)
+
+
 def environment_on(device: torch.device, card: Mapping[str, object]) -> Environment:
     """Return the environment of a run on this device, cuDNN's version included.
 
     Args:
         card: the settings of the card, by the meter (`Meter.settings`).
+
+    Raises:
+        InputError: on a GPU, where PyTorch runs another cuDNN (`check_cudnn`).
     """
+    if device.type == "cuda":
+        check_cudnn()
     return environment.read(device, {**card, "cudnn": library.version()} if device.type == "cuda" else {})

@@ -19,6 +19,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.providers import CudnnProvider, Execution, Plan, Provider, TritonProvider
 from convscope.cudnn.shape import Convolution, output_extents
 from convscope.errors import NotSupportedError
+from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN takes where no name is given
@@ -72,6 +73,7 @@ class CudaOperator:
         Computed in the layout in force (`backends.settings`), in which the output lies too.
 
         Raises:
+            InputError: input, weight and bias are not of one type and device, or their sizes do not fit.
             NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: a padding mode other than zeros, or a data type that the provider does not convolve.
         """
@@ -82,19 +84,21 @@ class CudaOperator:
             return self.forward(input.unsqueeze(0), weight, bias, *rest).squeeze(0)
         settings = backends.settings_in_force()
         memory = backends.LAYOUTS[settings.layout]
-        x, w = input.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
+        x = input.contiguous(memory_format=memory)
         device = x.device
         with torch.cuda.device(device.index) if device.index != torch.cuda.current_device() else _SAME_DEVICE:
             options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
             tf32, provider, layout = torch.backends.cudnn.allow_tf32, settings.provider, settings.layout
-            key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, w.shape, options)
+            key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, weight.shape, options)
             plan = self._plans.get(key)
             if plan is None:
                 dtype, math = str(x.dtype).removeprefix("torch."), backends.math_in_force()
-                shape = Convolution(tuple(x.shape), tuple(w.shape), *options, dtype, math, layout)
+                shape = Convolution(tuple(x.shape), tuple(weight.shape), *options, dtype, math, layout)
+                Operands(shape).check(x, weight, bias)
                 plan = self._plans[key] = self.plan(shape, algorithm, device)
-            y = plan.run(x, w, bias)
-        _record(plan.execution, (input, x), (weight, w))
+            y = plan.run(x, weight, bias)
+        if _RECORDED.get() is not None:
+            _record(plan.execution, (input, x), (weight, weight.contiguous(memory_format=memory)))
         return y
 
     def plan(self, shape: Convolution, algorithm: str, device: torch.device) -> Plan:
@@ -185,7 +189,12 @@ def _described(layer: Layer, dtype: str) -> Convolution:
 
 @functools.lru_cache(maxsize=1)
 def cuda_operator() -> CudaOperator:
-    """Return the one operator of this process; the first call makes it the CUDA kernel of `ai3::conv2d`."""
+    """Return the one operator of this process; the first call makes it the CUDA kernel of `ai3::conv2d`.
+
+    Raises:
+        InputError: PyTorch runs another cuDNN.
+    """
+    backends.check_cudnn()
     operator = CudaOperator()
     torch.library.register_kernel(_OPERATOR, "cuda", operator.forward)
     torch.library.register_fake(_OPERATOR, _empty_output)

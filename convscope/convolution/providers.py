@@ -15,6 +15,7 @@ import torch
 from convscope.convolution import algorithms, backends
 from convscope.cudnn import legacy, library
 from convscope.cudnn.shape import Convolution
+from convscope.kernels.operands import Operands
 
 if TYPE_CHECKING:
     from convscope.kernels.catalogue import Conv2dPlan
@@ -52,7 +53,11 @@ class Plan(Protocol):
         """The block shapes that were chosen at the first run, by convolution; empty where nothing was."""
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """Convolve N × C × spatial on the current stream; input and weight are contiguous in the plan's layout."""
+        """Convolve N × C × spatial on the current stream; the input is contiguous in the plan's layout.
+
+        Raises:
+            InputError: a tensor has another type, size or device than the plan was made for.
+        """
 
     def close(self) -> None:
         """Give back everything that the plan holds; twice is once."""
@@ -83,7 +88,8 @@ class CudnnPlan:
 
     tuned = _NOTHING
 
-    def __init__(self, handle: legacy.Handle, shape: Convolution, number: int | None) -> None:
+    def __init__(self, handle: legacy.Handle, shape: Convolution, number: int | None, device: torch.device) -> None:
+        self._operands = Operands(shape, -1 if device.type == "cpu" else device.index)
         self._handle, self._plan = handle, legacy.LegacyPlan(handle, shape, number)
         self._memory_format = backends.LAYOUTS[shape.layout]
         self._bias_shape = (1, -1, *(1 for _ in shape.size))
@@ -93,7 +99,8 @@ class CudnnPlan:
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve on the current stream; NotSupportedError where cuDNN refuses only now, which happens."""
-        device = x.device
+        self._operands.check(x, weight, bias)
+        device, weight = x.device, weight.contiguous(memory_format=self._memory_format)
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         self._handle.use_stream(torch._C._cuda_getCurrentRawStream(device.index))
         y = torch.empty(self._plan.output_shape, dtype=x.dtype, device=device, memory_format=self._memory_format)
@@ -126,7 +133,7 @@ class CudnnProvider:
             raise NotImplementedError(reason)
         if device.index not in self._handles:
             self._handles[device.index] = legacy.Handle()
-        return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm))
+        return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm), device)
 
     def close(self) -> None:
         """Destroy the handles."""

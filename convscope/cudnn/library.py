@@ -9,7 +9,7 @@ from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import Any
 
-from convscope.errors import CudnnError, CudnnMissingError, NotSupportedError
+from convscope.errors import CudnnError, CudnnMissingError, InputError, NotSupportedError
 
 DATA_TYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 9}
 FLOAT32, FLOAT64 = DATA_TYPES["float32"], DATA_TYPES["float64"]
@@ -100,7 +100,28 @@ def library() -> ctypes.CDLL:
 
 def version() -> str:
     """Return the library's version, "9.19.0"."""
-    number = int(library().cudnnGetVersion())
+    return _version_text(int(library().cudnnGetVersion()))
+
+
+def check_same_as(pytorchs: int | None) -> None:
+    """Compare the library with PyTorch's own cuDNN: two versions have other algorithms, kernels and times.
+
+    Args:
+        pytorchs: the number that `torch.backends.cudnn.version()` gives, None where PyTorch has no cuDNN.
+
+    Raises:
+        InputError: the two differ.
+    """
+    if pytorchs is not None and pytorchs != int(library().cudnnGetVersion()):
+        theirs = _version_text(pytorchs)
+        raise InputError(
+            f"{_library_path()} is cuDNN {version()}, PyTorch runs {theirs}, and times of two versions do not compare: "
+            f"install one of them only (pip install nvidia-cudnn-cu{{12,13}}=={theirs}.*), and look for another on "
+            "LD_LIBRARY_PATH"
+        )
+
+
+def _version_text(number: int) -> str:
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 

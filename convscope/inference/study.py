@@ -11,7 +11,6 @@ import gc
 import itertools
 import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -154,7 +153,7 @@ class InferenceStudy:
             value = work()
         except BrokenError as error:
             failure = error.failure
-        except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
+        except Exception as error:
             failure = failures.of_cell(error, self.device)
         for each in self.ranks.gather(failure):
             if each is not None:

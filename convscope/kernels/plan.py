@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import math
-import weakref
 from types import ModuleType
 from typing import ClassVar, Generic, TypeVar
 
@@ -21,6 +20,8 @@ import torch
 from convscope.cudnn.shape import Convolution, dimensions
 from convscope.kernels.autotune import TunedBlocks
 from convscope.kernels.blocks import LONG_ELEMENTS
+from convscope.kernels.operands import Operands
+from convscope.kernels.packing import PackedFilters
 
 B = TypeVar("B")
 
@@ -33,21 +34,23 @@ def has_long_images(shape: Convolution) -> bool:
 class KernelPlan(abc.ABC, Generic[B]):
     """A convolution with one kernel.
 
-    Filters are packed once and kept for as long as their tensor lives and is not written to. (PyTorch does not count
-    writes to tensors made in inference mode: call `renew` after one.)
+    Filters are packed once and kept for as long as their tensor lives and is not written to (`packing`). (PyTorch does
+    not count writes to tensors made in inference mode: call `renew` after one.)
 
     Attributes:
+        packs_in_graphs: a captured run packs filters that are not packed yet, again at each replay; else it is refused.
         blocks: the block shapes; None before they are chosen, at the first run.
         tuned: the choice as text, by `key`; empty before the first run, and where blocks were given.
     """
 
+    packs_in_graphs: ClassVar[bool] = False
     _keyed_by: ClassVar[tuple[str, ...]]  # attributes of the shape in `key`, besides its sizes
 
     def __init__(self, algorithm: str, kernel: ModuleType, shape: Convolution, blocks: B | None) -> None:
         self.algorithm, self.shape, self.blocks = algorithm, shape, blocks
         self.tuned: dict[str, str] = {}
-        self._kernel = kernel
-        self._packed: dict[int, tuple[weakref.ref[torch.Tensor], int | None, torch.Tensor]] = {}
+        self._kernel, self._operands = kernel, Operands(shape)
+        self._packed = PackedFilters()
 
     @property
     def key(self) -> str:
@@ -58,14 +61,16 @@ class KernelPlan(abc.ABC, Generic[B]):
         return " ".join((self.algorithm, *sizes, f"g{shape.groups}", *others))
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """Convolve N × C × spatial on the current stream.
+        """Convolve N × C × spatial, contiguous, on the current stream; the weight may lie anyhow.
 
         Raises:
+            InputError: a tensor is not what the plan was made for.
             RuntimeError: this is the first run, and it is being captured.
             autotune.NothingFitsError: at the first run, no block shapes fit the card.
         """
+        self._operands.check(x, weight, bias)
         if self.blocks is None:
-            self._refuse_capture(weight)
+            self._refuse(_is_capturing(weight))
             self.blocks = self._choose(x, weight)
         return self._launch(x, self._pack(weight, self.blocks), bias, self.blocks)
 
@@ -82,26 +87,33 @@ class KernelPlan(abc.ABC, Generic[B]):
         return choice.blocks
 
     def _pack(self, weight: torch.Tensor, blocks: B) -> torch.Tensor:
-        # Inference tensors do not count their versions.
-        version = None if weight.is_inference() else weight._version
-        entry = self._packed.get(weight.data_ptr())
-        if entry is not None and entry[0]() is weight and entry[1] == version:
-            return entry[2]
-        self._refuse_capture(weight)
-        packed: torch.Tensor = self._kernel.pack(weight, self.shape, blocks)
-        self._packed[weight.data_ptr()] = weakref.ref(weight), version, packed
+        packed, capturing = self._packed.find(weight), _is_capturing(weight)
+        if packed is None:
+            self._refuse(capturing)
+            fresh: torch.Tensor = self._kernel.pack(weight.detach(), self.shape, blocks)
+            if capturing:  # computed at replay: nothing is in it now
+                return fresh
+            packed = self._packed.keep(weight, fresh)
+        if capturing:
+            self._packed.pin(weight, packed)
         return packed
 
-    def _refuse_capture(self, weight: torch.Tensor) -> None:
+    def _refuse(self, capturing: bool) -> None:
         """Raise where this run is being captured: a graph would choose, or pack, again at each replay."""
-        if weight.is_cuda and torch.cuda.is_current_stream_capturing():
+        if capturing and not self.packs_in_graphs:
             raise RuntimeError(
                 f"{self.algorithm} chooses its block shapes and lays out its filters at the first call: "
                 "run the layer once before capturing it"
             )
 
     def renew(self) -> None:
-        """Give back the packed filters, as when they were written to: the next run packs them again."""
+        """Have the filters packed again at the next run, as when they were written to."""
+        self._packed.renew()
+
+    def close(self) -> None:
+        """Give back the packed filters that no graph reads."""
         self._packed.clear()
 
-    close = renew
+
+def _is_capturing(weight: torch.Tensor) -> bool:
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -27,6 +27,9 @@ Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m
     bytes        4 (C N H W + (m + 2)² C K + K N H W) at least: the filters grow 1.8 or 4 times
 Accuracy: the products are float32 (or TF32 where permitted) and summed in float32. The transforms of m = 4 have
 coefficients up to 8, so that its error is about ten times that of m = 2.
+Infinity and NaN: an infinity enters several sums of the transforms with both signs, and infinity minus infinity is NaN.
+So an output that sees one is not finite, though it may be NaN where the definition has an infinity; an output that sees
+a NaN is NaN. With m = 2 all others are right. With m = 4 outputs of the same tile that do not see it may be lost too.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels import tf32
 from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
@@ -119,25 +123,15 @@ def _unstack(m, count: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexp
 
 
 @triton.jit
-def _rounded(v, PRECISION: tl.constexpr):
-    """Round to the nearest TF32 number where that is what is multiplied; the matrix unit would cut digits off.
-
-    Cutting makes every product a little too small, which adds up from layer to layer; rounding errors do not.
-    """
-    if PRECISION == "tf32":
-        return ((v.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    else:
-        return v
-
-
-@triton.jit
 def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION: tl.constexpr):
     """Add U · V of `count` points from `at` on to sums[points, BLOCK_K, BLOCK_T]; `filters` are their addresses."""
     BLOCK_C: tl.constexpr = v[0].shape[0]
     BLOCK_T: tl.constexpr = v[0].shape[1]
     stacked = tl.permute(tl.reshape(_stack(v, at, 1, count), (BLOCK_C, BLOCK_T, count)), (2, 0, 1))
     factors = tl.permute(tl.load(filters), (0, 2, 1))
-    return tl.dot(factors, _rounded(stacked, PRECISION), sums, input_precision=PRECISION)
+    if PRECISION == "tf32":
+        stacked = tf32.rounded_block(stacked)
+    return tl.dot(factors, stacked, sums, input_precision=PRECISION)
 
 
 @triton.jit
@@ -254,7 +248,7 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Te
     grouped = weight.double().unflatten(0, (shape.groups, -1))
     transformed = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).float().flatten(0, 2)
     if shape.math == "tf32":
-        transformed = ((transformed.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
+        transformed = tf32.rounded(transformed)
     missing = -transformed.shape[1] % C_PITCH, -transformed.shape[2] % K_PITCH
     return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
 

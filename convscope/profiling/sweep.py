@@ -229,7 +229,7 @@ class Sweep:
             found = bench.measure(size, self._layers(size), check_errors=True, algorithms=assigned.algorithms)
             layers = layer_rows(run, size, self._layers(size), found, assigned)
             row = overall_row(run, size, found, assigned, layers, started_utc, time.perf_counter() - started_s)
-        except (RuntimeError, InputError) as error:
+        except Exception as error:  # Triton's refusals are no RuntimeError
             failure = failures.classify(error)
             if failure is None or failures.device_fault(self.device):
                 raise

@@ -7,10 +7,11 @@ is complete; a sample for which it did not hold long enough is dropped and taken
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -50,15 +51,39 @@ REPLAY_METHOD = "cuda graph replay, cuda events"
 OVERFULL = ", launch longer than the queue"  # see LaunchHider
 
 
+_HELD: contextvars.ContextVar[list[object] | None] = contextvars.ContextVar("held by a capture", default=None)
+
+
+@contextlib.contextmanager
+def holding() -> Iterator[list[object]]:
+    """Collect what is asked to be held in the block."""
+    held: list[object] = []
+    before = _HELD.set(held)
+    try:
+        yield held
+    finally:
+        _HELD.reset(before)
+
+
+def hold(thing: object) -> bool:
+    """Keep a thing for as long as the graph that `capture` is making; return False where it is making none."""
+    held = _HELD.get()
+    if held is not None:
+        held.append(thing)
+    return held is not None
+
+
 class Captured(contextlib.AbstractContextManager["Captured"]):
     """A step as a CUDA graph. Leave its `with` block, or close it, to free the graph and its memory.
 
-    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure stay alive.
+    A graph knows addresses only: the step is kept with it, so that the model and the input in its closure stay alive,
+    and so is what the step asked to `hold`.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, step: Callable[[], object]) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, step: Callable[[], object], held: Sequence[object] = ()) -> None:
         self.graph = graph
         self._step: Callable[[], object] | None = step
+        self._held = held
 
     def replay(self) -> None:
         """Launch the step once on the current stream."""
@@ -68,7 +93,7 @@ class Captured(contextlib.AbstractContextManager["Captured"]):
         """Wait for the GPU and free the graph."""
         torch.cuda.synchronize()
         self.graph.reset()
-        self._step = None
+        self._step, self._held = None, ()
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -95,9 +120,9 @@ def capture(
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     pool = memory_of.graph.pool() if memory_of else None
-    with around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
+    with holding() as held, around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
         step()
-    return Captured(graph, step)
+    return Captured(graph, step, held)
 
 
 @functools.cache

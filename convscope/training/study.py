@@ -104,7 +104,7 @@ class TrainingStudy:
         try:
             trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             profile = trainer.trace(path)
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             failure = failures.of_cell(error, self.device, cell_name(key))
             self.note(f"{cell_name(key)}: no trace: {failure.reason}")
             self.broken = self.ranks.world > 1
@@ -122,7 +122,7 @@ class TrainingStudy:
             trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             trained = trainer.train(self.meter)
             trainer.look_closer()
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             failure = failures.of_cell(error, self.device, cell_name(key))
             wall_s = time.perf_counter() - started_s
             self._fail(self._row(key, failure, started_utc=started_utc, wall_s=wall_s))

@@ -19,12 +19,12 @@ from typing import TypeVar
 import torch
 from tqdm import tqdm
 
+from convscope import failures
 from convscope.convolution import algorithms, assignment, backends, swap, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check
-from convscope.errors import HostTooSlowError
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
@@ -186,8 +186,8 @@ def _rounds(
         for name in list(times):
             try:
                 times[name].append(swapped.run(name, partial(bench.layer_times_ms, subject.given, place)))
-            except (HostTooSlowError, torch.OutOfMemoryError) as error:
-                note(f"{name} is left out: {str(error).splitlines()[0]}")
+            except Exception as error:
+                note(f"{name} is left out: {failures.of_cell(error, subject.given.device).reason}")
                 del times[name]
             bench.release()
     return times

@@ -9,9 +9,10 @@ import torch
 from fakes.strategies import Case, cases
 from hypothesis import given
 
+from convscope.convolution import backends, operator
 from convscope.cudnn import legacy, library
 from convscope.cudnn.shape import Convolution
-from convscope.errors import CudnnError, CudnnMissingError, NotSupportedError
+from convscope.errors import CudnnError, CudnnMissingError, InputError, NotSupportedError
 
 BAD_PARAM, NOT_SUPPORTED, ARCH_MISMATCH, EXECUTION_FAILED = 2000, 3000, 3007, 5000
 
@@ -19,6 +20,37 @@ BAD_PARAM, NOT_SUPPORTED, ARCH_MISMATCH, EXECUTION_FAILED = 2000, 3000, 3007, 50
 def test_the_version_is_the_one_that_pytorch_has_loaded():
     major, minor, patch = (int(part) for part in library.version().split("."))
     assert major * 10000 + minor * 100 + patch == torch.backends.cudnn.version()
+
+
+@pytest.mark.parametrize("number", [None, torch.backends.cudnn.version()])
+def test_pytorchs_own_version_and_none_are_no_difference(number: int | None):
+    library.check_same_as(number)
+
+
+def test_another_version_than_pytorchs_ends_the_command_in_one_line_with_both_and_the_path(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91903)
+    with pytest.raises(InputError) as refused:
+        backends.check_cudnn()
+    assert refused.value.exit_code == 2
+    said = str(refused.value)
+    assert said.startswith(f"{library._library_path()} is cuDNN {library.version()}, PyTorch runs 9.19.3, ")
+    assert "==9.19.3.*" in said
+    assert "\n" not in said
+    with pytest.raises(InputError, match=r"PyTorch runs 9\.19\.3"):
+        operator.cuda_operator.__wrapped__()
+    with pytest.raises(InputError, match=r"PyTorch runs 9\.19\.3"):
+        backends.environment_on(torch.device("cuda:0"), {})
+
+
+def test_what_pytorch_itself_finds_wrong_with_its_cudnn_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    def refuse() -> int:
+        raise RuntimeError("cuDNN version incompatibility: PyTorch was compiled against (9, 19, 0)\nmore")
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", refuse)
+    with pytest.raises(InputError, match=r"cuDNN version incompatibility: .*\(9, 19, 0\)$"):
+        backends.check_cudnn()
 
 
 def test_the_library_is_loaded_once():

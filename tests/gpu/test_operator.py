@@ -8,7 +8,7 @@ import torch
 from convscope.convolution import algorithms, backends, models, swap
 from convscope.convolution.operator import cuda_operator, recording
 from convscope.convolution.reference import relative_error
-from convscope.errors import NotSupportedError
+from convscope.errors import InputError, NotSupportedError
 from convscope.timing import graphs
 
 ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
@@ -142,6 +142,21 @@ def test_an_input_without_a_batch_keeps_its_rank():
     given = torch.randn(16, 20, 20, device="cuda")
     assert model(given).shape == (32, 18, 18)
     assert error(model(given), conv, given) < 1e-5
+
+
+@pytest.mark.parametrize("provider", ["cudnn", "triton"])
+@pytest.mark.parametrize("algorithm", ["implicit precomp gemm", "direct"])
+def test_a_weight_or_bias_of_another_type_or_device_is_refused(algorithm: str, provider: str):
+    conv, _ = swapped(algorithm, kernel_size=3)
+    given, rest = torch.randn(1, 16, 20, 20, device="cuda"), (0, 0, 1, 1, 1, 1, 0, 1, algorithm)
+    forward = cuda_operator().forward
+    with backends.settings(provider=provider):
+        for weight, bias in (
+            (conv.weight.half(), conv.bias), (conv.weight.cpu(), conv.bias), (conv.weight, conv.bias.cpu()),
+            (conv.weight, conv.bias[:-1]), (conv.weight[:, :8], conv.bias),
+        ):  # fmt: skip
+            with pytest.raises(InputError, match=r"of this convolution is|does not convolve"):
+                forward(given, weight, bias, *rest)
 
 
 def test_other_padding_modes_say_so():

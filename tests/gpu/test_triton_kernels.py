@@ -187,6 +187,26 @@ def test_a_captured_pass_computes_on_what_its_input_holds_at_replay(algorithm: s
         assert relative_error(conv, given, outputs[-1]) < 1e-5
 
 
+def test_packed_filters_live_with_the_graph_and_follow_their_weight():
+    shape = Convolution((1, 16, 14, 14), (32, 16, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
+    x, weight, bias = tensors(shape)
+    with torch.inference_mode(False):
+        weight = torch.nn.Parameter(weight.clone())
+    plan = Conv2dPlan("direct", shape, DEVICE, candidates("direct", shape)[0])
+    outputs: list[torch.Tensor] = []
+    with graphs.capture(lambda: outputs.append(plan.run(x, weight, bias))) as captured:
+        with torch.inference_mode(False), torch.no_grad():
+            weight.mul_(2)
+        plan.run(x, weight, bias)  # packs them again, where the graph reads them
+        plan.close()
+        filling = [torch.full((2**20,), torch.nan, device=DEVICE) for _ in range(64)]
+        captured.replay()
+        torch.cuda.synchronize()
+        expected = exact(shape, x, weight, bias)
+        assert float((outputs[-1] - expected).norm() / expected.norm()) < 1e-5
+        del filling
+
+
 def test_the_first_call_must_not_be_captured():
     _, model = swapped("direct")
     given = torch.zeros(1, 16, 15, 13, device=DEVICE)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from fakes import ENVIRONMENT
 from torch import nn
+from triton.runtime.errors import OutOfResources
 
 from convscope.distributed import Ranks
 from convscope.errors import InputError, MissingError, WorkerError
@@ -158,6 +159,13 @@ def test_a_process_that_is_gone_at_the_last_question_is_a_row_too(
     monkeypatch.setattr(LocalRunner, "peak_memory_bytes", gone)
     row = run(tmp_path, engines=("eager",), batch_sizes=(1,)).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "its process was ended")
+
+
+def test_a_kernel_that_does_not_fit_the_card_is_a_row(tmp_path: Path, engine: Any):
+    refusal = OutOfResources(300_000, 232_448, "shared memory")
+    engine("large", error=refusal)
+    row = run(tmp_path, engines=("large",), batch_sizes=(1,)).iloc[0]
+    assert (row["status"], row["reason"]) == ("unsupported", str(refusal))
 
 
 def test_an_error_that_is_nobodys_own_is_not_hidden(tmp_path: Path, engine: Any):

@@ -9,6 +9,7 @@ from pathlib import Path
 import fakes
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from convscope.convolution import swap
 from convscope.distributed import Ranks
@@ -142,6 +143,15 @@ def test_out_of_memory_is_a_row_and_the_next_cell_is_trained(tmp_path: Path, mon
     assert table[["batch_size", "status"]].to_numpy().tolist() == [[8, "oom"], [4, "ok"]]
     assert table["reason"][0] == "CUDA out of memory. Tried to allocate 20.00 GiB."
     assert table.loc[0, ["step_ms", "throughput_samples_per_s", "loss"]].isna().all()
+
+
+def test_a_kernel_that_does_not_fit_the_card_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    refusal = OutOfResources(300_000, 232_448, "shared memory")
+    monkeypatch.setattr(Trainer, "train", lambda self, meter: (_ for _ in ()).throw(refusal))
+    made = study(tmp_path)
+    made.run()
+    row = made.store.read("training").iloc[0]
+    assert (row["status"], row["reason"]) == ("unsupported", str(refusal))
 
 
 def test_an_error_that_is_not_a_cells_own_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

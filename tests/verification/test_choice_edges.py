@@ -117,7 +117,7 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: released.append(swapped.name))
-    subject = SimpleNamespace(run=run(), given=None)
+    subject = SimpleNamespace(run=run(), given=torch.zeros(1))
     times = choice._rounds(subject, bench, swapped, noted.append, range(3), ["fft", "gemm"])
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]

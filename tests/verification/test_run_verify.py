@@ -7,6 +7,7 @@ import types
 import pytest
 import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
+from triton.runtime.errors import OutOfResources
 
 import run_verify
 from convscope.convolution import models
@@ -106,3 +107,18 @@ def test_on_a_gpu_each_of_all_models_has_a_process_of_its_own(
     assert len(commands) == asked
     last = run_verify.parser().parse_args(commands[-1][2:])
     assert (last.model, last.choice) == (models.MODELS[asked - 1], True)
+
+
+@pytest.mark.parametrize("question", [["--algorithm", "direct"], ["--choice"]])
+def test_a_kernel_that_does_not_fit_the_card_is_one_line(
+    question: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    refusal = OutOfResources(300_000, 232_448, "shared memory")
+
+    def refuse(*arguments: object) -> None:
+        raise refusal
+
+    monkeypatch.setattr(run_verify, "_verify", refuse)
+    monkeypatch.setattr(run_verify, "_tabulate", refuse)
+    assert run_verify.main(["--model", "alexnet", "--device", "cpu", *question]) == 1
+    assert capsys.readouterr().err == f"run_verify.py: alexnet: unsupported: {refusal}\n"

@@ -65,10 +65,10 @@ def fastest(
         the runner of the fastest variant, the variant, and the number of variants that could be timed.
 
     Raises:
-        RuntimeError: that of the first variant, where none works.
+        Exception: that of the first variant, where none works.
     """
     trials: list[_Trial] = []
-    errors: list[RuntimeError] = []
+    errors: list[Exception] = []
     with contextlib.ExitStack() as threads:
         for step in ({}, *steps):
             plain = trials[0].variant if trials else Variant()
@@ -77,7 +77,7 @@ def fastest(
             try:
                 trial.time_ms = trial.run(lambda variant=variant: _time_ms(build(variant)))  # type: ignore[misc]
                 trials = sorted([*trials, trial], key=lambda each: each.time_ms)
-            except RuntimeError as error:
+            except Exception as error:
                 if failures.classify(error) is None:
                     raise
                 errors.append(error.with_traceback(None))  # which would keep the model alive

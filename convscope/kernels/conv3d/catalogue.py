@@ -53,6 +53,7 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
         NotImplementedError: the kernels cannot do it.
     """
 
+    packs_in_graphs = True  # in a captured training step they change with each replay
     _keyed_by = ("dtype", "math")
 
     def __init__(
@@ -70,9 +71,6 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
     ) -> torch.Tensor:
         y: torch.Tensor = self._kernel.convolve(x, packed, self.shape, blocks)
         return y if bias is None else y.add_(bias.view(1, -1, 1, 1, 1))
-
-    def _refuse_capture(self, weight: torch.Tensor) -> None:
-        """Allow it: a captured training step packs its filters in the graph, as they change with each replay."""
 
     def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks3d:
         if self._cache is None or self.algorithm != gemm.NAME:  # the others have one block shape

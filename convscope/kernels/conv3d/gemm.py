@@ -194,7 +194,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     slices = blocks.variant == "slices"
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // (seen.kernel[0] if slices else 1)
-    size, block = [seen.images, *seen.size, seen.channels * seen.groups], [1 if slices else box_d, box_h, box_w]
+    size, block = [seen.images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
     view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     kernel, variant = gemm_boxes, {"BOX_D": box_d}

@@ -29,9 +29,9 @@ NAME = "gemm pipelined"
 def gemm_pipelined(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
-    pitch_n, pitch_d, pitch_h, pitch_w, share,
+    pitch_n, pitch_d, pitch_h, pitch_w, window, share,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters over `share` steps of the sum; program ids are (block, group, split)."""
     group, split = tl.program_id(1), tl.program_id(2)
@@ -53,7 +53,10 @@ def gemm_pipelined(
     for _ in range(first, last):
         there = ((depths >> r) & (rows >> s) & (columns >> t) & 1) != 0
         shift = (r * dil_d * pitch_d + s * dil_h * pitch_h + t * dil_w * pitch_w) * LANES + start * BLOCK_C
-        values = tl.load(seen + shift, mask=there[:, None], other=0.0)
+        mask = there[:, None]
+        if FOLDED:
+            mask = mask & (start * (BLOCK_C // LANES) + c // LANES < window)[None, :]
+        values = tl.load(seen + shift, mask=mask, other=0.0)
         acc = tl.dot(values, tl.trans(tl.load(filters)), acc, input_precision=PRECISION)
         filters += BLOCK_C
         start += 1

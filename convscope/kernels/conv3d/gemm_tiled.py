@@ -30,9 +30,9 @@ NAME = "gemm tiled"
 def gemm_tiled(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
-    pitch_n, pitch_d, pitch_h, pitch_w,
+    pitch_n, pitch_d, pitch_h, pitch_w, window,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group). Pitches are in units of LANES elements."""
     group = tl.program_id(1)
@@ -51,7 +51,10 @@ def gemm_tiled(
         there = there & (column + t >= 0) & (column + t < size_w)
         tap_at = seen + (r * pitch_d + s * pitch_h + t * pitch_w) * LANES
         for start in range(0, channels, BLOCK_C):
-            values = tl.load(x + tap_at[:, None] + (start + c)[None, :], mask=there[:, None], other=0.0)
+            mask = there[:, None]
+            if FOLDED:
+                mask = mask & (start // LANES + c // LANES < window)[None, :]
+            values = tl.load(x + tap_at[:, None] + (start + c)[None, :], mask=mask, other=0.0)
             acc = tl.dot(values, tl.trans(tl.load(filters)), acc, input_precision=PRECISION)
             filters += BLOCK_C
     image_at = (image * groups + group) * kernels * out_plane

@@ -7,6 +7,8 @@ call, inside what is timed), and the filters to [filter, tap, channel] once.
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
 memory whose rows overlap has KW · C channels and a kernel of width 1 (`Problem.folded`). Nothing is copied for it.
+Where KW · C is no multiple of 16 a step goes on into the next pixels (`Problem.window`). Their filters are zero, which
+is not enough: zero times infinity is NaN. So they are read as zeros, by a mask or by the limits of the descriptor.
 """
 
 from __future__ import annotations
@@ -63,7 +65,8 @@ class Problem:
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     images, planes, rows and pixels, in elements. `rows` is how many pixels a row of the copied input has, `left` how
-    many of them are zeros in front, `copied` how many channels.
+    many of them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
+    own; where it is folded the others are the next pixels'.
     """
 
     groups: int
@@ -81,6 +84,7 @@ class Problem:
     rows: int
     left: int
     folded: bool
+    window: int
 
     @property
     def taps(self) -> int:
@@ -114,17 +118,19 @@ def problem(shape: Convolution) -> Problem:
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
     if folded:
         copied = _up(channels, lanes(shape))
-        seen = _up(kernel[2] * copied, LEAST_CHANNELS)
+        window = kernel[2] * copied
+        seen = _up(window, LEAST_CHANNELS)
         # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
         rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
         step, left, width = stride[2], padding[2], output[2]
         kernel, stride, padding = (*kernel[:2], 1), (*stride[:2], 1), (*padding[:2], 0)
     else:
         seen, rows, step, left = _up(channels, LEAST_CHANNELS), width, 1, 0
+        window = seen
         copied = seen * groups
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
     return Problem(groups, shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-                   dilation, output, pitch, copied, rows, left, folded)  # fmt: skip
+                   dilation, output, pitch, copied, rows, left, folded, window)  # fmt: skip
 
 
 def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
@@ -243,7 +249,7 @@ def by_axis(*names: str) -> list[str]:
 # What kernels take of a shape: one binary serves all sizes.
 _OPTIONS = by_axis("out", "kernel", "stride", "pad", "dil")
 PLANAR_SIZES = ["channels", "kernels", "groups", "pixels", "w_rows", "w_pitch", *by_axis("in"), *_OPTIONS]
-CHANNELS_LAST_SIZES = [*PLANAR_SIZES, "share", "pitch_n", *by_axis("size", "pitch")]
+CHANNELS_LAST_SIZES = [*PLANAR_SIZES, "window", "share", "pitch_n", *by_axis("size", "pitch")]
 
 
 def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int) -> torch.Tensor:
@@ -276,16 +282,17 @@ def launch_channels_last(
 ) -> torch.Tensor:
     """Convolve N × C × D × H × W by a kernel for channels-last memory; its program ids are (block, group, split).
 
-    It takes the pitches of `Problem` in units of 16 bytes, which all of them are, and after them `last`.
+    It takes the pitches and the window of `Problem` in units of 16 bytes, which all of them are, and after them `last`.
     """
     copied, y, seen = channels_last(x, shape), split_output(x, shape, blocks.splits), problem(shape)
     grid = triton.cdiv(seen.pixels, blocks.pixels) * triton.cdiv(seen.filters, blocks.filters)
     kernel[grid, seen.groups, blocks.splits](
         copied, packed, y, seen.groups, seen.filters, seen.channels, *seen.size, *seen.output, *seen.kernel,
         *seen.stride, *seen.padding, *seen.dilation, seen.pixels, packed.shape[1], packed.shape[2] // blocks.depth,
-        *(pitch // lanes(shape) for pitch in seen.pitch), *last, BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters,
-        BLOCK_C=blocks.depth, PRECISION=precision(shape), LANES=lanes(shape), VECTOR=vector(shape),
-        LONG=is_long(copied, y[0]), num_warps=blocks.warps, num_stages=blocks.stages,
+        *(count // lanes(shape) for count in (*seen.pitch, seen.window)), *last, BLOCK_P=blocks.pixels,
+        BLOCK_K=blocks.filters, BLOCK_C=blocks.depth, PRECISION=precision(shape), LANES=lanes(shape),
+        VECTOR=vector(shape), LONG=is_long(copied, y[0]), FOLDED=seen.folded, num_warps=blocks.warps,
+        num_stages=blocks.stages,
     )  # fmt: skip
     return add_splits(y, x.dtype)
 

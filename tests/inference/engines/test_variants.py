@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from convscope.inference.engines import variants
 from convscope.inference.engines.variants import FUSED_STEPS, GRAPH_STEPS, Variant
@@ -72,10 +73,17 @@ def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple
     assert not any(engine.thread.is_alive() for engine in (plain, searched, kept))
 
 
-def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]]):
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        RuntimeError("GET was unable to find an engine to execute this computation"),
+        OutOfResources(300_000, 232_448, "shared memory"),
+    ],
+)
+def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]], refusal: Exception):
     def time_ms(variant: Variant) -> float:
         if not variant.channels:
-            raise RuntimeError("GET was unable to find an engine to execute this computation")
+            raise refusal
         return 1.0 + variant.channels
 
     _, variant, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)

@@ -1,0 +1,29 @@
+"""Rounding to TF32, the 19 bits of a float32 that the matrix unit reads, in a kernel and on the host.
+
+The matrix unit cuts the other 13 bits off. Cutting makes every product a little too small, which adds up from layer to
+layer; rounding errors do not. So both factors are rounded to the nearest such number before: half of the last digit
+that stays is added to the bits, and those below it are cleared. A NaN is no number to add to: 0x7fffffff, the NaN that
+a GPU computes, would become -0, and one with low bits only an infinity. It stays a NaN, one that cutting leaves one.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+_HALF = tl.constexpr(0x1000)
+_KEPT = tl.constexpr(-0x2000)
+
+
+@triton.jit
+def rounded_block(v):
+    """Round a block of float32 numbers."""
+    nearest = ((v.to(tl.int32, bitcast=True) + _HALF) & _KEPT).to(tl.float32, bitcast=True)
+    return tl.where(v == v, nearest, float("nan"))
+
+
+def rounded(values: torch.Tensor) -> torch.Tensor:
+    """Round a tensor of float32 numbers."""
+    nearest = ((values.view(torch.int32) + _HALF.value) & _KEPT.value).view(torch.float32)
+    return torch.where(values.isnan(), torch.nan, nearest)
