@@ -260,7 +260,8 @@ class Swapped:
 class Bench:
     """A bench that has nothing to give back."""
 
-    layer_times_ms = None
+    def layer_times_ms(self, given: torch.Tensor, place: int) -> list[float]:
+        return [1.0]
 
     def release(self) -> None:
         return None
