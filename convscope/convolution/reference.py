@@ -53,8 +53,10 @@ def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor,
     images at a time, so that little memory is needed.
     """
     exact = reference_of(module)
+    if given.dim() == 3:
+        given, output = given.unsqueeze(0), output.unsqueeze(0)
     image_bytes = _WIDE_BYTES * (given[:1].numel() + output[:1].numel())
-    count = max(1, _CHUNK_BYTES // max(1, image_bytes)) if plain and given.dim() == 4 else len(given)
+    count = max(1, _CHUNK_BYTES // max(1, image_bytes)) if plain else len(given)
     parts = zip(given.split(count), output.split(count), strict=True)
     distances = [_squared_norms(result, exact(some.double())) for some, result in parts]
     return _ratio(*map(sum, zip(*distances, strict=True)))

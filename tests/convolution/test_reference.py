@@ -9,7 +9,13 @@ from torch import nn
 
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
-from convscope.convolution.reference import allowed_error, cut_to_tf32, relative_distance, rounding_error
+from convscope.convolution.reference import (
+    allowed_error,
+    cut_to_tf32,
+    relative_distance,
+    relative_error,
+    rounding_error,
+)
 
 SIDE_PX = 64
 
@@ -89,3 +95,12 @@ def test_a_model_that_leaves_the_range_of_a_type_has_no_tolerance():
 def test_tf32_keeps_ten_digits_and_cuts_the_rest_off():
     given = torch.tensor([1 + 2.0**-10 + 2.0**-11, -(1 + 2.0**-9 + 2.0**-23), 2.0**-100 * (1 + 2.0**-11)])
     assert cut_to_tf32(given).tolist() == [1 + 2.0**-10, -(1 + 2.0**-9), 2.0**-100]
+
+
+def test_an_image_without_a_batch_is_compared_as_a_batch_of_one():
+    conv = nn.Conv2d(3, 8, 3)
+    image = torch.randn(3, 9, 9)
+    with torch.inference_mode():
+        error = relative_error(conv, image, conv(image))
+        assert error == relative_error(conv, image[None], conv(image[None]))
+        assert relative_error(conv, image, 2 * conv(image)) == pytest.approx(1.0, abs=1e-4)

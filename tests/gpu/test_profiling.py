@@ -32,8 +32,7 @@ def test_a_run_has_every_figure_and_what_ran_is_what_was_asked_for(tmp_path: Pat
     assert layers["span_ms"].notna().all()
     assert (layers["kernel_ms"] <= layers["span_ms"] + 1e-6).all()
     assert layers["kernels"].map(lambda text: bool(json.loads(text))).all()
-    assert layers[layers["input_size"] == 64]["relative_error"].lt(3e-3).all()
-    assert layers[layers["input_size"] == 96]["relative_error"].isna().all()
+    assert layers["relative_error"].lt(3e-3).all()
 
 
 def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path: Path):
