@@ -134,7 +134,7 @@ def test_tensors_that_lie_otherwise_than_the_layout_are_copied_and_counted(
         for given in (X, last):
             engine.forward(given, weight, None, *PADDED, "gemm")
     assert [execution.copied_input_bytes for execution in executions] == [X.nbytes * times for times in copied]
-    assert engine.made[0].ran == [(True, True)] * 2
+    assert [lies_right for lies_right, _ in engine.made[0].ran] == [True] * 2
 
 
 @pytest.mark.parametrize(("layout", "memory"), backends.LAYOUTS.items())

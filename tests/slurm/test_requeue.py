@@ -56,6 +56,7 @@ def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(clust
         pd.testing.assert_frame_equal(disturbed, undisturbed)
 
 
+@pytest.mark.long
 def test_a_job_is_put_back_three_times_at_most_and_then_says_how_to_go_on(cluster: Cluster, flows: Flows):
     (job,) = cluster.submit("./3_full_run.sh", "alexnet", "smm", "cpu", *LONG, SLURM_RESTART_COUNT="3")
     folder = cluster.results("3_full", "alexnet_smm_cpu")
