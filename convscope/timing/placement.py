@@ -21,16 +21,16 @@ _BLOCK_BYTES_MOST = 32 * 2**20
 
 @contextlib.contextmanager
 def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.Tensor]:
-    """Move a model's weights and buffers, and yield its input, moved too; what is captured inside lies elsewhere too.
+    """Move a model's weights and buffers for the length of the block, and yield its input, moved too.
 
-    Free memory is broken up first: of some blocks of random sizes a random half is kept for the length of the block.
-    The model stays where it is put. Graphs of it that were captured before must not be replayed any more.
+    What is captured inside lies elsewhere too: free memory is broken up first, and of some blocks of random sizes a
+    random half is kept until the end. Then the model is back where it was.
 
     Args:
         index: number of the placement; 0 leaves everything where it is, as does a model on a CPU.
 
     Raises:
-        torch.OutOfMemoryError: no room for a second copy of a weight, or for the blocks (at most 0.8 GB).
+        torch.OutOfMemoryError: no room for a second copy of the weights, or for the blocks (at most 0.8 GB).
     """
     if index == 0 or not given.is_cuda:
         yield given
@@ -41,9 +41,12 @@ def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.T
     held = drawn.sample(blocks, _BLOCKS // 2)
     del blocks
     torch.cuda.empty_cache()
-    for tensor in itertools.chain(model.parameters(), model.buffers()):
-        tensor.data = tensor.data.clone()
+    homes = [(tensor, tensor.data) for tensor in itertools.chain(model.parameters(), model.buffers())]
     try:
+        for tensor, home in homes:
+            tensor.data = home.clone()
         yield given.clone()
     finally:
+        for tensor, home in homes:
+            tensor.data = home
         held.clear()

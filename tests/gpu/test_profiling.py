@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from convscope.errors import InputError
-from convscope.timing import trace
+from convscope.timing import placement, trace
 from convscope.timing.layer_times import SPAN_METHOD
 from profiler import UnifiedProfiler
 
@@ -111,3 +111,19 @@ def test_memory_returns_to_its_level_after_each_size(tmp_path: Path):
 def test_another_card_than_asked_for_is_refused():
     with pytest.raises(InputError, match="the card that is here is"):
         UnifiedProfiler("alexnet", "gemm", gpu="k80")
+
+
+def test_a_placement_moves_weights_buffers_and_input_and_puts_the_model_back():
+    model, given = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8)).cuda(), torch.ones(1, 3, 9, 9)
+    given = given.cuda()
+
+    def addresses() -> list[int]:
+        return [tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())]
+
+    with torch.inference_mode():
+        home, expected = addresses(), model.eval()(given)
+        with placement.moved(model, given, 1) as there:
+            assert not set(home) & set(addresses())
+            assert there.data_ptr() != given.data_ptr()
+            assert torch.equal(model(there), expected)
+        assert addresses() == home
