@@ -39,15 +39,16 @@ MODULES = {
     "convolution": "roofline tolerance",
     "inference": "loadgen",
     "power": "energy sampler",
-    "profiling": "compare measurement",
+    "profiling": "compare judgement measurement",
     "storage": "environment files lock mending paths schema store table",
-    "timing": "layer_times summary",
+    "timing": "completions layer_times summary",
     "verification": "choice support verdict",
 }
 MORE_TESTS = {
     "cluster/progress": "cluster/test_status*",
     "convolution/roofline": "convolution/test_hardware_limit*",
     "power": "power/test_meter*",
+    "profiling/judgement": "profiling/test_compare*",
     "storage": "storage/test_cells* storage/test_damage* storage/test_store*",
     "storage/environment": "",
     "storage/lock": "",
