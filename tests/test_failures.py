@@ -363,4 +363,4 @@ def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path, count: int)
     seen = [int(each) for each in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
     means = [sum(seen[at : at + count]) / count for at in range(count, 4 * count, count)]
     grown = min(later - earlier for earlier, later in itertools.pairwise(means))
-    assert grown < count * 5_000, f"{grown / 1e6:.2f} MB in {count} sizes"
+    assert grown < count * 20_000, f"{grown / 1e6:.2f} MB in {count} sizes"
