@@ -85,9 +85,7 @@ def _asked(ask: Callable[[argparse.Namespace, str], int], options: argparse.Name
     except StopError:
         raise
     except Exception as error:
-        failure = failures.classify(error)
-        if failure is None:
-            raise
+        failure = failures.of_cell(error, find_device(options.device), model)
         smaller = " Choose a smaller --batch-size or --input-size." if failure.status == "oom" else ""
         note_by(NAME)(f"{model}: {failure.status}: {failure.reason}{smaller}")
         return 1

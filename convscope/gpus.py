@@ -85,3 +85,9 @@ def matches(wanted: str, device_name: str) -> bool:
     """Tell whether `wanted` ("h200", "H200", "nvidia h200") names the device with this driver's name."""
     plain = wanted.strip().lower()
     return plain in (label(device_name), device_name.lower(), device_name.lower().removeprefix("nvidia ").strip())
+
+
+def slowed_by(throttle_reasons: str | None) -> list[str]:
+    """Return the causes in a row's column that slowed a card down; a power limit, normal on many, shows in clocks."""
+    every = (throttle_reasons or "none").split(", ")
+    return [cause for cause in every if cause not in ("none", "power cap")]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convscope.gpus import slowed_by
 from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 HISTORY = "jobs.log"
@@ -105,7 +106,7 @@ def read(path: Path, stage: str) -> Progress | None:
         bad=Counter(row.status for row in bad),
         reason=bad[-1].reason if bad else "",
         fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
-        throttled=sum(row.throttle_reasons not in ("", "none") for row in rows),
+        throttled=sum(bool(slowed_by(row.throttle_reasons)) for row in rows),
         slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
         job=job,
         written_s=_last_write(path),

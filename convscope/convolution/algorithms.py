@@ -151,6 +151,17 @@ def why_not_by_provider(algorithm: Algorithm, provider: str) -> str | None:
     return f"{algorithm.name} is not one of {provider}'s"
 
 
+def why_not_by_module(name: str, layer: Layer) -> str | None:
+    """Return what a layer's module does besides the convolution that an algorithm computes, or None for nothing."""
+    if layer.peculiarity:
+        return f"only plain convolutions can be replaced, and {layer.peculiarity}"
+    if layer.padding_mode != "zeros":
+        return f"{name} pads with zeros only, not {layer.padding_mode!r}"
+    if layer.uneven_padding:
+        return f"{name} pads both sides alike: padding 'same' needs an odd extent of the kernel"
+    return None
+
+
 def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str | None:
     """Return why a layer cannot use the algorithm on this kind of device, or None where no rule is against it."""
     if algorithm.name == "torch":
@@ -158,12 +169,8 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
     no_device = why_not_on_device(algorithm, device_type)
     if no_device:
         return no_device
-    if layer.peculiarity:
-        return f"only plain convolutions can be replaced, and {layer.peculiarity}"
-    if layer.padding_mode != "zeros":
-        return f"{algorithm.name} pads with zeros only, not {layer.padding_mode!r}"
-    if layer.uneven_padding:
-        return f"{algorithm.name} pads both sides alike: padding 'same' needs an odd extent of the kernel"
+    if by_module := why_not_by_module(algorithm.name, layer):
+        return by_module
     if device_type == "cpu":
         return None if layer.groups == 1 else "ai3 has no grouped convolution on a CPU"
     return algorithm.rule(layer)

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from scipy.special import stdtr, stdtrit
 
+from convscope.gpus import slowed_by
 from convscope.profiling.rows import OverallRow, Row
 from convscope.timing.summary import CONFIDENCE
 
 THERMAL_PCT = 1.0  # of a window: a card that heat slowed for less of it lost less time than that
-_NOT_BY_ITSELF = ("none", "power cap")  # the clocks say what a power limit did
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _throttle(row: OverallRow) -> str:
     heat_pct = row.throttle_thermal_pct
     if heat_pct is not None and heat_pct >= THERMAL_PCT:
         return f"{heat_pct:.0f} % of the window by heat"
-    every = [reason for reason in (row.throttle_reasons or "none").split(", ") if reason not in _NOT_BY_ITSELF]
+    every = slowed_by(row.throttle_reasons)
     return ", ".join(reason for reason in every if heat_pct is None or "thermal" not in reason)
 
 

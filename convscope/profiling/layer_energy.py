@@ -96,7 +96,8 @@ def measure(
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     energies = []
     for layer, call in zip(layers, calls, strict=True):
-        key = (layer.cost_key, getattr(call.module, "algorithm", "torch"))
+        copied = not call.given.is_contiguous()
+        key = (layer.cost_key, copied, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
             measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), given.device)
         energies.append(measured[key])

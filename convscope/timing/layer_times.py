@@ -9,7 +9,7 @@ from statistics import median
 from typing import Protocol
 
 from convscope.timing import graphs
-from convscope.timing.graphs import Captured, EventTimer, LaunchHider, ReplayLoad
+from convscope.timing.graphs import Captured, EventTimer, LaunchHider
 from convscope.timing.summary import PlacedSummary, summarize_placed
 from convscope.timing.trace import LayerTrace
 
@@ -23,7 +23,7 @@ class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
 _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card: an empty pair alone reads 1.3 µs on an H200
-# Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/h200.md).
+# Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3
 _GAP_DOUBT_MS = 0.15e-3  # that tracing adds to a gap between two kernels, there
 SPAN_METHOD = "cupti span in a replay, in a process of its own"
@@ -42,11 +42,6 @@ class LayerTimes:
     added_ms: list[float]
     repeated: int
     overfull: int = 0
-
-    @property
-    def method(self) -> str:
-        """The name of this way of timing for the tables."""
-        return graphs.replay_method(self.overfull)
 
     @property
     def pair_overhead_us(self) -> float:
@@ -81,12 +76,11 @@ def layer_times(
 
 @dataclass(frozen=True)
 class InstrumentedPass:
-    """A pass as two graphs in the same memory, one with a pair of events around each layer; `load` replays `plain`."""
+    """A pass as two graphs in the same memory, one with a pair of events around each layer."""
 
     plain: Captured
     with_events: Captured
     timer: LayerTimer
-    load: ReplayLoad
 
     def times(self, samples: int, warmup: int = 0) -> LayerTimes:
         """Time the pass and its layers after `warmup` replays of both graphs."""
@@ -103,7 +97,8 @@ def instrumented(plain: Captured, step: Callable[[], object], timer: LayerTimer)
     The graph with events exists for the length of the block: CUPTI must never see it.
     """
     with graphs.capture(step, timer, memory_of=plain) as with_events:
-        yield InstrumentedPass(plain, with_events, timer, graphs.settle(plain))
+        graphs.settle(plain)
+        yield InstrumentedPass(plain, with_events, timer)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Placement of a pass in a GPU's memory: weights, buffers and input moved, so that one place does not decide a time.
 
-The same kernels take some percent longer in one place than in another (docs/h200.md). A figure therefore rests on
+The same kernels take some percent longer in one place than in another (docs/timing.md). A figure therefore rests on
 several placements, and its interval covers the spread between them.
 """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -78,11 +78,16 @@ def survey(
     device = subject.given.device
     capability = torch.cuda.get_device_capability(device)
     limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
+
+    def on_card(layer: Layer) -> list[Outcome]:
+        found = _Trial(layer, device, dtype).every(limit_bytes)
+        release(device)
+        return found
+
     outcomes: dict[tuple[object, ...], list[Outcome]] = {}
     for layer in subject.layers:
         if layer.cost_key not in outcomes:
-            outcomes[layer.cost_key] = _Trial(layer, device, dtype).every(limit_bytes)
-            release(device)
+            outcomes[layer.cost_key] = outcomes_of(layer, capability, dtype, on_card)
     return [
         row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), siblings)
         for layer in subject.layers
@@ -98,6 +103,19 @@ class Outcome:
     algorithm: str
     answer: Answer
     kernels: Mapping[str, int] | None = None
+
+
+def outcomes_of(
+    layer: Layer, capability: tuple[int, int], dtype: str, on_card: Callable[[Layer], list[Outcome]]
+) -> list[Outcome]:
+    """Return the outcome of each algorithm for a layer; the card is asked only where the layer is a plain convolution.
+
+    Args:
+        on_card: asks the card.
+    """
+    if algorithms.why_not_by_module(ALGORITHMS[0], layer):  # the same for each: no card can know of it
+        return [Outcome(name, predict(layer, name, capability, dtype)) for name in ALGORITHMS]
+    return on_card(layer)
 
 
 def row(

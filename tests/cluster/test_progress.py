@@ -51,7 +51,9 @@ def test_a_document_of_an_older_version_has_its_sizes_in_the_request(tmp_path: P
     assert found.sizes == (64,)
 
 
-@pytest.mark.parametrize(("said", "count"), [("", 0), ("none", 0), ("power cap", 1)])
+@pytest.mark.parametrize(
+    ("said", "count"), [("", 0), ("none", 0), ("power cap", 0), ("power cap, hardware thermal slowdown", 1)]
+)
 def test_a_size_counts_as_throttled_only_where_something_throttled_it(tmp_path: Path, said: str, count: int):
     found = progress.read(written(tmp_path, throttle_reasons=said), "1_sanity")
     assert found is not None

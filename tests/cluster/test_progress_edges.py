@@ -39,7 +39,7 @@ def test_rows_are_counted_by_size_status_and_the_worst_of_each_figure(tmp_path: 
         tmp_path,
         "64,ok,,2,none,1.5",
         "96,oom,needs 90 GB,,,",
-        "128,failed,it broke,11.0,power cap,9e-1",
+        "128,failed,it broke,11.0,power brake,9e-1",
         "160,failed,of another run,99,thermal,99",
     )
     assert (read.sizes, read.done, read.bad) == ((64, 96, 128), 3, Counter(oom=1, failed=1))

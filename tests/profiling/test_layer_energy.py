@@ -78,6 +78,17 @@ def test_each_distinct_shape_is_replayed_once_and_the_rest_of_the_pass_after_the
     assert len(steps) == 3
 
 
+def test_a_layer_whose_input_must_be_copied_is_not_the_same_as_one_whose_input_lies_right(
+    steps: list, monkeypatch: pytest.MonkeyPatch
+):
+    def forward(model: Model, given: torch.Tensor) -> torch.Tensor:
+        return model.second(model.first(given).to(memory_format=torch.channels_last))
+
+    monkeypatch.setattr(Model, "forward", forward)
+    measured()
+    assert len(steps) == 3
+
+
 def call_counts(steps: list) -> list[int]:
     """Return how many convolutions each captured step runs."""
     counts = []

@@ -10,6 +10,7 @@ from ai3.swap_torch import Conv2D as SwappedConv2d
 from triton.runtime.errors import OutOfResources
 
 import run_verify
+from convscope import failures
 from convscope.convolution import models
 
 
@@ -122,3 +123,13 @@ def test_a_kernel_that_does_not_fit_the_card_is_one_line(
     monkeypatch.setattr(run_verify, "_tabulate", refuse)
     assert run_verify.main(["--model", "alexnet", "--device", "cpu", *question]) == 1
     assert capsys.readouterr().err == f"run_verify.py: alexnet: unsupported: {refusal}\n"
+
+
+def test_a_lost_gpu_ends_with_its_own_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    def lose(*arguments: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(run_verify, "_verify", lose)
+    monkeypatch.setattr(failures, "device_fault", lambda device: "ECC")
+    assert run_verify.main(["--model", "alexnet", "--device", "cpu", "--algorithm", "direct"]) == 70
+    assert capsys.readouterr().err.startswith("run_verify.py: alexnet: the GPU is lost (ECC)")

@@ -43,6 +43,26 @@ def test_fft_and_winograd_are_for_two_types_only():
     assert support.predict(layer(), "gemm", HOPPER, "float64").status == support.OK
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"peculiarity": "Standardized has a forward of its own"}, "only plain convolutions can be replaced"),
+        ({"padding_mode": "reflect"}, "gemm pads with zeros only"),
+        ({"uneven_padding": True}, "gemm pads both sides alike"),
+    ],
+)
+def test_a_card_is_not_asked_about_what_it_cannot_see_of_a_module(changes: dict[str, Any], reason: str):
+    found = {one.algorithm: one.answer for one in support.outcomes_of(layer(**changes), HOPPER, "float32", lambda _: [])}
+    assert found["gemm"].status == support.SHAPE
+    assert (found["gemm"].reason or "").startswith(reason)
+    assert set(found) == set(support.ALGORITHMS)
+
+
+def test_a_card_is_asked_about_a_plain_convolution():
+    answers = [Outcome("gemm", Answer(support.OK))]
+    assert support.outcomes_of(layer(), HOPPER, "float32", lambda _: answers) == answers
+
+
 def rows(*found: Outcome, predicted: str = support.OK) -> list[support.SupportRow]:
     made = run(device="cuda:0", input_sizes=(224,))
     return [
