@@ -52,7 +52,9 @@ def test_fft_and_winograd_are_for_two_types_only():
     ],
 )
 def test_a_card_is_not_asked_about_what_it_cannot_see_of_a_module(changes: dict[str, Any], reason: str):
-    found = {one.algorithm: one.answer for one in support.outcomes_of(layer(**changes), HOPPER, "float32", lambda _: [])}
+    found = {
+        one.algorithm: one.answer for one in support.outcomes_of(layer(**changes), HOPPER, "float32", lambda _: [])
+    }
     assert found["gemm"].status == support.SHAPE
     assert (found["gemm"].reason or "").startswith(reason)
     assert set(found) == set(support.ALGORITHMS)
