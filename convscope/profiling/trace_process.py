@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import Pipe
@@ -17,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from torch import nn
 
 from convscope.convolution import backends, models, swap
 from convscope.convolution.operator import release
@@ -26,7 +28,8 @@ from convscope.storage.paths import ROOT
 from convscope.timing import graphs, placement, trace
 from convscope.timing.trace import LayerTrace
 
-TRACED_REPLAYS = 4  # in each placement
+TRACED_REPLAYS = 4  # in each placement, where they do not take longer than this:
+_RECORDING_S = 20.0  # a pass by FFT may have tens of thousands of kernels, and each takes its time to be recorded
 _STARTING_S = 120.0
 _TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph) must not hold up a study
 _ENDING_S = 10.0
@@ -127,33 +130,56 @@ class _Tracer:
     def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
         if self._device.type == "cpu":
             return [], trace.CPU_REASON
-        recordings: list[list[dict[str, Any]]] = []
+        recording = _Recording(self._model, len(self._placements))
         try:
             with self._settings():
                 self._swap.apply(algorithms)
                 given = models.images(self._run.batch_size, size, self._run.seed).to(self._device)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
-                        recordings.append(self._recorded(there, alone=bool(recordings)))
+                        recording.add(there)
                     release(self._device)
         except torch.OutOfMemoryError:
             release(self._device)
-            if not recordings:
+            if not recording.eager:
                 return [], "the process that traces was out of memory"
         except RuntimeError as error:
             return [], f"the pass cannot be traced: {str(error).splitlines()[0]}"
         try:
-            return trace.by_layer(recordings[0], TRACED_REPLAYS, recordings[1:]), None
+            return trace.by_layer(recording.eager, recording.placements, recording.replays), None
         except TraceMissingError as error:
             return [], str(error)
 
-    def _recorded(self, given: torch.Tensor, alone: bool) -> list[dict[str, Any]]:
-        """Record replays of a pass, alone or after an eager one that says which kernels are whose."""
+
+class _Recording:
+    """Traces of one pass: an eager one, which says whose each kernel is, and replays in one placement after another.
+
+    `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`.
+    """
+
+    def __init__(self, model: nn.Module, placements: int) -> None:
+        self._model, self._count = model, placements
+        self.eager: list[dict[str, Any]] = []
+        self.placements: list[list[dict[str, Any]]] = []
+        self.replays = TRACED_REPLAYS
+
+    def add(self, given: torch.Tensor) -> None:
+        """Trace the pass of this input where it lies, unless replays would take too long."""
+        if not self.replays:
+            return
         with graphs.capture(partial(self._model, given)) as plain:
             graphs.settle(plain)
-            if alone:
-                return trace.record_replays(plain.replay, TRACED_REPLAYS)
-            return trace.record_layers(self._model, given, plain.replay, TRACED_REPLAYS)
+            if not self.eager:
+                began_s = time.monotonic()
+                self.eager = trace.record_layers(self._model, given)
+                self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
+            if self.replays:
+                self.placements.append(trace.record_replays(plain.replay, self.replays))
+
+
+def replays_within(budget_s: float, pass_s: float, placements: int) -> int:
+    """Return how many replays to trace in each placement, 0 to `TRACED_REPLAYS`, if a traced pass takes `pass_s`."""
+    return min(TRACED_REPLAYS, int(budget_s / (pass_s * placements)))
 
 
 def main(descriptor: str) -> None:

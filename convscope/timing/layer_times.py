@@ -118,9 +118,10 @@ def layer_time(events_ms: Sequence[Sequence[float]], traced: LayerTrace | None, 
 
     Args:
         events_ms: readings of the layer's events by placement, the overhead of a pair taken off.
-        traced: the layer in another process, None where CUPTI may not be used.
+        traced: the layer in another process, None where CUPTI may not be used. In fewer placements, for want of memory
+            there or of time, its spans say less than the events.
     """
-    if traced is None or not traced.spans_ms or traced.sets_or_copies_memory:
+    if traced is None or len(traced.spans_ms) < len(events_ms) or traced.sets_or_copies_memory:
         return LayerTime(summarize_placed(events_ms, EVENT_DOUBT_MS), event_method)
     doubt_ms = _GAP_DOUBT_MS * (sum(traced.kernels.values()) - 1)
     if doubt_ms > EVENT_DOUBT_MS and not traced.overlaps:

@@ -107,13 +107,8 @@ def record(work: Callable[[], None]) -> list[dict[str, Any]]:
     return events
 
 
-def record_layers(
-    model: nn.Module, given: torch.Tensor, replay: Callable[[], None], replays: int
-) -> list[dict[str, Any]]:
-    """Trace one eager pass with a range around each convolution, then `replays` replays of the same pass.
-
-    `by_layer` reads the result; positions count the calls of convolutions from 0.
-    """
+def record_layers(model: nn.Module, given: torch.Tensor) -> list[dict[str, Any]]:
+    """Trace one eager pass with a range around each convolution, named by its position; `by_layer` reads the result."""
     opened: list[record_function] = []
     positions = itertools.count()
 
@@ -127,22 +122,21 @@ def record_layers(
     def work() -> None:
         with hooked(model, before, after), record_function(EAGER):
             model(given)
-        _replay(replay, replays)
 
     return record(work)
 
 
 def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, Any]]:
-    """Trace replays alone, of a pass that `record_layers` has traced in another placement."""
-    return record(lambda: _replay(replay, replays))
+    """Trace replays of a captured pass, each behind a spin that ends when the launch is complete."""
 
+    def work() -> None:
+        for _ in range(replays):
+            torch.cuda.synchronize()
+            torch.cuda._sleep(graphs.SPIN_CYCLES)
+            with record_function(REPLAY):
+                replay()
 
-def _replay(replay: Callable[[], None], replays: int) -> None:
-    for _ in range(replays):
-        torch.cuda.synchronize()
-        torch.cuda._sleep(graphs.SPIN_CYCLES)
-        with record_function(REPLAY):
-            replay()
+    return record(work)
 
 
 def trace_pass(model: nn.Module, given: torch.Tensor) -> tuple[list[LayerTrace], str | None]:
@@ -150,7 +144,7 @@ def trace_pass(model: nn.Module, given: torch.Tensor) -> tuple[list[LayerTrace],
     if not given.is_cuda:
         return [], CPU_REASON
     try:
-        return by_layer(record_layers(model, given, torch.cuda.synchronize, 0), 0), None
+        return by_layer(record_layers(model, given)), None
     except TraceMissingError as error:
         return [], str(error)
 
@@ -168,7 +162,7 @@ def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
                 with record_function(f"{LAYER}{position}"):
                     step()
 
-    return by_layer(record(work), replays=0)
+    return by_layer(record(work))
 
 
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
@@ -184,14 +178,14 @@ def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
 
 
 def by_layer(
-    events: Sequence[Mapping[str, Any]], replays: int, elsewhere: Sequence[Sequence[Mapping[str, Any]]] = ()
+    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]] = (), replays: int = 0
 ) -> list[LayerTrace]:
     """Return the kernels of each layer, in the order of the layers' positions.
 
     Args:
-        events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it, and of
-            `replays` replays of the same pass as a graph, each inside a range `REPLAY`.
-        elsewhere: traces of as many replays each, of the same pass in other placements.
+        events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it.
+        recorded: traces of `replays` replays each of the same pass as a graph, in one placement after another; each
+            replay is inside a range `REPLAY`.
 
     Raises:
         TraceMissingError: the trace has no kernels.
@@ -203,7 +197,7 @@ def by_layer(
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
     layers = _ranges(events, LAYER)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
-    placements = [_split(_replayed(trace), replays, eager, owners) for trace in (events, *elsewhere)]
+    placements = [_split(_replayed(trace), replays, eager, owners) for trace in recorded]
     positions = sorted(int(named.name.removeprefix(LAYER)) for named in layers)
     matched = placements if all(placements) else []
     return [_layer_trace(f"{LAYER}{position}", eager, owners, matched) for position in positions]

@@ -19,7 +19,10 @@ def traced(kernels: dict[str, int], kernel_ms: float = 0.008) -> LayerTrace:
     return LayerTrace(kernels, kernel_ms, span_ms=0.0095, spans_ms=SPANS_MS)
 
 
-@pytest.mark.parametrize("seen", [None, LayerTrace({"k": 1}), traced({"k": 1, "Memset (Device)": 1})])
+IN_ONE_PLACE = LayerTrace({"k": 1}, 0.008, 0.009, spans_ms=SPANS_MS[:1])
+
+
+@pytest.mark.parametrize("seen", [None, LayerTrace({"k": 1}), IN_ONE_PLACE, traced({"k": 1, "Memset (Device)": 1})])
 def test_events_hold_where_no_span_can(seen: LayerTrace | None):
     found = layer_time(EVENTS_MS, seen, "events")
     assert (found.method, found.times) == ("events", summarize_placed(EVENTS_MS, layer_times.EVENT_DOUBT_MS))

@@ -28,7 +28,7 @@ def events() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def layers(events: list[dict[str, Any]]) -> list[trace.LayerTrace]:
-    return trace.by_layer(events, REPLAYS)
+    return trace.by_layer(events, [events], REPLAYS)
 
 
 def test_every_convolution_of_resnet50_has_its_trace(layers: list[trace.LayerTrace]):
@@ -82,18 +82,18 @@ def test_memory_set_by_a_layer_counts_among_its_kernels(layers: list[trace.Layer
 
 
 def test_replays_that_cannot_be_matched_leave_no_span(events: list[dict[str, Any]]):
-    assert all(layer.span_ms is None for layer in trace.by_layer(events, REPLAYS + 1))
+    assert all(layer.span_ms is None for layer in trace.by_layer(events, [events], REPLAYS + 1))
 
 
 def test_replays_that_cannot_be_matched_leave_no_kernel_time_either(events: list[dict[str, Any]]):
-    unmatched = trace.by_layer(events, REPLAYS + 1)
+    unmatched = trace.by_layer(events, [events], REPLAYS + 1)
     assert all((layer.kernel_ms, layer.spans_ms) == (None, ()) and layer.kernels for layer in unmatched)
 
 
 def test_one_foreign_kernel_in_a_replay_is_noticed(events: list[dict[str, Any]]):
     last = max((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])
     renamed = [event | {"name": "foreign"} if event is last else event for event in events]
-    assert all(layer.span_ms is None for layer in trace.by_layer(renamed, REPLAYS))
+    assert all(layer.span_ms is None for layer in trace.by_layer(renamed, [renamed], REPLAYS))
 
 
 def test_a_trace_without_kernels_says_that_cupti_gave_none(events: list[dict[str, Any]]):
@@ -128,21 +128,26 @@ def two_layers() -> list[dict[str, Any]]:
     return made
 
 
+def traced(made: list[dict[str, Any]], *elsewhere: list[dict[str, Any]]) -> list[trace.LayerTrace]:
+    """Return the layers of an eager pass with two replays behind it, and of two replays in each other placement."""
+    return trace.by_layer(made, [made, *elsewhere], 2)
+
+
 def test_kernels_go_to_the_layer_whose_range_holds_their_launch():
-    found = trace.by_layer(two_layers(), 2)
+    found = traced(two_layers())
     assert [dict(layer.kernels) for layer in found] == [{"a1": 1, "a2": 1}, {"b1": 1, "b2": 1}]
 
 
 def test_times_are_those_of_the_replays_not_of_the_eager_pass():
-    assert [layer.kernel_ms for layer in trace.by_layer(two_layers(), 2)] == pytest.approx([0.020, 0.020])
+    assert [layer.kernel_ms for layer in traced(two_layers())] == pytest.approx([0.020, 0.020])
 
 
 def test_a_span_reaches_from_the_first_start_to_the_last_end_in_the_median_replay():
-    assert [layer.span_ms for layer in trace.by_layer(two_layers(), 2)] == pytest.approx([0.023, 0.023])
+    assert [layer.span_ms for layer in traced(two_layers())] == pytest.approx([0.023, 0.023])
 
 
 def test_the_order_of_the_events_does_not_matter():
-    assert trace.by_layer(two_layers()[::-1], 2) == trace.by_layer(two_layers(), 2)
+    assert traced(two_layers()[::-1]) == traced(two_layers())
 
 
 def test_layers_come_by_position_also_beyond_the_ninth():
@@ -150,12 +155,12 @@ def test_layers_come_by_position_also_beyond_the_ninth():
     for position in range(12):
         made += [on_host(f"convscope:layer:{position}", 10 * position, 10 * position + 5)]
         made += [launch(position, 10 * position + 1), kernel(f"k{position}", position, 2000 + position, 0.5)]
-    assert [list(layer.kernels) for layer in trace.by_layer(made, 0)] == [[f"k{p}"] for p in range(12)]
+    assert [list(layer.kernels) for layer in trace.by_layer(made)] == [[f"k{p}"] for p in range(12)]
 
 
 def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
     strangers = [kernel("stranger", 99, 1, 500), launch(98, 900), kernel("later", 98, 950, 500)]
-    assert trace.by_layer(two_layers() + strangers, 2) == trace.by_layer(two_layers(), 2)
+    assert traced(two_layers() + strangers) == traced(two_layers())
 
 
 def test_a_pass_on_a_cpu_has_no_kernels_and_says_why():
@@ -173,12 +178,12 @@ def test_a_pass_that_cupti_does_not_see_has_no_kernels_and_says_why(monkeypatch:
 def test_a_traced_pass_has_the_kernels_of_each_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace, "record_layers", lambda *arguments: two_layers())
     traces, reason = trace.trace_pass(torch.nn.ReLU(), types.SimpleNamespace(is_cuda=True))
-    assert [layer.kernels for layer in traces] == [layer.kernels for layer in trace.by_layer(two_layers(), 2)]
+    assert [layer.kernels for layer in traces] == [layer.kernels for layer in traced(two_layers())]
     assert reason is None
 
 
 def test_an_eager_pass_has_no_times():
-    assert {(layer.kernel_ms, layer.span_ms, layer.spans_ms) for layer in trace.by_layer(two_layers(), 0)} == {
+    assert {(layer.kernel_ms, layer.span_ms, layer.spans_ms) for layer in trace.by_layer(two_layers())} == {
         (None, None, ())
     }
 
@@ -191,7 +196,7 @@ def replays_alone(stretched: float) -> list[dict[str, Any]]:
 
 
 def test_times_are_the_mean_over_placements_of_the_median_in_each():
-    here, slower = trace.by_layer(two_layers(), 2), trace.by_layer(two_layers(), 2, [replays_alone(1.5)])
+    here, slower = traced(two_layers()), traced(two_layers(), replays_alone(1.5))
     assert [layer.span_ms for layer in slower] == pytest.approx([1.25 * layer.span_ms for layer in here])
     assert [layer.kernel_ms for layer in slower] == pytest.approx([1.25 * layer.kernel_ms for layer in here])
     assert [[len(place) for place in layer.spans_ms] for layer in slower] == [[2, 2], [2, 2]]
@@ -199,7 +204,7 @@ def test_times_are_the_mean_over_placements_of_the_median_in_each():
 
 def test_another_placement_with_other_kernels_leaves_no_times():
     foreign = [event | {"name": "other"} if event["cat"] == "kernel" else event for event in replays_alone(1.0)]
-    assert {layer.span_ms for layer in trace.by_layer(two_layers(), 2, [foreign])} == {None}
+    assert {layer.span_ms for layer in traced(two_layers(), foreign)} == {None}
 
 
 @pytest.mark.parametrize(
