@@ -29,7 +29,7 @@ from convscope.timing import graphs, placement, trace
 from convscope.timing.trace import LayerTrace
 
 TRACED_REPLAYS = 4  # in each placement, where they do not take longer than this:
-_RECORDING_S = 20.0  # a pass by FFT may have tens of thousands of kernels, and each takes its time to be recorded
+_RECORDING_S = 20.0  # a pass by FFT may have thousands of kernels, and each takes its time to be recorded
 _STARTING_S = 120.0
 _TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph) must not hold up a study
 _ENDING_S = 10.0

@@ -20,7 +20,7 @@ from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance
 from convscope.profiling.request import Run
-from convscope.timing import summary, trace
+from convscope.timing import placement, summary, trace
 from convscope.timing.hooks import hooked
 from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import Difference, Summary
@@ -165,12 +165,16 @@ def _outputs(model: nn.Module, given: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, given: torch.Tensor) -> list[list[float]]:
-    """Time the swapped model and PyTorch's own in turn; each time is the mean over one capture (on a CPU, one pass)."""
+    """Time the swapped model and PyTorch's own in turn, both in one placement after another.
+
+    Each time is the mean over one capture (on a CPU, one pass).
+    """
     stopwatch = Stopwatch(given.device)
     ours: list[float] = []
     torchs: list[float] = []
-    for _ in range(CAPTURES):
+    for place in range(CAPTURES):
         for times_ms, choice in ((torchs, {}), (ours, assigned.algorithms)):
             swapped.apply(choice)
-            times_ms.append(stopwatch.pass_ms(partial(swapped.model, given)))
+            with placement.moved(swapped.model, given, place) as there:
+                times_ms.append(stopwatch.pass_ms(partial(swapped.model, there)))
     return [ours, torchs]
