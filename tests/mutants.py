@@ -52,7 +52,7 @@ MORE_TESTS = {
     "storage": "storage/test_cells* storage/test_damage* storage/test_store*",
     "storage/environment": "",
     "storage/lock": "",
-    "storage/paths": "storage/test_environment* cluster/test_progress*",
+    "storage/paths": "storage/test_environment* profiling/test_request* cluster/test_progress*",
     "timing/layer_times": "timing/test_graphs* profiling/test_bench*",
 }
 COMPARISONS = "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is"
@@ -187,15 +187,20 @@ def study(module: str, sample: int, seed: int) -> list[Mutant]:
         chosen = random.Random(f"{seed} {module}").sample(chosen, sample)
     done = []
     for mutant in chosen:
-        path.write_text(every[mutant])
-        for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
-            stale.unlink()
+        write_module(path, every[mutant])
         found, seconds = outcome(files, max(SHORTEST_LIMIT_S, 4 * whole_s), log)
         done.append(replace(mutant, outcome=found, seconds=round(seconds, 1)))
         if found == "survived":
             print(f"{module}:{mutant.number}: {mutant.line}\n    survived: {mutant.changed}", flush=True)
-    path.write_text(source)
+    write_module(path, source)
     return done
+
+
+def write_module(path: Path, source: str) -> None:
+    """Write a module and remove its bytecode, which Python would use for a source of the same size and second."""
+    path.write_text(source)
+    for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        stale.unlink()
 
 
 def copy_repository(target: Path) -> None:
