@@ -65,6 +65,40 @@ def test_a_window_of_one_tick_is_refused_with_its_length():
         energy.counter_window(LOOKS, 0.5, 2.0)
 
 
+ARCHES, TRIPLES = [1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0], [-1.0, 2.0, -1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "variance"),
+    [
+        ([], 0.0),
+        ([3.0], 0.0),
+        ([1.0, 3.0], 2 * 2.0),
+        (ARCHES[:7], 7 * (7 - 1 / 7) / 6),
+        (ARCHES, 8 * (8 + 2 * (2 / 3 * -1 + 1 / 3 * -6)) / (8 - 2 * 2 - 2)),
+        (TRIPLES, 30 / (15 - 2)),  # at least that of one step; by the lags 15 (30 - 2 (2/3 16 + 1/3 11)) / 9
+    ],
+)
+@pytest.mark.parametrize("drift", [0.0, 0.25])
+def test_the_sum_of_steps_has_their_long_run_variance_without_a_drift(
+    steps: list[float], variance: float, drift: float
+):
+    drift = drift if len(steps) >= energy.LAGGED_LEAST else 0.0
+    drifting = [5.0 + drift * at + step for at, step in enumerate(steps)]
+    assert energy.sum_std(drifting) == pytest.approx(math.sqrt(variance), rel=1e-9)
+
+
+def test_the_dependence_of_steps_counts_from_eight_on():
+    assert energy.LAGGED_LEAST == 8
+
+
+@pytest.mark.parametrize(("relative_uncertainty", "needed_s"), [(0.25, 1.5), (0.5, 3.0), (2.0, 12.0)])
+def test_a_window_needs_to_be_longer_by_the_ratio_of_uncertainty_to_precision(
+    relative_uncertainty: float, needed_s: float
+):
+    assert energy.needed_s(3.0, relative_uncertainty, precision=0.5) == needed_s
+
+
 def test_power_is_integrated_with_the_uncertainty_of_scatter_and_averaging():
     found = energy.power_window(POWERS, 1.0, 3.0, 0.25, energy.AVERAGE)
     readings_std_w = math.sqrt(((100 - 500 / 3) ** 2 + 2 * (200 - 500 / 3) ** 2) / 2)
