@@ -49,7 +49,7 @@ MORE_TESTS = {
     "convolution/roofline": "convolution/test_hardware_limit*",
     "power": "power/test_meter*",
     "profiling/judgement": "profiling/test_compare*",
-    "storage": "storage/test_cells* storage/test_damage* storage/test_store*",
+    "storage": "storage/test_cells* storage/test_damage* storage/test_starts* storage/test_store*",
     "storage/environment": "",
     "storage/lock": "",
     "storage/paths": "storage/test_environment* profiling/test_request* cluster/test_progress*",
