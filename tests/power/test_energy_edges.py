@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convscope.errors import WindowError
 from convscope.power import energy
-from convscope.power.energy import EnergyWindow, LoadEnergy, Sample, Tick
+from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy, Sample, Tick
 
 # Looks at a counter with ticks at 0.375, 1.125 and 2.25 s, the last one seen after a longer pause.
 LOOKS = [
@@ -189,6 +189,23 @@ def test_the_energy_of_an_inference_is_exact_with_its_uncertainty():
     found = LoadEnergy(counted(), inferences=50.0)
     assert (found.per_inference_j, found.uncertainty_j) == (4.0, 0.1)
     assert found.dynamic_j(idle_power_w=25.0) == 3.0
+
+
+COUNTED = {energy.POWER_CAP: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CardState(time_s=1.0), CardState(time_s=2.0, held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(time_s=2.0)),
+        (CardState(held_back_s=COUNTED), CardState(time_s=2.0, held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(time_s=1.0, held_back_s=COUNTED)),
+    ],
+)
+def test_a_cause_that_is_counted_at_one_end_or_in_no_time_has_no_share(before: CardState, after: CardState):
+    assert Conditions(before, after).held_back_pct(energy.POWER_CAP) is None
 
 
 def test_a_reading_averages_over_a_tenth_of_a_second_or_a_second():
