@@ -49,10 +49,10 @@ MORE_TESTS = {
     "convolution/roofline": "convolution/test_hardware_limit*",
     "power": "power/test_meter*",
     "profiling/judgement": "profiling/test_compare*",
-    "storage": "storage/test_cells* storage/test_damage* storage/test_store*",
+    "storage": "storage/test_cells* storage/test_damage* storage/test_starts* storage/test_store*",
     "storage/environment": "",
     "storage/lock": "",
-    "storage/paths": "storage/test_environment* cluster/test_progress*",
+    "storage/paths": "storage/test_environment* profiling/test_request* cluster/test_progress*",
     "timing/layer_times": "timing/test_graphs* profiling/test_bench*",
 }
 COMPARISONS = "Lt_LtE Lt_GtE LtE_Lt LtE_Gt Gt_GtE Gt_LtE GtE_Gt GtE_Lt Eq_NotEq NotEq_Eq Is_IsNot IsNot_Is"
@@ -141,10 +141,10 @@ def meaning(source: str) -> str | None:
 
 
 def tests_of(module: str) -> list[str]:
-    """Return the files with a module's tests, its own first."""
+    """Return the files with a module's tests: exact numbers first, which kill fastest, then its others, then more."""
     package, name = module.split("/")
     more = MORE_TESTS.get(module, MORE_TESTS.get(package, "")).split()
-    patterns = (f"{package}/test_{name}", f"{package}/test_{name}_*", *more)
+    patterns = (f"{package}/test_{name}_*", f"{package}/test_{name}", *more)
     return list(dict.fromkeys(str(path) for one in patterns for path in sorted(Path("tests").glob(f"{one}.py"))))
 
 
@@ -187,15 +187,20 @@ def study(module: str, sample: int, seed: int) -> list[Mutant]:
         chosen = random.Random(f"{seed} {module}").sample(chosen, sample)
     done = []
     for mutant in chosen:
-        path.write_text(every[mutant])
-        for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
-            stale.unlink()
+        write_module(path, every[mutant])
         found, seconds = outcome(files, max(SHORTEST_LIMIT_S, 4 * whole_s), log)
         done.append(replace(mutant, outcome=found, seconds=round(seconds, 1)))
         if found == "survived":
             print(f"{module}:{mutant.number}: {mutant.line}\n    survived: {mutant.changed}", flush=True)
-    path.write_text(source)
+    write_module(path, source)
     return done
+
+
+def write_module(path: Path, source: str) -> None:
+    """Write a module and remove its bytecode, which Python would use for a source of the same size and second."""
+    path.write_text(source)
+    for stale in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        stale.unlink()
 
 
 def copy_repository(target: Path) -> None:

@@ -56,8 +56,8 @@ def estimate(row: Row) -> Estimate | None:
     mean_ms, std_ms = (row.mean, row.std) if isinstance(row, OverallRow) else (row.mean_ms, row.std_ms)
     if mean_ms is None or mean_ms <= 0 or row.samples is None:
         return None
-    places = row.placements or 1
-    if places < 2 or row.mean_ci95_ms is None:
+    places = row.placements
+    if places is None or places < 2 or row.mean_ci95_ms is None:
         count = int(row.samples)
         alone = std_ms is None or count < 2
         return Estimate(mean_ms, None if alone else (std_ms or 0.0) / math.sqrt(count), count - 1)
@@ -82,14 +82,13 @@ def change(a: Estimate, b: Estimate, tolerance_pct: float, doubt_ms: float = 0.0
         return None
     parts = a.error_ms**2, b.error_ms**2
     error_ms, between_ms = math.sqrt(sum(parts)), b.mean_ms - a.mean_ms
-    freedom, half_ms = 1.0, 0.0
+    beyond_ms = abs(between_ms) - doubt_ms - tolerance_pct / 100 * a.mean_ms
+    half_ms, p_value = 0.0, 1.0 if beyond_ms < 0 else 0.0
     if error_ms > 0:
         freedom = sum(parts) ** 2 / (parts[0] ** 2 / a.freedom + parts[1] ** 2 / b.freedom)
         freedom = min(a.freedom, b.freedom) if a.is_placed or b.is_placed else freedom
         half_ms = float(stdtrit(freedom, 0.5 + CONFIDENCE / 2)) * error_ms
-    beyond_ms = abs(between_ms) - doubt_ms - tolerance_pct / 100 * a.mean_ms
-    scaled = beyond_ms / error_ms if error_ms > 0 else math.copysign(math.inf, beyond_ms)
-    p_value = min(1.0, 2 * float(stdtr(freedom, -scaled)))
+        p_value = min(1.0, 2 * float(stdtr(freedom, -beyond_ms / error_ms)))
     to_pct, reach_ms = 100 / a.mean_ms, half_ms + doubt_ms
     return Change(between_ms * to_pct, (between_ms - reach_ms) * to_pct, (between_ms + reach_ms) * to_pct, p_value)
 
@@ -149,7 +148,7 @@ def _is_capped(row: OverallRow) -> bool:
 
 
 def beyond_chance(p_values: Sequence[float]) -> float:
-    """Return the largest p-value that counts among many, by Benjamini and Hochberg; below 0 where none does.
+    """Return the largest p-value that counts among many, by Benjamini and Hochberg; -1 where none does.
 
     Of the differences that are named in this way no more than 5 % are expected to be chance; of two runs of the same
     command, none is named in 95 % of comparisons, whatever the number of layers.

@@ -86,7 +86,8 @@ def _mend_cells(files: StudyFiles, part: Part) -> list[str]:
 def _named(key: Any) -> str:
     """Return a key in words: "96 px", "resnet18, 4, 1, False"."""
     values = dataclasses.astuple(key)
-    return f"{values[0]} px" if len(values) == 1 else ", ".join(map(str, values))
+    named = ", ".join(map(str, values))
+    return f"{named} px" if len(values) == 1 else named
 
 
 def drop(files: StudyFiles, part: Part, keys: set[Any]) -> None:

@@ -140,8 +140,12 @@ class Store:
         """
         self._replaced, self._anew = None, False
         if overwrite:
-            self._replaced = lambda key: key in cells or covers(key)
-            self._anew = self._nothing_stays(request, environment, any_card)
+
+            def replaced(key: Any) -> bool:
+                return key in cells or covers(key)
+
+            self._replaced = replaced
+            self._anew = self._nothing_stays(replaced, request, environment, any_card)
             return list(cells)
         earlier = self.read_run()
         if earlier is None and (line := mending.finish_keeping(self.files)):
@@ -175,14 +179,16 @@ class Store:
             self.note(f"{len(done)} {noun} are in {self.path}: measuring the {len(left)} that are missing")
         return left
 
-    def _nothing_stays(self, request: Request, environment: Environment, any_card: bool) -> bool:
+    def _nothing_stays(
+        self, replaced: Callable[[Any], bool], request: Request, environment: Environment, any_card: bool
+    ) -> bool:
         """Tell whether no cell of the folder can stand beside those that replace some of them, or none is left."""
         try:
             earlier = self.read_run()
             if earlier is None or self.schema.differences(earlier, request, environment, any_card):
                 return True
             self.mend()
-            return all(map(self._replaced, self.cells())) if self._replaced else False
+            return all(map(replaced, self.cells()))
         except InputError:  # damaged: all of it is kept, and none of it used
             return True
 

@@ -25,7 +25,7 @@ class Completions:
     def __init__(self) -> None:
         self._seen = 0
         self._middles_s: list[float] = []
-        self._counts: list[float] = []  # completed at these moments
+        self._counts: list[float] = []  # completed at these moments: the mean of before and after each
         self._widths_s: list[float] = []
 
     def add(self, finished: int, after_s: float, by_s: float) -> None:
@@ -33,7 +33,7 @@ class Completions:
         if finished <= self._seen:
             return
         self._middles_s.append((after_s + by_s) / 2)
-        self._counts.append((self._seen + 1 + finished) / 2)
+        self._counts.append((self._seen + finished) / 2)
         self._widths_s.append(by_s - after_s)
         self._seen = finished
 

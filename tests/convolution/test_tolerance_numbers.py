@@ -30,6 +30,25 @@ def test_float32_errs_by_a_fixed_part_and_the_root_of_the_sum(algorithm, kernel,
     assert tolerance.tolerance(one, algorithm, "tf32") == units * UNIT + 2 * 2.0**-11
 
 
+@pytest.mark.parametrize(("stride", "growth"), [((1, 1), 8), ((2, 2), 1), ((1, 2), 1)])
+def test_pytorch_may_take_winograds_algorithm_where_the_stride_is_1(stride: tuple[int, int], growth: int):
+    assert tolerance.fp32_tolerance(layer(stride=stride), "torch") == (growth * 16 + 8 * 12) * UNIT
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (None, None),
+        (0.0005, None),
+        (0.001, None),
+        (0.00123, "relative error 0.0012, tolerance 0.001"),
+        (float("nan"), "relative error nan, tolerance 0.001"),
+    ],
+)
+def test_an_error_above_its_tolerance_or_not_a_number_is_wrong(error: float | None, reason: str | None):
+    assert tolerance.why_wrong(error, 0.001) == reason
+
+
 @pytest.mark.parametrize(("dtype", "rounding"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
 @pytest.mark.parametrize("math", ["fp32", "tf32"])
 def test_storage_in_fewer_bits_rounds_both_factors_and_the_result(dtype: str, rounding: float, math: str):

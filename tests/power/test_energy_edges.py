@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convscope.errors import WindowError
 from convscope.power import energy
-from convscope.power.energy import EnergyWindow, LoadEnergy, Sample, Tick
+from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy, Sample, Tick
 
 # Looks at a counter with ticks at 0.375, 1.125 and 2.25 s, the last one seen after a longer pause.
 LOOKS = [
@@ -63,6 +63,40 @@ def test_ticks_on_the_bounds_are_inside(start_s: float, end_s: float, first_s: f
 def test_a_window_of_one_tick_is_refused_with_its_length():
     with pytest.raises(WindowError, match=r"ticked 1 times in 1\.50 s, a window needs two"):
         energy.counter_window(LOOKS, 0.5, 2.0)
+
+
+ARCHES, TRIPLES = [1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0, 1.0], [-1.0, 2.0, -1.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("steps", "variance"),
+    [
+        ([], 0.0),
+        ([3.0], 0.0),
+        ([1.0, 3.0], 2 * 2.0),
+        (ARCHES[:7], 7 * (7 - 1 / 7) / 6),
+        (ARCHES, 8 * (8 + 2 * (2 / 3 * -1 + 1 / 3 * -6)) / (8 - 2 * 2 - 2)),
+        (TRIPLES, 30 / (15 - 2)),  # at least that of one step; by the lags 15 (30 - 2 (2/3 16 + 1/3 11)) / 9
+    ],
+)
+@pytest.mark.parametrize("drift", [0.0, 0.25])
+def test_the_sum_of_steps_has_their_long_run_variance_without_a_drift(
+    steps: list[float], variance: float, drift: float
+):
+    drift = drift if len(steps) >= energy.LAGGED_LEAST else 0.0
+    drifting = [5.0 + drift * at + step for at, step in enumerate(steps)]
+    assert energy.sum_std(drifting) == pytest.approx(math.sqrt(variance), rel=1e-9)
+
+
+def test_the_dependence_of_steps_counts_from_eight_on():
+    assert energy.LAGGED_LEAST == 8
+
+
+@pytest.mark.parametrize(("relative_uncertainty", "needed_s"), [(0.25, 1.5), (0.5, 3.0), (2.0, 12.0)])
+def test_a_window_needs_to_be_longer_by_the_ratio_of_uncertainty_to_precision(
+    relative_uncertainty: float, needed_s: float
+):
+    assert energy.needed_s(3.0, relative_uncertainty, precision=0.5) == needed_s
 
 
 def test_power_is_integrated_with_the_uncertainty_of_scatter_and_averaging():
@@ -155,6 +189,23 @@ def test_the_energy_of_an_inference_is_exact_with_its_uncertainty():
     found = LoadEnergy(counted(), inferences=50.0)
     assert (found.per_inference_j, found.uncertainty_j) == (4.0, 0.1)
     assert found.dynamic_j(idle_power_w=25.0) == 3.0
+
+
+COUNTED = {energy.POWER_CAP: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (CardState(time_s=1.0), CardState(time_s=2.0, held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(time_s=2.0)),
+        (CardState(held_back_s=COUNTED), CardState(time_s=2.0, held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(held_back_s=COUNTED)),
+        (CardState(time_s=1.0, held_back_s=COUNTED), CardState(time_s=1.0, held_back_s=COUNTED)),
+    ],
+)
+def test_a_cause_that_is_counted_at_one_end_or_in_no_time_has_no_share(before: CardState, after: CardState):
+    assert Conditions(before, after).held_back_pct(energy.POWER_CAP) is None
 
 
 def test_a_reading_averages_over_a_tenth_of_a_second_or_a_second():

@@ -46,6 +46,17 @@ def test_a_sample_is_of_the_middle_of_its_look():
     assert sampler._samples == [[Sample(100.25, 1.0, 2.0), Sample(101.75, 3.0, 4.0)]]
 
 
+def test_of_readings_that_do_not_change_the_first_and_the_last_are_kept():
+    clock = Clock()
+    sampler = Sampler([Scripted(clock, *[(1.0, 2.0)] * 4, (3.0, 2.0), (1.0, 2.0))], clock, None)
+    times_s = []
+    for _ in range(6):
+        sampler.poll()
+        times_s.append([sample.time_s for sample in sampler._samples[0]])
+    assert times_s[:3] == [[100.25], [100.25, 100.75], [100.25, 101.25]]
+    assert times_s[3:] == [[100.25, 101.75], [100.25, 101.75, 102.25], [100.25, 101.75, 102.25, 102.75]]
+
+
 def test_a_sensor_that_fails_leaves_its_reason_and_no_sample():
     clock = Clock()
     sampler = Sampler([Scripted(clock)], clock, None)

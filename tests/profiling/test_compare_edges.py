@@ -82,7 +82,7 @@ def test_the_overheads_of_two_runs_widen_a_layers_interval_by_their_difference()
         assert (one.low_pct, one.reason) == (-50.0, "the interval crosses -49.9 and +49.9 %")
 
 
-@pytest.mark.parametrize(("b_ms", "border"), [(1.25, "+25"), (0.75, "-25")])
+@pytest.mark.parametrize(("b_ms", "border"), [(1.25, "+25"), (1.375, "+25"), (0.75, "-25"), (0.625, "-25")])
 def test_a_border_that_is_just_reached_is_named(b_ms: float, border: str):
     a, b = (
         result(overall(event_overhead_us=0.0), layer()),
@@ -231,6 +231,10 @@ def written(path: Path, *rows: Any, **environment: Any) -> str:
     return str(path)
 
 
+def test_a_run_is_known_by_the_kind_of_its_device(tmp_path: Path):
+    assert compare.read(Path(written(tmp_path / "a"))).about["device_type"] == "cuda"
+
+
 @pytest.mark.parametrize(("options", "code"), [([], 0), (["--tolerance", "4"], 1), (["--tolerance", "0"], 1)])
 def test_five_percent_is_the_tolerance_where_nothing_is_said(tmp_path: Path, options: list[str], code: int, capsys):
     a, b = written(tmp_path / "a"), written(tmp_path / "b", overall(mean=1.0499), LAYER)
@@ -246,7 +250,9 @@ def test_layers_are_in_the_text_only_where_asked_for_and_always_in_json(tmp_path
     assert compare.main([a, b, "--layers"]) == 1
     assert "features.0" in capsys.readouterr().out
     assert compare.main([a, b, "--layers", "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
+    text = capsys.readouterr().out
+    assert text.startswith('{\n  "a"')
+    said = json.loads(text)
     assert (said["a"], said["b"], said["exit_code"], said["tolerance_pct"]) == (a, b, 1, 5.0)
     assert [(one["layer"], one["change_pct"]) for one in said["layers"]] == [("features.0", 100.0)]
 

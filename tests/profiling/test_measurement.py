@@ -87,6 +87,7 @@ def with_energy(pass_s: float, reason: str | None = None) -> OverallRow:
     [
         (0.0100, 0.0, None),
         (0.01009, 0.9, None),
+        (0.01015, 1.5, "the passes whose energy was measured were 1.5 % longer than mean"),
         (0.0102, 2.0, "the passes whose energy was measured were 2.0 % longer than mean"),
         (0.0098, -2.0, "the passes whose energy was measured were 2.0 % shorter than mean"),
     ],

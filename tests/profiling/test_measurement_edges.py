@@ -67,6 +67,12 @@ def test_figures_of_the_whole_are_what_was_measured():
     assert (row.started_utc, row.wall_s) == ("2026-01-01T00:00:00+00:00", 3.5)
 
 
+def test_the_first_of_several_wrong_layers_is_named_with_their_number():
+    row = overall(observations=[dataclasses.replace(SEEN, relative_error=error) for error in (0.5, 0.25)])
+    assert (row.status, row.wrong_layers) == ("wrong", 2)
+    assert (row.reason or "").startswith("2 of 2 layers wrong: a, relative error 0.5, tolerance ")
+
+
 def test_energy_has_all_its_cells():
     row = overall(energy=LOAD, idle_power_w=100.0)
     assert (row.energy_total_j, row.energy_per_inference_j, row.energy_uncertainty_j) == (
@@ -133,6 +139,7 @@ def test_only_a_skipped_layer_has_no_times(unsupported: str):
     one, other = rows({"b": "not this one"}, unsupported, traces=traces)
     assert (one.kernel_ms, one.mean_ms, one.percentage, one.samples) == (3.5, 5.0, 50.0, 2)
     skipped = (None, None, None, None)
+    assert (one.timing_method, other.timing_method) == ("m", None if unsupported == "skip" else "m")
     assert (other.kernel_ms, other.mean_ms, other.percentage, other.samples) == (
         skipped if unsupported == "skip" else (1.5, 2.5, 25.0, 1)
     )

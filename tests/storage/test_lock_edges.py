@@ -102,6 +102,12 @@ def test_who_is_tidied_away_while_asking_asks_again(tmp_path: Path, monkeypatch:
     assert len(lost) == 1
 
 
+def test_who_asks_may_find_the_leftovers_of_others_gone_already(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Path, "glob", lambda folder, pattern: [folder / f".{lock.NAME}.gone"])
+    with Lock(tmp_path / lock.NAME, no_queue) as taken:
+        taken.confirm()
+
+
 def test_a_lock_that_changed_hands_while_it_was_judged_stays(tmp_path: Path):
     path, dead = tmp_path / lock.NAME, dataclasses.replace(ME, host="elsewhere", boot="other", job="77")
     with Lock(path, no_queue, lambda: dead):

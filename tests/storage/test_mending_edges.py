@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -98,6 +99,20 @@ def test_older_tables_get_this_versions_columns_and_keep_their_rows(study: Study
     study.table("cells").write_text("status,size,count\nok,64,1\n")
     assert mending.mend(study) == ["gave cells.csv the columns of schema version 1"]
     assert study.table("cells").read_text() == "size,status,count,mean_ms,is_fine,reason\n64,ok,1,,,\n"
+
+
+def test_tables_that_are_read_by_key_are_sorted_and_others_stay(study: StudyFiles):
+    cells, marks = SCHEMA.parts
+    schema = dataclasses.replace(SCHEMA, parts=(dataclasses.replace(cells, is_sorted=True), marks))
+    write(study, "96,oom,0 64,ok,2", "64,1 64,0", "b,96 a,64")
+    in_order = study.table("parts").stat().st_ino
+    mending.sort(study)
+    assert sizes(study, "cells") == ["96", "64"]
+    mending.sort(StudyFiles(study.path, schema))
+    assert sizes(study, "cells") == ["64", "96"]
+    assert [row["position"] for row in study.rows("parts")] == ["1", "0"]
+    assert study.table("parts").stat().st_ino == in_order
+    assert sizes(study, "marks") == ["96", "64"]
 
 
 def test_dropped_cells_leave_tables_without_them_untouched(study: StudyFiles):

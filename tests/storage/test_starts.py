@@ -82,6 +82,14 @@ def test_a_start_keeps_how_it_ended_when_the_run_goes_on(tmp_path: Path):
     assert (document["error"], document["ended_utc"]) == (None, "2026-11-21T10:00:00+00:00")
 
 
+def test_a_run_that_was_killed_after_its_last_size_ended_with_it(tmp_path: Path):
+    store = measured(tmp_path / "run", FIRST, 64)
+    timed = dataclasses.replace(OVERALL, started_utc="2026-11-21T10:00:00+00:00", wall_s=10.0)
+    store.append([timed, LAYER_ROW])
+    assert store.missing(run(device="cuda:0"), FIRST, sizes(64)) == []
+    assert (store.read_run() or {})["ended_utc"] == "2026-11-21T10:00:10+00:00"
+
+
 def test_run_json_has_the_sizes_of_all_starts_whatever_the_last_one_asked_for(tmp_path: Path):
     measured(tmp_path, FIRST, 64, 128)
     document = measured(tmp_path, FIRST, 96).read_run() or {}

@@ -71,6 +71,12 @@ def test_nothing_is_noted_of_an_empty_folder(tmp_path: Path, noted: list[str]):
     assert noted == []
 
 
+def test_a_run_that_ended_keeps_its_end_where_nothing_is_measured(store: Store):
+    store.note_in_run(ended_utc="2026-01-01T00:00:00+00:00")
+    assert again(store, keys=KEYS[:1]) == []
+    assert (store.read_run() or {})["ended_utc"] == "2026-01-01T00:00:00+00:00"
+
+
 @pytest.mark.parametrize(
     ("rows", "ended_utc"),
     [
@@ -114,6 +120,17 @@ def test_an_overwrite_replaces_what_the_request_covers(store: Store):
     assert store.cells() == {}
 
 
+@pytest.mark.parametrize("damage", ["no json", "torn cells"])
+def test_an_overwrite_of_some_cells_moves_all_of_a_damaged_folder(store: Store, damage: str):
+    if damage == "torn cells":
+        write(store.files, "64,ok,2 96,ok,2 128,ok,1", "128,0", None)
+    else:
+        store.files.run.write_text(damage)
+    assert again(store, overwrite=True, keys=KEYS[:1]) == KEYS[:1]
+    store.begin(Asked(), ENVIRONMENT, ["again"])
+    assert store.cells() == {}
+
+
 def test_rows_that_lack_what_is_asked_for_do_not_count(store: Store):
     assert store.missing(Asked(), ENVIRONMENT, KEYS, counts=lambda row: row["mean_ms"] != "") == KEYS
 
@@ -152,6 +169,19 @@ def test_a_table_of_parts_has_a_header_where_a_cell_has_none_and_other_parts_no_
     made.append(cell(64, 0))
     assert made.files.table("parts").read_text() == "size,position\n"
     assert not made.files.table("marks").exists()
+
+
+def test_rows_of_a_cell_that_counts_are_added_to_its_other_tables(store: Store):
+    store.extend([PartRow(64, 1)])
+    assert store.files.table("parts").read_text() == "size,position\n64,0\n64,1\n"
+
+
+def test_lines_that_were_written_before_stay_as_they_are(store: Store):
+    table = store.files.table("cells")
+    before = table.read_text().replace("ok", '"ok"')
+    table.write_text(before)
+    store.append(cell(96))
+    assert table.read_text() == before + "96,ok,1,,,\n"
 
 
 def test_derived_columns_replace_those_of_the_same_cells(store: Store):

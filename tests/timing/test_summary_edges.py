@@ -68,6 +68,11 @@ def test_one_side_without_spread_is_compared_by_the_other():
     assert difference(moving, still).half_width_ms == pytest.approx(summary.half_width_ms(2.0**0.5, 2), rel=1e-12)
 
 
+def test_the_spread_over_placements_is_in_percent_of_the_mean():
+    found = summary.summarize_placed([[0.25, 0.25], [0.5, 1.0]])
+    assert (found.mean_ms, found.placements, found.placement_spread_pct) == (0.5, 2, 100.0)
+
+
 def test_the_first_time_that_is_not_finite_is_named():
     with pytest.raises(ValueError, match="a time is not finite: nan"):
         summarize([1.0, float("nan"), float("inf")])

@@ -18,6 +18,7 @@ from convscope.errors import HostTooSlowError
 from convscope.timing.summary import summarize
 from convscope.verification import choice
 from convscope.verification.choice import Candidate
+from convscope.verification.rows import ModelKey
 
 LAYERS = (layer(name="only"),)
 
@@ -78,6 +79,29 @@ def test_the_same_kernels_with_the_same_counts_are_the_same_work():
     assert [row.kernels is None for row in found.values()] == [False] * 5 + [True]
 
 
+def test_kernels_that_were_not_recorded_are_those_of_no_other_candidate():
+    found = rows(candidate("gemm", [1.0, 1.1], {"Memset (Device)": 1}), candidate("fft", [2.0, 2.1]))
+    assert [row.same_kernels_as for row in found.values()] == [None, None]
+
+
+@pytest.mark.parametrize(("candidates", "pairs"), [(1, 1), (2, 1), (3, 3), (5, 10)])
+def test_the_pairs_of_candidates_share_an_error_rate_of_one_percent(candidates: int, pairs: int):
+    assert choice.pair_confidence(candidates) == pytest.approx(1 - 0.01 / pairs, abs=1e-12)
+
+
+def test_regret_and_saving_have_students_interval_at_99_percent():
+    passes = {
+        choice.TOGETHER: choice.PassRounds([1.0, 2.0, 3.0], [0.5, 1.0, 1.5]),
+        choice.HEURISTIC: choice.PassRounds([2.0, 3.5, 5.0], [1.0, 2.0, 3.0]),
+    }
+    together, torchs = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), passes)
+    half_us = 500 * 9.92484320091807 / 3**0.5  # two degrees of freedom
+    assert (together.layers_us, torchs.layers_us) == (1000.0, 2000.0)
+    assert (torchs.regret_us, torchs.regret_ci99_us) == (1000.0, pytest.approx(half_us))
+    assert (together.saved_us, together.saved_ci99_us) == (1500.0, pytest.approx(half_us))
+    assert (together.regret_us, together.regret_ci99_us, torchs.saved_us, torchs.saved_ci99_us) == (0, 0, 0, 0)
+
+
 def test_what_ran_is_told_by_the_identifier_before_the_kernels():
     found = rows(
         candidate("gemm", [1.0, 1.1], {IMPLICIT_KERNEL: 1}, ran="gemm"),
@@ -101,6 +125,7 @@ class Swapped:
     """Runs work as whichever candidate; remembers which."""
 
     name = ""
+    assignments: dict[str, dict[str, str]]
 
     def run(self, name: str, work: Callable[[], Any]) -> Any:
         self.name = name
@@ -122,6 +147,24 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]
     assert released == ["fft", "gemm", "fft", "gemm", "gemm"]
+
+
+def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_them():
+    swapped, places = Swapped(), []
+    swapped.assignments = {"gemm": {}, choice.TOGETHER: {}, choice.HEURISTIC: {}}
+
+    def layer_times_ms(given: object, place: int) -> list[float]:
+        places.append((swapped.name, place))
+        return [1.0, 2.0]
+
+    bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
+    subject = SimpleNamespace(run=run(), given=torch.zeros(1), model=torch.nn.Identity())
+    found = choice._judge(subject, bench, swapped, print, 3)
+    names = [choice.TOGETHER, choice.HEURISTIC]
+    assert places == [(name, place) for place in (3, 4, 5) for name in names]
+    assert {name: (len(one.passes_ms), one.layers_ms) for name, one in found.items()} == {
+        name: (3, [3.0] * 3) for name in names
+    }
 
 
 def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():
