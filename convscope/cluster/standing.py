@@ -229,4 +229,5 @@ def _by_silence(
     minutes = int(abs(silent_s) // 60)
     length = f"{minutes} min" if minutes < 120 else f"{minutes // 60} h"
     silence = f"nothing written for {length}" if silent_s >= 0 else f"its files are dated {length} ahead of the clock"
+    silence = silence if minutes else ""
     return Standing(folder, "stale", "; ".join(filter(None, (where, silence, progress.last_error(folder.path)))))

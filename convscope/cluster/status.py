@@ -66,7 +66,7 @@ def _remarks(found: Survey) -> list[str]:
     lines = [f"{each.state}: {_name(each)}: {each.detail}" for each in found.standings if each.state in TROUBLED]
     for each in found.standings:
         if each.refused:
-            why = progress.last_error(each.progress.path, each.refused.number) or "its .err says why"
+            why = progress.last_error(each.progress.path, each.refused.number) or "its output says why"
             lines.append(f"refused: {_name(each)}: job {each.refused.number}, bad input or a folder in use: {why}")
     return lines + [f"skipped: {remark}" for remark in found.skipped]
 
@@ -145,7 +145,7 @@ def _show(found: Survey, total: int, options: argparse.Namespace) -> bool:
     text = as_json(found.standings) if options.json else table(found)
     if not found.standings:
         none = "nothing here yet: ./1_sanity_check.sh MODEL ALGORITHM GPU begins"
-        why = f"nothing matches this filter: {total} results have other names or states" if total else none
+        why = f"nothing matches this filter (without it: {total})" if total else none
         text = text if options.json else "\n".join([why, *map(one_line, _remarks(found))])
         if options.json:
             note_by(NAME)(why)

@@ -198,7 +198,7 @@ def test_filters_ignore_case(tmp_path: Path, capsys: pytest.CaptureFixture[str],
 def test_a_filter_without_a_match_is_not_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     note(tmp_path, "ended 1")
     assert status.main(["--model", "vgg16"], tmp_path, slurm("")) == 0
-    assert capsys.readouterr().out == "nothing matches this filter: 1 results have other names or states\n"
+    assert capsys.readouterr().out == "nothing matches this filter (without it: 1)\n"
     status.main(["--model", "vgg16", "--json"], tmp_path, slurm(""))
     said = capsys.readouterr()
     assert (json.loads(said.out), "nothing matches this filter" in said.err) == ([], True)
