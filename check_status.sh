@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What is done, queued, running and failed: --help lists the options.
 set -euo pipefail
-root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+root=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=slurm/environment.sh
 source "$root/slurm/environment.sh"
 activate || exit 2

@@ -15,7 +15,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope.cluster import progress, status
+from convscope.cluster import history, status
+from convscope.cluster.standing import survey
 from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, Combination
 from convscope.storage.table import columns
@@ -35,7 +36,7 @@ def write(results: Path, who: Combination, stage: str) -> None:
     name = f"{who.model}_{who.algorithm.replace(' ', '_')}_overall.csv"
     (folder / name).write_text("\n".join(lines) + "\n")
     for event in ("submitted", "started", "ended 0"):
-        progress.note_event(folder, "2026-01-01T00:00:00Z", "7_1", event, who, [])
+        history.note_event(folder, "2026-01-01T00:00:00Z", "7_1", event, who, [])
 
 
 def main() -> int:
@@ -47,10 +48,10 @@ def main() -> int:
                 write(Path(folder), Combination(f"model{at}", "implicit precomp gemm", "h200"), stage)
         for _ in range(3):
             start_s, cpu_s = time.perf_counter(), time.process_time()
-            survey = status.survey(Path(folder), run_command=lambda command: "")
-            lines = status.table(survey).count("\n")
+            found = survey(Path(folder), run_command=lambda command: "")
+            lines = status.table(found).count("\n")
             print(
-                f"{count} combinations, {len(survey)} folders: {time.perf_counter() - start_s:.2f} s "
+                f"{count} combinations, {len(found.standings)} folders: {time.perf_counter() - start_s:.2f} s "
                 f"(CPU {time.process_time() - cpu_s:.2f} s), {lines} lines"
             )
     return 0

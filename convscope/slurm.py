@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,12 +34,23 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def queue(ask: RunCommand = run_command) -> Mapping[str, QueuedJob] | None:
-    """Return the user's jobs by number ("12", a task of an array "12_3"), or None where no queue answers."""
-    answer = ask(["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format=%i|%T|%r|%L"])
+    """Return everybody's jobs by number, or None where no queue answers.
+
+    A task of an array has two numbers, "12_3" and that of its own job; a site may hide what others have in the queue.
+    """
+    answer = ask(["squeue", "--noheader", "--array", "--all", "--format=%i|%T|%r|%L|%A"])
     if answer is None:
         return None
-    fields = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]
-    return {number: QueuedJob(state, reason, left) for number, state, reason, left in fields}
+    fields = [line.strip().split("|") for line in answer.splitlines() if line.count("|") == 4]
+    jobs = {number: QueuedJob(state, reason, left) for number, state, reason, left, _ in fields}
+    return {own: jobs[number] for number, _, _, _, own in fields} | jobs
+
+
+def hides_jobs(ask: RunCommand = run_command) -> bool:
+    """Tell whether the queue may hide the jobs of other users from this one (`PrivateData=jobs`)."""
+    answer = ask(["scontrol", "show", "config"])
+    private = [line.partition("=")[2] for line in (answer or "").splitlines() if line.startswith("PrivateData")]
+    return not private or any({"jobs", "all"} & {*line.strip().split(",")} for line in private)
 
 
 def states(ask: RunCommand = run_command) -> Mapping[str, str] | None:

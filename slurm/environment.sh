@@ -8,8 +8,10 @@
 
 config=${CONVSCOPE_CONFIG:-${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}/convscope}
 if [[ -r $config/site.sh ]]; then
+    set +eu # its last line may be false, and it may read variables that are not set
     # shellcheck source=/dev/null
     source "$config/site.sh"
+    set -eu
 fi
 
 complain() {

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from convscope.cli.parser import one_line
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -13,8 +15,11 @@ DPI = 120
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool = False) -> str:
-    """Return rows of text in columns: the first and last, or all, begin at the left, the others end at the right."""
-    columns: list[Sequence[str]] = list(zip(header, *rows, strict=True))
+    """Return rows of text in columns: the first and last, or all, begin at the left, the others end at the right.
+
+    Escape sequences and line ends, which names from a disk may hold, are shown and not sent to the terminal.
+    """
+    columns: list[Sequence[str]] = list(zip(header, *(map(one_line, row) for row in rows), strict=True))
     for number, column in enumerate(columns):
         width, left = max(map(len, column)), all_left or number in (0, len(columns) - 1)
         columns[number] = [cell.ljust(width) if left else cell.rjust(width) for cell in column]

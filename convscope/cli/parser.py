@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
+from convscope.cli.encoding import allow_every_sign
 from convscope.cli.signals import GRACE_S, StopSignal
 from convscope.errors import DeviceFaultError, StopError
 from convscope.storage.lock import release_all
@@ -69,7 +70,7 @@ def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE
 
 def note_by(name: str) -> Callable[[str], None]:
     """Return a function that prints a line on the standard error behind a command's name."""
-    return lambda line: print(f"{name}: {line}", file=sys.stderr, flush=True)
+    return lambda line: print(f"{name}: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def say_nothing(line: str) -> None:
@@ -83,6 +84,7 @@ def as_program(main: Callable[[], int]) -> int:
     lost the process ends here, and nothing of it is taken down.
     """
     faulthandler.enable()
+    allow_every_sign()
     try:
         code = main()
         sys.stdout.flush()
@@ -103,4 +105,5 @@ def split_flags(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def one_line(text: object) -> str:
     """Return a message, and what it quotes, as one line that a terminal can show."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in str(text))
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(e if e.isprintable() else ascii(e)[1:-1] for e in plain)

@@ -1,39 +1,36 @@
 """Progress of a run, from the files it wrote: `run.json`, the overall table, and the history of its jobs.
 
-No pandas and no table of layers: a thousand folders are read in a second on a login node.
+No pandas and no table of layers: a thousand folders are read in a second on a login node. Folders are shared, so each
+file counts as written by a stranger: links that lead out of the results are not followed, names are checked before they
+become paths.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import operator
+import os
 import re
-import shlex
+import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from convscope.cli.parser import one_line
+from convscope.cluster import history, plain_files
+from convscope.cluster.history import HISTORY, Job
+from convscope.cluster.plain_files import ForeignError
 from convscope.gpus import slowed_by
+from convscope.storage.lock import NAME as LOCK
 from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
-HISTORY = "jobs.log"
-"""One line an event, tab-separated: time, job, event, model, algorithm, GPU, flags. `slurm/stage.sh` writes it too."""
 _TAIL_BYTES = 8192
-_NUMBER = re.compile(r"(\d+(\.\d+)?(e-?\d{1,3})?)?", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Job:
-    """The latest job of a folder: `event` is submitted, started, requeued or ended; `flags` as a shell reads them."""
-
-    number: str
-    event: str
-    exit_code: int | None = None
-    flags: str = ""
+_NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,11 @@ class Progress:
         sizes: asked for by the last start; empty as long as no run has begun.
         measured: the status of every size that has a row, whoever asked for it.
         bad: the number of rows of `sizes` by status, without those that are ok.
+        jobs: those of its history, the latest last.
+        command: that of the last start.
+        locked: True where a run holds the folder, or one that was killed held it.
+        broken: the fault of its files, "" for none.
+        remark: the fault of its history, which is then left out.
     """
 
     path: Path
@@ -56,9 +58,19 @@ class Progress:
     fallback_layers: int = 0
     throttled: int = 0
     slowest_s: float = 0.0
-    job: Job | None = None
+    jobs: tuple[Job, ...] = ()
+    batch_size: int | None = None
+    command: tuple[str, ...] = ()
+    locked: bool = False
     written_s: float = 0.0
     broken: str = ""
+    remark: str = ""
+
+    @property
+    def job(self) -> Job | None:
+        """The latest job that was not refused; where all were and nothing was ever measured, the latest."""
+        accepted = [job for job in self.jobs if not job.refused]
+        return accepted[-1] if accepted else self.jobs[-1] if self.jobs and not self.sizes else None
 
     @property
     def expected(self) -> int:
@@ -76,27 +88,91 @@ class Progress:
         return bool(self.sizes) and self.done >= len(self.sizes)
 
 
-def read_all(results: Path, stages: Sequence[str] = STAGES) -> Iterator[Progress]:
-    """Yield the progress of every folder under `results/<stage>/`, in order; empty folders are left out."""
+class Folders(NamedTuple):
+    """Progress of every folder, and a remark about each thing that was skipped."""
+
+    progress: list[Progress]
+    skipped: list[str]
+
+
+def read_all(results: Path, stages: Sequence[str] = STAGES) -> Folders:
+    """Return the progress of every folder under `results/<stage>/`, in order; empty folders are left out."""
+    found = Folders([], [])
+    root = os.path.realpath(results)
     for stage in stages:
-        for path in sorted((results / stage).glob("[!.]*/")):
-            folder = None if KEPT in path.name else read(path, stage)
-            if folder is not None:
-                yield folder
+        try:
+            folders = _folders(results / stage, root)
+        except ForeignError as error:
+            found.skipped.append(f"{stage}: {error}")
+            continue
+        for each in folders:
+            folder = _folder(each, stage, root)
+            found.progress.extend([folder] if isinstance(folder, Progress) else [])
+            if remark := folder.remark if isinstance(folder, Progress) else folder:
+                found.skipped.append(f"{stage}/{each.name}: {remark}")
+    return found
+
+
+def _folders(path: Path, root: str) -> list[os.DirEntry[str]]:
+    """Return the entries of a stage's directory that may be folders: no plain files, as logs are, no kept results."""
+    if not os.path.lexists(path):
+        return []
+    _check_link(path, root)
+    try:
+        with os.scandir(path) as entries:
+            found = [each for each in entries if not each.is_file(follow_symlinks=False)]
+    except OSError as error:
+        raise ForeignError(f"cannot be read ({error.strerror})") from None
+    named = (each for each in found if not each.name.startswith(".") and KEPT not in each.name)
+    return sorted(named, key=lambda each: each.name)
+
+
+def _folder(entry: os.DirEntry[str], stage: str, root: str) -> Progress | str | None:
+    """Return the progress of a folder, why it is skipped, or None for an empty one."""
+    path = Path(entry.path)
+    try:
+        if not entry.is_dir(follow_symlinks=False):
+            _check_link(path, root)
+        return _read(path, stage)
+    except ForeignError as error:
+        return str(error)
+
+
+def _check_link(path: Path, root: str) -> None:
+    """Raise a ForeignError unless this is a directory, or a link to one within the results."""
+    try:
+        mode = path.lstat().st_mode
+        if stat.S_ISLNK(mode):
+            if not os.path.realpath(path).startswith(f"{root}{os.sep}"):
+                raise ForeignError("a link that leads out of the results, not followed")
+            mode = path.stat().st_mode
+    except OSError as error:
+        raise ForeignError(f"cannot be read ({error.strerror})") from None
+    if not stat.S_ISDIR(mode):
+        raise ForeignError(f"{plain_files.kind(mode)}, no folder")
 
 
 def read(path: Path, stage: str) -> Progress | None:
     """Return the progress of one folder, None where nothing was submitted or run."""
+    try:
+        return _read(path, stage)
+    except ForeignError as error:
+        return Progress(path, stage, Combination(path.name, "?", "?"), broken=str(error))
+
+
+def _read(path: Path, stage: str) -> Progress | None:
     document, broken = _document(path / "run.json")
-    job, submitted = _history(path / HISTORY)
+    jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
     combination = Combination(run["model"], run["algorithm"], run["gpu"]) if document else submitted
     if combination is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
-    sizes = tuple(document.get("starts", [{}])[-1].get("asked", run).get("input_sizes", ()))
+    start = document.get("starts", [{}])[-1]
+    sizes = tuple(dict.fromkeys(start.get("asked", run).get("input_sizes", ())))
     every, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
     rows = [row for row in every if int(row.input_size) in sizes]
     bad = [row for row in rows if row.status != "ok"]
+    written_s, locked = _last_write(path)
     return Progress(
         path,
         stage,
@@ -108,28 +184,47 @@ def read(path: Path, stage: str) -> Progress | None:
         fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
         throttled=sum(bool(slowed_by(row.throttle_reasons)) for row in rows),
         slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
-        job=job,
-        written_s=_last_write(path),
+        jobs=jobs,
+        batch_size=run.get("batch_size"),
+        command=tuple(start.get("command", document.get("command", ()))),
+        locked=locked,
+        written_s=written_s,
         broken=broken or unread,
+        remark=remark,
     )
+
+
+def _history(path: Path, document: Mapping[str, Any]) -> tuple[tuple[Job, ...], Combination | None, str]:
+    """Return the jobs, their combination and a remark; raises a ForeignError only where there is no run to show."""
+    try:
+        return (*history.read(path), "")
+    except ForeignError as error:
+        if not document:
+            raise
+        return (), None, str(error)
 
 
 def _document(path: Path) -> tuple[dict[str, Any], str]:
     """Return the content of `run.json` and its fault, "" for none; a run just begun may have no file."""
+    content = plain_files.read(path)
+    if content is None:
+        return {}, ""
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(content)
         version = document["schema_version"]
         if version > PROFILE_VERSION:
             return {}, f"run.json has schema version {version}, this program reads {PROFILE_VERSION}"
-        names = [document["run"][name] for name in ("model", "algorithm", "gpu")]
-        asked = document.get("starts", [{}])[-1].get("asked", document["run"])
-        sizes = [*document["run"]["input_sizes"], *asked["input_sizes"]]
-        if not all(isinstance(name, str) for name in names) or not all(type(size) is int for size in sizes):
-            return {}, "run.json cannot be read"
-    except FileNotFoundError:
-        return {}, ""
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        run, start = document["run"], document.get("starts", [{}])[-1]
+        names = [run[name] for name in ("model", "algorithm", "gpu")]
+        numbers = [*run["input_sizes"], *start.get("asked", run)["input_sizes"], run.get("batch_size", 1)]
+        words = start.get("command", document.get("command", []))
+        types = [type(each) is int for each in numbers] + [isinstance(each, str) for each in (*names, *words)]
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "run.json cannot be read"
+    if not all(types):
+        return {}, "run.json cannot be read"
+    if not history.is_combination(*names):
+        return {}, "run.json has odd names of model, algorithm or GPU"
     return dict(document), ""
 
 
@@ -146,19 +241,20 @@ class _Row(NamedTuple):
 
 def _rows(path: Path) -> tuple[list[_Row], str]:
     """Return the rows and the fault of the file, "" for none; a row cut off at the end is none."""
+    content = plain_files.read(path)
+    if content is None:
+        return [], ""
     try:
-        text = path.read_text()
+        text = content.decode().replace("\r\n", "\n")
         # Where nothing is quoted, cutting at the commas is the same, and several times as fast.
         lines = csv.reader(io.StringIO(text)) if '"' in text else (line.split(",") for line in text.split("\n"))
         header = next(lines, [])
         width = len(header)
         pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
         rows = [_Row(*pick([*line, ""])) for line in lines if len(line) == width]
-    except FileNotFoundError:
-        return [], ""
-    except (OSError, ValueError, csv.Error):
+    except (ValueError, csv.Error):
         return [], f"{path.name} cannot be read"
-    of_run = [row for row in rows if row.input_size.isdecimal()]
+    of_run = [row for row in rows if row.input_size.isdecimal() and len(row.input_size) < 10]
     if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in of_run} | {row.wall_s for row in of_run})):
         return of_run, ""
     for at, row in enumerate(of_run):
@@ -167,46 +263,35 @@ def _rows(path: Path) -> tuple[list[_Row], str]:
     return of_run, f"{path.name} has words where numbers belong"
 
 
-def _history(path: Path) -> tuple[Job | None, Combination | None]:
-    """Return the latest job and the combination it is for.
-
-    A job may start before its submitter has written "submitted": that event counts only where the job has no other.
-    """
+def _last_write(path: Path) -> tuple[float, bool]:
+    """Return when the run's own files were written last, and whether its lock is there."""
+    written_s = [0.0]
     try:
-        lines = [line.split("\t") for line in path.read_text(errors="replace").splitlines()]
-    except OSError:
-        return None, None
-    events = [line for line in lines if len(line) == 7]
-    if not events:
-        return None, None
-    of_job = [event for event in events if event[1] == events[-1][1]]
-    _, number, event, model, algorithm, gpu, flags = ([e for e in of_job if e[2] != "submitted"] or of_job)[-1]
-    word, _, code = event.partition(" ")
-    return Job(number, word, int(code) if code.isdecimal() else None, flags), Combination(model, algorithm, gpu)
+        with os.scandir(path) as entries:
+            by_name = {each.name: each for each in entries}
+    except OSError as error:
+        raise ForeignError(f"cannot be read ({error.strerror})") from None
+    for name, each in by_name.items():
+        if name.endswith((".csv", ".json")) or name == HISTORY:
+            with contextlib.suppress(FileNotFoundError):  # a run at work replaces its files
+                found = each.stat(follow_symlinks=False)
+                written_s += [found.st_mtime] if stat.S_ISREG(found.st_mode) else []
+    return max(written_s), LOCK in by_name
 
 
-def _last_write(path: Path) -> float:
-    written = (file for file in path.iterdir() if file.suffix in (".csv", ".json") or file.name == HISTORY)
-    return max((file.stat().st_mtime for file in written), default=0.0)
-
-
-def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, flags: Sequence[str]) -> None:
-    """Add a line to the history of a folder's jobs."""
-    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(flags))
-    with (path / HISTORY).open("a") as file:
-        file.write("\t".join(fields) + "\n")
-
-
-def last_error(path: Path) -> str:
-    """Return the last line of the newest `.err` log of a folder that is not blank, "" where there is none.
+def last_error(path: Path, job: str = "") -> str:
+    """Return the last line of the newest `.err` log of a folder, or of a job's, that is not blank; "" without one.
 
     Lines that srun adds after the program's own ("task 0: Exited with exit code 2") are passed over.
     """
-    logs = sorted(path.glob("*.err"), key=lambda log: log.stat().st_mtime)
-    if not logs:
+    end = f"_{job}.err" if job else ".err"
+    try:
+        with os.scandir(path) as entries:
+            logs = [each for each in entries if each.name.endswith(end) and each.is_file(follow_symlinks=False)]
+            newest = max(logs, key=lambda log: log.stat(follow_symlinks=False).st_mtime, default=None)
+        content = plain_files.read(path / newest.name, _TAIL_BYTES) if newest else None
+    except (OSError, ForeignError):
         return ""
-    with logs[-1].open("rb") as file:
-        file.seek(max(0, logs[-1].stat().st_size - _TAIL_BYTES))
-        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines()]
+    lines = [line.strip() for line in (content or b"").decode(errors="replace").splitlines()]
     messages = [line for line in lines if line and not line.startswith("srun: ")]
-    return messages[-1] if messages else ""
+    return one_line(messages[-1]) if messages else ""

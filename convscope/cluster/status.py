@@ -9,162 +9,78 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import shlex
+import os
+import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convscope import slurm
 from convscope.cli import display
 from convscope.cli.display import or_dash
-from convscope.cli.parser import OneLineParser
-from convscope.cli.signals import STOPPED
-from convscope.cluster import progress
-from convscope.cluster.progress import Progress
+from convscope.cli.parser import OneLineParser, note_by, one_line
+from convscope.cluster import advice, history, progress
+from convscope.cluster.advice import Row
+from convscope.cluster.standing import OPEN, STATES, TROUBLED, Standing, Survey, survey
 from convscope.convolution import algorithms
-from convscope.storage.paths import RESULTS, RETRIED, STAGES, Combination
+from convscope.errors import InputError
+from convscope.storage.paths import RESULTS, STAGES, now_utc, slug
 
-STATES = ("queued", "running", "done", "failed", "stale")
-SCRIPTS = dict(zip(STAGES, ("./1_sanity_check.sh", "./2_quick_sweep.sh", "./3_full_run.sh"), strict=True))
-
-# A job that the queue no longer lists has this long to write its last line.
-_LEFT_QUEUE_S = 120
-# Without a queue a run is stale that wrote nothing for longer than this, and than several of the slowest size so far.
-_SILENT_S = 1800
-_SLOWEST_SIZES = 5
-_SETTLED = ("COMPLETED", "PENDING", "RUNNING", "REQUEUED", "COMPLETING", "SUSPENDED")
+NAME = "check_status.sh"
+FAILED = 1
+STILL_OPEN = 3
+"""The exit code while something is queued or running, and nothing failed."""
+INTERRUPTED = 130
+_SECONDS = (1.0, 86400.0)
 
 
-@dataclass(frozen=True)
-class Standing:
-    """State of one combination in one stage: one of `STATES`, and the reason or details."""
-
-    progress: Progress
-    state: str
-    detail: str = ""
-
-    @property
-    def cell(self) -> str:
-        """The cell of the table: "running 3/10, 0:21:04 left"."""
-        detail = f", {self.detail}" if self.state in ("queued", "running", "done") and self.detail else ""
-        return f"{self.state} {self.progress.done}/{self.progress.expected}{detail}"
-
-
-def survey(
-    results: Path,
-    stages: Sequence[str] = STAGES,
-    run_command: slurm.RunCommand = slurm.run_command,
-    now_s: float | None = None,
-) -> list[Standing]:
-    """Return the standing of every combination that was submitted or run, stage by stage."""
-    folders = list(progress.read_all(results, stages))
-    queue = slurm.queue(run_command) if any(_of_slurm(each) for each in folders) else None
-    open_jobs = {each.job.number for each in folders if each.job and _of_slurm(each) and not each.complete}
-    ended = slurm.accounts(open_jobs - set(queue or ()), run_command)
-    now_s = time.time() if now_s is None else now_s
-    return [standing(each, queue, ended, now_s) for each in folders]
-
-
-def _of_slurm(folder: Progress) -> bool:
-    return folder.job is not None and not folder.job.number.startswith("local")
-
-
-def standing(
-    folder: Progress, queue: Mapping[str, slurm.QueuedJob] | None, ended: Mapping[str, str], now_s: float
-) -> Standing:
-    """Decide the state of a combination; `queue` is None where none answers, `ended` what the accounts tell of jobs."""
-    if folder.broken:
-        return Standing(folder, "failed", folder.broken)
-    number = folder.job.number if folder.job else ""
-    if entry := (queue or {}).get(number):
-        if entry.state == "PENDING":
-            return Standing(folder, "queued", entry.reason)
-        return Standing(folder, "running", f"{entry.time_left} left")
-    if folder.complete and not folder.bad:
-        return Standing(folder, "done")
-    if folder.complete:
-        counts = ", ".join(f"{count} {status}" for status, count in folder.bad.items())
-        return Standing(folder, "failed", f"of {folder.done} sizes {counts}; last: {folder.reason}")
-    if folder.job and folder.job.event == "ended":
-        if folder.job.exit_code == 0 and "--output-dir" in folder.job.flags:
-            return Standing(folder, "done", "written elsewhere, by --output-dir")
-        if folder.job.exit_code == STOPPED:
-            why = "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
-            return Standing(folder, "failed", why)
-        silent = f"job {number} ended with exit code {folder.job.exit_code} and no last words"
-        return Standing(folder, "failed", progress.last_error(folder.path) or silent)
-    if number in ended and not ended[number].startswith(_SETTLED):
-        state = f"job {number}: {ended[number].lower()}"
-        return Standing(folder, "failed", "; ".join(filter(None, (state, progress.last_error(folder.path)))))
-    if folder.job and folder.job.event == "submitted":
-        why = f"job {number} left the queue without starting: cancelled, or the stage before failed"
-        return Standing(folder, "queued", f"as job {number}") if queue is None else Standing(folder, "failed", why)
-    return _by_silence(folder, queue is not None and _of_slurm(folder), now_s)
-
-
-def _by_silence(folder: Progress, left_queue: bool, now_s: float) -> Standing:
-    silent_s = now_s - folder.written_s
-    limit_s = _LEFT_QUEUE_S if left_queue else max(_SILENT_S, _SLOWEST_SIZES * folder.slowest_s)
-    if silent_s <= limit_s:
-        return Standing(folder, "running")
-    where = "the queue does not know its job; " if left_queue else ""
-    minutes = int(silent_s // 60)
-    silence = f"{where}nothing written for " + (f"{minutes} min" if minutes < 120 else f"{minutes // 60} h")
-    return Standing(folder, "stale", "; ".join(filter(None, (silence, progress.last_error(folder.path)))))
-
-
-def table(standings: Sequence[Standing]) -> str:
+def table(found: Survey) -> str:
     """Return a line a combination, a column a stage; below it the failures, and the commands that submit them again."""
-    if not standings:
-        return "nothing here yet: ./1_sanity_check.sh MODEL ALGORITHM GPU begins"
-    by_name: dict[Combination, dict[str, Standing]] = {}
+    standings = found.standings
+    rows: dict[Row, dict[str, Standing]] = {}
     for each in standings:
-        by_name.setdefault(each.progress.combination, {})[each.progress.stage] = each
+        rows.setdefault(advice.row_of(each.progress), {})[each.progress.stage] = each
     stages = [stage for stage in STAGES if any(each.progress.stage == stage for each in standings)]
-    rows = [_line(name, stages, by_name[name]) for name in sorted(by_name, key=str)]
-    lines = [display.table(("combination", *stages, "fallback", "throttled"), rows, all_left=True)]
+    lines = [_line(row, stages, rows[row]) for row in sorted(rows, key=str)]
     counts = Counter(each.state for each in standings)
-    lines += ["", ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])]
-    troubled = [each for each in standings if each.state in ("failed", "stale")]
-    lines += [f"{each.state}: {each.progress.stage} {each.progress.combination}: {each.detail}" for each in troubled]
-    commands = again(troubled)
-    return "\n".join(lines + (["", "again:", *(f"  {command}" for command in commands)] if commands else []))
+    return "\n".join(
+        [
+            display.table(("combination", *stages, "fallback", "throttled"), lines, all_left=True),
+            "",
+            ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]),
+            *(one_line(line) for line in _remarks(found)),
+            *_again(standings),
+        ]
+    )
 
 
-def _line(name: Combination, stages: Sequence[str], by_stage: Mapping[str, Standing]) -> tuple[str, ...]:
+def _line(row: Row, stages: Sequence[str], by_stage: dict[str, Standing]) -> tuple[str, ...]:
     cells = [by_stage[stage].cell if stage in by_stage else "-" for stage in stages]
     fallback = max(each.progress.fallback_layers for each in by_stage.values())
     throttled = sum(each.progress.throttled for each in by_stage.values())
-    return (str(name), *cells, or_dash(fallback or None, "d", " layers"), or_dash(throttled or None, "d", " sizes"))
+    return (str(row), *cells, or_dash(fallback or None, "d", " layers"), or_dash(throttled or None, "d", " sizes"))
 
 
-def again(troubled: Sequence[Standing]) -> list[str]:
-    """Return the commands that submit these again: one for each stage and set of flags.
-
-    Of one combination only the earliest stage is named: its failure stopped the others.
-    """
-    groups: dict[tuple[str, str], list[Combination]] = {}
-    earliest: dict[Combination, Standing] = {}
-    for each in sorted(troubled, key=lambda each: STAGES.index(each.progress.stage)):
-        earliest.setdefault(each.progress.combination, each)
-    for each in earliest.values():
-        groups.setdefault((each.progress.stage, _flags(each)), []).append(each.progress.combination)
-    return [_command(stage, flags, names) for (stage, flags), names in groups.items()]
+def _remarks(found: Survey) -> list[str]:
+    lines = [f"{each.state}: {_name(each)}: {each.detail}" for each in found.standings if each.state in TROUBLED]
+    for each in found.standings:
+        if each.refused:
+            why = progress.last_error(each.progress.path, each.refused.number) or "its output says why"
+            lines.append(f"refused: {_name(each)}: job {each.refused.number}, bad input or a folder in use: {why}")
+    return lines + [f"skipped: {remark}" for remark in found.skipped]
 
 
-def _flags(each: Standing) -> str:
-    folder = each.progress
-    local = ["--local"] if folder.job and not _of_slurm(folder) else []
-    anew = ["--retry" if folder.bad.keys() <= {*RETRIED} else "--overwrite"] if folder.complete else []
-    return " ".join([*local, *([folder.job.flags] if folder.job and folder.job.flags else []), *anew])
+def _name(each: Standing) -> str:
+    return f"{each.progress.stage} {advice.row_of(each.progress)}"
 
 
-def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:
-    words = shlex.join(word for each in names for word in (each.model, each.algorithm, each.gpu))
-    given = words if len(names) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
-    return f"{SCRIPTS[stage]} {given} {flags}".rstrip()
+def _again(standings: Sequence[Standing]) -> list[str]:
+    commands = advice.again(standings)
+    lines = ["", "again:", *(f"  {command}" for command in commands)] if commands else []
+    if any(each.bad_input for each in standings):
+        lines += ["", f"bad input is not offered again: correct the command; ./{NAME} --forget takes it off this list"]
+    return lines
 
 
 def as_json(standings: Sequence[Standing]) -> str:
@@ -177,6 +93,8 @@ def _plain(each: Standing) -> dict[str, object]:
     return {
         "stage": folder.stage,
         **dataclasses.asdict(folder.combination),
+        "batch_size": advice.batch_size(folder),
+        "folder": folder.path.name,
         "state": each.state,
         "detail": each.detail,
         "done": folder.done,
@@ -188,40 +106,123 @@ def _plain(each: Standing) -> dict[str, object]:
     }
 
 
+def exit_code(standings: Sequence[Standing]) -> int:
+    """Return 1 where something failed or is stale, else 3 where something is queued or running, else 0."""
+    states = {each.state for each in standings}
+    return FAILED if states & {*TROUBLED} else STILL_OPEN if states & {*OPEN} else 0
+
+
 def main(
     arguments: Sequence[str],
     results: Path = RESULTS,
     run_command: slurm.RunCommand = slurm.run_command,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Print the table, or the JSON; with --watch again and again until nothing is queued or running any more."""
+    """Print the table, or the JSON, and return `exit_code`; Ctrl-C ends it with the code of the latest look.
+
+    With --watch again and again until nothing is queued or running any more; with --wait only then.
+    """
     options = _parser().parse_args(arguments)
-    while True:
-        standings = [each for each in survey(results, options.stage or STAGES, run_command) if _wanted(each, options)]
-        text = as_json(standings) if options.json else table(standings)
-        print(text if options.watch is None else f"\033[H\033[2J{text}", flush=True)
-        if options.watch is None or not any(each.state in ("queued", "running") for each in standings):
-            return 0
+    code = INTERRUPTED
+    try:
+        while True:
+            every = survey(results, options.stage or STAGES, run_command)
+            found = Survey([each for each in every.standings if _wanted(each, options)], every.skipped)
+            if options.forget:
+                return _forget(found.standings)
+            code, is_open = exit_code(found.standings), any(each.state in OPEN for each in found.standings)
+            if not (options.wait and is_open) and not _show(found, len(every.standings), options):
+                return code
+            if not (options.watch or options.wait) or not is_open:
+                return code
+            sleep(options.watch or options.wait)
+    except KeyboardInterrupt:
+        return code
+
+
+def _show(found: Survey, total: int, options: argparse.Namespace) -> bool:
+    """Print what was found; return False where the reader has gone (`| head`)."""
+    text = as_json(found.standings) if options.json else table(found)
+    if not found.standings:
+        none = "nothing here yet: ./1_sanity_check.sh MODEL ALGORITHM GPU begins"
+        why = f"nothing matches this filter (without it: {total})" if total else none
+        text = text if options.json else "\n".join([why, *map(one_line, _remarks(found))])
+        if options.json:
+            note_by(NAME)(why)
+    try:
+        print(f"\033[H\033[2J{text}" if _clears(options) else text, flush=True)
+        if options.json:
+            for remark in found.skipped:
+                note_by(NAME)(f"skipped: {remark}")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
+
+
+def _clears(options: argparse.Namespace) -> bool:
+    return bool(options.watch) and not options.json and sys.stdout is not None and sys.stdout.isatty()
+
+
+def _forget(standings: Sequence[Standing]) -> int:
+    """Note in their histories that jobs are forgotten which measured nothing and never will; nothing is deleted."""
+    jobs = [(each, job) for each in standings for job in each.forgettable]
+    for each, job in jobs:
+        folder = each.progress
         try:
-            sleep(options.watch)
-        except KeyboardInterrupt:
-            return 0
+            history.note_event(folder.path, now_utc(), job.number, history.FORGOTTEN, folder.combination, [])
+        except OSError as error:
+            path = folder.path / history.HISTORY
+            raise InputError(f"cannot write to {path} ({error.strerror}): its owner can forget it") from None
+        print(one_line(f"forgotten: {_name(each)}: job {job.number}"))
+    if not jobs:
+        print("nothing to forget: only jobs of bad input (exit code 2), and jobs that never started, are forgotten")
+    return 0
 
 
 def _wanted(each: Standing, options: argparse.Namespace) -> bool:
     name = each.progress.combination
     wanted = (options.model, options.algorithm, options.gpu, options.state)
     values = (name.model, name.algorithm, name.gpu, each.state)
-    return all(not names or value in names for names, value in zip(wanted, values, strict=True))
+    pairs = zip(wanted, values, strict=True)
+    return all(not names or slug(value).lower() in {slug(name.lower()) for name in names} for names, value in pairs)
+
+
+def _seconds(text: str) -> float:
+    low, high = _SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not low <= seconds <= high:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number of seconds, from {low:g} to {high:g}")
+    return seconds
+
+
+def _algorithm(text: str) -> str:
+    try:
+        return algorithms.find(text).name
+    except InputError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="check_status.sh", description="Where every combination stands in each stage.")
-    parser.add_argument("--stage", nargs="+", choices=STAGES)
+    parser = OneLineParser(
+        prog=NAME,
+        description="Where every combination stands in each stage.",
+        epilog="Exit code: 1 where something failed or is stale, else 3 where something is queued or running, else 0.",
+    )
+    parser.add_argument("--stage", nargs="+", choices=STAGES, type=str.lower)
     parser.add_argument("--model", nargs="+", metavar="NAME")
-    parser.add_argument("--algorithm", nargs="+", metavar="NAME", type=lambda name: algorithms.find(name).name)
+    parser.add_argument("--algorithm", nargs="+", metavar="NAME", type=_algorithm)
     parser.add_argument("--gpu", nargs="+", metavar="NAME")
-    parser.add_argument("--state", nargs="+", choices=STATES)
-    parser.add_argument("--watch", nargs="?", type=float, const=10.0, metavar="S", help="again every S seconds (10)")
+    parser.add_argument("--state", nargs="+", choices=STATES, type=str.lower)
+    again = parser.add_mutually_exclusive_group()
+    watch = "again every S seconds (10), until nothing is queued or running"
+    again.add_argument("--watch", nargs="?", type=_seconds, const=10.0, metavar="S", help=watch)
+    wait = "print once nothing is queued or running any more, looking every S seconds (30)"
+    again.add_argument("--wait", nargs="?", type=_seconds, const=30.0, metavar="S", help=wait)
+    forget = "take jobs off the list that measured nothing and never will: bad input, cancelled before they started"
+    again.add_argument("--forget", action="store_true", help=forget)
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from convscope.cluster import progress
-from convscope.cluster.progress import Job, Progress
+from convscope.cluster import history, progress
+from convscope.cluster.history import Job
+from convscope.cluster.plain_files import ForeignError
+from convscope.cluster.progress import Progress
 from convscope.storage.paths import KEPT, PROFILE_VERSION, Combination
 
 WHO = Combination("alexnet", "implicit gemm", "h200")
@@ -31,7 +33,7 @@ def found(folder: Path, *lines: str, header: str = HEADER, **run: Any) -> Progre
 
 
 def event(folder: Path, job: str, word: str, who: Combination = WHO, *flags: str) -> None:
-    progress.note_event(folder, "2026-01-01T00:00:00Z", job, word, who, flags)
+    history.note_event(folder, "2026-01-01T00:00:00Z", job, word, who, flags)
 
 
 def test_rows_are_counted_by_size_status_and_the_worst_of_each_figure(tmp_path: Path):
@@ -136,8 +138,8 @@ def test_an_empty_folder_has_no_progress_and_a_copy_is_left_out(tmp_path: Path):
     assert progress.read(tmp_path / "2_quick" / "empty", "2_quick") is None
     for name in ("run", f"run{KEPT}20260101T000000Z", ".hidden"):
         found(tmp_path / "2_quick" / name)
-    assert [(one.path.name, one.stage) for one in progress.read_all(tmp_path)] == [("run", "2_quick")]
-    assert list(progress.read_all(tmp_path, ["3_full"])) == []
+    assert [(one.path.name, one.stage) for one in progress.read_all(tmp_path).progress] == [("run", "2_quick")]
+    assert progress.read_all(tmp_path, ["3_full"]) == ([], [])
 
 
 def test_the_latest_job_of_a_folder_is_told_with_its_flags(tmp_path: Path):
@@ -147,41 +149,50 @@ def test_the_latest_job_of_a_folder_is_told_with_its_flags(tmp_path: Path):
     event(tmp_path, "7", "submitted", WHO, "--model", "a b")
     event(tmp_path, "7", "started")
     event(tmp_path, "7", "ended 0", WHO, "--seed", "a b")
-    assert progress._history(tmp_path / progress.HISTORY) == (Job("7", "ended", 0, "--seed 'a b'"), WHO)
+    jobs, who = history.read(tmp_path)
+    assert ([job.number for job in jobs], jobs[-1], who) == (["6", "7"], Job("7", "ended", 0, "--seed 'a b'"), WHO)
 
 
 def test_a_job_that_started_before_it_was_noted_as_submitted_has_started(tmp_path: Path):
     event(tmp_path, "7", "started")
     event(tmp_path, "7", "submitted")
-    job, _ = progress._history(tmp_path / progress.HISTORY)
-    assert job == Job("7", "started", None, "")
+    assert history.read(tmp_path)[0] == (Job("7", "started", None, ""),)
     event(tmp_path, "8", "submitted")
-    assert progress._history(tmp_path / progress.HISTORY)[0] == Job("8", "submitted", None, "")
+    assert history.read(tmp_path)[0][-1] == Job("8", "submitted", None, "")
 
 
-@pytest.mark.parametrize("content", ["", "a\tb\tc\n", "\t" * 5 + "\n", "\t" * 7 + "\n", "\t" * 13 + "\n"])
+@pytest.mark.parametrize("content", ["a\tb\tc\n", "\t" * 6 + "\n", "\t" * 7 + "\n", "\t" * 13 + "\n"])
 def test_lines_of_another_form_are_no_events(tmp_path: Path, content: str):
-    (tmp_path / progress.HISTORY).write_text(content)
-    assert progress._history(tmp_path / progress.HISTORY) == (None, None)
+    (tmp_path / history.HISTORY).write_text(content)
+    with pytest.raises(ForeignError, match=r"jobs\.log has no line that can be read"):
+        history.read(tmp_path)
+    event(tmp_path, "7", "submitted")
+    assert history.read(tmp_path) == ((Job("7", "submitted"),), WHO)
+
+
+def test_an_empty_history_has_no_jobs(tmp_path: Path):
+    assert history.read(tmp_path) == ((), None)
+    (tmp_path / history.HISTORY).write_text("")
+    assert history.read(tmp_path) == ((), None)
 
 
 def test_an_event_is_a_line(tmp_path: Path):
     event(tmp_path, "7", "submitted", WHO, "--a")
     event(tmp_path, "7", "requeued", WHO)
-    assert (tmp_path / progress.HISTORY).read_text() == (
+    assert (tmp_path / history.HISTORY).read_text() == (
         "2026-01-01T00:00:00Z\t7\tsubmitted\talexnet\timplicit gemm\th200\t--a\n"
         "2026-01-01T00:00:00Z\t7\trequeued\talexnet\timplicit gemm\th200\t\n"
     )
 
 
 def test_the_last_write_is_that_of_the_runs_own_files(tmp_path: Path):
-    for seconds, name in enumerate((TABLE, "run.json", progress.HISTORY, "slurm.out"), 1):
+    for seconds, name in enumerate((TABLE, "run.json", history.HISTORY, "slurm.out"), 1):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (seconds, seconds))
-    assert progress._last_write(tmp_path) == 3.0
-    for name, left in ((progress.HISTORY, 2.0), ("run.json", 1.0), (TABLE, 0.0)):
+    assert progress._last_write(tmp_path) == (3.0, False)
+    for name, left in ((history.HISTORY, 2.0), ("run.json", 1.0), (TABLE, 0.0)):
         (tmp_path / name).unlink()
-        assert progress._last_write(tmp_path) == left
+        assert progress._last_write(tmp_path)[0] == left
 
 
 def test_the_last_error_is_the_last_line_of_the_newest_log(tmp_path: Path):

@@ -2,65 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from fakes import RUN
+from fakes.folders import SIZES, WHO, measured, note, only, slurm
 
-from convscope.cluster import progress, status
-from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
-from convscope.slurm import RunCommand
+from convscope.cluster import advice, history, status
+from convscope.cluster.standing import survey
 from convscope.storage.paths import Combination
-from convscope.storage.table import columns
-
-NOW_S = 2_000_000_000.0
-WHO = Combination("alexnet", "implicit gemm", "h200")
-SIZES = (224, 256, 288)
-
-
-def note(results: Path, *events: str, job: str = "7", stage: str = "2_quick", who: Combination = WHO) -> Path:
-    folder = results / stage / who.folder_name
-    folder.mkdir(parents=True, exist_ok=True)
-    for event in events:
-        progress.note_event(folder, "2026-01-01T00:00:00Z", job, event, who, ["--batch-size", "2"])
-    return folder
-
-
-def measured(folder: Path, *rows: tuple[int, str, str], who: Combination = WHO) -> None:
-    run = dataclasses.asdict(RUN) | dataclasses.asdict(who) | {"input_sizes": SIZES}
-    (folder / "run.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run": run}))
-    header = columns(OverallRow)
-    known = ({"input_size": str(size), "status": how, "reason": why} for size, how, why in rows)
-    lines = [",".join(header), *(",".join(row.get(name, "") for name in header) for row in known)]
-    name = f"{who.model}_{who.algorithm.replace(' ', '_')}_overall.csv"
-    (folder / name).write_text("\n".join(lines) + "\n")
-
-
-def slurm(queue: str | None = None, accounts: str | None = None) -> Callable[[Sequence[str]], str | None]:
-    return lambda command: {"squeue": queue, "sacct": accounts}[command[0]]
-
-
-def only(results: Path, ask: RunCommand, now_s: float = NOW_S) -> status.Standing:
-    (found,) = status.survey(results, run_command=ask, now_s=now_s)
-    return found
 
 
 def test_a_job_in_the_queue_is_queued_with_slurms_reason(tmp_path: Path):
     note(tmp_path, "submitted")
-    assert only(tmp_path, slurm("7|PENDING|Resources|2:00:00\n")).cell == "queued 0/10, Resources"
+    assert only(tmp_path, slurm("7|PENDING|Resources|2:00:00|7\n")).cell == "queued 0/10, Resources"
 
 
 def test_a_job_that_runs_has_the_time_it_has_left(tmp_path: Path):
     measured(note(tmp_path, "submitted", "started"), (224, "ok", ""))
-    assert only(tmp_path, slurm("7|RUNNING|None|1:59:12\n")).cell == "running 1/3, 1:59:12 left"
+    assert only(tmp_path, slurm("7|RUNNING|None|1:59:12|7\n")).cell == "running 1/3, 1:59:12 left"
 
 
 def test_a_task_of_an_array_is_found_by_its_own_number(tmp_path: Path):
     note(tmp_path, "submitted", job="9_4")
-    assert only(tmp_path, slurm("9_3|RUNNING|None|1:00\n9_4|PENDING|JobArrayTaskLimit|2:00:00\n")).cell == (
+    assert only(tmp_path, slurm("9_3|RUNNING|None|1:00|93\n9_4|PENDING|JobArrayTaskLimit|2:00:00|94\n")).cell == (
         "queued 0/10, JobArrayTaskLimit"
     )
 
@@ -74,14 +39,7 @@ def test_sizes_that_failed_are_a_failure_and_are_retried_when_submitted_again(tm
     measured(note(tmp_path, "ended 1"), (224, "ok", ""), (256, "ok", ""), (288, "oom", "needs 90 GB"))
     found = only(tmp_path, slurm(""))
     assert (found.state, found.detail) == ("failed", "of 3 sizes 1 oom; last: needs 90 GB")
-    assert status.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --batch-size 2 --retry"]
-
-
-def test_a_size_that_is_unsupported_is_overwritten_when_submitted_again(tmp_path: Path):
-    rows = (224, "ok", ""), (256, "failed", "x"), (288, "unsupported", "too small")
-    measured(note(tmp_path, "ended 1"), *rows)
-    (command,) = status.again([only(tmp_path, slurm(""))])
-    assert command.endswith(" --overwrite")
+    assert advice.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --batch-size 2 --retry"]
 
 
 def test_a_job_that_failed_shows_its_last_line_and_not_sruns(tmp_path: Path):
@@ -117,7 +75,7 @@ def test_results_that_went_elsewhere_are_done(tmp_path: Path):
     folder = tmp_path / "2_quick" / WHO.folder_name
     folder.mkdir(parents=True)
     for event in ("started", "ended 0"):
-        progress.note_event(folder, "2026-01-01T00:00:00Z", "7", event, WHO, ["--output-dir", "x"])
+        history.note_event(folder, "2026-01-01T00:00:00Z", "7", event, WHO, ["--output-dir", "x"])
     assert only(tmp_path, slurm("")).cell == "done 0/10, written elsewhere, by --output-dir"
 
 
@@ -126,34 +84,34 @@ def test_what_failed_is_submitted_again_as_a_matrix_and_each_combination_from_it
     for stage in ("2_quick", "3_full"):
         for who in (WHO, other):
             note(tmp_path, "submitted", stage=stage, who=who)
-    found = status.survey(tmp_path, run_command=slurm(""), now_s=NOW_S)
+    found = survey(tmp_path, run_command=slurm("")).standings
     assert [each.state for each in found] == ["failed"] * 4
     names = "alexnet 'implicit gemm' h200 vgg16 fft h200"
-    assert status.again(found) == [f"./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' {names}) --batch-size 2"]
+    assert advice.again(found) == [f"./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' {names}) --batch-size 2"]
 
 
 def test_the_table_has_a_line_a_combination_and_a_column_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     note(tmp_path, "submitted", stage="1_sanity")
     note(tmp_path, "submitted")
-    assert status.main([], tmp_path, slurm("7|PENDING|Priority|1:00\n")) == 0
+    assert status.main([], tmp_path, slurm("7|PENDING|Priority|1:00|7\n")) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["combination", "1_sanity", "2_quick", "fallback", "throttled"]
-    assert lines[1].startswith("alexnet, implicit gemm, h200  queued 0/1, Priority  queued 0/10, Priority")
+    assert lines[1].startswith("alexnet, implicit gemm, h200, batch 2  queued 0/1, Priority  queued 0/10, Priority")
 
 
 def test_filters_and_json_are_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     note(tmp_path, "submitted")
     note(tmp_path, "submitted", who=Combination("vgg16", "fft", "h200"))
-    assert status.main(["--json", "--algorithm", "implicit_gemm"], tmp_path, slurm("7|PENDING|Priority|1:00\n")) == 0
+    assert status.main(["--json", "--algorithm", "implicit_gemm"], tmp_path, slurm("7|PENDING|Priority|1:00|7\n")) == 3
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["model"], found["state"], found["detail"], found["job"]) == ("alexnet", "queued", "Priority", "7")
 
 
 def test_watching_ends_when_nothing_is_queued_or_running_any_more(tmp_path: Path):
     note(tmp_path, "submitted")
-    answers = ["7|PENDING|Priority|1:00\n", "7|PENDING|Priority|1:00\n", ""]
+    answers = ["7|PENDING|Priority|1:00|7\n", "7|PENDING|Priority|1:00|7\n", ""]
     slept: list[float] = []
-    assert status.main(["--watch", "3"], tmp_path, lambda command: answers.pop(0) if answers else "", slept.append) == 0
+    assert status.main(["--watch", "3"], tmp_path, lambda command: answers.pop(0) if answers else "", slept.append) == 1
     assert slept == [3.0, 3.0]
 
 
@@ -166,3 +124,144 @@ def test_a_run_json_of_another_version_is_a_failure_that_says_so(tmp_path: Path)
 def test_without_any_results_the_first_step_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert status.main([], tmp_path, slurm()) == 0
     assert "./1_sanity_check.sh MODEL ALGORITHM GPU begins" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("events", "queue", "code"),
+    [
+        (("submitted", "started", "ended 1"), "", 1),
+        (("submitted",), "7|PENDING|Priority|1:00|7\n", 3),
+        (("submitted", "started"), "7|RUNNING|None|1:00|7\n", 3),
+        (("ended 0",), "", 0),
+    ],
+)
+def test_the_exit_code_says_whether_something_failed_or_runs(
+    tmp_path: Path, events: tuple[str, ...], queue: str, code: int
+):
+    folder = note(tmp_path, *events)
+    if code == 0:
+        measured(folder, *((size, "ok", "") for size in SIZES))
+    assert status.main([], tmp_path, slurm(queue)) == code
+
+
+def test_a_failure_goes_before_what_runs_in_the_exit_code(tmp_path: Path):
+    note(tmp_path, "submitted")
+    note(tmp_path, "ended 1", job="8", who=Combination("vgg16", "fft", "h200"))
+    assert status.main([], tmp_path, slurm("7|PENDING|Priority|1:00|7\n")) == 1
+    assert status.main(["--model", "alexnet"], tmp_path, slurm("7|PENDING|Priority|1:00|7\n")) == 3
+
+
+def test_waiting_prints_once_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    note(tmp_path, "submitted")
+    answers = ["7|PENDING|Priority|1:00|7\n", "7|RUNNING|None|1:00|7\n"]
+    slept: list[float] = []
+    assert status.main(["--wait"], tmp_path, lambda command: answers.pop(0) if answers else "", slept.append) == 1
+    assert (slept, capsys.readouterr().out.count("combination ")) == ([30.0, 30.0], 1)
+
+
+def interrupt(seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("option", ["--watch", "--wait"])
+def test_an_interrupt_ends_it_without_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str):
+    note(tmp_path, "submitted")
+    assert status.main([option], tmp_path, slurm("7|PENDING|Priority|1:00|7\n"), interrupt) == 3
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("option", ["--watch", "--wait"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e9", "soon"])
+def test_odd_seconds_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str):
+    with pytest.raises(SystemExit) as ended:
+        status.main([f"{option}={value}"], tmp_path, slurm())
+    assert ended.value.code == 2
+    assert "a number of seconds, from 1 to 86400" in capsys.readouterr().err
+
+
+def test_what_is_watched_into_a_file_has_no_escape_sequences(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    note(tmp_path, "ended 1")
+    status.main(["--watch"], tmp_path, slurm(""))
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [("--model", "AlexNet"), ("--gpu", "H200"), ("--state", "FAILED"), ("--algorithm", "Implicit_GEMM")],
+)
+def test_filters_ignore_case(tmp_path: Path, capsys: pytest.CaptureFixture[str], filters: tuple[str, str]):
+    note(tmp_path, "ended 1")
+    status.main(filters, tmp_path, slurm(""))
+    assert "alexnet, implicit gemm, h200" in capsys.readouterr().out
+
+
+def test_a_filter_without_a_match_is_not_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    note(tmp_path, "ended 1")
+    assert status.main(["--model", "vgg16"], tmp_path, slurm("")) == 0
+    assert capsys.readouterr().out == "nothing matches this filter (without it: 1)\n"
+    status.main(["--model", "vgg16", "--json"], tmp_path, slurm(""))
+    said = capsys.readouterr()
+    assert (json.loads(said.out), "nothing matches this filter" in said.err) == ([], True)
+
+
+def test_an_unknown_algorithm_in_a_filter_is_one_line_with_those_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit):
+        status.main(["--algorithm", "magic"], tmp_path, slurm(""))
+    assert "unknown algorithm 'magic': choose one of direct, smm" in capsys.readouterr().err
+
+
+def test_batch_sizes_and_folders_of_other_names_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    ok = [(size, "ok", "") for size in SIZES]
+    measured(tmp_path / "1_sanity" / WHO.folder_name, *ok, batch_size=1)
+    measured(tmp_path / "2_quick" / WHO.folder_name, *ok, batch_size=8)
+    measured(tmp_path / "2_quick" / "a_copy", *ok, batch_size=1)
+    assert status.main([], tmp_path, slurm()) == 0
+    lines = capsys.readouterr().out.splitlines()[1:4]
+    assert [line.split("  ")[0] for line in lines] == [
+        "alexnet, implicit gemm, h200",
+        "alexnet, implicit gemm, h200, batch 8",
+        "alexnet, implicit gemm, h200, in a_copy",
+    ]
+    assert [line.count("done 3/3") for line in lines] == [1, 1, 1]
+
+
+def test_the_batch_size_of_a_job_that_waits_is_that_of_its_flags(tmp_path: Path):
+    note(tmp_path, "submitted", flags=("--seed", "1", "--batch-size=16"))
+    assert advice.batch_size(only(tmp_path, slurm()).progress) == 16
+
+
+# ---- forgetting
+
+
+def test_bad_input_is_not_offered_again_and_can_be_forgotten(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    note(tmp_path, "started", "ended 2", stage="1_sanity")
+    note(tmp_path, "started", "ended 1")
+    assert status.main([], tmp_path, slurm("")) == 1
+    said = capsys.readouterr().out
+    assert "1_sanity_check" not in said
+    assert "bad input is not offered again: correct the command; ./check_status.sh --forget takes it off" in said
+    assert status.main(["--forget"], tmp_path, slurm("")) == 0
+    assert "forgotten: 1_sanity alexnet, implicit gemm, h200, batch 2: job 7" in capsys.readouterr().out
+    (left,) = survey(tmp_path, run_command=slurm("")).standings
+    assert (left.progress.stage, left.state) == ("2_quick", "failed")
+    assert status.main(["--forget"], tmp_path, slurm("")) == 0
+    assert "nothing to forget" in capsys.readouterr().out
+
+
+def test_forgetting_deletes_nothing_and_obeys_filters(tmp_path: Path):
+    folder = note(tmp_path, "submitted")
+    before = (folder / history.HISTORY).read_text()
+    status.main(["--forget", "--model", "vgg16"], tmp_path, slurm(""))
+    assert (folder / history.HISTORY).read_text() == before
+    status.main(["--forget"], tmp_path, slurm(""))
+    assert (folder / history.HISTORY).read_text().startswith(before)
+    assert survey(tmp_path, run_command=slurm("")) == ([], [])
+
+
+def test_a_job_that_waits_or_measured_is_not_forgotten(tmp_path: Path):
+    note(tmp_path, "submitted")
+    measured(note(tmp_path, "started", "ended 1", stage="3_full"), (224, "ok", ""))
+    status.main(["--forget"], tmp_path, slurm("7|PENDING|Priority|1:00|7\n"))
+    assert len(survey(tmp_path, run_command=slurm()).standings) == 2

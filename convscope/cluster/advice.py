@@ -1,0 +1,129 @@
+"""Commands that submit again what failed: built from checked fields, quoted, and such that they destroy nothing.
+
+A folder's files may be a stranger's, and the reader pastes the line into a shell.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from convscope.cluster.history import Job
+from convscope.cluster.progress import Progress
+from convscope.cluster.standing import TROUBLED, Standing
+from convscope.convolution import algorithms
+from convscope.errors import InputError
+from convscope.storage.paths import RETRIED, STAGES, Combination
+
+SCRIPTS = dict(zip(STAGES, ("./1_sanity_check.sh", "./2_quick_sweep.sh", "./3_full_run.sh"), strict=True))
+_NAME = re.compile(r"(torchvision:|timm:)?[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?", re.ASCII)
+
+
+class Row(NamedTuple):
+    """Line of the status table: a combination at one batch size; `folder` where that is not the combination's own."""
+
+    combination: Combination
+    batch_size: int
+    folder: str
+
+    def __str__(self) -> str:
+        batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
+        return f"{self.combination}{batch}" + (f", in {self.folder}" if self.folder else "")
+
+
+def row_of(folder: Progress) -> Row:
+    """Return the line of the status table that a folder belongs to."""
+    own = folder.path.name in (folder.combination.folder_name, folder.combination.model)
+    return Row(folder.combination, batch_size(folder), "" if own else folder.path.name)
+
+
+def again(standings: Sequence[Standing]) -> list[str]:
+    """Return the commands that submit again what failed or is stale: one for each stage and set of flags.
+
+    Of one combination only the earliest stage is named: its failure stopped the others. Nothing is offered for bad
+    input, damaged files, sizes that are unsupported, and flags that cannot be read.
+    """
+    earliest: dict[Row, Standing] = {}
+    by_hand: list[str] = []
+    groups: dict[tuple[str, str], list[Combination]] = {}
+    for each in sorted(standings, key=lambda each: STAGES.index(each.progress.stage)):
+        if each.state in TROUBLED:
+            earliest.setdefault(row_of(each.progress), each)
+    for each in filter(_helps, earliest.values()):
+        folder = each.progress
+        if folder.job is None:
+            by_hand += _own_command(folder)
+        elif not row_of(folder).folder and is_known(folder.combination):
+            flags = kept_flags(folder.job)
+            if flags is not None:
+                words = ["--local"] * (not folder.job.of_slurm) + _with_retry(flags, folder)
+                groups.setdefault((folder.stage, shlex.join(words)), []).append(folder.combination)
+    return [_command(stage, flags, names) for (stage, flags), names in groups.items()] + by_hand
+
+
+def batch_size(folder: Progress) -> int:
+    """Return the batch size of a folder's run, else that of its job's flags; 1 where none is said."""
+    if folder.batch_size is not None:
+        return folder.batch_size
+    words = (kept_flags(folder.job) if folder.job else None) or []
+    said = [word.partition("=")[2] for word in words if word.startswith("--batch-size=")]
+    said += [value for word, value in itertools.pairwise(words) if word == "--batch-size"]
+    return int(said[-1]) if said and re.fullmatch(r"\d{1,9}", said[-1], re.ASCII) else 1
+
+
+def is_known(combination: Combination) -> bool:
+    """Tell whether a stage would take these names."""
+    try:
+        algorithms.find(combination.algorithm)
+    except InputError:
+        return False
+    return all(_NAME.fullmatch(name) for name in (combination.model, combination.gpu))
+
+
+def kept_flags(job: Job) -> list[str] | None:
+    """Return a job's flags without --overwrite, None where they are none that a stage could have been given."""
+    try:
+        words = shlex.split(job.flags)
+    except ValueError:
+        return None
+    return _kept(words) if job.flags.isprintable() and "$'" not in job.flags else None
+
+
+def _kept(words: Sequence[str]) -> list[str] | None:
+    options = [word for word in words if word.startswith("--")]
+    if (words and not words[0].startswith("--")) or not all(map(_OPTION.fullmatch, options)):
+        return None
+    # The command lines take an option's first letters for the option, where no other begins so.
+    return [word for word in words if not (word.startswith("--ov") and "--overwrite".startswith(word))]
+
+
+def _helps(each: Standing) -> bool:
+    """Tell whether the same command may end better."""
+    folder = each.progress
+    if folder.broken or each.bad_input:
+        return False
+    return not folder.complete or bool(folder.bad.keys() & {*RETRIED})
+
+
+def _with_retry(words: list[str], folder: Progress) -> list[str]:
+    return [*words, "--retry"] if folder.complete and "--retry" not in words else words
+
+
+def _own_command(folder: Progress) -> list[str]:
+    """Return the command that a run was started with by hand, where it says so."""
+    program, *words = folder.command or ("",)
+    kept = _kept(words)
+    if Path(program).name != "run_profile.py" or kept is None or not all(map(str.isprintable, words)):
+        return []
+    return [shlex.join(["python", "run_profile.py", *_with_retry(kept, folder)])]
+
+
+def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:
+    words = shlex.join(word for each in names for word in (each.model, each.algorithm, each.gpu))
+    given = words if len(names) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
+    return f"{SCRIPTS[stage]} {given} {flags}".rstrip()
