@@ -6,7 +6,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from convscope.cli.parser import one_line
+from convscope.cli.parser import as_program, one_line
 from convscope.errors import InputError
 
 # Each command: its module, imported when it is asked for, with `main(arguments) -> exit code`; what it does.
@@ -36,4 +36,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(as_program(main))
