@@ -324,10 +324,16 @@ class UnifiedProfiler:
         self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
 
     @classmethod
-    def of(cls, run: Run, stop: Callable[[], bool], note: Callable[[str], None]) -> UnifiedProfiler:
-        """Return the profiler of a request that is checked already."""
+    def of(
+        cls,
+        run: Run,
+        stop: Callable[[], bool],
+        note: Callable[[str], None],
+        log: Callable[[str], None] | None = None,
+    ) -> UnifiedProfiler:
+        """Return the profiler of a request that is checked already; `log` is called with a line a size."""
         profiler = cls.__new__(cls)
-        profiler._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
+        profiler._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, log)
         return profiler
 
     @property

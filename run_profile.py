@@ -9,8 +9,8 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from convscope.cli.parser import OneLineParser, as_program, command, note_by
-from convscope.cli.signals import GRACE_S, StopSignal
+from convscope.cli.parser import OneLineParser, as_program, command
+from convscope.cli.signals import GRACE_S, STOPPED, StopSignal
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
     Returns the exit code: 0, 1 where a size failed, 2 for bad input, 70 where the GPU was lost, 74 where the folder can
-    not be written any more, 75 where TERM, INT or USR1 ended it before its last size, 85 where USR2 did.
+    not be written any more, 75 where TERM, INT, HUP or USR1 ended it before its last size, 85 where USR2 or the end of
+    its job did.
     """
     made = parser()
     options = made.parse_args(arguments)
@@ -91,15 +92,18 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
 
-    profiler = UnifiedProfiler.of(_request(options), stop, lambda line: print(line, file=sys.stderr))
+    log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
+    profiler = UnifiedProfiler.of(_request(options), stop, lambda line: print(line, file=sys.stderr, flush=True), log)
     overall, layers = profiler.run(
         options.output_dir, overwrite=options.overwrite, retry=options.retry, any_card=options.any_card
     )
     print(results_table(overall, layers))
     print(f"results: {options.output_dir or profiler.folder}")
     if profiler.stopped:
-        note_by(NAME)(f"stopped by {stop.said} with {len(overall)} sizes in the folder: the same command goes on")
-        return stop.exit_code
+        code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
+        line = f"{NAME}: stopped {why} with {len(overall)} sizes in the folder: the same command goes on"
+        print(line, file=sys.stdout if code == STOPPED else sys.stderr, flush=True)
+        return code
     return 0 if (overall["status"] == "ok").all() else 1
 
 

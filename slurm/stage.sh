@@ -6,7 +6,7 @@ set -euo pipefail
 # shellcheck source=slurm/environment.sh
 source "$root/slurm/environment.sh"
 
-readonly stopped=85 # the exit code of a run that USR2 stopped: convscope/cli/signals.py
+readonly stopped=85 ended=75 # exit codes of a run that USR2, or TERM and its like, stopped: convscope/cli/signals.py
 readonly most_restarts=3
 readonly stages=(1_sanity 2_quick 3_full)
 declare -rA script=([1_sanity]=1_sanity_check.sh [2_quick]=2_quick_sweep.sh [3_full]=3_full_run.sh)
@@ -254,22 +254,28 @@ in_job() {
 }
 
 run_job() {
-    local log job rc=0
+    local log job messages rc=0
     [[ -z $here$chain$dry_run ]] || die "--local, --chain and --dry-run are for starting by hand, not for a job"
     if [[ -n $matrix ]]; then take_task; fi
     job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
     job=${job:-$SLURM_JOB_ID}
     log=$(folder "$this")/${SLURM_JOB_NAME//\//_}_$SLURM_JOB_ID
     note_event "$this" "$job" started
+    pass_end_on
     # The tasks of an array have one log between them, and sbatch by hand one of its own: each goes to its folder.
-    if [[ ! /dev/stdout -ef $log.out ]]; then
+    if [[ ! /dev/stdout -ef $log.out || ! /dev/stderr -ef $log.err ]]; then
         printf '%s\n' "$job: $log.out"
         exec >>"$log.out" 2>>"$log.err"
     fi
     # Noted at once: SLURM kills what has not ended KillWait after TERM, and the step may take longer over a size.
     trap 'note_event "$this" "$job" "ended 143"; wait; exit 143' TERM
+    messages=$(wc -c <"$log.err")
     measure || rc=$?
-    if ((rc == stopped)); then requeue "$job"; fi
+    if ((rc == stopped)); then
+        requeue "$job"
+    elif ((rc)) && (($(wc -c <"$log.err") == messages)); then
+        printf '%s\n' "${script[$this]}: exit code $rc and no message: see $log.out" >&2
+    fi
     note_event "$this" "$job" "ended $rc"
     exit "$rc"
 }
@@ -289,40 +295,91 @@ take_task() {
 measure() {
     profile_command "$this"
     activate && check_packages || return 2
-    srun --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --export=ALL "${profile[@]}" &
+    # What srun itself says ("Exited with exit code 85") is no fault of the run and goes to the log.
+    srun --ntasks=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --export=ALL \
+        --error="$log.err" --open-mode=append "${profile[@]}" 2>&1 &
     wait "$!"
 }
 
+# The run begins no size that would outlast the job. Newer SLURMs say when that ends, older ones when they are asked.
+pass_end_on() {
+    local end=${SLURM_JOB_END_TIME:-}
+    [[ -n $end ]] || end=$(SLURM_TIME_FORMAT=%s scontrol --oneliner show job "$job" 2>/dev/null |
+        sed -n 's/.* EndTime=\([0-9]*\) .*/\1/p') || true
+    [[ $end =~ ^[0-9]+$ ]] && ((end > $(printf '%(%s)T' -1))) || end=''
+    export CONVSCOPE_END_S=$end
+}
+
+# Of a task of an array that task alone: the number of one of them ($SLURM_JOB_ID) is also that of the whole array.
 requeue() { # JOB; returns where the job is not to go on
-    local restarts=${SLURM_RESTART_COUNT:-0}
+    local restarts
+    # Not SLURM_RESTART_COUNT, which counts preemptions and lost nodes too.
+    restarts=$(awk -F'\t' -v job="$1" '$2 == job && $3 == "requeued"' "$(folder "$this")/jobs.log" | wc -l)
     if [[ -z $requeue ]]; then
         printf '%s\n' "${script[$this]}: stopped near the time limit; --no-requeue: submit it again to go on" >&2
     elif ((restarts >= most_restarts)); then
         printf '%s\n' "${script[$this]}: stopped near the time limit after $restarts restarts: submit it again to go on" >&2
     else
         note_event "$this" "$1" requeued
-        printf '%s\n' "${script[$this]}: stopped near the time limit; restart $((restarts + 1)) of $most_restarts" >&2
+        printf '%s\n' "${script[$this]}: stopped near the time limit; restart $((restarts + 1)) of $most_restarts"
         trap 'exit "$stopped"' TERM # which SLURM may send before scontrol has come back
-        ! scontrol requeue "$SLURM_JOB_ID" || exit "$stopped"
+        ! scontrol requeue "$1" || exit "$stopped"
     fi
 }
 
 run_here() {
-    local each rc=0
+    local each rc told=''
     activate && check_packages || exit 2
     [[ -z $matrix ]] || run_matrix_here
-    trap : INT TERM USR2 # they are Python's; what it ended with is noted below
     for each in $(wanted_stages); do
         profile_command "$each"
         if [[ -n $dry_run ]]; then
             printf '%s\n' "${profile[*]@Q}"
             continue
         fi
+        [[ -z $told ]] || exit "$ended"
         [[ $gpu == local ]] || note_event "$each" "local-$$" started
-        "${profile[@]}" || rc=$?
+        rc=0
+        run_logged "$each" || rc=$?
         [[ $gpu == local ]] || note_event "$each" "local-$$" "ended $rc"
         ((rc == 0)) || exit "$rc"
     done
+}
+
+# Runs $profile, logged as a job's is; sets told where a signal has asked for the end, which is passed on.
+run_logged() { # STAGE
+    local log name out err loggers=() child rc=0 again=yes
+    name=$(folder "$1")
+    # Which GPU is here, and so the folder, is known only to the run.
+    [[ $gpu == local ]] && log=${name%/*} || log=$name
+    mkdir -p -- "$log"
+    log+=/${1}_${name##*/}_local${CONVSCOPE_BATCH:-$$}
+    if [[ /dev/stdout -ef $log.out ]]; then # a batch keeps the logs of its stages
+        exec {out}>&1 {err}>&2
+    else
+        exec {out}> >(keep_log "$log.out") && loggers+=("$!")
+        exec {err}> >(keep_log "$log.err" >&2) && loggers+=("$!")
+    fi
+    # In the background, for bash runs a trap only when a command in the foreground has ended.
+    "${profile[@]}" 1>&"$out" 2>&"$err" &
+    child=$!
+    # A terminal sends INT to the run too, for which a second INT is the end at once: it gets TERM from here.
+    trap 'told=yes again=yes; kill -TERM "$child" 2>/dev/null || :' INT TERM HUP QUIT
+    trap 'told=yes again=yes; kill -USR2 "$child" 2>/dev/null || :' USR2
+    while [[ -n $again ]]; do
+        again='' rc=0
+        wait "$child" || rc=$?
+    done
+    exec {out}>&- {err}>&-
+    ((${#loggers[@]} == 0)) || wait "${loggers[@]}" || :
+    # A run that the signal met before it could answer has lost nothing either.
+    [[ -z $told ]] || ((rc <= 128)) || rc=$ended
+    return "$rc"
+}
+
+keep_log() { # FILE; copies its input there and on, to the end of the input
+    trap '' INT TERM HUP QUIT USR2
+    exec tee --append --output-error=warn-nopipe -- "$1"
 }
 
 run_matrix_here() {

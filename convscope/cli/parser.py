@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import faulthandler
+import io
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 from convscope.cli.encoding import allow_every_sign
 from convscope.cli.signals import GRACE_S, StopSignal
-from convscope.errors import DeviceFaultError, StopError
+from convscope.errors import DeviceFaultError, StopError, WriteError
 from convscope.storage.lock import release_all
 
 _kept: list[DeviceFaultError] = []
@@ -59,7 +61,7 @@ def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE
 
     Args:
         work: called with the signal that asks to stop; an error that ends the command is printed on one line.
-        grace_s: time from TERM, INT or USR1 to the end of the process.
+        grace_s: time from TERM, INT, HUP or USR1 to the end of the process.
     """
     try:
         with StopSignal(grace_s, name, release_all) as stop:  # before PyTorch loads: the signal may come at any time
@@ -77,20 +79,56 @@ def say_nothing(line: str) -> None:
     """Leave a line to the first of several processes to print."""
 
 
-def as_program(main: Callable[[], int]) -> int:
-    """Run a command line as a program: a reader that has gone away (`| head`) is no error.
+class _Output(io.FileIO):
+    """Standard stream that is written to as long as somebody reads it; `error` is what went wrong otherwise."""
 
-    Where native code crashes, the standard error says in which call of Python. Returns the exit code; where a GPU was
-    lost the process ends here, and nothing of it is taken down.
+    error: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal that was closed
+                self.error = error
+            _open_null(self.fileno())
+            return len(data)
+
+
+def _open_null(number: int) -> None:
+    null = os.open(os.devnull, os.O_RDWR)
+    if null == number:
+        os.set_inheritable(null, True)
+    else:
+        os.dup2(null, number)
+        os.close(null)
+
+
+def _as_output(stream: TextIO | None, number: int) -> tuple[TextIO, _Output]:
+    raw = _Output(number, "w", closefd=False)
+    encoding, errors = (stream.encoding, stream.errors) if stream else ("utf-8", "replace")
+    by_line = isinstance(stream, io.TextIOWrapper) and (stream.line_buffering or stream.write_through)
+    return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=by_line), raw
+
+
+def as_program(main: Callable[[], int]) -> int:
+    """Run a command line as a program: closed standard streams and a reader that has gone (`| head`) change nothing.
+
+    Where native code crashes, the standard error says in which call of Python. Returns the exit code: that of the
+    command, 74 where it succeeded and its output could not be written. Where a GPU was lost the process ends here, and
+    nothing of it is taken down.
     """
+    for number in (0, 1, 2):  # else the next file that is opened gets the number, and what is printed
+        if not os.path.lexists(f"/proc/self/fd/{number}"):
+            _open_null(number)
+    sys.stdout, output = _as_output(sys.stdout, 1)
+    sys.stderr, _ = _as_output(sys.stderr, 2)
     faulthandler.enable()
     allow_every_sign()
-    try:
-        code = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    code = main()
+    sys.stdout.flush()
+    if output.error and code == 0:
+        print(f"the standard output could not be written ({output.error.strerror})", file=sys.stderr)
+        code = WriteError.exit_code
     if code == DeviceFaultError.exit_code:
         sys.stderr.flush()
         os._exit(code)

@@ -2,9 +2,9 @@
 
 USR2 is SLURM's warning before the time limit (`--signal=USR2@180`; not USR1, which NCCL may catch): the run finishes
 the input size at hand, however long that takes, and ends with `STOPPED`; the batch script knows that number and puts
-the job into the queue again. TERM, INT and USR1 mean the end: the size at hand has `GRACE_S` seconds to be finished,
-then the process ends where it is. That loses no size that is whole: files are replaced, never written in place
-(`tables`). A second INT ends it at once. The exit code is then `ENDED`.
+the job into the queue again. TERM, INT, HUP and USR1 mean the end: the size at hand has `GRACE_S` seconds to be
+finished, then the process ends where it is. That loses no size that is whole: files are replaced, never written in
+place (`tables`). A second INT ends it at once. The exit code is then `ENDED`. HUP stays ignored where it is (`nohup`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
 STOPPED = 85
@@ -25,7 +25,13 @@ ENDED = 75
 GRACE_S = 20.0
 """Less than SLURM's KillWait, 30 s unless a site sets it, from TERM to KILL."""
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+
+
+def answered(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
+    """Return those of some signals that a program is to answer: HUP only where the caller has not had it ignored."""
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    return [number for number in numbers if not (number == signal.SIGHUP and ignored)]
 
 
 class StopSignal:
@@ -34,7 +40,7 @@ class StopSignal:
     A thread of its own keeps the time, for Python's handlers wait while the main thread is inside a long call.
 
     Args:
-        grace_s: how long after TERM, INT or USR1 the block may go on.
+        grace_s: how long after TERM, INT, HUP or USR1 the block may go on.
         name: first word of the last line.
         at_end: called when the process ends without unwinding.
     """
@@ -49,7 +55,9 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._told, self._tell = socket.socketpair()
         self._tell.setblocking(False)
-        self._before = {number: signal.signal(number, self._remember) for number in (*_ENDING, signal.SIGUSR2)}
+        self._before = {
+            number: signal.signal(number, self._remember) for number in answered((*_ENDING, signal.SIGUSR2))
+        }
         self._wakeup = signal.set_wakeup_fd(self._tell.fileno())
         self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._thread.start()

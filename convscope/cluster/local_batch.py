@@ -7,6 +7,7 @@ session, so that signals reach them only from here; a combination that fails sto
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import signal
@@ -24,7 +25,7 @@ from tqdm import tqdm
 
 from convscope import gpus
 from convscope.cli.parser import OneLineParser, split_flags
-from convscope.cli.signals import STOPPED
+from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
 from convscope.cluster import matrix, progress
 from convscope.errors import InputError, SensorError
 from convscope.power import nvml
@@ -82,15 +83,15 @@ def label(chosen: Sequence[Device], library: Any = None) -> str:
 class Stop:
     """Urgency with which signals have asked to stop, within the `with` block.
 
-    `level` 1: finish the size at hand (USR2, the first Ctrl-C); 2: at once (TERM, the second Ctrl-C).
+    `level` 1: finish the size at hand (USR2, the first Ctrl-C); 2: at once (TERM, HUP, the second Ctrl-C).
     """
 
     def __init__(self) -> None:
         self.level = 0
 
     def __enter__(self) -> Stop:
-        numbers = (signal.SIGUSR2, signal.SIGINT, signal.SIGTERM)
-        self._before = [(number, signal.signal(number, self._remember)) for number in numbers]
+        numbers = (signal.SIGUSR2, signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        self._before = [(number, signal.signal(number, self._remember)) for number in answered(numbers)]
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -98,7 +99,7 @@ class Stop:
             signal.signal(number, handler)
 
     def _remember(self, number: int, frame: FrameType | None) -> None:
-        at_once = number == signal.SIGTERM or (number == signal.SIGINT and self.level > 0)
+        at_once = number in (signal.SIGTERM, signal.SIGHUP) or (number == signal.SIGINT and self.level > 0)
         self.level = 2 if at_once else max(self.level, 1)
 
 
@@ -125,12 +126,13 @@ class LocalBatch:
     ended: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
     sizes: dict[tuple[str, Combination], int] = field(default_factory=dict)
+    kill_after_s: float = GRACE_S + 5
 
     def run(self, stop: Stop) -> int:
         """Run them all; return 0, 1 where one failed, 85 where a signal ended it before the last."""
         waiting, free = deque(self.combinations), deque(self.devices)
         running: list[CombinationRun] = []
-        level = 0
+        level, kill_at_s = 0, math.inf
         total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
         with tqdm(total=total, unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
             while running or (waiting and not stop.level):
@@ -141,6 +143,9 @@ class LocalBatch:
                     level = stop.level
                     bar.write(_WORDS[level], file=sys.stderr)
                     _signal(running, signal.SIGUSR2 if level == 1 else signal.SIGTERM)
+                    kill_at_s = math.inf if level == 1 else time.monotonic() + self.kill_after_s
+                if time.monotonic() > kill_at_s:
+                    _signal(running, signal.SIGKILL)
                 self._show(bar, running)
                 for run in [run for run in running if run.process and run.process.poll() is not None]:
                     if not self._goes_on(run, stop, bar):
@@ -149,7 +154,7 @@ class LocalBatch:
         self.ended["not started"] += len(waiting)
         print(", ".join(f"{self.ended[outcome]} {outcome}" for outcome in _OUTCOMES if self.ended[outcome]))
         print(*self.failures, sep="\n", end="\n" if self.failures else "")
-        if stop.level and (waiting or self.ended["stopped"]):
+        if waiting or self.ended["stopped"]:
             return STOPPED
         return 1 if self.failures else 0
 
@@ -163,11 +168,14 @@ class LocalBatch:
         run.stage = run.stages.popleft()
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
-        log = folder / f"{run.stage}_{run.combination.folder_name}_local{os.getpid()}"
-        visible = {} if run.device.uuid is None else {"CUDA_VISIBLE_DEVICES": run.device.uuid}
+        number = str(os.getpid())
+        log = folder / f"{run.stage}_{run.combination.folder_name}_local{number}"  # as slurm/stage.sh names it
+        own = {"CONVSCOPE_BATCH": number}
+        if run.device.uuid is not None:
+            own["CUDA_VISIBLE_DEVICES"] = run.device.uuid
         with open(f"{log}.out", "ab") as out, open(f"{log}.err", "ab") as err:
             run.process = subprocess.Popen(
-                self.command(run.combination, run.stage), cwd=self.root, env=os.environ | visible,
+                self.command(run.combination, run.stage), cwd=self.root, env=os.environ | own,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True,
             )  # fmt: skip
         return run
@@ -178,7 +186,7 @@ class LocalBatch:
         if code == 0 and run.stages and not stop.level:
             self._start(run)
             return True
-        was_stopped = code == STOPPED or (stop.level and (code or run.stages))
+        was_stopped = code in (STOPPED, ENDED) or (stop.level and (code or run.stages))
         outcome = "stopped" if was_stopped else "failed" if code else "done"
         self.ended[outcome] += 1
         bar.write(f"{outcome}: {run.stage} {run.combination} ({run.device.name})")

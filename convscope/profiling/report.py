@@ -1,9 +1,11 @@
-"""Text of `run_profile.py`: table of results, report of a sensor's self-test. Printing is the caller's."""
+"""Text of `run_profile.py`: log, table of results, report of a sensor's self-test. Printing is the caller's."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,35 @@ import pandas as pd
 
 from convscope.cli.display import or_dash, table
 from convscope.power.sensor_test import SensorReport
+from convscope.profiling.request import Run
+from convscope.profiling.rows import OverallRow
+from convscope.storage.environment import Environment
 from convscope.storage.table import write_atomically
+
+
+def log_header(run: Run, environment: Environment, command: Sequence[str]) -> str:
+    """Return the first lines of a log: command, device, versions, sizes."""
+    here = environment
+    card = f"GPU: {here.gpu_name} ({here.gpu_uuid}), driver {here.driver or '-'}, power limit "
+    card += or_dash(here.power_limit_w, ".0f", " W")
+    versions = {"torch": here.torch, "CUDA": here.cuda, "cuDNN": here.cudnn, "Triton": here.triton, "ai3": here.ai3}
+    pixels = " to ".join(str(size) for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])))
+    lines = [
+        f"command: {shlex.join(command)}",
+        (card if here.gpu_name else f"CPU: {here.cpu}, {here.cpu_threads} threads") + f", on {here.host}",
+        "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
+        f"commit: {here.git_commit or '-'}",
+        f"sizes: {len(run.input_sizes)}, {pixels} px, batch {run.batch_size}, {run.math}",
+    ]
+    return "\n".join(lines)
+
+
+def log_line(row: OverallRow, done: int, total: int) -> str:
+    """Return a line of a log: sizes that have a row so far, size, mean time, mean power; or status and reason."""
+    begin = f"{done:{len(str(total))}}/{total}  {row.input_size} px  "
+    if row.mean is None or row.status != "ok":
+        return f"{begin}{row.status}: {row.reason}"
+    return f"{begin}{row.mean:.2f} ms  {or_dash(row.power_mean_w, '.0f', ' W')}"
 
 
 def results_table(overall: pd.DataFrame, layers: pd.DataFrame) -> str:

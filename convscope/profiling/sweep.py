@@ -31,7 +31,9 @@ from convscope.convolution.operator import card_check, cuda_operator
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
+from convscope.profiling import report
 from convscope.profiling.bench import Bench
+from convscope.profiling.deadline import Deadline, read_end_s
 from convscope.profiling.measurement import WRONG, failed_row, layer_rows, overall_row
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
@@ -69,6 +71,7 @@ class Sweep:
         make_timer: makes the timer of a model's layers on a kind of device.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
+        log: called with a header, a line a size, and what is no fault, which otherwise goes to `note`.
     """
 
     run: Run
@@ -76,6 +79,7 @@ class Sweep:
     make_timer: Callable[[nn.Module, str], LayerTimer]
     stop: Callable[[], bool]
     note: Callable[[str], None]
+    log: Callable[[str], None] | None = None
     stopped: bool = False
     _counts: Callable[[Mapping[str, str]], bool] = lambda row: True
     _assignments: dict[int, Assignment] = field(default_factory=dict)
@@ -90,7 +94,7 @@ class Sweep:
         """Measure into a folder; return its overall table and its table of layers.
 
         Raises:
-            InputError, WriteError: as `Store` does; layers that cannot use the algorithm.
+            InputError, WriteError: as `Store` does; layers that cannot use the algorithm; a job too short for a size.
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
         """
         run = self.run
@@ -104,7 +108,7 @@ class Sweep:
             raise DeviceFaultError(f"{self.device} is lost: {fault}; the same command goes on") from error
 
     def _measure_into(self, path: Path, reuse: Reuse) -> Tables:
-        run = self.run
+        run, end_s = self.run, read_end_s(os.environ)
         with contextlib.ExitStack() as stack:
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
@@ -112,26 +116,30 @@ class Sweep:
             all_sizes = algorithms.find(run.algorithm).rule_depends_on_size
             checked = run.input_sizes if all_sizes else (run.input_sizes[0], run.input_sizes[-1])
             self._assignments = {size: self._assign(size) for size in sorted(set(checked))}
-            store = stack.enter_context(profile_store(path, run.stem, self.note))
+            store = stack.enter_context(profile_store(path, run.stem, self.log or self.note))
             meter = stack.enter_context(self.open_meter(self.device))
             environment = backends.environment_on(self.device, meter.settings())
+            if self.log:
+                self.log(report.log_header(run, environment, sys.argv))
             own_job = environment.slurm_job_id if _requeued(store, environment) else None
             # What this job itself has measured before it was put into the queue again stays.
             self._counts = lambda row: (
                 not (reuse.retry and row["status"] in RETRIED)
                 or (own_job is not None and row["slurm_job_id"] == own_job)
             )
+            overwrite = reuse.overwrite and own_job is None
             missing = store.missing(
                 run,
                 environment,
                 [SizeKey(size) for size in run.input_sizes],
-                overwrite=reuse.overwrite and own_job is None,
+                overwrite=overwrite,
                 counts=self._counts,
                 any_card=reuse.any_card,
             )
             if missing:
                 tracer = stack.enter_context(TraceProcess(run)) if self.device.type == "cuda" else None
-                self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing])
+                deadline = Deadline(end_s, () if overwrite else store.cells().values())
+                self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing], deadline)
             tables = store.read_all("overall", "layers")
             return tables["overall"], tables["layers"]
 
@@ -146,8 +154,17 @@ class Sweep:
                 cuda_operator().release()
 
     def _sweep(
-        self, store: Store, environment: Environment, meter: Meter, tracer: TraceProcess | None, sizes: Sequence[int]
+        self,
+        store: Store,
+        environment: Environment,
+        meter: Meter,
+        tracer: TraceProcess | None,
+        sizes: Sequence[int],
+        deadline: Deadline,
     ) -> None:
+        order = random.Random(self.run.seed).sample(sizes, len(sizes))
+        if too_short := deadline.missed_by(order[0]):
+            raise InputError(f"{too_short}: nothing is measured; submit it with a longer time limit")
         model = self._model()
         sensor_report = RESULTS / f"sensor_{self.run.gpu}.json"  # of the last self-test of this GPU
         found = sensor_report.name if sensor_report.exists() else None
@@ -157,8 +174,7 @@ class Sweep:
         if tracer:
             tracer.wait_until_ready()
         try:
-            order = random.Random(self.run.seed).sample(sizes, len(sizes))
-            self._measure_each(store, bench, swap.Swap(model), order, self._full_px(store, environment))
+            self._measure_each(store, bench, swap.Swap(model), order, self._full_px(store, environment), deadline)
             store.sort()
         except RuntimeError:
             self._fault = failures.device_fault(self.device)
@@ -185,7 +201,13 @@ class Sweep:
         return min((int(row["input_size"]) for row in same), default=None)
 
     def _measure_each(
-        self, store: Store, bench: Bench, swapped: swap.Swap, sizes: Sequence[int], full_px: int | None
+        self,
+        store: Store,
+        bench: Bench,
+        swapped: swap.Swap,
+        sizes: Sequence[int],
+        full_px: int | None,
+        deadline: Deadline,
     ) -> None:
         """Measure sizes in this order; `full_px` is the smallest that is known to run out of memory."""
         run = self.run
@@ -194,8 +216,11 @@ class Sweep:
         bench.calibrate(run.input_sizes[0])
         with tqdm(sizes, desc=f"{run.model}, {run.algorithm}", unit="size", disable=None) as bar:
             for order, size in enumerate(bar):
-                self.stopped = self.stop()
+                missed = deadline.missed_by(size)
+                self.stopped = self.stop() or missed is not None
                 if self.stopped:
+                    if missed:
+                        (self.log or self.note)(f"not begun: {missed}")
                     break
                 bar.set_postfix_str(f"{size} px")
                 row, layers = self._size(bench, swapped, size, full_px)
@@ -203,6 +228,11 @@ class Sweep:
                     store.note_in_run(kernels=(store.read_run() or {}).get("kernels", {}) | tuned)
                     tuned.clear()
                 store.append([dataclasses.replace(row, order=order), *layers])
+                if self.log:
+                    done = len(run.input_sizes) - len(sizes) + order + 1
+                    self.log(report.log_line(row, done, len(run.input_sizes)))
+                if row.status == "ok" and row.wall_s is not None:
+                    deadline.learn(size, row.wall_s)
                 if row.status == "oom":
                     full_px = min(size, full_px or size)
         swapped.restore()

@@ -184,7 +184,8 @@ def replays_within(budget_s: float, pass_s: float, placements: int) -> int:
 
 def main(descriptor: str) -> None:
     """Serve the process that started this one until its end of the pipe is closed."""
-    for each in (signal.SIGINT, signal.SIGTERM):  # theirs to act on: the end of the pipe ends this process
+    # Theirs to act on: the end of the pipe ends this process.
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
     with contextlib.suppress(EOFError, BrokenPipeError):

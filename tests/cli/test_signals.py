@@ -38,12 +38,30 @@ def test_the_time_that_a_size_is_given_is_less_than_slurm_gives_from_term_to_kil
     assert GRACE_S < 30
 
 
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 def test_what_was_there_before_is_put_back():
-    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
+    before = [signal.getsignal(number) for number in NUMBERS]
     with StopSignal():
-        pass
-    after = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)]
-    assert after == before
+        assert not set(before) & {signal.getsignal(number) for number in NUMBERS}
+    assert [signal.getsignal(number) for number in NUMBERS] == before
+
+
+def test_a_terminal_that_is_closed_asks_for_the_end():
+    with StopSignal() as stop:
+        signal.raise_signal(signal.SIGHUP)
+        assert (stop(), stop.exit_code, stop.said) == (True, 75, "HUP")
+
+
+def test_under_nohup_a_run_outlives_its_terminal():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop()
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_after_a_warning_and_an_end_it_is_the_end():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +23,8 @@ echo "$CUDA_VISIBLE_DEVICES ${0##*/} $*" >>calls
 trap 'exit 85' USR2
 [[ $3 != gemm ]] || { echo "gemm is not here" >&2 && exit 2; }
 [[ $3 != winograd ]] || while :; do sleep 0.05; done
+[[ $3 != smm ]] || { trap '' TERM; sleep 60 & echo $! >deaf; wait; }
+[[ $3 != "implicit gemm" ]] || exit 75
 """
 
 
@@ -99,22 +103,47 @@ def test_each_gpu_has_a_process_of_its_own(root: Path):
     assert sorted(line.split()[0] for line in calls(root)) == ["GPU-a", "GPU-b"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR2, 85), (signal.SIGINT, 85), (signal.SIGTERM, 85)])
-def test_a_signal_ends_the_runs_and_starts_no_more(
-    root: Path, capsys: pytest.CaptureFixture[str], number: int, code: int
-):
+@contextlib.contextmanager
+def sent(number: signal.Signals, after: Path) -> Iterator[local_batch.Stop]:
+    """Send this process a signal once a file is there, within the block."""
+
     def send() -> None:
-        while not (root / "calls").exists():
+        while not after.exists():
             time.sleep(0.05)
         os.kill(os.getpid(), number)
 
     with local_batch.Stop() as stop:
         sender = threading.Thread(target=send)
         sender.start()
-        assert batch(root, "winograd", "fft").run(stop) == code
+        yield stop
         sender.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_runs_and_starts_no_more(
+    root: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+):
+    with sent(number, after=root / "calls") as stop:
+        assert batch(root, "winograd", "fft").run(stop) == 85
     assert len(calls(root)) == 1
     assert "1 stopped, 1 not started" in capsys.readouterr().out
+
+
+def test_a_run_that_does_not_end_in_its_time_is_killed_with_its_children(
+    root: Path, capsys: pytest.CaptureFixture[str]
+):
+    deaf = batch(root, "smm")
+    deaf.kill_after_s = 0.5
+    with sent(signal.SIGTERM, after=root / "deaf") as stop:
+        assert deaf.run(stop) == 85
+    assert "1 stopped" in capsys.readouterr().out
+    child = Path("/proc", (root / "deaf").read_text().strip(), "stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_a_run_that_somebody_else_ended_is_stopped_and_not_failed(root: Path, capsys: pytest.CaptureFixture[str]):
+    assert batch(root, "implicit gemm", "fft").run(local_batch.Stop()) == 85
+    assert capsys.readouterr().out.splitlines()[-1] == "1 done, 1 stopped"
 
 
 def test_a_second_interrupt_is_more_urgent_than_the_first():

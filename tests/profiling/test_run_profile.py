@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -87,22 +89,44 @@ def test_help_comes_without_loading_pytorch():
     assert "--unsupported" in done.stdout
 
 
-def test_a_run_prints_a_table_and_where_its_results_are(call, tmp_path: Path):
+def test_a_run_whose_output_is_no_terminal_logs_a_header_and_a_line_a_size_then_prints_a_table(call, tmp_path: Path):
     printed = call(*ALEXNET, "--output-dir", str(tmp_path))
-    header, line, where = printed.out.splitlines()
+    lines = printed.out.splitlines()
+    assert [line.split(":")[0] for line in lines[:5]] == ["command", "CPU", "versions", "commit", "sizes"]
+    assert lines[4] == "sizes: 1, 64 px, batch 1, fp32"
+    assert re.fullmatch(r"1/1  64 px  \d+\.\d\d ms  (-|\d+ W)", lines[5])
+    header, line, where = lines[6:]
     assert header.split()[:4] == ["size", "mean", "±", "std,"]
     assert line.split()[0] == "64"
     assert line.count(" %)") == 3
     assert where == f"results: {tmp_path}"
+    assert printed.err == ""
 
 
 def test_a_second_run_measures_nothing_and_says_so(call, tmp_path: Path):
     first = call(*ALEXNET, "--output-dir", str(tmp_path))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     second = call(*ALEXNET, "--output-dir", str(tmp_path))
-    assert (second.code, second.out) == (0, first.out)
-    assert second.err == f"all 1 sizes are in {tmp_path}: nothing measured (--overwrite)\n"
+    assert (second.code, second.err) == (0, "")
+    assert second.out.splitlines()[5] == f"all 1 sizes are in {tmp_path}: nothing measured (--overwrite)"
+    assert second.out.splitlines()[6:] == first.out.splitlines()[6:]
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_a_size_that_its_job_does_not_let_end_is_not_begun(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CONVSCOPE_END_S", str(int(time.time()) + 5))  # less than is kept free for ending
+    two = (*ALEXNET, "--num-sizes", "2", "--output-dir", str(tmp_path))
+    printed = call(*two)
+    assert (printed.code, printed.err) == (85, "")
+    assert re.search(r"^not begun: \d\d px takes about \d+ s, and the job ends in \d s$", printed.out, re.MULTILINE)
+    said = "run_profile.py: stopped before the job ends with 1 sizes in the folder: the same command goes on"
+    assert printed.out.splitlines()[-1] == said
+    again = call(*two)
+    assert again.code == 2
+    assert again.err.endswith("s: nothing is measured; submit it with a longer time limit\n")
+    assert len((tmp_path / "alexnet_direct_overall.csv").read_text().splitlines()) == 2
+    monkeypatch.delenv("CONVSCOPE_END_S")
+    assert call(*two).code == 0
 
 
 def test_overwrite_measures_again(call, tmp_path: Path):
@@ -114,7 +138,7 @@ def test_overwrite_measures_again(call, tmp_path: Path):
     assert after != before
     assert len(after.splitlines()) == 2
     (kept,) = tmp_path.parent.glob(f"{tmp_path.name}.before-*")
-    assert printed.err == f"what was in {tmp_path} is kept in {kept}\n"
+    assert f"\nwhat was in {tmp_path} is kept in {kept}\n" in printed.out
     assert (kept / "alexnet_direct_overall.csv").read_text() == before
 
 

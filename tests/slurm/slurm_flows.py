@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from slurm_cluster import Cluster
 
 LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64", "163")
 LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
-LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu", "--num-sizes", "60")
+LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
+SIXTY = ("--num-sizes", "60")
 UNDISTURBED = "undisturbed"
 
 
@@ -28,9 +30,11 @@ class Flows:
 
 @dataclass(frozen=True)
 class Limited:
-    """A job at its time limit, and the same run that nothing disturbs."""
+    """A task of an array at its time limit, its siblings, and the same run that nothing disturbs."""
 
     job: str
+    failed_sibling: str
+    running_sibling: str
     undisturbed: subprocess.Popen[bytes]
 
 
@@ -42,25 +46,31 @@ def submitted(cluster: Cluster) -> Flows:
 
 @contextmanager
 def limited_job(cluster: Cluster) -> Iterator[Limited]:
-    """Submit a job, and see it past its time limit.
+    """Submit an array, and see its last task past its time limit: the one whose number is also the whole array's.
 
     SLURM looks at time limits every 30 s. The limit comes down to within the warning's reach when the first sizes are
     there, and goes up again after one restart, which is enough to see.
     """
-    (limited,) = cluster.submit("./3_full_run.sh", *LIMITED, *LONG, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@60")
+    siblings = (("torchvision:squeezenet1_0", "torch", "cpu"), ("torchvision:mobilenet_v3_small", "torch", "cpu"))
+    _foreign_table(cluster.results("3_full", "squeezenet1_0_torch_cpu"))
+    matrix = cluster.project / "one at its limit.tsv"
+    matrix.write_text("".join("\t".join(names) + "\n" for names in (*siblings, LIMITED)))
+    flags = ("--matrix", matrix.name, *SIXTY, *LONG)
+    (array,) = cluster.submit("./3_full_run.sh", *flags, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@95")
+    failed, running, limited = (f"{array}_{task}" for task in range(3))
     with _undisturbed(cluster) as undisturbed:
         overall = cluster.results("3_full", "squeezenet1_1_torch_cpu") / "squeezenet1_1_torch_overall.csv"
         cluster.until(lambda: overall.exists() and overall.read_text().count("\n") > 2, "the first sizes")
-        _limit(cluster, limited, 1 + _minutes(cluster, limited))
+        _limit(cluster, limited, 1 + (_runtime_s(cluster, limited) + 35) // 60)  # ends in 35 to 95 s
         cluster.until(lambda: cluster.job(limited)["Restarts"] == "1", "the first restart")
         _limit(cluster, limited, 30)
-        yield Limited(limited, undisturbed)
+        yield Limited(limited, failed, running, undisturbed)
 
 
-def _minutes(cluster: Cluster, job: str) -> int:
+def _runtime_s(cluster: Cluster, job: str) -> int:
     days, _, clock = cluster.job(job)["RunTime"].rpartition("-")
-    hours, minutes, _ = (int(part) for part in clock.split(":"))
-    return 1440 * int(days or 0) + 60 * hours + minutes
+    hours, minutes, seconds = (int(part) for part in clock.split(":"))
+    return 86400 * int(days or 0) + 3600 * hours + 60 * minutes + seconds
 
 
 def _limit(cluster: Cluster, job: str, minutes: int) -> None:
@@ -76,10 +86,14 @@ def _by_hand(cluster: Cluster) -> list[str]:
 
 
 def _broken_chain(cluster: Cluster) -> list[str]:
-    foreign = cluster.results("2_quick", "alexnet_smm_cpu") / "alexnet_smm_overall.csv"
-    foreign.parent.mkdir(parents=True)
-    foreign.write_text("somebody's table\n")
+    _foreign_table(cluster.results("2_quick", "alexnet_smm_cpu"))
     return cluster.submit("./1_sanity_check.sh", "--chain", "alexnet", "smm", "cpu", *LIGHT)
+
+
+def _foreign_table(folder: Path) -> None:
+    """Put a table into a results folder with which its run refuses to go on."""
+    folder.mkdir(parents=True)
+    (folder / f"{folder.name.removesuffix('_cpu')}_overall.csv").write_text("somebody's table\n")
 
 
 def _gated(cluster: Cluster) -> list[str]:
@@ -89,10 +103,10 @@ def _gated(cluster: Cluster) -> list[str]:
 
 
 def _undisturbed(cluster: Cluster) -> subprocess.Popen[bytes]:
-    model, algorithm, device, *sizes = LIMITED
+    model, algorithm, device = LIMITED
     command = [sys.executable, "run_profile.py", "--model", model, "--algorithm", algorithm, "--device", device]
     return subprocess.Popen(
-        [*command, *sizes, *LIGHT, "--output-dir", UNDISTURBED],
+        [*command, *SIXTY, *LIGHT, "--output-dir", UNDISTURBED],
         cwd=cluster.project,
         env=cluster.environment,
         stdout=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import pandas as pd
 import pytest
 from slurm_cluster import Cluster
 from slurm_flows import LONG, UNDISTURBED, Flows, Limited
+
+from convscope.cluster import progress
+from convscope.storage.paths import Combination, now_utc
 
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
 
@@ -35,6 +39,11 @@ def restarted(cluster: Cluster, job: str, count: int) -> None:
     cluster.until(found, f"restart {count} of job {job}")
 
 
+def events(folder: Path) -> list[str]:
+    """Return the events of a folder's jobs, sorted."""
+    return sorted(line.split("\t")[2] for line in (folder / "jobs.log").read_text().splitlines())
+
+
 def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return what tells the rows of the two tables apart, in order."""
     overall, layers = ["model", "algorithm", "input_size"], ["model", "algorithm", "input_size", "position", "layer"]
@@ -47,22 +56,40 @@ def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 @pytest.mark.long
 def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
     folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
-    assert cluster.wait(limited.job) == "COMPLETED"
-    events = [line.split("\t")[2] for line in (folder / "jobs.log").read_text().splitlines()]
-    assert sorted(events) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
-    assert "sizes are in" in next(folder.glob("*.err")).read_text()  # what the second run found of the first
+    assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"
+    assert events(folder) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
+    assert "sizes are in" in next(folder.glob("*.out")).read_text()  # what the second run found of the first
     assert limited.undisturbed.wait(timeout=240) == 0
     for disturbed, undisturbed in zip(keys(folder), keys(cluster.project / UNDISTURBED), strict=True):
         pd.testing.assert_frame_equal(disturbed, undisturbed)
 
 
 @pytest.mark.long
-def test_a_job_is_put_back_three_times_at_most_and_then_says_how_to_go_on(cluster: Cluster, flows: Flows):
+def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster: Cluster, limited: Limited):
+    assert cluster.job(limited.job)["JobId"] == limited.job.partition("_")[0]  # one number for the task and the array
+    siblings = (limited.failed_sibling, limited.running_sibling)
+    assert [cluster.wait(task, timeout_s=480) for task in siblings] == ["FAILED", "COMPLETED"]
+    assert events(cluster.results("3_full", "squeezenet1_0_torch_cpu")) == ["ended 2", "started", "submitted"]
+    running = cluster.results("3_full", "mobilenet_v3_small_torch_cpu")
+    assert events(running) == ["ended 0", "started", "submitted"]
+    assert len(json.loads((running / "run.json").read_text())["starts"]) == 1
+
+
+@pytest.mark.long
+def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_and_then_says_how_to_go_on(
+    cluster: Cluster, flows: Flows
+):
     # A size takes seconds, whichever comes first: the job finishes the one at hand before it ends.
     quick = (*LONG, "--measure", "5")
     (job,) = cluster.submit("./3_full_run.sh", "alexnet", "smm", "cpu", *quick, SLURM_RESTART_COUNT="3")
     folder = cluster.results("3_full", "alexnet_smm_cpu")
     more_rows(cluster, folder)
+    cluster.call("scancel", "--signal=USR2", job)
+    restarted(cluster, job, 1)
+    assert "; restart 1 of 3" in (folder / f"3_full_alexnet_smm_cpu_{job}.out").read_text()
+    more_rows(cluster, folder)
+    for _ in range(2):  # as the job itself notes them
+        progress.note_event(folder, now_utc(), job, "requeued", Combination("alexnet", "smm", "cpu"), quick)
     cluster.call("scancel", "--signal=USR2", job)
     assert cluster.wait(job) == "FAILED"
     assert cluster.job(job)["ExitCode"] == "85:0"
