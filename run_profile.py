@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     if not asks_to_list:
-        made.refuse_ignored(arguments, ("models", "algorithms"), "a profile")
+        made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
         _refuse_without_energy(made, arguments, options)
     grace_s = 0 if asks_to_list else GRACE_S
     return command(NAME, lambda stop: _list(options) if asks_to_list else _profile(options, stop), grace_s)
@@ -125,6 +125,8 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     from convscope.profiling.request import run_elsewhere
 
     stages = options.check_stages.split(",")
+    if not {*stages} <= {*STAGES}:
+        made.error(f"--check-stages {options.check_stages}: some of {','.join(STAGES)}")
     made.refuse_ignored(arguments, OF_STAGES, "a stage")
     if options.num_sizes is not None and stages != [STAGES[-1]]:
         made.error(f"--num-sizes is {STAGES[-1]}'s: the stages before it have their own number of sizes")

@@ -209,7 +209,7 @@ submit() {
     [[ -n $dry_run ]] || one_at_a_time
     mapfile -t wanted < <(wanted_stages)
     known=(--stages "${wanted[@]}" --first "$this" --known-gpus "${gpu_order[@]}")
-    submitted=() events=() made=()
+    submitted=() events=() made=() job=''
     trap 'withdraw; exit 130' INT TERM HUP
     if [[ -n $matrix ]]; then submit_matrix; else submit_one; fi
     trap - INT TERM HUP
@@ -267,7 +267,8 @@ submit_array() { # FILE TASKS; gpu, needed and retry are set
     done
 }
 
-# The check of what is queued, and the queueing, belong to one submission at a time; without flock on this disk to chance.
+# From the check of what is queued to the last event noted: else two submissions at once queue the same. A file system
+# without locks is no reason to submit nothing.
 one_at_a_time() {
     { mkdir -p -- "$results" && exec {lock}>>"$results/.submitting"; } 2>/dev/null || die "$results cannot be written"
     ! command -v flock >/dev/null || flock --wait 120 --conflict-exit-code 9 "$lock" || (($? != 9)) ||
