@@ -113,7 +113,7 @@ def test_a_combination_in_the_queue_is_not_queued_again_even_by_two_at_the_same_
 
 def test_a_job_submitted_from_an_allocation_starts_and_results_may_lie_elsewhere(cluster: Cluster):
     elsewhere = cluster.folder / "on scratch"
-    allocated = ("srun", "--partition=gpu", "--mem-per-cpu=100", "--cpus-per-task=2")
+    allocated = ("salloc", "--partition=gpu", "--mem-per-cpu=100", "--cpus-per-task=2")
     command = ("./1_sanity_check.sh", "alexnet", "torch", "cpu", *LIGHT)
     (job,) = cluster.submit(*allocated, *command, CONVSCOPE_RESULTS=str(elsewhere))
     folder = elsewhere / "1_sanity" / "alexnet_torch_cpu"
