@@ -2,7 +2,6 @@
 #SBATCH --job-name=1_sanity
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
-#SBATCH --gres=gpu:1
 #SBATCH --cpus-per-task=4
 #SBATCH --mem=16G
 #SBATCH --time=00:15:00
@@ -10,7 +9,8 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 # Stage 1 of 3: one input size, to see that a combination works.
-# Started by hand it submits itself (--help); `sbatch 1_sanity_check.sh vgg16 gemm l40s` from this folder runs it.
+# Started by hand it submits itself (--help), asking for what slurm/gpus.conf says; given to sbatch from this folder
+# it runs, and sbatch must be asked: `sbatch --constraint=gpul40s --gres=gpu:1 1_sanity_check.sh vgg16 gemm l40s`.
 root=$(cd -- "$(dirname -- "$0")" && pwd)
 [[ ${0##*/} != slurm_script ]] || root=${SLURM_SUBMIT_DIR:?} # SLURM runs a copy of this file
 # shellcheck source=slurm/stage.sh

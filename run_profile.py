@@ -6,10 +6,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import json
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from convscope.cli.parser import OneLineParser, as_program, command
+from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import GRACE_S, STOPPED, StopSignal
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
@@ -64,6 +66,8 @@ def parser() -> OneLineParser:
     made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
     made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
     made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
+    made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
+    made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
     return made
 
 
@@ -76,16 +80,22 @@ def main(arguments: list[str] | None = None) -> int:
     """
     made = parser()
     options = made.parse_args(arguments)
+    if options.check_stages:
+        return command(NAME, lambda stop: _check_stages(made, arguments, options), 0)
     lists = options.list_models, options.list_algorithms, options.list_combinations
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     if not asks_to_list:
-        made.refuse_ignored(arguments, ("models", "algorithms"), "a profile")
-        if not options.energy:
-            made.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
+        made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
+        _refuse_without_energy(made, arguments, options)
     grace_s = 0 if asks_to_list else GRACE_S
     return command(NAME, lambda stop: _list(options) if asks_to_list else _profile(options, stop), grace_s)
+
+
+def _refuse_without_energy(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
+    if not options.energy:
+        made.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -107,7 +117,38 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     return 0 if (overall["status"] == "ok").all() else 1
 
 
-def _request(options: argparse.Namespace) -> Run:
+# What a stage sets itself, or what measures nothing.
+OF_STAGES = (
+    *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
+    *("models", "algorithms", "check_cuda", "check_power"),
+)
+
+
+def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
+    from convscope.profiling import preflight
+    from convscope.profiling.request import run_elsewhere
+
+    stages = options.check_stages.split(",")
+    if not {*stages} <= {*STAGES}:
+        made.error(f"--check-stages {options.check_stages}: some of {','.join(STAGES)}")
+    made.refuse_ignored(arguments, OF_STAGES, "a stage")
+    if options.num_sizes is not None and stages != [STAGES[-1]]:
+        made.error(f"--num-sizes is {STAGES[-1]}'s: the stages before it have their own number of sizes")
+    _refuse_without_energy(made, arguments, options)
+
+    def make(model: str, algorithm: str, gpu: str, stage: str) -> Run:
+        changed = vars(options) | {"model": model, "algorithm": algorithm, "gpu": gpu}
+        flags = {flag: flag_stage == stage for flag, flag_stage in STAGE_FLAGS.items()}
+        return _request(argparse.Namespace(**changed | flags), run_elsewhere)
+
+    lines = sys.stdin.read().splitlines()
+    requests = preflight.answer(lines, stages, make, options.device, options.here, note_by(NAME))
+    reuse = {name: getattr(options, name) for name in ("overwrite", "retry", "output_dir")}
+    print(json.dumps(reuse | {"requests": requests}))
+    return 0
+
+
+def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None) -> Run:
     from convscope.cli.options import parse_bytes
     from convscope.profiling.request import Run, make_run
 
@@ -115,7 +156,7 @@ def _request(options: argparse.Namespace) -> Run:
     count = SIZES_BY_STAGE[stage] if options.num_sizes is None else options.num_sizes
     limit = options.max_workspace
     names = {field.name for field in dataclasses.fields(Run)}
-    return make_run(
+    return (make or make_run)(
         **{name: value for name, value in vars(options).items() if name in names},
         num_sizes=count,
         input_size_range=tuple(options.input_range),

@@ -4,6 +4,7 @@
 # From your site.sh or the environment, whichever is set:
 #   CONVSCOPE_MODULES  modules to load first ("cuda/12.4 python/3.11")
 #   CONVSCOPE_CONDA    a conda environment, by name or path
+#   CONVSCOPE_RESULTS  the folder of all results, such as one on scratch; without it results/ in the repository
 #   CONVSCOPE_VENV     a virtual environment; without either, .venv in the repository, else the Python that is active
 
 config=${CONVSCOPE_CONFIG:-${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}/convscope}
@@ -13,6 +14,7 @@ if [[ -r $config/site.sh ]]; then
     source "$config/site.sh"
     set -eu
 fi
+[[ -z ${CONVSCOPE_RESULTS:-} ]] || export CONVSCOPE_RESULTS # for Python
 
 complain() {
     printf '%s\n' "environment.sh: $1" >&2

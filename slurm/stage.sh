@@ -8,6 +8,7 @@ source "$root/slurm/environment.sh"
 
 readonly stopped=85 ended=75 # exit codes of a run that USR2, or TERM and its like, stopped: convscope/cli/signals.py
 readonly most_restarts=3
+readonly results=${CONVSCOPE_RESULTS:-results}
 readonly stages=(1_sanity 2_quick 3_full)
 declare -rA script=([1_sanity]=1_sanity_check.sh [2_quick]=2_quick_sweep.sh [3_full]=3_full_run.sh)
 declare -rA sizes=([1_sanity]=--test [2_quick]=--quick [3_full]="")
@@ -18,6 +19,7 @@ stage() {
     parse "$@"
     cd -- "$root"
     if in_job; then
+        [[ -n $matrix ]] || check_node
         run_job
     elif [[ -n $here ]]; then
         run_here
@@ -36,7 +38,7 @@ usage() {
 usage: ./${script[$this]} MODEL ALGORITHM GPU [OPTION …] [FLAG …]
        ./${script[$this]} --matrix FILE [GPU] [OPTION …] [FLAG …]
 
-  --chain          sanity, quick and full, each after the one before has succeeded
+  --chain          this stage and those after it, each after the one before has succeeded; those before it if missing
   --matrix FILE    a job array over the combinations of a file; GPU for lines that name none
   --throttle N     at most N tasks of an array at a time (4)
   --no-requeue     a job that nears its time limit stops, and is not put into the queue again
@@ -94,42 +96,90 @@ check_arguments() {
 
 # Sets model, algorithm and gpu, in the spelling that folders and history have.
 take_names() {
-    local name='[A-Za-z0-9][A-Za-z0-9._-]*'
-    [[ $1 =~ ^(torchvision:)?$name$ ]] || die "MODEL ${1@Q} is no name: letters, digits and ._- (--list-models lists them)"
+    local name='[a-z0-9][a-z0-9._-]*'
+    [[ ${1,,} =~ ^(torchvision:)?$name$ ]] || die "MODEL ${1@Q} is no name: letters, digits and ._- (--list-models lists them)"
     [[ $2 =~ ^[A-Za-z0-9]+([ _][A-Za-z0-9]+)*$ ]] || die "ALGORITHM ${2@Q} is no name: words, with spaces or underscores between"
-    [[ $3 =~ ^$name$ ]] || die "GPU ${3@Q} is no name: letters, digits and ._-"
+    [[ ${3,,} =~ ^$name$ ]] || die "GPU ${3@Q} is no name: letters, digits and ._-"
     model=${1,,} algorithm=${2,,} gpu=${3,,}
     algorithm=${algorithm//_/ }
 }
 
 # ---- GPUs
 
-gpu_files() {
-    local file
-    for file in "$config/gpus.conf" "$root/slurm/gpus.conf"; do
-        [[ ! -r $file ]] || cat -- "$file"
+# Reads both gpus.conf; a line counts before all that stand before it, and yours stand behind the repository's.
+read_gpus() {
+    declare -gA gpu_line=()
+    gpu_order=() gpu_options=()
+    local file line name number words
+    for file in "$root/slurm/gpus.conf" "$config/gpus.conf"; do
+        [[ -e $file ]] || continue
+        [[ -r $file ]] || die "$file cannot be read"
+        number=0
+        while IFS= read -r line || [[ -n $line ]]; do # the last line may have no newline
+            number=$((number + 1))
+            line=${line%$'\r'}
+            read -ra words <<<"${line%%#*}"
+            ((${#words[@]} == 0)) || take_gpu_line "$file, line $number" "${words[@]}"
+        done <"$file"
+    done
+    for line in "${gpu_options[@]}"; do
+        name=${line%%$'\t'*}
+        [[ $name == '*' || " ${gpu_order[*]} " == *" $name "* ]] || die "gpus.conf has options for an unknown GPU ${name@Q}"
     done
 }
 
-gpu_names() {
-    gpu_files | awk '!/^#/ && NF && !seen[$1]++ { printf "%s%s", separator, $1; separator = ", " }'
+take_gpu_line() { # WHERE WORD …
+    local where=$1 name=${2,,} word
+    shift 2
+    if [[ " ${stages[*]} * " == *" ${1:-none} "* ]]; then
+        (($# > 1)) || die "$where: options of sbatch belong after GPU and stage, such as --time=12:00:00"
+        for word in "${@:2}"; do
+            [[ $word == --?* ]] || die "$where: ${word@Q} is no option of sbatch: write --name or --name=value, without spaces"
+            [[ ! ${word%%=*} =~ ^--(array|chdir|dependency|error|job-name|kill-on-invalid-dep|output|parsable|wrap)$ ]] ||
+                die "$where: ${word@Q} is for the stage to set"
+            gpu_options+=("$name"$'\t'"$1"$'\t'"$word")
+        done
+    else
+        (($# == 3)) && [[ $name =~ ^[a-z0-9][a-z0-9._-]*$ ]] || die "$where: say GPU, constraint, gres and partition (- for nothing), or GPU, stage and options of sbatch"
+        [[ -v gpu_line[$name] ]] || gpu_order+=("$name")
+        gpu_line[$name]=$*
+    fi
 }
 
-# Sets constraint, gres and partition of $gpu.
+gpu_names() {
+    local name separator=''
+    read_gpus
+    for name in "${gpu_order[@]}"; do printf '%s%s' "$separator" "$name" && separator=', '; done
+}
+
+# Sets constraint, gres and partition of $gpu; read_gpus comes before.
 find_gpu() {
-    local name _
-    while read -r name constraint gres partition _; do
-        [[ $name != "$gpu" ]] || return 0
-    done < <(gpu_files)
     [[ $gpu != local ]] || die "GPU local means what is here: add --local, or name one of $(gpu_names)"
-    die "unknown GPU ${gpu@Q}: name one of $(gpu_names), or add it to $config/gpus.conf"
+    [[ -v gpu_line[$gpu] ]] || die "unknown GPU ${gpu@Q}: name one of $(gpu_names), or add it to $config/gpus.conf"
+    read -r constraint gres partition <<<"${gpu_line[$gpu]}"
+}
+
+# Refuses a job that asked for no GPU, or for none of its kind, as `sbatch` by hand does: at once, not after PyTorch.
+check_node() {
+    local job features needed=()
+    [[ $gpu != cpu ]] && job=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || return 0
+    read_gpus
+    find_gpu
+    if [[ $constraint != - && $job == *' Features=(null) '* ]]; then
+        features=$(scontrol --oneliner show node "${SLURMD_NODENAME:-}" 2>/dev/null) || return 0
+        features=,${features##* ActiveFeatures=}
+        [[ ${features%% *}, == *",$constraint,"* ]] || needed+=("--constraint=$constraint")
+    fi
+    [[ $gres == - || $job =~ \ Tres[A-Za-z]+=[^\ ]*gres ]] || needed+=("--gres=$gres")
+    ((${#needed[@]} == 0)) || die "this job did not ask for a $gpu: give sbatch ${needed[*]}, or start \
+./${script[$this]} ${model@Q} ${algorithm@Q} $gpu by hand, which does"
 }
 
 # ---- folders and their history
 
 folder() { # STAGE
     local bare=${model#torchvision:}
-    printf 'results/%s/%s_%s_%s' "$1" "$bare" "${algorithm// /_}" "$gpu"
+    printf '%s/%s/%s_%s_%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu"
 }
 
 note_event() { # STAGE JOB EVENT: one line of convscope/cluster/progress.py's HISTORY
@@ -141,13 +191,29 @@ note_event() { # STAGE JOB EVENT: one line of convscope/cluster/progress.py's HI
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$now" "$2" "$3" "$model" "$algorithm" "$gpu" "${quoted% }" >>"$path/jobs.log"
 }
 
-# ---- submitting
+# ---- checking and submitting
+
+# Whether $model, $algorithm and $gpu can run here, by their names, flags and rules; says why not.
+check_here() {
+    local wanted
+    mapfile -t wanted < <(wanted_stages)
+    python -m convscope check "$model" "$algorithm" "$gpu" --here --stages "${wanted[@]}" --first "$this" -- "${flags[@]}"
+}
 
 submit() {
+    local known wanted
     [[ -n $dry_run ]] || command -v sbatch >/dev/null || die \
         "no sbatch on the PATH: go to the cluster's login node (or load its SLURM module), or run here with --local"
-    submitted=()
+    read_gpus
+    activate || exit 2
+    [[ -n $dry_run ]] || one_at_a_time
+    mapfile -t wanted < <(wanted_stages)
+    known=(--stages "${wanted[@]}" --first "$this" --known-gpus "${gpu_order[@]}")
+    submitted=() events=() made=() job=''
+    trap 'withdraw; exit 130' INT TERM HUP
     if [[ -n $matrix ]]; then submit_matrix; else submit_one; fi
+    trap - INT TERM HUP
+    note_submitted
     ((${#submitted[@]} == 0)) || printf '%s\n' "${submitted[-1]}"
 }
 
@@ -156,80 +222,120 @@ wanted_stages() {
 }
 
 submit_one() {
-    local each job='' path
+    local each job='' path needed work
+    work=$(python -m convscope check "$model" "$algorithm" "$gpu" "${known[@]}" -- "${flags[@]}") || exit 2
+    [[ -n $work ]] || return 0
+    IFS=$'\t' read -r model algorithm gpu needed retry <<<"$work"
     find_gpu
-    for each in $(wanted_stages); do
+    for each in $needed; do
         path=$(folder "$each")
-        [[ -n $dry_run ]] || mkdir -p -- "$path"
-        options=("--job-name=${path//\//_}" "--output=$path/%x_%j.out" "--error=$path/%x_%j.err")
-        options[0]=${options[0]/=results_/=}
+        make_folder "$path"
+        options=("--job-name=${each}_${path##*/}" "--output=$path/%x_%j.out" "--error=$path/%x_%j.err")
         [[ -z $job ]] || options+=("--dependency=afterok:$job" --kill-on-invalid-dep=yes)
         send "$each" "$model" "$algorithm" "$gpu"
-        [[ -n $dry_run ]] || note_event "$each" "$job" submitted
+        events+=("$each" "$job" "$model" "$algorithm" "$gpu" "$retry")
     done
 }
 
 submit_matrix() {
-    local last=$this part tasks most cut parts
-    [[ -z $chain ]] || last=3_full
-    activate || exit 2
+    local part tasks most cut parts needed into=$results/.arrays
     most=$(scontrol show config 2>/dev/null | awk '$1 == "MaxArraySize" { print $3 }' || true)
-    cut=(--stage "$last" --into "$root/results/.arrays" --most "${most:-1001}")
+    [[ $into == /* ]] || into=$root/$into
+    cut=(--into "$into" --most "${most:-1001}")
     [[ ${#names[@]} == 0 ]] || cut+=(--gpu "${names[0],,}")
     [[ -z $dry_run ]] || cut+=(--dry-run)
-    parts=$(python -m convscope matrix "$matrix" "${cut[@]}" -- "${flags[@]}") || exit 2
+    parts=$(python -m convscope matrix "$matrix" "${known[@]}" "${cut[@]}" -- "${flags[@]}") || exit 2
     [[ -n $parts ]] || return 0
-    while IFS=$'\t' read -r part gpu tasks <&3; do
+    while IFS=$'\t' read -r part gpu tasks needed retry <&3; do
         submit_array "$part" "$tasks"
     done 3<<<"$parts"
 }
 
-submit_array() { # FILE TASKS; $gpu is set
-    local each job=''
+submit_array() { # FILE TASKS; gpu, needed and retry are set
+    local each job='' task model algorithm
     find_gpu
-    for each in $(wanted_stages); do
-        [[ -n $dry_run ]] || mkdir -p -- "results/$each"
-        options=("--job-name=${each}_$gpu" "--output=results/$each/%x_%A.out" "--error=results/$each/%x_%A.err")
+    for each in $needed; do
+        make_folder "$results/$each"
+        options=("--job-name=${each}_$gpu" "--output=$results/$each/%x_%A.out" "--error=$results/$each/%x_%A.err")
         options+=("--array=0-$(($2 - 1))%$throttle")
         [[ -z $job ]] || options+=("--dependency=aftercorr:$job" --kill-on-invalid-dep=yes)
         send "$each" --matrix "$1"
-        [[ -n $dry_run ]] || note_tasks "$each" "$job" "$1"
+        [[ -n $dry_run ]] || for ((task = 0; task < $2; task++)); do
+            IFS=$'\t' read -r model algorithm _
+            events+=("$each" "${job}_$task" "$model" "$algorithm" "$gpu" "$retry")
+        done <"$1"
     done
 }
 
-note_tasks() { # STAGE JOB FILE
-    local task=0 model algorithm gpu
-    while IFS=$'\t' read -r model algorithm gpu; do
-        note_event "$1" "$2_$task" submitted
-        task=$((task + 1))
-    done <"$3"
+# From the check of what is queued to the last event noted: else two submissions at once queue the same. A file system
+# without locks is no reason to submit nothing.
+one_at_a_time() {
+    { mkdir -p -- "$results" && exec {lock}>>"$results/.submitting"; } 2>/dev/null || die "$results cannot be written"
+    ! command -v flock >/dev/null || flock --wait 120 --conflict-exit-code 9 "$lock" || (($? != 9)) ||
+        die "another submission has held $results/.submitting for two minutes: nothing is queued"
+}
+
+make_folder() { # FOLDER
+    [[ -z $dry_run && ! -d $1 ]] || return 0
+    mkdir -p -- "$1" && made+=("$1")
 }
 
 # Hands a stage to sbatch with $options; sets job. What SBATCH_* already says is left to it.
 send() { # STAGE ARGUMENT …
-    local each=$1
+    local each=$1 entry of_gpu of_stage option again=()
     shift
     [[ -v SBATCH_CONSTRAINT || $constraint == - ]] || options+=("--constraint=$constraint")
     [[ -v SBATCH_GRES || $gres == - ]] || options+=("--gres=$gres")
     [[ -v SBATCH_PARTITION || $partition == - ]] || options+=("--partition=$partition")
+    for entry in "${gpu_options[@]}"; do
+        IFS=$'\t' read -r of_gpu of_stage option <<<"$entry"
+        [[ $of_gpu != "$gpu" && $of_gpu != '*' || $of_stage != "$each" && $of_stage != '*' ]] || options+=("$option")
+    done
     [[ -n $requeue ]] || options+=(--no-requeue)
-    local command=(sbatch --parsable "${options[@]}" "${script[$each]}" "$@" "${own[@]}" "${flags[@]}")
+    [[ $retry == - ]] || again=("$retry")
+    local command=(sbatch --parsable "${options[@]}" "${script[$each]}" "$@" "${own[@]}" "${flags[@]}" "${again[@]}")
     if [[ -n $dry_run ]]; then
         printf '%s\n' "${command[*]@Q}"
         job="JOB_OF_$each"
         return
     fi
-    job=$("${command[@]}") || refused
+    job=$(forget_allocation && "${command[@]}") || refused
     job=${job%%;*} # on a federation: number;cluster
     submitted+=("$job")
-    printf '%s\n' "$each: job $job, logs under results/$each/, ./check_status.sh tells how it stands"
+    printf '%s\n' "$each: job $job, logs under $results/$each/, ./check_status.sh tells how it stands"
+}
+
+# In an allocation (salloc, srun, a job) its variables would count as requests of the new job: SLURM_MEM_PER_CPU and others.
+forget_allocation() {
+    local name
+    [[ -n ${SLURM_JOB_ID:-} ]] || return 0
+    for name in "${!SLURM_@}" "${!SLURMD_@}"; do
+        [[ $name == SLURM_CONF || $name == SLURM_CLUSTERS ]] || unset "$name"
+    done
+}
+
+# Noted when all are queued: where a later stage of a chain is refused, none of it was.
+note_submitted() {
+    local at model algorithm gpu given=("${flags[@]}") flags
+    [[ -z $dry_run ]] || return 0
+    for ((at = 0; at < ${#events[@]}; at += 6)); do
+        model=${events[at + 2]} algorithm=${events[at + 3]} gpu=${events[at + 4]} flags=("${given[@]}")
+        [[ ${events[at + 5]} == - ]] || flags+=("${events[at + 5]}")
+        note_event "${events[at]}" "${events[at + 1]}" submitted
+    done
 }
 
 refused() {
-    ((${#submitted[@]} == 0)) || scancel "${submitted[@]}"
+    withdraw
     die "sbatch refused it (its line is above), nothing is queued: GPU $gpu asks for constraint \
 ${SBATCH_CONSTRAINT-$constraint}, gres ${SBATCH_GRES-$gres}, partition ${SBATCH_PARTITION-$partition}; \
 set them in $config/gpus.conf, or SBATCH_CONSTRAINT, SBATCH_GRES, SBATCH_PARTITION"
+}
+
+withdraw() {
+    [[ -z ${job%%;*} ]] || submitted+=("${job%%;*}") # a signal may come before it is noted
+    ((${#submitted[@]} == 0)) || scancel "${submitted[@]}"
+    ((${#made[@]} == 0)) || rmdir -- "${made[@]}" 2>/dev/null || true
 }
 
 # ---- running
@@ -331,6 +437,7 @@ run_here() {
     local each rc told=''
     activate && check_packages || exit 2
     [[ -z $matrix ]] || run_matrix_here
+    [[ -n $dry_run ]] || check_here || exit 2
     for each in $(wanted_stages); do
         profile_command "$each"
         if [[ -n $dry_run ]]; then
@@ -348,7 +455,7 @@ run_here() {
 
 # Runs $profile, logged as a job's is; sets told where a signal has asked for the end, which is passed on.
 run_logged() { # STAGE
-    local log name out err loggers=() child rc=0 again=yes
+    local log name out err loggers=() child rc=0 waiting=yes
     name=$(folder "$1")
     # Which GPU is here, and so the folder, is known only to the run.
     [[ $gpu == local ]] && log=${name%/*} || log=$name
@@ -364,10 +471,10 @@ run_logged() { # STAGE
     "${profile[@]}" 1>&"$out" 2>&"$err" &
     child=$!
     # A terminal sends INT to the run too, for which a second INT is the end at once: it gets TERM from here.
-    trap 'told=yes again=yes; kill -TERM "$child" 2>/dev/null || :' INT TERM HUP QUIT
-    trap 'told=yes again=yes; kill -USR2 "$child" 2>/dev/null || :' USR2
-    while [[ -n $again ]]; do
-        again='' rc=0
+    trap 'told=yes waiting=yes; kill -TERM "$child" 2>/dev/null || :' INT TERM HUP QUIT
+    trap 'told=yes waiting=yes; kill -USR2 "$child" 2>/dev/null || :' USR2
+    while [[ -n $waiting ]]; do
+        waiting='' rc=0
         wait "$child" || rc=$?
     done
     exec {out}>&- {err}>&-

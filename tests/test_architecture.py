@@ -25,13 +25,16 @@ BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 NARROWER = {
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
-    "cluster": {"cli", "storage", "power", "convolution.algorithms"},
+    "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
     "dataset": {"storage"},
     "dataset.collect": {*LAYERS, "dataset"},
     "prediction": {"storage", "cli", "dataset"},
     "report": {"storage", "cli", "dataset", "prediction"},
 }
-WITHOUT_TORCH = ("storage", "cluster", "dataset", "report", "prediction", "profiling.compare", "cli.display", "slurm")
+WITHOUT_TORCH = (
+    *("storage", "cluster", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
+    *("convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
+)
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")
 

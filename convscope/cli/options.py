@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-
-import torch
+from typing import TYPE_CHECKING
 
 from convscope import gpus
 from convscope.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 MATHS = ("tf32", "fp32")
 INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
@@ -16,6 +18,8 @@ ENERGY_MOST_S = 3600
 
 def find_device(name: str) -> torch.device:
     """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N"; InputError without it."""
+    import torch  # here, for what is checked before anything is queued does without
+
     if name == "cpu":
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -35,6 +39,8 @@ def folder_gpu(wanted: str | None, device: torch.device) -> str:
         if wanted not in (None, "cpu"):
             raise InputError(f"--gpu {wanted}: the device is a CPU; leave --gpu out, or run where that GPU is")
         return "cpu"
+    import torch
+
     name = torch.cuda.get_device_name(device)
     if wanted is not None and not gpus.matches(wanted, name):
         raise InputError(f"--gpu {wanted}: the card that is here is {name}; say --gpu {gpus.label(name)}")
@@ -42,11 +48,16 @@ def folder_gpu(wanted: str | None, device: torch.device) -> str:
 
 
 def math_on(device: torch.device, wanted: str | None) -> str:
+    """Return the math mode asked for, else the default of this device, as `math_for` does."""
+    return math_for(device.type, wanted)
+
+
+def math_for(device_type: str, wanted: str | None) -> str:
     """Return the math mode asked for, else tf32 on a GPU (cuDNN's default), fp32 on a CPU; InputError for no such."""
     if wanted is None:
-        return "tf32" if device.type == "cuda" else "fp32"
+        return "tf32" if device_type == "cuda" else "fp32"
     one_of("--math", wanted, MATHS)
-    if device.type == "cpu" and wanted == "tf32":
+    if device_type == "cpu" and wanted == "tf32":
         raise InputError("--math tf32 needs a CUDA device: a CPU computes in fp32")
     return wanted
 

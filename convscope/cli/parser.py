@@ -83,15 +83,23 @@ class _Output(io.FileIO):
     """Standard stream that is written to as long as somebody reads it; `error` is what went wrong otherwise."""
 
     error: OSError | None = None
+    has_gone = False
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in (errno.EPIPE, errno.EIO):  # EIO: a terminal that was closed
+            self.has_gone = error.errno in (errno.EPIPE, errno.EIO)  # EIO: a terminal that was closed
+            if not self.has_gone:
                 self.error = error
             _open_null(self.fileno())
             return len(data)
+
+
+def reader_has_gone() -> bool:
+    """Tell whether nobody reads the standard output of a program any more (`| head`)."""
+    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    return isinstance(raw, _Output) and raw.has_gone
 
 
 def _open_null(number: int) -> None:

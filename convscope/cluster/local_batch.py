@@ -26,9 +26,10 @@ from tqdm import tqdm
 from convscope import gpus
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
-from convscope.cluster import matrix, progress
+from convscope.cluster import matrix, progress, submission
 from convscope.errors import InputError, SensorError
 from convscope.power import nvml
+from convscope.storage import paths
 from convscope.storage.paths import ROOT, STAGES, Combination
 
 SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
@@ -133,7 +134,7 @@ class LocalBatch:
         waiting, free = deque(self.combinations), deque(self.devices)
         running: list[CombinationRun] = []
         level, kill_at_s = 0, math.inf
-        total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags).count for stage in self.stages)
+        total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags) for stage in self.stages)
         with tqdm(total=total, unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
             while running or (waiting and not stop.level):
                 while free and waiting and not stop.level:
@@ -196,7 +197,7 @@ class LocalBatch:
         return False
 
     def _folder(self, run: CombinationRun) -> Path:
-        return self.root / "results" / run.stage / run.combination.folder_name
+        return paths.results(self.root) / run.stage / run.combination.folder_name
 
     def _show(self, bar: tqdm[Any], running: Sequence[CombinationRun]) -> None:
         if bar.disable:
@@ -229,8 +230,11 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     chosen = devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = label(chosen) if options.gpu == "local" else options.gpu
     every = matrix.read(options.file, gpu)
-    last = options.stages[-1]
-    left = matrix.unfinished(every, last, matrix.requested_sizes(last, flags), root / "results")
+    requests = submission.requests(every, options.stages, flags, is_here=True)
+    planner = submission.Planner(requests, options.stages, options.stages[0], paths.results(root))
+    works = matrix.plan(planner, every).works
+    left = [work.combination for work in works]
+    flags += ["--retry"] * any(work.retry for work in works)
     batch = LocalBatch(left, options.stages, chosen, flags, root)
     if options.dry_run:
         print("\n".join(shlex.join(batch.command(each, stage)) for each in left for stage in options.stages))

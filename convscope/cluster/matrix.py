@@ -1,141 +1,147 @@
 """File of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
 
-`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stage 3_full --into DIR` cuts it into
-the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks, without
-the combinations that are finished.
+`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
+into the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks,
+without the combinations that are finished or queued.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import os
 import re
+import secrets
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Collection, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
-from convscope.cli.parser import OneLineParser, split_flags
-from convscope.cluster import progress
-from convscope.convolution import algorithms
+from convscope.cli.parser import OneLineParser, one_line, split_flags
+from convscope.cluster import submission
+from convscope.cluster.submission import Work
 from convscope.errors import InputError
-from convscope.storage.paths import RESULTS, RETRIED, SIZES_BY_STAGE, STAGES, Combination, spread
+from convscope.storage.paths import SCRIPTS, SIZES_BY_STAGE, Combination
 
-_NAME = re.compile(r"(torchvision:)?[A-Za-z0-9][A-Za-z0-9._-]*")
-_DEFAULT_RANGE = (224, 512)
-
-
-@dataclass(frozen=True)
-class RequestedSizes:
-    """Sizes that a run measures: their number, the smallest, the largest.
-
-    `overwrite` measures all of them again, `retry` those that failed or ran out of memory.
-    """
-
-    count: int
-    low: int
-    high: int
-    overwrite: bool = False
-    retry: bool = False
-
-    def met_by(self, folder: progress.Progress | None) -> bool:
-        """Tell whether a folder has all of these sizes."""
-        if folder is None or self.overwrite:
-            return False
-        again = RETRIED if self.retry else ()
-        there = {size for size, status in folder.measured.items() if status not in again}
-        return there >= set(spread(self.count, self.low, self.high))
+_GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def read(path: Path, gpu: str | None = None) -> list[Combination]:
+def read(path: Path, gpu: str | None = None, known_gpus: Collection[str] = ()) -> list[Combination]:
     """Return the combinations of a file, each once, in order; `gpu` stands in where a line names none.
 
     Raises:
-        InputError: the file cannot be read, or a line is no combination.
+        InputError: the file cannot be read, a line is no combination, or its GPU is none of `known_gpus`.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
     entries = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
-    combinations = dict.fromkeys(_combination(line, f"{path}, line {number}", gpu) for number, line in entries)
+    combinations = dict.fromkeys(
+        _combination(line, f"{path}, line {number}", gpu, known_gpus) for number, line in entries
+    )
     if not combinations:
         raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
     return list(combinations)
 
 
-def _combination(line: str, where: str, gpu: str | None) -> Combination:
+def _combination(line: str, where: str, gpu: str | None, known_gpus: Collection[str]) -> Combination:
     fields = [field.strip() for field in line.split("\t")]
     if len(fields) == 2 and gpu:
         fields.append(gpu)
     if len(fields) == 2:
         raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
-    if len(fields) != 3 or not all(_NAME.fullmatch(field) for field in (fields[0], fields[2])):
+    if len(fields) != 3 or not _GPU.fullmatch(fields[2]):
         raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
-    return Combination(fields[0], algorithms.find(fields[1]).name, fields[2])
+    try:
+        return submission.find(fields[0], fields[1], fields[2], known_gpus)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
-def requested_sizes(stage: str, flags: Sequence[str]) -> RequestedSizes:
-    """Return the sizes that `run_profile.py` measures in a stage with these flags; InputError for --output-dir."""
+def requested_sizes(stage: str, flags: Sequence[str]) -> int:
+    """Return the number of sizes that `run_profile.py` measures in a stage with these flags."""
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
-    parser.add_argument("--input-range", type=int, nargs=2, default=_DEFAULT_RANGE)
-    parser.add_argument("--overwrite", action="store_true")
-    parser.add_argument("--retry", action="store_true")
-    parser.add_argument("--output-dir")
-    options, _ = parser.parse_known_args(list(flags))
-    if options.output_dir:
+    return parser.parse_known_args(list(flags))[0].num_sizes or SIZES_BY_STAGE[stage]
+
+
+def plan(planner: submission.Planner, combinations: Sequence[Combination]) -> submission.Plan:
+    """Return what is left of a matrix, and say on the standard error what is left out.
+
+    Raises:
+        InputError: as `Planner.plan`; --output-dir.
+    """
+    if planner.requests.output_dir:
         raise InputError("--output-dir does not go with --matrix: every combination needs a folder of its own")
-    low, high = options.input_range
-    return RequestedSizes(options.num_sizes or SIZES_BY_STAGE[stage], low, high, options.overwrite, options.retry)
+    found, every = planner.plan(combinations), len(combinations)
+    if found.finished:
+        print(f"{found.finished} of {every} combinations are finished and left out", file=sys.stderr)
+    if found.queued:
+        some = next(iter(found.queued.items()))
+        line = f"{len(found.queued)} of {every} combinations are in the queue and left out ({some[0]}: job {some[1]})"
+        print(line, file=sys.stderr)
+    if again := sum(work.retry for work in found.works):
+        print(f"{again} of {every} combinations have sizes that failed, measured again by --retry", file=sys.stderr)
+    return found
 
 
-def unfinished(
-    combinations: Sequence[Combination], stage: str, sizes: RequestedSizes, results: Path
-) -> list[Combination]:
-    """Return the combinations that lack some of the sizes."""
-    folders = ((each, progress.read(results / stage / each.folder_name, stage)) for each in combinations)
-    return [each for each, folder in folders if not sizes.met_by(folder)]
+def slices(works: Sequence[Work], most: int) -> list[list[Work]]:
+    """Return works in parts of at most `most`, each of one GPU and the same stages."""
+    alike: dict[tuple[object, ...], list[Work]] = {}
+    for work in works:
+        alike.setdefault((work.combination.gpu, work.stages, work.retry), []).append(work)
+    return [same[at : at + most] for same in alike.values() for at in range(0, len(same), most)]
 
 
-def slices(combinations: Sequence[Combination], most: int) -> list[list[Combination]]:
-    """Return the combinations in parts of one GPU each, and of at most `most`."""
-    by_gpu: dict[str, list[Combination]] = {}
-    for each in combinations:
-        by_gpu.setdefault(each.gpu, []).append(each)
-    return [same[at : at + most] for same in by_gpu.values() for at in range(0, len(same), most)]
-
-
-def save(part: Sequence[Combination], folder: Path, dry_run: bool = False) -> Path:
-    """Write combinations of one GPU into a file named after GPU and content, so that a job's file never changes."""
-    content = "".join(f"{each.model}\t{each.algorithm}\t{each.gpu}\n" for each in part)
-    path = folder / f"{part[0].gpu}-{hashlib.sha256(content.encode()).hexdigest()[:8]}.tsv"
+def save(part: Sequence[Work], folder: Path, dry_run: bool = False) -> Path:
+    """Write the combinations of a part into a new file, whole under its name or not there; return its path."""
+    lines = ("\t".join((each.model, each.algorithm, each.gpu)) for each in (work.combination for work in part))
+    name = f"{part[0].combination.gpu}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.tsv"
+    path = folder / name
     if not dry_run:
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+        with open(descriptor, "w") as file:
+            file.write("\n".join(lines) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
     return path
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the files for job arrays; print path, GPU and number of lines of each."""
+    """Write the files for job arrays; print path, GPU, number of lines, stages and --retry (or -) of each."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
-    every = read(options.file, options.gpu)
-    left = unfinished(every, options.stage, requested_sizes(options.stage, flags), RESULTS)
-    if len(left) < len(every):
-        print(f"{len(every) - len(left)} of {len(every)} combinations are finished and left out", file=sys.stderr)
+    try:
+        every = read(options.file, options.gpu, options.known_gpus)
+        found = submission.requests(every, options.stages, flags)
+        planner = submission.Planner(found, options.stages, options.first or options.stages[0])
+        left = plan(planner, every).works
+    except InputError as error:
+        print(f"{SCRIPTS[options.first or options.stages[0]]}: {one_line(error)}", file=sys.stderr)
+        return 2
     for part in slices(left, options.most):
-        print(save(part, options.into, options.dry_run), part[0].gpu, len(part), sep="\t")
+        path = save(part, options.into, options.dry_run)
+        retry = "--retry" if part[0].retry else "-"
+        print(path, part[0].combination.gpu, len(part), " ".join(part[0].stages), retry, sep="\t")
     return 0
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text}: a number of lines, at least 1")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
     description = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
     parser = OneLineParser(prog="python -m convscope matrix", description=description)
     parser.add_argument("file", type=Path, metavar="FILE")
-    parser.add_argument("--stage", choices=STAGES, required=True)
+    submission.add_stages(parser)
     parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
     parser.add_argument("--into", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--most", type=int, default=1000, metavar="N", help="lines in a file")
+    parser.add_argument("--most", type=_count, default=1000, metavar="N", help="lines in a file")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     return parser

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from pathlib import Path
 from convscope import slurm
 from convscope.cli import display
 from convscope.cli.display import or_dash
-from convscope.cli.parser import OneLineParser, note_by, one_line
+from convscope.cli.parser import OneLineParser, note_by, one_line, reader_has_gone
 from convscope.cluster import advice, history, progress
 from convscope.cluster.advice import Row
 from convscope.cluster.standing import OPEN, STATES, TROUBLED, Standing, Survey, survey
@@ -149,15 +148,11 @@ def _show(found: Survey, total: int, options: argparse.Namespace) -> bool:
         text = text if options.json else "\n".join([why, *map(one_line, _remarks(found))])
         if options.json:
             note_by(NAME)(why)
-    try:
-        print(f"\033[H\033[2J{text}" if _clears(options) else text, flush=True)
-        if options.json:
-            for remark in found.skipped:
-                note_by(NAME)(f"skipped: {remark}")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+    print(f"\033[H\033[2J{text}" if _clears(options) else text, flush=True)
+    if options.json:
+        for remark in found.skipped:
+            note_by(NAME)(f"skipped: {remark}")
+    return not reader_has_gone()
 
 
 def _clears(options: argparse.Namespace) -> bool:

@@ -50,6 +50,11 @@ class Algorithm:
         """The name in paths, spaces as underscores."""
         return self.name.replace(" ", "_")
 
+    @property
+    def takes_any_shape(self) -> bool:
+        """True where no layer's shape rules it out."""
+        return self.rule is _any_shape
+
 
 def _any_shape(layer: Layer) -> str | None:
     return None

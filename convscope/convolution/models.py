@@ -15,12 +15,13 @@ import torch
 import torchvision
 from torch import nn
 
+from convscope.convolution import names
 from convscope.convolution.layer import Layer
+from convscope.convolution.names import MODELS as MODELS
+from convscope.convolution.names import PREFIX as PREFIX
 from convscope.errors import InputError
 from convscope.timing.hooks import convolution_modules, hooked
 
-MODELS = ("vgg16", "densenet121", "resnet152", "googlenet", "alexnet", "resnet50")
-PREFIX = "torchvision:"
 TIMM_PREFIX = "timm:"
 
 # Heads that only training uses; their weights would have to be built and never run.
@@ -117,15 +118,7 @@ def find_source(name: str) -> Source:
 
 def check_name(name: str) -> str:
     """Return the name in torchvision's spelling; InputError if it is none of `MODELS` and no `torchvision:` model."""
-    plain = name.strip()
-    bare = plain.removeprefix(PREFIX).lower()
-    if bare in MODELS:
-        return bare
-    if not plain.startswith(PREFIX):
-        raise InputError(f"unknown model {name!r}: choose one of {', '.join(MODELS)}, or torchvision:NAME")
-    if bare not in torchvision.models.list_models(module=torchvision.models):
-        raise InputError(f"torchvision has no classification model {bare!r}: see --list-models")
-    return PREFIX + bare
+    return names.check_model(name, torchvision.models.list_models(module=torchvision.models))
 
 
 def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:

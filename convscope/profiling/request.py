@@ -7,7 +7,7 @@ from typing import Any
 
 from convscope.cli import options
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
-from convscope.convolution import algorithms, models
+from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
 
@@ -68,7 +68,6 @@ def make_run(
     device: str = "auto",
     gpu: str | None = None,
     stage: str | None = None,
-    math: str | None = None,
     **settings: Any,
 ) -> Run:
     """Decide every setting of a run.
@@ -76,21 +75,67 @@ def make_run(
     Args:
         gpu: the GPU's name in the folder; None takes that of the device.
         stage: None goes by the number of sizes.
-        math: None is tf32 on a GPU and fp32 on a CPU.
-        settings: further fields of `Run`.
+        settings: further fields of `Run`; `math` may be None: tf32 on a GPU, fp32 on a CPU.
 
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
+    checked = names.check_model(model), algorithms.find(algorithm).name
     where = options.find_device(device)
+    return _decided(
+        *checked, str(where), options.folder_gpu(gpu, where), num_sizes, input_size_range, stage, **settings
+    )
+
+
+def run_elsewhere(
+    model: str,
+    algorithm: str,
+    *,
+    gpu: str,
+    num_sizes: int = SIZES_BY_STAGE[STAGES[-1]],
+    input_size_range: tuple[int, int] = (224, 512),
+    device: str = "auto",
+    stage: str | None = None,
+    **settings: Any,
+) -> Run:
+    """Decide every setting of a run on another machine, which has the GPU of this name, "cpu" for none: no PyTorch.
+
+    Raises:
+        InputError: as `make_run`; nothing runs the algorithm on that device.
+    """
+    checked = names.check_model(model), algorithms.find(algorithm).name
+    kind = "cpu" if gpu == "cpu" else "cuda"
+    if device != "auto" and device.split(":")[0] != kind:
+        raise InputError(f"--device {device} does not go with GPU {gpu}: leave --device out")
+    if reason := algorithms.why_not_on_device(algorithms.find(algorithm), kind):
+        choice = (
+            "on a CPU choose direct, smm or torch, or run where a GPU is"
+            if kind == "cpu"
+            else "GPU cpu measures on the CPU"
+        )
+        raise InputError(f"{reason}: {choice}")
+    return _decided(*checked, kind, gpu, num_sizes, input_size_range, stage, **settings)
+
+
+def _decided(
+    model: str,
+    algorithm: str,
+    device: str,
+    gpu: str,
+    num_sizes: int,
+    input_size_range: tuple[int, int],
+    stage: str | None,
+    math: str | None = None,
+    **settings: Any,
+) -> Run:
     run = Run(
-        model=models.check_name(model),
-        algorithm=algorithms.find(algorithm).name,
+        model=model,
+        algorithm=algorithm,
         stage=stage or stage_of(num_sizes),
-        gpu=options.folder_gpu(gpu, where),
+        gpu=gpu,
         input_sizes=spread_sizes(num_sizes, input_size_range),
-        device=str(where),
-        math=options.math_on(where, math),
+        device=device,
+        math=options.math_for(device.split(":")[0], math),
         **settings,
     )
     _check(run)

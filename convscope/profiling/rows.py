@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from convscope.storage.paths import PROFILE_VERSION
+from convscope.storage.paths import PROFILE_FREE, PROFILE_VERSION
 from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.store import Store
 from convscope.storage.table import Table
@@ -160,13 +160,12 @@ _TABLES = {
     "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
     "overall": Table(OverallRow, unique=("input_size",), first=9),
 }
-_FREE = ("stage", "gpu", "input_sizes", "device")
 SCHEMA = Schema(
     request="run",
     version=SCHEMA_VERSION,
     parts=(Part(SizeKey, _TABLES, counted=("layers", "convolutions"), is_sorted=True),),
-    free=_FREE,
-    upgrades=(_from_1, with_starts("run", _FREE)),
+    free=PROFILE_FREE,
+    upgrades=(_from_1, with_starts("run", PROFILE_FREE)),
     needed={"model": str, "algorithm": str, "gpu": str, "device": str, "input_sizes": list},
     noun="sizes",
     entries={"kernels": {}},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 STAGES = ("1_sanity", "2_quick", "3_full")
+SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
 KEPT = ".before-"  # in the name of a folder beside a run's, where --overwrite keeps what was there
 
 
@@ -24,6 +26,7 @@ SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 PROFILE_VERSION = 3  # of the files of `run_profile.py`, for readers that import no table
 
 
+PROFILE_FREE = ("stage", "gpu", "input_sizes", "device")  # settings in which the starts of one folder may differ
 RETRIED = ("failed", "oom", "wrong")  # statuses of rows that `run_profile.py --retry` measures again
 
 
@@ -50,4 +53,11 @@ class Combination:
 
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
+
+
+def results(root: Path = ROOT) -> Path:
+    """Return the folder of all results: `CONVSCOPE_RESULTS`, from the repository where it is relative, or `results`."""
+    return root / (os.environ.get("CONVSCOPE_RESULTS") or "results")
+
+
+RESULTS = results()

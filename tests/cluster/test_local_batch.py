@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from convscope.cluster import local_batch, progress
+from convscope.cluster.submission import Plan, Work
 from convscope.errors import InputError
 from convscope.storage.paths import Combination
 
@@ -160,7 +161,8 @@ def test_finished_combinations_are_left_out_and_a_dry_run_prints_the_commands(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     (root / "matrix").write_text("alexnet\tdirect\nalexnet\ttorch\n")
-    monkeypatch.setattr(local_batch.matrix, "unfinished", lambda every, *rest: list(every)[1:])
+    left = [Work(Combination("alexnet", "torch", "cpu"), ("1_sanity",))]
+    monkeypatch.setattr(local_batch.matrix, "plan", lambda planner, every: Plan(left, len(every) - 1, {}))
     arguments = [str(root / "matrix"), "--stages", "1_sanity", "--gpu", "cpu", "--dry-run", "--", "--seed", "2"]
     assert local_batch.main(arguments, root) == 0
     assert capsys.readouterr().out == "./1_sanity_check.sh --local alexnet torch cpu --seed 2\n"

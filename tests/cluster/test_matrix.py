@@ -1,4 +1,4 @@
-"""A file of combinations: read, cut into arrays, without what is finished; and how such a file comes about."""
+"""A file of combinations: read, cut into arrays; and how such a file comes about."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from convscope.cluster import matrix
-from convscope.cluster.progress import Progress
+from convscope.cluster import matrix, submission
+from convscope.cluster.submission import Work
 from convscope.errors import InputError
 from convscope.profiling import listing
 from convscope.storage.paths import Combination
@@ -34,7 +34,7 @@ def test_a_line_is_model_algorithm_and_gpu_and_each_counts_once(tmp_path: Path):
     [
         ("alexnet\tfft\n", "line 1 names no GPU"),
         ("alexnet fft h200\n", "is not model, algorithm, GPU, separated by tabs"),
-        ("$(touch x)\tfft\th200\n", "is not model, algorithm, GPU"),
+        ("$(touch x)\tfft\th200\n", "unknown model"),
         ("alexnet\tnone\th200\n", "none"),
         ("# nothing\n", "has no combination"),
     ],
@@ -44,78 +44,75 @@ def test_a_line_that_is_no_combination_is_named(tmp_path: Path, text: str, why: 
         matrix.read(written(tmp_path, text))
 
 
-def test_parts_are_of_one_gpu_and_no_longer_than_the_site_allows():
-    every = [Combination("alexnet", "fft", gpu) for gpu in ("a", "b", "a", "a", "b")]
-    assert [[each.gpu for each in part] for part in matrix.slices(every, 2)] == [["a", "a"], ["a"], ["b", "b"]]
+def test_names_are_taken_in_any_case(tmp_path: Path):
+    path = written(tmp_path, "TorchVision:ResNet18\tFFT_Tiling\tL40S\nVGG16\tgemm\tl40s\nvgg16\tGEMM\tL40S\n")
+    assert matrix.read(path) == [
+        Combination("torchvision:resnet18", "fft tiling", "l40s"),
+        Combination("vgg16", "gemm", "l40s"),
+    ]
 
 
-@pytest.mark.parametrize(
-    ("flags", "left"),
-    [
-        ([], False),
-        (["--num-sizes", "5"], True),
-        (["--input-range", "224", "500"], True),
-        (["--overwrite"], True),
-    ],
-)
-def test_what_has_all_the_sizes_that_are_asked_for_is_finished(flags: list[str], left: bool):
-    sizes = tuple(range(224, 224 + 32 * 10, 32))
-    found = progress_of(*sizes[:-1], 512)
-    assert matrix.requested_sizes("2_quick", flags).met_by(found) is not left
+def test_parts_are_of_one_gpu_and_the_same_stages_and_no_longer_than_the_site_allows():
+    works = [Work(Combination("alexnet", "fft", gpu), ("2_quick",)) for gpu in ("a", "b", "a", "a", "b")]
+    works.append(Work(Combination("alexnet", "gemm", "b"), ("2_quick",), retry=True))
+    works.append(Work(Combination("alexnet", "guess", "b"), ("1_sanity", "2_quick")))
+    parts = [[work.combination.gpu for work in part] for part in matrix.slices(works, 2)]
+    assert parts == [["a", "a"], ["a"], ["b", "b"], ["b"], ["b"]]
 
 
-def progress_of(*sizes: int, **statuses: tuple[int, ...]) -> Progress:
-    """Return the progress of a folder with these sizes, and these by another status than ok."""
-    measured = dict.fromkeys(sizes, "ok") | {size: status for status, of in statuses.items() for size in of}
-    return Progress(Path(), "2_quick", WHO, sizes, measured=measured)
-
-
-TEN = tuple(224 + int(i * 288 / 9) for i in range(10))
-
-
-def test_a_folder_that_has_more_sizes_than_are_asked_for_is_finished():
-    assert matrix.requested_sizes("2_quick", []).met_by(progress_of(*TEN, 230, 600))
-
-
-def test_a_folder_whose_last_start_asked_for_a_few_is_finished_where_all_are_there():
-    folder = Progress(Path(), "2_quick", WHO, TEN[:2], measured=dict.fromkeys(TEN, "ok"))
-    assert matrix.requested_sizes("2_quick", []).met_by(folder)
-
-
-@pytest.mark.parametrize(("flags", "left"), [([], False), (["--retry"], True)])
-@pytest.mark.parametrize("status", ["failed", "oom"])
-def test_sizes_that_failed_are_there_unless_they_are_to_be_retried(flags: list[str], left: bool, status: str):
-    folder = progress_of(*TEN, **{status: TEN[-1:]})
-    assert matrix.requested_sizes("2_quick", flags).met_by(folder) is not left
-
-
-def test_an_unsupported_size_is_not_retried():
-    assert matrix.requested_sizes("2_quick", ["--retry"]).met_by(progress_of(*TEN, unsupported=TEN[-1:]))
-
-
-def test_a_run_with_a_size_missing_is_not_finished():
-    folder = Progress(Path(), "2_quick", WHO, TEN, measured=dict.fromkeys(TEN[1:], "ok"))
-    assert not matrix.requested_sizes("2_quick", []).met_by(folder)
+def test_the_file_of_an_array_is_new_each_time_and_never_half_there(tmp_path: Path):
+    part = [Work(WHO, ("2_quick",))]
+    first, second = matrix.save(part, tmp_path), matrix.save(part, tmp_path)
+    assert first != second
+    assert first.read_text() == second.read_text() == "alexnet\tfft\th200\n"
+    assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
 
 
 def test_one_folder_for_all_combinations_is_refused():
+    planner = submission.Planner(submission.Requests({}, False, False, "x"), ["2_quick"], "2_quick")
     with pytest.raises(InputError, match="every combination needs a folder of its own"):
-        matrix.requested_sizes("2_quick", ["--output-dir", "x"])
-
-
-def test_the_file_of_an_array_never_changes(tmp_path: Path):
-    first, second = matrix.save([WHO], tmp_path), matrix.save([WHO, WHO], tmp_path)
-    assert first != second
-    assert first.read_text() == "alexnet\tfft\th200\n"
+        matrix.plan(planner, [WHO])
 
 
 def test_the_command_takes_flags_after_two_dashes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    path = written(tmp_path, "torchvision:no_such_run\tfft\n")
-    arguments = [str(path), "--stage", "2_quick", "--gpu", "h200", "--into", str(tmp_path), "--", "--num-sizes", "3"]
-    assert matrix.main(arguments) == 0
-    name, gpu, lines = capsys.readouterr().out.split()
-    assert (gpu, lines) == ("h200", "1")
-    assert matrix.read(Path(name)) == [Combination("torchvision:no_such_run", "fft", "h200")]
+    path = written(tmp_path, "vgg16\tguess\n")
+    arguments = [str(path), "--stages", "3_full", "--gpu", "l40s", "--into", str(tmp_path / "arrays")]
+    assert matrix.main([*arguments, "--", "--num-sizes", "3"]) == 0
+    name, gpu, lines, stages, retry = capsys.readouterr().out.split()
+    assert (gpu, lines, stages, retry) == ("l40s", "1", "3_full", "-")
+    assert matrix.read(Path(name)) == [Combination("vgg16", "guess", "l40s")]
+
+
+@pytest.mark.parametrize(
+    ("lines", "flags", "why"),
+    [
+        ("vgg16\tgemm\tl40s\nvgg61\tgemm\tl40s\n", [], "m, line 2: unknown model 'vgg61'"),
+        ("vgg16\tgemm\tl40s\nvgg16\tgemm\tk9000\n", [], "m, line 2: unknown GPU 'k9000'"),
+        ("vgg16\tgemm\tl40s\nvgg16\tsmm\tl40s\n", [], "vgg16, smm, l40s: smm runs on a CPU only"),
+        ("vgg16\tgemm\tl40s\n", ["--foo"], "unrecognized arguments: --foo"),
+    ],
+)
+def test_one_combination_that_cannot_run_stops_all_before_a_file_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: str, flags: list[str], why: str
+):
+    path, into = tmp_path / "m", tmp_path / "arrays"
+    path.write_text(lines)
+    arguments = [str(path), "--stages", "2_quick", "--into", str(into), "--known-gpus", "l40s", "cpu", "--", *flags]
+    assert matrix.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("2_quick_sweep.sh: ")
+    assert why in said.err
+    assert not into.exists()
+
+
+@pytest.mark.parametrize("most", ["0", "-1", "x"])
+def test_a_part_has_at_least_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], most: str):
+    arguments = [str(tmp_path), "--stages", "2_quick", "--into", str(tmp_path), f"--most={most}"]
+    with pytest.raises(SystemExit) as end:
+        matrix.main(arguments)
+    assert end.value.code == 2
+    assert f"{most}: a number of lines, at least 1" in capsys.readouterr().err
 
 
 def test_a_list_of_combinations_comments_out_what_the_rules_rule_out(tmp_path: Path):

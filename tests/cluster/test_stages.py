@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,13 @@ import pytest
 from fakes import ROOT
 
 
-def call(*arguments: str, script: str = "1_sanity_check.sh") -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(ROOT / script), *arguments], capture_output=True, text=True, check=False)
+def call(
+    *arguments: str, script: str = "1_sanity_check.sh", config: Path | str = "/nonexistent", **more: str
+) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"CONVSCOPE_CONFIG": str(config)} | more
+    return subprocess.run(
+        [str(ROOT / script), *arguments], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 @pytest.mark.parametrize("script", ["1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"])
@@ -48,7 +54,6 @@ def test_flags_after_the_names_are_handed_on_as_they_are():
         ("vgg16", "gemm; touch owned", "l40s"),
         ("vgg16", "gemm", "l40s' --wrap 'touch owned"),
         ("../vgg16", "gemm", "l40s"),
-        ("vgg16", "gemm", "k9000"),
         ("vgg16", "gemm"),
         (),
     ],
@@ -59,6 +64,80 @@ def test_names_that_are_none_are_refused_in_one_line(names: tuple[str, ...]):
     assert done.stdout == ""
     assert done.stderr.startswith("1_sanity_check.sh: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("vgg61 gemm l40s", "unknown model 'vgg61'"),
+        ("vgg16 gem l40s", "unknown algorithm 'gem'"),
+        ("vgg16 gemm k9000", "unknown GPU 'k9000': name one of l40s, v100"),
+        ("vgg16 gemm l40s --foo", "unrecognized arguments: --foo"),
+        ("vgg16 gemm l40s --num-sizes 5", "--num-sizes is 3_full's"),
+        ("vgg16 smm l40s", "smm runs on a CPU only"),
+        ("vgg16 implicit gemm l40s", "./1_sanity_check.sh vgg16 implicit_gemm l40s"),
+        pytest.param(
+            "resnet50 winograd l40s --chain", "40 of 53 convolutions of resnet50 are not", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_in_one_line_before_anything_is_queued(words: str, why: str):
+    done = call(*words.split(), "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("1_sanity_check.sh: ")
+    assert why in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", ["--local vgg61 torch cpu", "--local vgg16 gemm cpu"])
+def test_what_cannot_run_here_leaves_no_folder(project: Path, arguments: str):
+    done = run(project, "./2_quick_sweep.sh", *arguments.split())
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert not (project / "results").exists()
+
+
+def test_names_are_lower_case_in_every_folder():
+    assert "results/1_sanity/resnet18_torch_l40s/" in call("TorchVision:ResNet18", "Torch", "L40S", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        ("h9 - - -", ""),
+        ("h9\tfast\tgpu:h9:1\tbig\r\n", "--constraint=fast --gres=gpu:h9:1 --partition=big"),
+        ("# none\n\nH9 - gpu:1 -  # mine\nh9 1_sanity --time=5 --mem=1G\n* * --qos=x\nh9 3_full --time=9", None),
+    ],
+)
+def test_lines_of_gpus_conf_say_what_sbatch_is_asked_for(tmp_path: Path, content: str, options: str | None):
+    (tmp_path / "gpus.conf").write_bytes(content.encode())
+    done = call("vgg16", "gemm", "h9", "--dry-run", config=tmp_path)
+    assert done.returncode == 0, done.stderr
+    wanted = "--gres=gpu:1 --time=5 --mem=1G --qos=x" if options is None else options
+    assert shlex.split(done.stdout)[5:-4] == wanted.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("h9 fast gpu:1", "say GPU, constraint, gres and partition (- for nothing)"),
+        ("h9 fast gpu:1 big --mem=1G", "say GPU, constraint, gres and partition (- for nothing)"),
+        ("l40s 1_sanity --time 5", "5 is no option of sbatch: write --name or --name=value, without spaces"),
+        ("l40s 1_sanity --array=0-3", "--array=0-3 is for the stage to set"),
+        ("l40s 1_sanity", "options of sbatch belong after GPU and stage"),
+    ],
+)
+def test_a_line_of_gpus_conf_that_cannot_be_is_refused_with_its_number(tmp_path: Path, line: str, why: str):
+    (tmp_path / "gpus.conf").write_text(f"# mine\n{line}")
+    done = call("vgg16", "gemm", "l40s", "--dry-run", config=tmp_path)
+    assert done.returncode == 2
+    assert f"{tmp_path}/gpus.conf, line 2: {why}" in done.stderr.replace("'", "")
+    assert done.stderr.count("\n") == 1
+
+
+def test_results_may_lie_on_another_disk(tmp_path: Path):
+    done = call("vgg16", "gemm", "l40s", "--dry-run", CONVSCOPE_RESULTS=str(tmp_path / "on scratch"))
+    assert f"--output={tmp_path}/on scratch/1_sanity/vgg16_gemm_l40s/%x_%j.out" in done.stdout
 
 
 def test_without_a_slurm_both_ways_out_are_named(tmp_path: Path):
@@ -115,21 +194,25 @@ FLAGS = ("--input-range", "64", "64", "--warmup", "1", "--measure", "2", "--no-e
 
 
 def test_a_stage_runs_here_and_the_status_shows_it(project: Path):
-    done = run(project, "./1_sanity_check.sh", "--local", "torchvision:squeezenet1_1", "direct", "cpu", *FLAGS)
+    done = run(project, "./1_sanity_check.sh", "--local", "torchvision:squeezenet1_1", "torch", "cpu", *FLAGS)
     assert done.returncode == 0, done.stderr
-    assert (project / "results/1_sanity/squeezenet1_1_direct_cpu/squeezenet1_1_direct_layers.csv").exists()
+    assert (project / "results/1_sanity/squeezenet1_1_torch_cpu/squeezenet1_1_torch_layers.csv").exists()
     assert "done 1/1" in run(project, "./check_status.sh").stdout
 
 
 @pytest.mark.long
 def test_a_matrix_runs_here_two_at_a_time_and_the_status_says_what_failed(project: Path):
     model = "torchvision:squeezenet1_1"
-    (project / "matrix").write_text("".join(f"{model}\t{name}\n" for name in ("gemm", "torch", "smm")))
+    (project / "matrix").write_text("".join(f"{model}\t{name}\n" for name in ("direct", "torch", "smm")))
+    foreign = project / "results/1_sanity/squeezenet1_1_direct_cpu/squeezenet1_1_direct_overall.csv"
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("somebody's table\n")
     matrix = ("--local", "--matrix", "matrix", "cpu", "--gpus", "cpu,cpu")
     done = run(project, "./1_sanity_check.sh", *matrix, *FLAGS)
     assert done.returncode == 1
     assert "2 done, 1 failed" in done.stdout
-    assert f"failed: 1_sanity {model}, gemm, cpu: run_profile.py: gemm needs a CUDA device" in done.stdout
+    assert f"failed: 1_sanity {model}, direct, cpu: run_profile.py: " in done.stdout
+    assert "has tables and no run.json" in done.stdout
     said = run(project, "./check_status.sh").stdout
     assert "2 done, 1 failed" in said
     assert "\nagain:" not in said

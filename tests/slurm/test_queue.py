@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 import pandas as pd
 import pytest
@@ -46,8 +47,9 @@ def test_one_failed_combination_of_an_array_stops_only_itself(cluster: Cluster, 
     states = [[cluster.wait(f"{array}_{task}") for array in flows.gated] for task in (0, 1)]
     assert states == [["FAILED", "CANCELLED", "CANCELLED"], ["COMPLETED"] * 3]
     assert len(pd.read_csv(cluster.results("3_full", "mnasnet0_5_torch_cpu") / "mnasnet0_5_torch_overall.csv")) == 100
-    said = cluster.call("./check_status.sh", "--stage", "1_sanity", "--algorithm", "gemm").stdout
-    assert "failed: 1_sanity torchvision:mnasnet0_5, gemm, cpu: run_profile.py: gemm needs a CUDA device" in said
+    said = cluster.call("./check_status.sh", "--stage", "1_sanity", "--model", "vgg16").stdout
+    assert "failed: 1_sanity vgg16, direct, cpu: run_profile.py: " in said
+    assert "has tables and no run.json" in said
 
 
 def test_a_job_that_got_another_card_than_it_asked_for_fails_and_says_so(cluster: Cluster):
@@ -58,11 +60,12 @@ def test_a_job_that_got_another_card_than_it_asked_for_fails_and_says_so(cluster
 
 
 def test_a_constraint_that_no_node_has_is_found_before_anything_is_queued(cluster: Cluster):
-    done = cluster.call("./1_sanity_check.sh", "--chain", "vgg16", "winograd", "l40s", SBATCH_CONSTRAINT="gpunone")
+    done = cluster.call("./1_sanity_check.sh", "--chain", "vgg16", "implicit_gemm", "l40s", SBATCH_CONSTRAINT="gpunone")
     assert done.returncode == 2
     assert "nothing is queued" in done.stderr
     assert "asks for constraint gpunone, gres gpu:1, partition gpu" in done.stderr
-    assert "winograd" not in cluster.call("squeue", "--noheader", "--format=%j").stdout
+    assert "implicit_gemm" not in cluster.call("squeue", "--noheader", "--format=%j").stdout
+    assert not cluster.results("1_sanity", "vgg16_implicit_gemm_l40s").exists()
 
 
 def test_the_last_line_is_the_number_of_the_job_and_the_status_has_the_reason_why_it_waits(cluster: Cluster):
@@ -92,3 +95,62 @@ def test_finished_combinations_are_left_out_of_a_matrix(cluster: Cluster, flows:
     done = cluster.call("./1_sanity_check.sh", *matrix, SBATCH_PARTITION="closed")
     assert "1 of 2 combinations are finished and left out" in done.stderr
     assert cluster.job(done.stdout.splitlines()[-1])["ArrayTaskId"] == "0%4"
+
+
+def test_a_combination_in_the_queue_is_not_queued_again_even_by_two_at_the_same_moment(cluster: Cluster):
+    command = ("./1_sanity_check.sh", "googlenet", "gemm", "l40s")
+    closed = cluster.environment | {"SBATCH_PARTITION": "closed"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen(command, cwd=cluster.project, env=closed, **pipes) for _ in range(2)]
+    said = [each.communicate() for each in both]
+    assert sorted(each.returncode for each in both) == [0, 2]
+    (job,) = [out.splitlines()[-1] for out, _ in said if out]
+    assert any(f"googlenet, gemm, l40s is in the queue as job {job}: nothing is queued again" in err for _, err in said)
+    (cluster.project / "queued").write_text("googlenet\tgemm\tl40s\n")
+    done = cluster.call("./1_sanity_check.sh", "--matrix", "queued", SBATCH_PARTITION="closed")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"1 of 1 combinations are in the queue and left out (googlenet, gemm, l40s: job {job})" in done.stderr
+
+
+def test_a_job_submitted_from_an_allocation_starts_and_results_may_lie_elsewhere(cluster: Cluster):
+    elsewhere = cluster.folder / "on scratch"
+    allocated = ("salloc", "--partition=gpu", "--mem-per-cpu=100", "--cpus-per-task=2")
+    command = ("./1_sanity_check.sh", "alexnet", "torch", "cpu", *LIGHT)
+    (job,) = cluster.submit(*allocated, *command, CONVSCOPE_RESULTS=str(elsewhere))
+    folder = elsewhere / "1_sanity" / "alexnet_torch_cpu"
+    assert cluster.wait(job) == "COMPLETED", next(folder.glob("*.err")).read_text()
+    assert len(pd.read_csv(folder / "alexnet_torch_overall.csv")) == 1
+    assert "done 1/1" in cluster.call("./check_status.sh", CONVSCOPE_RESULTS=str(elsewhere)).stdout
+
+
+def test_a_stage_given_to_sbatch_that_did_not_ask_for_the_gpu_is_refused_at_once(cluster: Cluster):
+    job = cluster.call("sbatch", "--parsable", "--output=refused", "1_sanity_check.sh", "vgg16", "gemm", "h100").stdout
+    assert cluster.wait(job.strip()) == "FAILED"
+    said = (cluster.project / "refused").read_text()
+    assert said.startswith(
+        "1_sanity_check.sh: this job did not ask for a h100: give sbatch --constraint=gpuh100 --gres=gpu:1"
+    )
+    assert not cluster.results("1_sanity", "vgg16_gemm_h100").exists()
+
+
+def test_a_chain_whose_last_stage_is_refused_leaves_no_job_no_folder_and_no_row(cluster: Cluster):
+    config = cluster.folder / "config"
+    config.mkdir()
+    (config / "gpus.conf").write_text("l40s 3_full --partition=nowhere")
+    chain = ("./1_sanity_check.sh", "--chain", "densenet121", "gemm", "l40s")
+    done = cluster.call(*chain, CONVSCOPE_CONFIG=str(config), SBATCH_PARTITION="closed")
+    assert done.returncode == 2
+    assert "nothing is queued" in done.stderr
+    assert "densenet121" not in cluster.call("squeue", "--noheader", "--format=%j").stdout
+    assert "densenet121, gemm" not in cluster.call("./check_status.sh").stdout
+    assert not cluster.results("1_sanity", "densenet121_gemm_l40s").exists()
+
+
+def test_a_chain_of_a_later_stage_submits_an_earlier_one_only_where_it_is_missing(cluster: Cluster, flows: Flows):
+    cluster.wait(flows.by_hand[1])
+    chain = ("./2_quick_sweep.sh", "--chain", "alexnet", "direct", "cpu")
+    done = cluster.call(*chain, *LIGHT, SBATCH_PARTITION="closed")
+    assert [line.split(":")[0] for line in done.stdout.splitlines()[:-1]] == ["3_full"]
+    other = cluster.call(*chain, *LIGHT, "--batch-size", "2", SBATCH_PARTITION="closed")
+    assert other.returncode == 2
+    assert "holds a run with other settings (batch_size 1, now 2)" in other.stderr

@@ -1,0 +1,113 @@
+"""Check of combinations for the stages, before anything is queued or run: `run_profile.py --check-stages`.
+
+Names, flags and the rules that need no model are checked without PyTorch; it is imported only where the layers decide.
+The stages' command (`cluster/submission.py`) writes the combinations to the standard input, and reads the requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from convscope import gpus
+from convscope.cli import options
+from convscope.convolution import algorithms, names
+from convscope.errors import InputError, SensorError
+from convscope.power import nvml
+from convscope.profiling.request import Run
+
+LOCAL = "local"  # the GPU that is here, whatever it is
+MakeRun = Callable[[str, str, str, str], Run]
+"""Decides the request of a model, an algorithm and a GPU in a stage."""
+
+
+def answer(
+    lines: Sequence[str], stages: Sequence[str], make: MakeRun, device: str, is_here: bool, note: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Return the requests of combinations in these stages, in the order of the lines; none where the GPU is `LOCAL`.
+
+    Args:
+        lines: model, algorithm and GPU, separated by tabs.
+        device: as `--device` names it.
+        is_here: they are to run on this machine, so their GPU must be here.
+        note: called with a line that says what could not be checked.
+
+    Raises:
+        InputError: one of them cannot run; the message names it where there are several.
+    """
+    requests: list[dict[str, Any]] = []
+    unsure: list[Run] = []
+    for line in lines:
+        model, algorithm, gpu = line.split("\t")
+        try:
+            runs = _runs(model, algorithm, gpu, stages, make)
+            if is_here and runs and gpu != "cpu":
+                _check_here(gpu, device)
+        except InputError as error:
+            raise InputError(_named(f"{model}, {algorithm}, {gpu}", str(error), len(lines))) from None
+        requests += [dataclasses.asdict(run) for run in runs]
+        unsure += [run for run in runs if _layers_decide(run)]
+    if unsure:
+        _check_layers(unsure, len(lines), note)
+    return requests
+
+
+def _runs(model: str, algorithm: str, gpu: str, stages: Sequence[str], make: MakeRun) -> list[Run]:
+    if gpu == LOCAL:
+        names.check_model(model)
+        algorithms.find(algorithm)
+        return []
+    return [make(model, algorithm, gpu, stage) for stage in stages]
+
+
+def _named(combination: str, message: str, count: int) -> str:
+    return f"{combination}: {message}" if count > 1 else message
+
+
+def _check_here(gpu: str, device: str) -> None:
+    """Raise InputError where the device is not this GPU; PyTorch is asked only where NVML does not confirm it."""
+    index = device.partition(":")[2] or "0"
+    if not index.isdecimal() or not gpus.matches(gpu, _card_name(int(index))):
+        options.folder_gpu(gpu, options.find_device(device))
+
+
+def _card_name(index: int) -> str:
+    """Return the name of the card that CUDA shows as this one according to NVML, "" where it does not say."""
+    try:
+        library = nvml.load()
+        uuids = nvml.visible_uuids(library, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        return nvml.card_name(library, uuids[index]) if index < len(uuids) else ""
+    except SensorError:
+        return ""
+
+
+def _layers_decide(run: Run) -> bool:
+    """Tell whether a model's layers or input sizes may be against a request; no layer of the six is against a CPU."""
+    if run.input_sizes[0] < names.SMALLEST_INPUT_PX or not names.takes_usual_sizes(run.model):
+        return True
+    algorithm = algorithms.find(run.algorithm)
+    takes_all = algorithm.takes_any_shape if run.device_type == "cuda" else run.model in names.MODELS
+    return run.unsupported == "error" and not takes_all and algorithm.name != "torch"
+
+
+def _check_layers(runs: Sequence[Run], count: int, note: Callable[[str], None]) -> None:
+    try:
+        from convscope.convolution import models
+        from convscope.convolution.assignment import assign
+    except ModuleNotFoundError as error:
+        note(f"the layers are not checked here ({error}): a rule against them ends the job when it starts")
+        return
+    done: set[tuple[object, ...]] = set()
+    for run in runs:
+        for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])):
+            key = (run.model, run.algorithm, run.device_type, run.unsupported, size)
+            if key in done:
+                continue
+            done.add(key)
+            try:
+                assign(run, models.convolutions(run.model, size), None)
+            except InputError as error:
+                combination = f"{run.model}, {run.algorithm}, {run.gpu}"
+                raise InputError(_named(combination, str(error), count)) from None

@@ -1,0 +1,66 @@
+"""Combinations checked before anything is queued or run: by rule, by their layers, and on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from fakes import ROOT
+
+from convscope.errors import InputError
+from convscope.profiling import preflight
+from convscope.profiling.request import Run, run_elsewhere
+
+
+def answer(line: str, is_here: bool = False, count: int = 2, **settings: object) -> list[dict[str, object]]:
+    """Return the answer for a combination of model, algorithm and GPU at `count` sizes."""
+
+    def make(model: str, algorithm: str, gpu: str, stage: str) -> Run:
+        return run_elsewhere(model, algorithm, gpu=gpu, num_sizes=count, stage=stage, **settings)
+
+    return preflight.answer([line.replace(", ", "\t")], ["2_quick"], make, "auto", is_here, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("resnet50, winograd, l40s", "winograd needs 3×3 kernels with stride 1: 40 of 53 convolutions of resnet50"),
+        ("vgg16, fft, l40s", "fft needs padded inputs of at most 256×256"),
+        ("torchvision:mobilenet_v2, smm, cpu", "ai3 has no grouped convolution on a CPU"),
+        ("torchvision:vit_b_16, gemm, l40s", "cannot take 512×512 images"),
+    ],
+)
+def test_layers_against_a_rule_are_found_without_a_gpu(line: str, why: str):
+    with pytest.raises(InputError, match=why):
+        answer(line)
+
+
+def test_sizes_that_are_not_measured_are_not_checked():
+    assert answer("vgg16, fft, l40s", count=1)[0]["input_sizes"] == (224,)
+
+
+def test_with_a_fallback_no_layer_is_against_an_algorithm():
+    assert answer("resnet50, winograd, l40s", unsupported="fallback")[0]["unsupported"] == "fallback"
+
+
+def test_a_size_that_a_model_cannot_take_is_found():
+    with pytest.raises(InputError, match="alexnet cannot take 16×16 images"):
+        answer("alexnet, gemm, l40s", input_size_range=(16, 300))
+
+
+def test_a_gpu_that_is_not_here_is_found_before_a_local_run(no_gpu: None):
+    with pytest.raises(InputError, match="--gpu k9000: the device is a CPU"):
+        answer("vgg16, gemm, k9000", is_here=True)
+    assert answer("vgg16, torch, cpu", is_here=True)
+    assert answer("vgg16, gemm, local", is_here=True) == []
+
+
+def test_where_pytorch_is_missing_the_layers_are_left_to_the_job():
+    script = "import sys; sys.modules['torch'] = None; import run_profile; sys.exit(run_profile.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "--check-stages", "3_full"],
+        cwd=ROOT, input="resnet50\twinograd\tl40s\n", capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert '"algorithm": "winograd"' in done.stdout
+    assert "the layers are not checked here" in done.stderr
