@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,6 +19,14 @@ def slug(name: str) -> str:
 def now_utc() -> str:
     """Return the time as the files say it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def new_beside(path: Path) -> Path:
+    """Return a name beside a file for its next content, `.<name>.<16 digits>.new`; nobody else has it or guesses it.
+
+    It is opened with mode "x", which follows no link.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
 
 
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))

@@ -35,6 +35,7 @@ class Store:
     Args:
         stem: first part of the tables' names; "" for none.
         note: called with one line where something is worth knowing.
+        take_over: as of `Lock`.
 
     Raises:
         InputError: entered, where it cannot be made or written, or another run holds it.
@@ -42,10 +43,15 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, schema: Schema, stem: str = "", note: Callable[[str], None] = lambda line: None
+        self,
+        path: Path | str,
+        schema: Schema,
+        stem: str = "",
+        note: Callable[[str], None] = lambda line: None,
+        take_over: bool = False,
     ) -> None:
-        self.path, self.schema, self.note = path, schema, note
-        self.files = StudyFiles(path, schema, stem)
+        self.path, self.schema, self.note, self._take_over = Path(path), schema, note, take_over
+        self.files = StudyFiles(self.path, schema, stem)
         self._lock: Lock | None = None
         self._replaced: Callable[[Any], bool] | None = None
         self._anew = False
@@ -54,9 +60,9 @@ class Store:
 
     def __enter__(self) -> Store:
         self.prepare()
-        self._lock = Lock(self.path / LOCK).__enter__()
+        self._lock = Lock(self.path / LOCK, take_over=self._take_over).__enter__()
         if self._lock.taken_from:
-            self.note(f"took {self.path} over from {self._lock.taken_from}, which is gone")
+            self.note(f"took {self.path} over from {self._lock.taken_from}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:

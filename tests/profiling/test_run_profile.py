@@ -284,7 +284,7 @@ def test_a_size_that_failed_is_measured_again_with_retry(call, tmp_path: Path):
     assert len(pd.read_csv(tmp_path / "alexnet_direct_layers.csv")) == 5
 
 
-@pytest.mark.parametrize("option", ["overwrite", "retry", "any_card"])
+@pytest.mark.parametrize("option", ["overwrite", "retry", "any_card", "take_over"])
 def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.MonkeyPatch, option: str):
     given: dict[str, bool] = {}
 
@@ -295,7 +295,7 @@ def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("profiler.UnifiedProfiler.run", measure_nothing)
     call(*ALEXNET, f"--{option.replace('_', '-')}")
-    assert given == {"overwrite": False, "retry": False, "any_card": False} | {option: True}
+    assert given == dict.fromkeys(("overwrite", "retry", "any_card", "take_over"), False) | {option: True}
 
 
 @pytest.mark.parametrize(
