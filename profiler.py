@@ -357,7 +357,7 @@ class UnifiedProfiler:
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
         Args:
-            overwrite: measure all sizes again; the folder's tables are kept in another beside it.
+            overwrite: measure all sizes again; the folder's tables are kept in another inside it.
             retry: measure those again that failed or ran out of memory.
             any_card: let sizes of another card of the same name stand in the folder; each row names its card.
             take_over: take the folder over where nobody can tell whether its holder has ended.

@@ -49,7 +49,7 @@ def parser() -> OneLineParser:
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--output-dir", metavar="DIR", help="default results/conv3d/<set>_<batch>_<math>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()

@@ -36,7 +36,7 @@ def parser() -> OneLineParser:
     )
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
     made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)

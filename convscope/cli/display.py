@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from convscope.storage.table import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +55,9 @@ class Figures:
             return
         figure = self._new(size_in, layout="constrained")
         draw(figure)
-        path = self._folder / f"{name}.png"
-        figure.savefig(path, dpi=DPI)
+        path, picture = self._folder / f"{name}.png", io.BytesIO()
+        figure.savefig(picture, dpi=DPI)
+        write_atomically(path, picture.getvalue())
         self.paths.append(path)
 
 

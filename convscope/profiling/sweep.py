@@ -50,7 +50,7 @@ class Reuse:
     """Use of the sizes that a folder has already.
 
     Attributes:
-        overwrite: measure all sizes again; the folder's tables are kept beside it.
+        overwrite: measure all sizes again; the folder's tables are kept in `before-<time>` inside it.
         retry: measure those again that failed or ran out of memory.
         any_card: sizes of another card of the same name may stand in the folder.
         take_over: the folder is taken over where nobody can tell whether its holder has ended.

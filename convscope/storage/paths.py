@@ -8,7 +8,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 STAGES = ("1_sanity", "2_quick", "3_full")
-KEPT = ".before-"  # in the name of a folder beside a run's, where --overwrite keeps what was there
+KEEPING = "before-"  # begins the name of a folder in a run's, where --overwrite keeps what was there
+KEPT = ".before-"  # in the name of a folder beside a run's, where older versions kept it
 
 
 def slug(name: str) -> str:

@@ -2,7 +2,7 @@
 
 Each file is replaced whole (`table`), the table that makes a cell count last: a cell counts when it stands there, and
 its rows of the other tables are there by then. A run may be killed, or run out of disk, at any moment. No measured row
-is deleted: what is measured anew is kept first, in a folder `<folder>.before-<time>` beside this one.
+is deleted: what is measured anew is kept first, in a folder `before-<time>` inside this one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from convscope.errors import InputError, WriteError
 from convscope.storage import mending, table
@@ -27,6 +25,9 @@ from convscope.storage.lock import Lock
 from convscope.storage.paths import now_utc
 from convscope.storage.schema import Part, Request, Schema
 from convscope.storage.table import Replacement, write_atomically
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Store:
@@ -253,7 +254,7 @@ class Store:
     def append(self, rows: Iterable[Any], instead_of: Collection[Any] = ()) -> None:
         """Add cells of one part, their rows of all tables at once, safely on the disk when this returns.
 
-        A row of the same cell is replaced; one that was measured is kept beside the folder first.
+        A row of the same cell is replaced; one that was measured is kept first.
 
         Args:
             instead_of: keys of other cells whose rows go.
@@ -329,9 +330,9 @@ class Store:
 
 def _last_end_utc(cells: Sequence[Mapping[str, str]]) -> str | None:
     """Return when the last cell was finished, as far as the rows say."""
-    rows = pd.DataFrame(cells)
-    if not {"started_utc", "wall_s"} <= set(rows.columns):
-        return None
-    started = pd.to_datetime(rows["started_utc"], format="ISO8601", utc=True, errors="coerce")
-    ended = (started + pd.to_timedelta(pd.to_numeric(rows["wall_s"], errors="coerce"), unit="s")).max()
-    return None if pd.isna(ended) else str(ended.isoformat(timespec="seconds"))
+    ends = []
+    for cell in cells:
+        with contextlib.suppress(KeyError, ValueError, OverflowError):
+            ended = datetime.fromisoformat(cell["started_utc"]) + timedelta(seconds=float(cell["wall_s"]))
+            ends.append(ended.astimezone(timezone.utc))
+    return max(ends).isoformat(timespec="seconds") if ends else None

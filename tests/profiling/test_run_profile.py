@@ -113,7 +113,7 @@ def test_overwrite_measures_again(call, tmp_path: Path):
     assert printed.code == 0
     assert after != before
     assert len(after.splitlines()) == 2
-    (kept,) = tmp_path.parent.glob(f"{tmp_path.name}.before-*")
+    (kept,) = tmp_path.glob("before-*")
     assert printed.err == f"what was in {tmp_path} is kept in {kept}\n"
     assert (kept / "alexnet_direct_overall.csv").read_text() == before
 

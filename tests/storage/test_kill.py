@@ -92,7 +92,7 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
         old = means(folder)
         victims.start(folder, *one, "--overwrite", die_at=step, below=str(folder))
         ended = victims.end()
-        every = [folder, *folder.parent.glob("run.before-*")]
+        every = [folder, *folder.glob("before-*")]
         assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in every)
         assert old in [means(path) for path in every]
         if ended == 0:
