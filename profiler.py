@@ -358,13 +358,15 @@ class UnifiedProfiler:
         *,
         retry: bool = False,
         any_card: bool = False,
+        take_over: bool = False,
     ) -> tuple[pd.DataFrame, pd.DataFrame]:
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
         Args:
-            overwrite: measure all sizes again; the folder's tables are kept in another beside it.
+            overwrite: measure all sizes again; the folder's tables are kept in another inside it.
             retry: measure those again that failed or ran out of memory.
             any_card: let sizes of another card of the same name stand in the folder; each row names its card.
+            take_over: take the folder over where nobody can tell whether its holder has ended.
 
         Raises:
             InputError: layers that cannot use the algorithm, a folder that cannot be written, that another run holds,
@@ -372,4 +374,4 @@ class UnifiedProfiler:
             DeviceFaultError: the GPU was lost on the way; the sizes before are in the folder.
             WriteError: the folder could not be written any more; the sizes before are in it.
         """
-        return self._sweep.measure(Path(output_dir or self.folder), Reuse(overwrite, retry, any_card))
+        return self._sweep.measure(Path(output_dir or self.folder), Reuse(overwrite, retry, any_card, take_over))

@@ -49,9 +49,10 @@ def parser() -> OneLineParser:
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--output-dir", metavar="DIR", help="default results/conv3d/<set>_<batch>_<math>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
+    made.add_take_over()
     return made
 
 
@@ -100,7 +101,7 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
         environment = environment_on(device, monitor.settings())
     note = note_by(NAME)
     study = Conv3dStudy(request, layers, parts, device, environment, stop, note)
-    code = study.run(folder, options.overwrite, options.any_card)
+    code = study.run(folder, options.overwrite, options.any_card, options.take_over)
     if stop():
         note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command goes on")
         return stop.exit_code

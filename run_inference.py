@@ -55,6 +55,7 @@ def parser() -> OneLineParser:
     add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
     add("--overwrite", action="store_true", help="measure again what is there")
     add("--any-card", action="store_true", help="go on with a folder that another card of the same name began")
+    made.add_take_over()
     return made
 
 
@@ -118,7 +119,9 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
         name = "_".join(map(slug, (request.model, request.dtype, request.gpu)))
-        store = Store(Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note)
+        store = Store(
+            Path(options.output_dir or RESULTS / "inference" / name), SCHEMA, note=note, take_over=options.take_over
+        )
         if place.is_first:
             stack.enter_context(store)
             with monitor() as opened:

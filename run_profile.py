@@ -38,10 +38,11 @@ def parser() -> OneLineParser:
     )
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
     made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept beside")
+    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
+    made.add_take_over()
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--gpu", metavar="NAME", help="the GPU's name in the folder; checked against the card")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
@@ -105,7 +106,11 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
     profiler = UnifiedProfiler.of(_request(options), stop, lambda line: print(line, file=sys.stderr, flush=True), log)
     overall, layers = profiler.run(
-        options.output_dir, overwrite=options.overwrite, retry=options.retry, any_card=options.any_card
+        options.output_dir,
+        overwrite=options.overwrite,
+        retry=options.retry,
+        any_card=options.any_card,
+        take_over=options.take_over,
     )
     print(results_table(overall, layers))
     print(f"results: {options.output_dir or profiler.folder}")

@@ -58,6 +58,7 @@ def parser() -> OneLineParser:
     made.add_argument("--overwrite", action="store_true", help="measure again what is there")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
+    made.add_take_over()
     return made
 
 
@@ -102,7 +103,9 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
     images = datasets.load(request.dataset, Path(options.data_dir), request.image_size_px)
     name = "_".join(map(slug, (request.dataset, request.algorithm, request.gpu)))
     note = note_by(NAME) if place.is_first else say_nothing
-    store = Store(Path(options.output_dir or RESULTS / "training" / name), SCHEMA, note=note)
+    store = Store(
+        Path(options.output_dir or RESULTS / "training" / name), SCHEMA, note=note, take_over=options.take_over
+    )
     profiles = Path(options.profile_dir or store.path / "profiles")
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":

@@ -27,7 +27,7 @@ from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
 IGNORED = {
-    "--algorithm": ("rounds", "dtype", "max_workspace", "output_dir", "overwrite"),
+    "--algorithm": ("rounds", "dtype", "max_workspace", "output_dir", "overwrite", "take_over"),
     "--support": ("unsupported", "provider", "rounds"),
     "--choice": ("unsupported", "provider", "dtype", "max_workspace"),
 }
@@ -54,7 +54,8 @@ def parser() -> OneLineParser:
     made.add_argument("--dtype", choices=("float32", "float64", "float16", "bfloat16"), help="for --support")
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
     made.add_argument("--output-dir", metavar="DIR", help="where --support and --choice save, default results/<study>")
-    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept beside")
+    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
+    made.add_take_over()
     return made
 
 
@@ -128,7 +129,8 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(torch.device(request.device)) as monitor:
-        store = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME)).measure(folder, options.overwrite)
+        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME))
+        store = study.measure(folder, options.overwrite, options.take_over)
     text, agrees = support_text(store) if options.support else (choice_text(store), True)
     print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")
     return 0 if agrees else 1

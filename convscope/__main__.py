@@ -34,6 +34,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("convscope"):
+            raise
+        here = f"needs {error.name}, which {sys.executable} does not have"
+        advice = f"activate the environment of this project, or {sys.executable} -m pip install {error.name}"
+        print(f"convscope {name}: {here}: {advice}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

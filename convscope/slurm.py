@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ RunCommand = Callable[[Sequence[str]], str | None]
 """Runs a command: what it printed, or None where it does not exist or fails."""
 
 _TIMEOUT_S = 20
+_FILTERS = ("SQUEUE_", "SACCT_", "SLURM_CLUSTERS")
 
 
 @dataclass(frozen=True)
@@ -23,11 +25,15 @@ class QueuedJob:
 
 
 def run_command(command: Sequence[str]) -> str | None:
-    """Run a command of SLURM's; return what it printed, None where there is no answer."""
+    """Run a command of SLURM's; return what it printed, None where there is no answer.
+
+    The user's own filters and formats (`SQUEUE_STATES`, `SACCT_FORMAT` and their like) do not apply.
+    """
     if shutil.which(command[0]) is None:
         return None
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(_FILTERS)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=clean)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
@@ -53,12 +59,20 @@ def hides_jobs(ask: RunCommand = run_command) -> bool:
     return not private or any({"jobs", "all"} & {*line.strip().split(",")} for line in private)
 
 
-def states(ask: RunCommand = run_command) -> Mapping[str, str] | None:
-    """Return the state of every job in the queue, anybody's, by the number it has itself; None where none answers."""
-    answer = ask(["squeue", "--noheader", "--array", "--format=%A|%T"])
+def states_of(number: str, ask: RunCommand = run_command) -> list[str] | None:
+    """Return the state of a job, anybody's, by the number it has itself; None where no queue answers.
+
+    The list is empty where the queue does not show the job: it has forgotten it, or hides other users' jobs
+    (`PrivateData`). It has several states where the tasks of an array share a number.
+    """
+    # Asked for one number that it does not show, squeue fails, as it does where no controller answers; for two it shows
+    # those that there are.
+    twice = f"--jobs={number},{number}"
+    answer = ask(["squeue", "--noheader", "--array", "--states=all", "--format=%A|%T", twice])
     if answer is None:
         return None
-    return {number: state for number, _, state in (line.strip().partition("|") for line in answer.splitlines())}
+    lines = (line.strip().partition("|") for line in answer.splitlines())
+    return [state for job, _, state in lines if job == number]
 
 
 def accounts(numbers: Collection[str], ask: RunCommand = run_command) -> Mapping[str, str]:

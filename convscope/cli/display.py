@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convscope.cli.parser import one_line
+from convscope.storage.table import write_atomically
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,8 +59,9 @@ class Figures:
             return
         figure = self._new(size_in, layout="constrained")
         draw(figure)
-        path = self._folder / f"{name}.png"
-        figure.savefig(path, dpi=DPI)
+        path, picture = self._folder / f"{name}.png", io.BytesIO()
+        figure.savefig(picture, dpi=DPI)
+        write_atomically(path, picture.getvalue())
         self.paths.append(path)
 
 

@@ -26,6 +26,11 @@ class OneLineParser(argparse.ArgumentParser):
         """End the program with this message on one line."""
         self.exit(2, f"{self.prog}: {one_line(message)} (--help lists the options)\n")
 
+    def add_take_over(self) -> None:
+        """Add the option of every command that locks a folder."""
+        unknown = "take over a folder whose holder has ended, where nobody can tell from here whether it has"
+        self.add_argument("--take-over", action="store_true", help=unknown)
+
     def refuse_ignored(self, arguments: Sequence[str] | None, ignored: Collection[str], by: str) -> None:
         """End the program with one line where the command line gives an option that has no effect.
 

@@ -48,7 +48,7 @@ class Conv3dStudy:
     stop: Callable[[], bool]
     note: Callable[[str], None]
 
-    def run(self, folder: Path, overwrite: bool, any_card: bool = False) -> int:
+    def run(self, folder: Path, overwrite: bool, any_card: bool = False, take_over: bool = False) -> int:
         """Do all parts, write them into a folder and print them; return 1 where a result is wrong, else 0.
 
         Raises:
@@ -60,7 +60,7 @@ class Conv3dStudy:
             if self.device.type == "cuda":
                 stack.enter_context(torch.cuda.device(self.device))
             cache = _block_cache(self.parts.load_tuned, self.device)
-            store = stack.enter_context(Store(folder, SCHEMA, note=self.note))
+            store = stack.enter_context(Store(folder, SCHEMA, note=self.note, take_over=take_over))
             cells = self._cells()
             missing = store.missing(
                 self.request, self.environment, cells, overwrite, self._covers, self._counts, any_card=any_card

@@ -24,6 +24,7 @@ import triton
 
 from convscope.errors import InputError, NothingFitsError
 from convscope.failures import is_kernel_refusal
+from convscope.storage.table import write_atomically
 from convscope.timing.stopwatch import Stopwatch
 
 B = TypeVar("B")
@@ -100,10 +101,7 @@ class BlockCache(Generic[B]):
         # An entry that another process writes between the reading and the writing is lost, and timed again later.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # One for each process, so that no reader sees a part.
-            new = self.path.with_name(f".{self.path.name}.{os.getpid()}")
-            new.write_text(as_text(self._read() | {key: choice}))
-            new.replace(self.path)
+            write_atomically(self.path, as_text(self._read() | {key: choice}))
 
     def _read(self) -> dict[str, TunedBlocks[B]]:
         try:

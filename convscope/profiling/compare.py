@@ -72,12 +72,13 @@ class Comparison:
     b_j: float | None = None
 
 
-def read(path: Path) -> Result:
+def read(path: Path | str) -> Result:
     """Read one folder of results.
 
     Raises:
         InputError: it is not one, cannot be read, or has no row yet.
     """
+    path = Path(path)
     document = SCHEMA.read(path / "run.json")
     if document is None:
         raise InputError(f"{path} has no run.json: give the folder of a run, like results/2_quick/vgg16_gemm_h200")

@@ -172,6 +172,8 @@ SCHEMA = Schema(
 )
 
 
-def profile_store(path: Path, stem: str, note: Callable[[str], None] = lambda line: None) -> Store:
+def profile_store(
+    path: Path | str, stem: str, note: Callable[[str], None] = lambda line: None, take_over: bool = False
+) -> Store:
     """Return the store of a profile; `stem` is `<model>_<algorithm>`."""
-    return Store(path, SCHEMA, stem, note)
+    return Store(path, SCHEMA, stem, note, take_over)

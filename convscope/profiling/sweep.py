@@ -52,14 +52,16 @@ class Reuse:
     """Use of the sizes that a folder has already.
 
     Attributes:
-        overwrite: measure all sizes again; the folder's tables are kept beside it.
+        overwrite: measure all sizes again; the folder's tables are kept in `before-<time>` inside it.
         retry: measure those again that failed or ran out of memory.
         any_card: sizes of another card of the same name may stand in the folder.
+        take_over: the folder is taken over where nobody can tell whether its holder has ended.
     """
 
     overwrite: bool = False
     retry: bool = False
     any_card: bool = False
+    take_over: bool = False
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Sweep:
             all_sizes = algorithms.find(run.algorithm).rule_depends_on_size
             checked = run.input_sizes if all_sizes else (run.input_sizes[0], run.input_sizes[-1])
             self._assignments = {size: self._assign(size) for size in sorted(set(checked))}
-            store = stack.enter_context(profile_store(path, run.stem, self.log or self.note))
+            store = stack.enter_context(profile_store(path, run.stem, self.log or self.note, reuse.take_over))
             meter = stack.enter_context(self.open_meter(self.device))
             environment = backends.environment_on(self.device, meter.settings())
             if self.log:

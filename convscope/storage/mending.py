@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import glob
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from datetime import datetime
@@ -18,7 +19,8 @@ from typing import Any
 from convscope.errors import InputError, WriteError
 from convscope.storage import table
 from convscope.storage.files import StudyFiles, listed, torn
-from convscope.storage.paths import KEPT
+from convscope.storage.lock import NAME as LOCK
+from convscope.storage.paths import KEEPING, KEPT
 from convscope.storage.schema import Part
 from convscope.storage.table import write_atomically
 
@@ -39,9 +41,11 @@ def mend(files: StudyFiles) -> list[str]:
 
 
 def _drop_leftovers(files: StudyFiles) -> list[str]:
-    unfinished = [path for path in map(table.beside, (files.run, *files.tables)) if path.exists()]
+    unfinished = [path for path in files.path.glob(".*.new") if not path.name.startswith(f".{LOCK}.")]
     for path in unfinished:
-        path.unlink()
+        path.unlink(missing_ok=True)
+    for copy in files.path.glob(f".{KEEPING}*"):  # names of files that have theirs still
+        shutil.rmtree(copy)
     return ["took away a file that was being written when a run was cut off"] if unfinished else []
 
 
@@ -121,10 +125,11 @@ def sort(files: StudyFiles) -> None:
 
 
 def keep(files: StudyFiles, now: datetime, move: bool) -> Path | None:
-    """Keep the study's files in a folder beside theirs, named by the time; return it, None without files.
+    """Keep the study's files in a folder inside theirs, named by the time; return it, None without files.
 
-    With `move` they leave their folder; logs and the lock stay. The files have a name in both folders (`link`) until
-    all are there; then `run.json` goes first: tables without it are never taken for anybody's.
+    It is inside, since the folder may be a mount point. With `move` they leave their folder; logs and the lock stay.
+    The files have a name in both folders (`link`) until all are there; then `run.json` goes first: tables without it
+    are never taken for anybody's.
 
     Raises:
         WriteError: they cannot be kept.
@@ -132,10 +137,9 @@ def keep(files: StudyFiles, now: datetime, move: bool) -> Path | None:
     there = [path for path in (files.run, *files.tables) if path.exists()]
     if not there:
         return None
-    whole = files.path.resolve()
+    kept = _not_taken(files.path / f"{KEEPING}{now:%Y%m%dT%H%M%SZ}")
     try:
-        kept = _not_taken(whole.with_name(f"{whole.name}{KEPT}{now:%Y%m%dT%H%M%SZ}"))
-        making = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=kept.parent))
+        making = Path(tempfile.mkdtemp(prefix=f".{kept.name}.", dir=files.path))
         for path in there:
             os.link(path, making / path.name)
         making.chmod(files.path.stat().st_mode)
@@ -146,16 +150,21 @@ def keep(files: StudyFiles, now: datetime, move: bool) -> Path | None:
             path.unlink()
     except OSError as error:
         raise WriteError(
-            f"cannot move the earlier run out of {files.path} ({error.strerror}): choose another --output-dir"
+            f"cannot keep the earlier run in {kept} ({error.strerror}): choose another --output-dir"
         ) from None
     return kept
+
+
+def kept_folders(path: Path) -> list[Path]:
+    """Return the folders that hold what --overwrite found in a folder, also those of older versions beside it."""
+    whole = path.resolve()
+    return [*path.glob(f"{KEEPING}*"), *whole.parent.glob(f"{glob.escape(whole.name)}{KEPT}*")]
 
 
 def finish_keeping(files: StudyFiles) -> str | None:
     """Remove the tables that a killed `keep` had copied and not yet removed; return a line on it, None for nothing."""
     left = [path for path in files.tables if path.exists()]
-    whole = files.path.resolve()
-    for kept in whole.parent.glob(f"{glob.escape(whole.name)}{KEPT}*") if left else ():
+    for kept in kept_folders(files.path) if left else ():
         twins = [kept / path.name for path in left]
         if all(twin.exists() and twin.samefile(path) for path, twin in zip(left, twins, strict=True)):
             for path in left:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
 STAGES = ("1_sanity", "2_quick", "3_full")
 SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
-KEPT = ".before-"  # in the name of a folder beside a run's, where --overwrite keeps what was there
+KEEPING = "before-"  # begins the name of a folder in a run's, where --overwrite keeps what was there
+KEPT = ".before-"  # in the name of a folder beside a run's, where older versions kept it
 
 
 def slug(name: str) -> str:
@@ -20,6 +22,14 @@ def slug(name: str) -> str:
 def now_utc() -> str:
     """Return the time as the files say it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def new_beside(path: Path) -> Path:
+    """Return a name beside a file for its next content, `.<name>.<16 digits>.new`; nobody else has it or guesses it.
+
+    It is opened with mode "x", which follows no link.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
 
 
 SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))

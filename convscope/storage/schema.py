@@ -107,7 +107,7 @@ class Schema:
         if not path.exists():
             return None
         try:
-            document = json.loads(path.read_bytes())
+            document = json.loads(path.read_bytes() if path.is_file() else b"\xff")  # a pipe would keep its reader
         except json.JSONDecodeError as error:
             raise InputError(
                 f"{path}, line {error.lineno}: {error.msg}: it is not a run.json of this project: {ADVICE}"

@@ -2,7 +2,7 @@
 
 Each file is replaced whole (`table`), the table that makes a cell count last: a cell counts when it stands there, and
 its rows of the other tables are there by then. A run may be killed, or run out of disk, at any moment. No measured row
-is deleted: what is measured anew is kept first, in a folder `<folder>.before-<time>` beside this one.
+is deleted: what is measured anew is kept first, in a folder `before-<time>` inside this one.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from convscope.errors import InputError, WriteError
 from convscope.storage import mending, table
@@ -28,6 +26,9 @@ from convscope.storage.paths import now_utc
 from convscope.storage.schema import Part, Request, Schema
 from convscope.storage.table import Replacement, write_atomically
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 class Store:
     """The files of a study; inside its `with` block this process holds their directory, and only then it writes.
@@ -35,6 +36,7 @@ class Store:
     Args:
         stem: first part of the tables' names; "" for none.
         note: called with one line where something is worth knowing.
+        take_over: as of `Lock`.
 
     Raises:
         InputError: entered, where it cannot be made or written, or another run holds it.
@@ -42,10 +44,15 @@ class Store:
     """
 
     def __init__(
-        self, path: Path, schema: Schema, stem: str = "", note: Callable[[str], None] = lambda line: None
+        self,
+        path: Path | str,
+        schema: Schema,
+        stem: str = "",
+        note: Callable[[str], None] = lambda line: None,
+        take_over: bool = False,
     ) -> None:
-        self.path, self.schema, self.note = path, schema, note
-        self.files = StudyFiles(path, schema, stem)
+        self.path, self.schema, self.note, self._take_over = Path(path), schema, note, take_over
+        self.files = StudyFiles(self.path, schema, stem)
         self._lock: Lock | None = None
         self._replaced: Callable[[Any], bool] | None = None
         self._anew = False
@@ -54,9 +61,9 @@ class Store:
 
     def __enter__(self) -> Store:
         self.prepare()
-        self._lock = Lock(self.path / LOCK).__enter__()
+        self._lock = Lock(self.path / LOCK, take_over=self._take_over).__enter__()
         if self._lock.taken_from:
-            self.note(f"took {self.path} over from {self._lock.taken_from}, which is gone")
+            self.note(f"took {self.path} over from {self._lock.taken_from}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, at: TracebackType | None) -> None:
@@ -253,7 +260,7 @@ class Store:
     def append(self, rows: Iterable[Any], instead_of: Collection[Any] = ()) -> None:
         """Add cells of one part, their rows of all tables at once, safely on the disk when this returns.
 
-        A row of the same cell is replaced; one that was measured is kept beside the folder first.
+        A row of the same cell is replaced; one that was measured is kept first.
 
         Args:
             instead_of: keys of other cells whose rows go.
@@ -329,9 +336,9 @@ class Store:
 
 def _last_end_utc(cells: Sequence[Mapping[str, str]]) -> str | None:
     """Return when the last cell was finished, as far as the rows say."""
-    rows = pd.DataFrame(cells)
-    if not {"started_utc", "wall_s"} <= set(rows.columns):
-        return None
-    started = pd.to_datetime(rows["started_utc"], format="ISO8601", utc=True, errors="coerce")
-    ended = (started + pd.to_timedelta(pd.to_numeric(rows["wall_s"], errors="coerce"), unit="s")).max()
-    return None if pd.isna(ended) else str(ended.isoformat(timespec="seconds"))
+    ends = []
+    for cell in cells:
+        with contextlib.suppress(KeyError, ValueError, OverflowError):
+            ended = datetime.fromisoformat(cell["started_utc"]) + timedelta(seconds=float(cell["wall_s"]))
+            ends.append(ended.astimezone(timezone.utc))
+    return max(ends).isoformat(timespec="seconds") if ends else None

@@ -18,11 +18,13 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from convscope.errors import InputError
+from convscope.storage.paths import new_beside
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Row = TypeVar("Row")
 ADVICE = "move it away, or --overwrite"
@@ -85,6 +87,8 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
 
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return rows as `rows` reads them as a data frame; a column that an older version did not have is empty."""
+    import pandas as pd  # only those who want data frames need it
+
     if not kept:
         return pd.DataFrame(columns=form.columns)
     return pd.read_csv(io.StringIO(text_of(form, kept)), float_precision="round_trip")
@@ -133,6 +137,8 @@ def text_of(form: Table, kept: Iterable[Mapping[str, Any]], with_header: bool = 
 
 
 def _text(path: Path) -> str:
+    if not path.is_file():  # a pipe would keep its reader for ever
+        raise InputError(f"{path} cannot be read (it is no file): {ADVICE}")
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -205,21 +211,20 @@ class Replacement:
     """The next content of a file, beside it and safely on the disk; `commit` puts it in the file's place.
 
     Args:
-        text: the content to write; with `after`, what to add to the content that there is.
+        content: what to write; with `after`, what to add to the content that there is.
 
     Raises:
         OSError: it cannot be written; the file is as it was, and nothing is left beside it.
     """
 
-    def __init__(self, path: Path, text: str, after: bool = False) -> None:
-        self.path, self.beside = path, beside(path)
+    def __init__(self, path: Path, content: str | bytes, after: bool = False) -> None:
+        self.path, self._beside = path, new_beside(path)
         try:
-            if after and path.exists():
-                shutil.copyfile(path, self.beside)
-            else:
-                self.beside.write_bytes(b"")
-            with self.beside.open("ab") as file:
-                file.write(text.encode())
+            with self._beside.open("xb") as file:
+                if after and path.exists():
+                    with path.open("rb") as earlier:
+                        shutil.copyfileobj(earlier, file)
+                file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
         except OSError:
@@ -228,17 +233,12 @@ class Replacement:
 
     def commit(self) -> None:
         """Put it in the file's place, for every reader at once."""
-        self.beside.replace(self.path)
+        self._beside.replace(self.path)
 
     def drop(self) -> None:
         """Take it away again, where that can be; what stays is taken away by the next run."""
         with contextlib.suppress(OSError):
-            self.beside.unlink()
-
-
-def beside(path: Path) -> Path:
-    """Return where the next content of a file is written; one writer at a time, which the lock sees to."""
-    return path.with_name(f".{path.name}.new")
+            self._beside.unlink()
 
 
 def sync_directory(path: Path) -> None:
@@ -253,7 +253,16 @@ def sync_directory(path: Path) -> None:
         os.close(opened)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a whole file so that a reader sees the old one or the new one, never a part."""
-    Replacement(path, text).commit()
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a whole file so that a reader sees the old one or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written; the file is as it was, and nothing is left beside it.
+    """
+    new = Replacement(path, content)
+    try:
+        new.commit()
+    except OSError:
+        new.drop()
+        raise
     sync_directory(path.parent)

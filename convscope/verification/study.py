@@ -36,7 +36,7 @@ class VerificationStudy:
     make_timer: Callable[[nn.Module, str], LayerTimer]
     note: Callable[[str], None]
 
-    def measure(self, folder: Path, overwrite: bool) -> Store:
+    def measure(self, folder: Path, overwrite: bool, take_over: bool = False) -> Store:
         """Fill the folder's tables where they are missing; return its store, closed.
 
         Raises:
@@ -44,7 +44,8 @@ class VerificationStudy:
         """
         run, supporting = self.request, self.request.question == SUPPORT
         key = ModelKey(run.model, run.input_sizes[0], run.batch_size, run.math)
-        with Store(folder, SUPPORT_SCHEMA if supporting else CHOICE_SCHEMA, note=self.note) as store:
+        schema = SUPPORT_SCHEMA if supporting else CHOICE_SCHEMA
+        with Store(folder, schema, note=self.note, take_over=take_over) as store:
             environment = backends.environment_on(torch.device(run.device), self.meter.settings())
             if store.missing(self.request, environment, [key], overwrite):
                 with open_subject(run) as subject:

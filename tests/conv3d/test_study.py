@@ -162,7 +162,7 @@ def test_a_new_call_adds_to_an_earlier_one_and_measures_nothing_twice(folder: Pa
 def test_an_overwrite_measures_what_is_asked_for_and_keeps_all_that_was_there(folder: Path, tmp_path: Path):
     before = tables(shutil.copytree(folder, tmp_path / "out"))
     assert call(folder, tmp_path / "out", "--stress", "1", "--overwrite") == 0
-    (kept,) = tmp_path.glob("out.before-*")
+    (kept,) = tmp_path.glob("out/before-*")
     pd.testing.assert_frame_equal(tables(kept)["stress.csv"], before["stress.csv"])
     after = tables(tmp_path / "out")
     pd.testing.assert_frame_equal(after["conv3d.csv"], before["conv3d.csv"])
@@ -175,7 +175,7 @@ def test_a_layer_that_was_only_timed_is_verified_by_a_later_call_and_keeps_a_tim
     assert call(folder, tmp_path / "out", "--verify") == 0
     after = pd.read_csv(tmp_path / "out" / "conv3d.csv")
     assert after[["elementwise_error", "median_ms"]].notna().all(axis=None)
-    assert len(list(tmp_path.glob("out.before-*"))) == 1
+    assert len(list(tmp_path.glob("out/before-*"))) == 1
 
 
 def test_another_layer_set_of_the_same_name_does_not_join_a_folder(

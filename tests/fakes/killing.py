@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from convscope.profiling.rows import profile_store
+from convscope.storage import lock
 from fakes import both
 
 STEM = "squeezenet1_1_torch"
@@ -105,6 +106,12 @@ def assert_whole(folder: Path, sizes: tuple[int, ...] = SIZES) -> None:
     assert {path.name for path in folder.iterdir()} == expected
     document = json.loads((folder / "run.json").read_text())
     assert document["started_utc"] <= document["ended_utc"]
+
+
+def is_at_work(process: int) -> bool:
+    """Tell whether a process runs, and is no zombie."""
+    state, _ = lock._state(process) or ("X", 0)
+    return state not in ("Z", "X")
 
 
 def wait_for(what, seconds: float = 60) -> None:

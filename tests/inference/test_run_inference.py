@@ -134,7 +134,7 @@ def test_an_overwrite_replaces_its_own_cells_and_keeps_what_was_there(folder: Pa
     assert before.index.equals(after.index)
     pd.testing.assert_frame_equal(after.drop(("eager", 4)), before.drop(("eager", 4)))
     assert after.loc[("eager", 4), started] > before.loc[("eager", 4), started]
-    (kept,) = tmp_path.glob("run.before-*")
+    (kept,) = tmp_path.glob("run/before-*")
     assert (kept / "inference.csv").read_text() == (folder / "inference.csv").read_text()
 
 

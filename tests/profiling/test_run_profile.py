@@ -137,7 +137,7 @@ def test_overwrite_measures_again(call, tmp_path: Path):
     assert printed.code == 0
     assert after != before
     assert len(after.splitlines()) == 2
-    (kept,) = tmp_path.parent.glob(f"{tmp_path.name}.before-*")
+    (kept,) = tmp_path.glob("before-*")
     assert f"\nwhat was in {tmp_path} is kept in {kept}\n" in printed.out
     assert (kept / "alexnet_direct_overall.csv").read_text() == before
 
@@ -308,7 +308,7 @@ def test_a_size_that_failed_is_measured_again_with_retry(call, tmp_path: Path):
     assert len(pd.read_csv(tmp_path / "alexnet_direct_layers.csv")) == 5
 
 
-@pytest.mark.parametrize("option", ["overwrite", "retry", "any_card"])
+@pytest.mark.parametrize("option", ["overwrite", "retry", "any_card", "take_over"])
 def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.MonkeyPatch, option: str):
     given: dict[str, bool] = {}
 
@@ -319,7 +319,7 @@ def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("profiler.UnifiedProfiler.run", measure_nothing)
     call(*ALEXNET, f"--{option.replace('_', '-')}")
-    assert given == {"overwrite": False, "retry": False, "any_card": False} | {option: True}
+    assert given == dict.fromkeys(("overwrite", "retry", "any_card", "take_over"), False) | {option: True}
 
 
 @pytest.mark.parametrize(

@@ -315,7 +315,7 @@ def test_a_size_that_failed_or_ran_out_of_memory_is_measured_again_where_that_is
     assert set(overall["status"]) == {"ok"}
     assert list(overall["start"]) == [0, 0, 1, 1, 1]
     assert overall.set_index("input_size").at[64, "mean"] == before.at[64, "mean"]
-    assert not list(tmp_path.parent.glob(f"{tmp_path.name}.before-*"))  # nothing that was measured is replaced
+    assert not list(tmp_path.glob("before-*"))  # nothing that was measured is replaced
 
 
 def test_a_retry_tries_a_size_above_an_old_one_that_ran_out_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

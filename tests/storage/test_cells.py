@@ -35,8 +35,8 @@ def begun(folder: Path, cells: Sequence[TrainingKey] = (), overwrite: bool = Fal
 
 
 def before(folder: Path) -> list[Store]:
-    """Return what was kept beside a folder, oldest first."""
-    return [Store(path, SCHEMA) for path in sorted(folder.parent.glob(f"{folder.name}.before-*"))]
+    """Return what was kept in a folder, oldest first."""
+    return [Store(path, SCHEMA) for path in sorted(folder.glob("before-*"))]
 
 
 def test_cells_come_back_as_they_were_added(tmp_path: Path):

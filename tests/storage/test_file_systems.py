@@ -148,10 +148,10 @@ def test_a_clock_that_is_set_back_by_two_hours_under_a_run_changes_no_figure_and
         assert len(overall) == 16
         assert overall["wall_s"].between(0, 60).all()
         process = victims.start(folder, *MANY, "--overwrite")
-        wait_for(lambda: any(tmp_path.glob("run.before-*")))
+        wait_for(lambda: any(folder.glob("before-*")))
         os.kill(process, signal.SIGKILL)
         victims.end()
         assert victims.finish(folder, *MANY) == 0
-    (kept,) = tmp_path.glob("run.before-*")
+    (kept,) = folder.glob("before-*")
     assert len(pd.read_csv(kept / f"{STEM}_overall.csv")) == 16
     assert len(both(profile_store(folder, STEM))[0]) == 16

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes import both
-from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, wait_for
+from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, is_at_work, wait_for
 
 from convscope.profiling.rows import profile_store
 from convscope.storage import lock
@@ -92,7 +92,7 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
         old = means(folder)
         victims.start(folder, *one, "--overwrite", die_at=step, below=str(folder))
         ended = victims.end()
-        every = [folder, *folder.parent.glob("run.before-*")]
+        every = [folder, *folder.glob("before-*")]
         assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in every)
         assert old in [means(path) for path in every]
         if ended == 0:
@@ -107,7 +107,7 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
 def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_path: Path):
     folder, seen, looks = profile_store(tmp_path / "run", STEM), set(), 0
     process = victims.start(folder.path)
-    while Path(f"/proc/{process}/stat").exists() and lock._started_ticks(process) is not None:
+    while is_at_work(process):
         overall, layers = both(folder)
         counts = layers.groupby("input_size").size().to_dict()
         assert counts == dict.fromkeys(overall["input_size"], CONVOLUTIONS)
@@ -125,7 +125,7 @@ def test_pandas_alone_sees_whole_files_at_every_moment_and_layers_never_behind_t
     folder, looks = profile_store(tmp_path / "run", STEM), 0
     process = victims.start(folder.path)
     wait_for(folder.files.table("overall").exists)
-    while lock._started_ticks(process) is not None:
+    while is_at_work(process):
         overall, layers = pd.read_csv(folder.files.table("overall")), pd.read_csv(folder.files.table("layers"))
         counts = layers.groupby("input_size").size()
         assert set(counts) == {CONVOLUTIONS}
@@ -166,7 +166,7 @@ def test_a_second_interrupt_ends_a_run_at_once_and_leaves_no_lock(victims: Victi
     time.sleep(1)  # into the first size, which takes hours
     os.kill(process, signal.SIGINT)
     time.sleep(0.3)
-    assert lock._started_ticks(process) is not None  # the first leaves the size at hand its time
+    assert is_at_work(process)  # the first leaves the size at hand its time
     os.kill(process, signal.SIGINT)
     started_s = time.monotonic()
     assert victims.end() == 75

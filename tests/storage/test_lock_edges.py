@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,30 +24,39 @@ def no_queue(command: object) -> None:
 
 def test_a_process_is_known_by_the_moment_that_it_began():
     with subprocess.Popen(["sleep", "60"]) as child:
-        ticks = lock._started_ticks(child.pid)
+        _, ticks = lock._state(child.pid) or ("", 0)
         child.kill()
-    assert ticks is not None
     assert ticks >= ME.started_ticks > 0
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     assert -1 < age_s < 60
-    assert ME.started_ticks == lock._started_ticks(os.getpid())
+    assert lock.myself().started_ticks == ME.started_ticks
 
 
-def test_a_process_that_is_not_there_has_no_beginning():
+def test_a_process_that_is_not_there_has_ended():
     with subprocess.Popen(["true"]) as done:
         done.wait()
-    assert lock._started_ticks(done.pid) is None
+    assert lock._state(done.pid) is None
+    assert lock.has_ended(dataclasses.replace(ME, pid=done.pid))
 
 
 @pytest.mark.parametrize(("said", "restart"), [(None, 0), ("", 0), ("3", 3)])
 def test_a_holder_says_which_start_of_its_job_it_is(monkeypatch, said: str | None, restart: int):
     monkeypatch.setenv("SLURM_JOB_ID", "77")
     monkeypatch.setenv("SLURM_CLUSTER_NAME", "here")
+    monkeypatch.setenv("SLURM_JOB_UID", "1234")
+    monkeypatch.setenv("SLURMD_NODENAME", "node1")
     monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     if said is not None:
         monkeypatch.setenv("SLURM_RESTART_COUNT", said)
     found = lock.myself()
     assert (found.job, found.restart, found.cluster, found.pid) == ("77", restart, "here", os.getpid())
+    assert found.job_uid == 1234
+
+
+def test_a_shell_of_an_allocation_runs_beside_its_nodes_and_has_no_job(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.delenv("SLURMD_NODENAME", raising=False)
+    assert lock.myself().job is None
 
 
 def test_a_holder_without_a_job_is_in_its_first_start():
@@ -64,10 +74,8 @@ def test_only_an_earlier_start_of_the_same_job_is_gone(restart: int, gone: bool)
 @pytest.mark.parametrize("queue", ["", "77|RUNNING\n"])
 def test_a_space_of_process_numbers_of_the_same_name_elsewhere_is_another(queue: str):
     """Machines give their first space the same name."""
-    then = dataclasses.replace(ME, host="elsewhere", job="77")
+    then = dataclasses.replace(ME, host="elsewhere", boot="other", job="77", job_uid=os.getuid())
     assert lock.is_gone(then, ME, lambda command: queue) is (queue == "")
-    other_boot = dataclasses.replace(then, boot="other")
-    assert lock.is_gone(other_boot, ME, lambda command: queue) is (queue == "")
 
 
 def test_a_living_process_of_this_machine_is_not_gone_whatever_the_queue_says():
@@ -83,7 +91,7 @@ def test_a_link_that_went_through_counts_though_its_answer_was_lost(tmp_path: Pa
 
     monkeypatch.setattr(os, "link", lost)
     with Lock(tmp_path / lock.NAME, no_queue) as taken:
-        assert taken.taken_from is None
+        assert taken.taken_from == ""
         taken.confirm()
 
 
@@ -109,13 +117,13 @@ def test_who_asks_may_find_the_leftovers_of_others_gone_already(tmp_path: Path, 
 
 
 def test_a_lock_that_changed_hands_while_it_was_judged_stays(tmp_path: Path):
-    path, dead = tmp_path / lock.NAME, dataclasses.replace(ME, host="elsewhere", boot="other", job="77")
+    path, dead = tmp_path / lock.NAME, dataclasses.replace(ME, boot="other", job="77", job_uid=os.getuid())
     with Lock(path, no_queue, lambda: dead):
         content = path.read_text()
 
-    def ask(command: object) -> str:
+    def ask(command: Sequence[str]) -> str:
         path.write_text(content.replace('"77"', '"78"'))  # meanwhile job 78 took it over, and runs
-        return "78|RUNNING\n"
+        return "78|RUNNING\n" if "--jobs=78,78" in command else ""
 
     path.write_text(content)
     with pytest.raises(InputError, match=r"is held by process .*, job 78"):

@@ -128,10 +128,10 @@ def test_dropped_cells_leave_tables_without_them_untouched(study: StudyFiles):
 
 
 @pytest.mark.parametrize("move", [True, False])
-def test_files_are_kept_beside_and_moved_only_where_asked(study: StudyFiles, move: bool):
+def test_files_are_kept_and_moved_only_where_asked(study: StudyFiles, move: bool):
     write(study, "64,ok,1", "64,0")
     kept = mending.keep(study, NOW, move)
-    assert kept == study.path.with_name("run.before-20261121T093100Z")
+    assert kept == study.path / "before-20261121T093100Z"
     assert sorted(path.name for path in kept.iterdir()) == ["cells.csv", "parts.csv"]
     assert study.table("cells").exists() is not move
     assert kept.stat().st_mode == study.path.stat().st_mode
@@ -140,7 +140,7 @@ def test_files_are_kept_beside_and_moved_only_where_asked(study: StudyFiles, mov
 def test_names_that_are_taken_are_numbered_from_two(study: StudyFiles):
     write(study, "64,ok,1", "64,0")
     names = [kept.name for kept in (mending.keep(study, NOW, move=False) for _ in range(3)) if kept]
-    assert names == [f"run.before-20261121T093100Z{number}" for number in ("", "-2", "-3")]
+    assert names == [f"before-20261121T093100Z{number}" for number in ("", "-2", "-3")]
 
 
 def test_a_keeping_that_was_cut_off_is_finished(study: StudyFiles):
@@ -149,7 +149,7 @@ def test_a_keeping_that_was_cut_off_is_finished(study: StudyFiles):
     study.table("parts").unlink()  # the first of those that a kill came before
     said = f"{study.path}: removed the tables that an interrupted --overwrite left; they are in {kept}"
     assert mending.finish_keeping(study) == said
-    assert list(study.path.iterdir()) == []
+    assert list(study.path.iterdir()) == [kept]
     assert mending.finish_keeping(study) is None
 
 

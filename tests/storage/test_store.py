@@ -282,9 +282,9 @@ def kept(tmp_path: Path) -> tuple[Store, Path]:
     return folder, beside
 
 
-def test_what_is_overwritten_is_kept_whole_beside_the_folder_under_the_time(tmp_path: Path):
+def test_what_is_overwritten_is_kept_whole_in_the_folder_under_the_time(tmp_path: Path):
     _, beside = kept(tmp_path)
-    assert beside == tmp_path / "run.before-20261121T093100Z"
+    assert beside == tmp_path / "run" / "before-20261121T093100Z"
     overall, layers = both(profile_store(beside, "alexnet_direct"))
     assert (len(overall), len(layers)) == (1, 1)
     assert (beside / "run.json").exists()
@@ -292,14 +292,14 @@ def test_what_is_overwritten_is_kept_whole_beside_the_folder_under_the_time(tmp_
 
 def test_keeping_leaves_the_logs_where_they_are(tmp_path: Path):
     folder, _ = kept(tmp_path)
-    assert [path.name for path in folder.path.iterdir()] == ["slurm.log"]
+    assert sorted(path.name for path in folder.path.iterdir()) == ["before-20261121T093100Z", "slurm.log"]
 
 
 def test_a_clock_that_was_set_back_never_writes_over_what_was_kept(tmp_path: Path):
     folder, first = kept(tmp_path)
     folder.append([dataclasses.replace(OVERALL, input_size=96), dataclasses.replace(LAYER_ROW, input_size=96)])
     second = mending.keep(folder.files, NOW, move=True)
-    assert second == tmp_path / "run.before-20261121T093100Z-2"
+    assert second == tmp_path / "run" / "before-20261121T093100Z-2"
     assert [list(profile_store(path, "alexnet_direct").read("overall")["input_size"]) for path in (first, second)] == [
         [64],
         [96],

@@ -99,7 +99,7 @@ def test_an_overwrite_of_some_cells_keeps_the_others(store: Store, noted: list[s
     store.begin(Asked(), ENVIRONMENT, ["again"])
     assert set(store.cells()) == {CellKey(96), MarkKey("a", 64)}
     (line,) = noted
-    assert line.startswith(f"what was in {store.path} is kept in {store.path}.before-")
+    assert line.startswith(f"what was in {store.path} is kept in {store.path}/before-")
 
 
 @pytest.mark.parametrize(("seed", "covered"), [(1, False), (0, True)])

@@ -46,7 +46,7 @@ def test_a_line_that_was_cut_off_is_named(path: Path, content: str, line: int):
 
 def test_an_empty_file_is_refused_and_a_directory_cannot_be_read(path: Path, tmp_path: Path):
     assert refusal(path, "") == ", line 1: the file is empty"
-    with pytest.raises(InputError, match=r"cannot be read \(Is a directory\)"):
+    with pytest.raises(InputError, match=r"cannot be read \(it is no file\)"):
         table.rows(tmp_path, CELLS)
 
 

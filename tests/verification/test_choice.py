@@ -204,7 +204,7 @@ def test_a_study_on_a_cpu_holds_ai3_against_pytorch(tmp_path, capsys: pytest.Cap
     assert path.read_text() == first
     assert run_verify.main([*asked, "--overwrite"]) == 0
     assert path.read_text() != first
-    (kept,) = tmp_path.glob("*.before-*")
+    (kept,) = tmp_path.glob("*/before-*")
     assert (kept / "choice.csv").read_text() == first
 
 

@@ -1,0 +1,73 @@
+"""A job's lock as others see it: another process of the user, and another user whom the queue shows nothing."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+
+import pytest
+from slurm_cluster import Cluster
+
+NOBODY = 65534
+HOLD = """
+import sys, time
+from pathlib import Path
+from convscope.storage.lock import Lock
+Lock(Path(sys.argv[1])).__enter__()
+time.sleep(600)
+"""
+ASK = """
+import os, sys
+from pathlib import Path
+from convscope.storage.lock import Lock
+path, user, take_over = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+if user: os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+try:
+    with Lock(path, take_over=take_over) as lock: print("took it from", lock.taken_from)
+except Exception as error: print(error)
+"""
+ELSEWHERE = ["unshare", "-pf"]  # another PID namespace sees no processes, as another node does
+
+
+@pytest.fixture
+def private(cluster: Cluster) -> Iterator[Cluster]:
+    """Hide the jobs of other users for the length of a test."""
+    settings = cluster.folder / "slurm.conf"
+    before = settings.read_text()
+    settings.write_text(before + "PrivateData=jobs\n")
+    cluster.call("scontrol", "reconfigure")
+    yield cluster
+    settings.write_text(before)
+    cluster.call("scontrol", "reconfigure")
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
+def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_it_hides(private: Cluster):
+    folder = private.folder / "shared"
+    folder.mkdir()
+    folder.chmod(0o777)
+    lock = folder / "run.lock"
+
+    def said(user: int = 0, take_over: bool = False, **more: str) -> str:
+        command = [*ELSEWHERE, sys.executable, "-c", ASK, str(lock), str(user), str(take_over)]
+        return private.call(*command, SLURM_CLUSTER_NAME="loopback", **more).stdout
+
+    hold = shlex.join([sys.executable, "-c", HOLD, str(lock)])
+    job = private.call("sbatch", "--parsable", "--output=/dev/null", "--wrap", f"exec {hold}").stdout.strip()
+    private.until(lock.exists, "the job's lock")
+    at_work = ": wait for it, or choose another --output-dir\n"
+    hidden = f"the queue does not show job {job}, and may hide other users' jobs"
+    assert said(SQUEUE_STATES="PENDING", SQUEUE_USERS="nobody").endswith(
+        "wait for it, or choose another --output-dir\n"
+    )
+    assert said(take_over=True).endswith(at_work)
+    assert hidden in said(NOBODY)
+    private.call("scancel", "--signal=KILL", "--full", job)
+    private.wait(job)
+    assert lock.exists()
+    assert hidden in said(NOBODY)
+    assert said().endswith("which is gone\n")
+    assert not lock.exists()
