@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import shutil
 import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -36,7 +36,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 def queue(ask: RunCommand = run_command) -> Mapping[str, QueuedJob] | None:
     """Return the user's jobs by number ("12", a task of an array "12_3"), or None where no queue answers."""
-    answer = ask(["squeue", "--noheader", "--array", "--user", getpass.getuser(), "--format=%i|%T|%r|%L"])
+    answer = ask(["squeue", "--noheader", "--array", "--user", str(os.getuid()), "--format=%i|%T|%r|%L"])
     if answer is None:
         return None
     fields = [line.split("|") for line in answer.splitlines() if line.count("|") == 3]

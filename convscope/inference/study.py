@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from convscope import failures, gpus
-from convscope.convolution import backends, roofline
+from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
@@ -142,7 +142,7 @@ class InferenceStudy:
         self._add(self._row(self.key(engine, batch_size), **figures, **run))
 
     def _add(self, row: InferenceRow, instead_of: Collection[InferenceKey] = ()) -> None:
-        self.failed = self.failed or row.status in ("failed", "oom")
+        self.failed = self.failed or row.status in ("failed", "oom", tolerance.WRONG)
         if self.ranks.is_first:
             self.store.append([self._with_efficiency(row)], instead_of)
 
