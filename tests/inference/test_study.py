@@ -332,7 +332,7 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
     begun.run()
     rows = begun.store.read(TABLE)
     assert rows["status"].tolist() == ["unsupported", "ok"]
-    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
+    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 processes"
     one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
     assert one == two
     assert one + two == pytest.approx(rows["images_per_s"][1], rel=0.01)
@@ -374,7 +374,7 @@ def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
         ({"max_delay_ms": 15, "scenario": "server"}, "--max-delay-ms 15: it must be less than --slo-ms 15"),
         ({"qps": (10.0,)}, "--qps is the rate of a server's requests: say --scenario server"),
         ({"qps": (-1.0,), "scenario": "server"}, "--qps -1.0: a number above 0"),
-        ({"scenario": "server", "processes": 2}, "--scenario server is measured on one GPU"),
+        ({"scenario": "server", "processes": 2}, "--scenario server is measured by one process"),
         ({"model": "resnet51"}, "unknown model 'resnet51'"),
         ({"max_delay_ms": -1.0}, "--max-delay-ms -1.0: it must be at least 0"),
     ],
