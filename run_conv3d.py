@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,16 +58,15 @@ def parser() -> OneLineParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0, 1 where a result is wrong or an implementation failed, 2 for bad input, 70 where the GPU
-    was lost, 74 where results cannot be written, 75 where TERM, INT or USR1 ended it before its end, 85
-    where USR2 did.
+    Returns the exit code: 0, 1 where a result is wrong, an implementation failed, or none that was asked for can run, 2
+    for bad input, 70 where the GPU was lost, 74 where results cannot be written, 75 where TERM, INT or USR1 ended it
+    before its end, 85 where USR2 did.
     """
     options = parser().parse_args(arguments)
     return command(NAME, lambda stop: _list() if options.list else _study(options, stop))
 
 
 def _list() -> int:
-    _check_triton()
     from convscope.conv3d import implementations, layersets
 
     print("implementations: " + ", ".join(implementations.NAMES))
@@ -76,15 +74,8 @@ def _list() -> int:
     return 0
 
 
-def _check_triton() -> None:
-    from convscope.errors import InputError
-
-    if importlib.util.find_spec("triton") is None:
-        raise InputError("the 3-D kernels need Triton, which is not here: it comes with PyTorch's CUDA wheels")
-
-
 def _study(options: argparse.Namespace, stop: StopSignal) -> int:
-    _check_triton()
+    from convscope.conv3d import implementations
     from convscope.conv3d.request import Parts, folder_name
     from convscope.conv3d.study import Conv3dStudy
     from convscope.convolution.backends import environment_on
@@ -92,10 +83,12 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
     from profiler import PowerMonitor
 
     device, layers, request = _request(options)
+    left_out = len(implementations.find(options.implementation)) - len(request.implementations)
+    here = f"on a CPU only {', '.join(request.implementations)} can run: {left_out} others need a CUDA device"
     folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(request, layers))
     parts = Parts(
         layers=request.verify or request.compare, plots=options.plots or options.roofline, stress=options.stress or 0,
-        end_to_end=options.end_to_end, load_tuned=options.load_tuned,
+        end_to_end=options.end_to_end, load_tuned=options.load_tuned, remark=here if left_out else None,
     )  # fmt: skip
     with PowerMonitor.of_device(device) as monitor:
         environment = environment_on(device, monitor.settings())
@@ -134,7 +127,7 @@ def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Co
         )
     nothing_else = not (options.verify or options.stress or options.end_to_end)
     return device, every[first:last], Conv3d(
-        params=options.params, implementations=implementations.find(options.implementation),
+        params=options.params, implementations=implementations.find(options.implementation, device),
         gpu=folder_gpu(None, device), device=str(device), first_layer=first, last_layer=last,
         batch_size=options.batch_size, math=math_on(device, options.math), dtype=options.dtype,
         verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,

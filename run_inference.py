@@ -35,7 +35,7 @@ def parser() -> OneLineParser:
     add = made.add_argument
     add("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
     add("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
-    add("--engines", type=_list_of(str), default=ENGINES, metavar="NAME,…", help=",".join(ENGINES))
+    add("--engines", type=_list_of(str), metavar="NAME,…", help=",".join(ENGINES))
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
     add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
     add("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
@@ -72,9 +72,9 @@ def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line.
 
-    Returns the exit code: 0, 1 where a cell could not be measured though its engine is there, 2 for bad input, 70 where
-    the GPU was lost, 74 where the folder cannot be written any more, 75 where TERM, INT or USR1 ended it before its
-    last cell, 85 where USR2 did.
+    Returns the exit code: 0, 1 where a cell could not be measured though its engine is there, or an engine of --engines
+    could not be measured at all, 2 for bad input, 70 where the GPU was lost, 74 where the folder cannot be written any
+    more, 75 where TERM, INT or USR1 ended it before its last cell, 85 where USR2 did.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     made = parser()
@@ -114,7 +114,7 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     def bench(run: Run, model: nn.Module) -> Bench:
         return Bench(run, model, device, CUDALayerTimer(model, device.type), silent, note)
 
-    note = note_by(NAME) if place.is_first else say_nothing
+    note, begun = note_by(NAME) if place.is_first else say_nothing, False
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
@@ -135,13 +135,16 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
                 counts=lambda row: row["status"] == "ok",
                 any_card=options.any_card,
             )
-            if missing or request.scenario == "server":
+            begun = bool(missing) or request.scenario == "server"
+            if begun:
                 store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
         model = build_model(request)
         study = InferenceStudy(request, model, device, place, monitor, bench, store, stop, note)
         study.run()
-    code = _report(study) if place.is_first else 0
+    if begun and not study.measured:
+        note("nothing was measured this time: rows with figures are of earlier commands")
+    code = _report(study, named=options.engines is not None) if place.is_first else 0
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
 
 
@@ -166,7 +169,7 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
 
     on_gpu = device.type == "cuda"
     return check(Inference(
-        model=options.model, engines=tuple(dict.fromkeys(options.engines)),
+        model=options.model, engines=tuple(dict.fromkeys(options.engines or ENGINES)),
         batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))), gpu=folder_gpu(None, device),
         device=str(device), processes=options.gpus, dtype=options.dtype or ("float16" if on_gpu else "float32"),
         layout=options.layout or ("nhwc" if on_gpu else "nchw"), math=math_on(device, options.math),
@@ -177,24 +180,32 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
     ))  # fmt: skip
 
 
-def _report(study: InferenceStudy) -> int:
-    """Print what the study has now, and draw it; return 1 where an engine that is there could not be measured."""
+def _report(study: InferenceStudy, named: bool) -> int:
+    """Print what the folder has of the request, and draw all of it.
+
+    Returns 1 where an engine that is there could not be measured, or none of the cells of a `named` one.
+    """
     from convscope.inference import report
     from convscope.inference.request import SERVER
     from convscope.inference.rows import TABLE
+    from convscope.inference.study import is_asked
 
-    store = study.store
-    rows = store.read(TABLE)
-    report.draw(rows, store.path, study.note)
+    store, request = study.store, study.inference
+    every = store.read(TABLE)
+    keys = map(store.schema.part_of(TABLE).key_of_row, store.objects(TABLE)[TABLE])
+    rows = every[[is_asked(request, key) for key in keys]]
+    report.draw(every, store.path, study.note)
     if (rows["scenario"] != SERVER).any():
-        print(report.cells(rows))
+        print(report.cells(rows, every))
     if (rows["scenario"] == SERVER).any():
         print(report.under_load(rows))
-    if beside := report.side_by_side(rows):
+    if beside := report.side_by_side(every):
         store.save_text("table.md", beside)
+    if beside := report.side_by_side(rows, every):
         print(f"\n{beside}\n")
     print(f"results: {store.path}")
-    return int(study.failed)
+    absent = set(request.engines) - set(rows[rows["status"] == "ok"]["engine"])
+    return int(study.failed or (named and bool(absent)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,7 @@ def parser() -> OneLineParser:
     sizes.add_argument("--batch-sizes", type=_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
     made.add_argument("--epochs", type=int, default=5)
     made.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps")
-    made.add_argument("--skip-steps", type=int, default=10, metavar="N", help="first steps that are not counted")
+    made.add_argument("--skip-steps", type=int, default=10, metavar="N", help="first steps, not counted; of few half")
     made.add_argument("--learning-rate", type=float, default=0.1, help="falls to 0 along a cosine")
     made.add_argument("--momentum", type=float, default=0.0)
     made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images")
@@ -54,7 +55,11 @@ def parser() -> OneLineParser:
     made.add_argument("--enable-pytorch-profiler", action="store_true", help="trace three steps after the timing")
     made.add_argument("--profile-memory", action="store_true", help="with it, follow the allocator")
     made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
-    made.add_argument("--output-dir", metavar="DIR", help="default results/training/<dataset>_<algorithm>_<gpu>")
+    made.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="default results/training/<dataset>_<algorithm>_<gpu>_<other settings>",
+    )
     made.add_argument("--overwrite", action="store_true", help="measure again what is there")
     any_card = "go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
@@ -88,9 +93,10 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
     from convscope import distributed
     from convscope.cli.options import find_device
     from convscope.convolution.backends import environment_on
-    from convscope.storage.paths import RESULTS, now_utc, slug
+    from convscope.storage.paths import RESULTS, now_utc
     from convscope.storage.store import Store
     from convscope.training import datasets
+    from convscope.training.request import folder_name
     from convscope.training.rows import SCHEMA
     from convscope.training.study import TrainingStudy, cells_of
     from profiler import PowerMonitor
@@ -101,11 +107,9 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         device = find_device(f"cuda:{place.local}")
     request = _request(options, device, place.world)
     images = datasets.load(request.dataset, Path(options.data_dir), request.image_size_px)
-    name = "_".join(map(slug, (request.dataset, request.algorithm, request.gpu)))
     note = note_by(NAME) if place.is_first else say_nothing
-    store = Store(
-        Path(options.output_dir or RESULTS / "training" / name), SCHEMA, note=note, take_over=options.take_over
-    )
+    folder = Path(options.output_dir or RESULTS / "training" / folder_name(request))
+    store = Store(folder, SCHEMA, note=note, take_over=options.take_over)
     profiles = Path(options.profile_dir or store.path / "profiles")
     with contextlib.ExitStack() as stack:
         if device.type == "cuda":
@@ -116,7 +120,10 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
             stack.enter_context(store)
             environment = environment_on(device, monitor.settings())
             cells = list(cells_of(request))
-            if store.missing(request, environment, cells, options.overwrite, any_card=options.any_card):
+            missing = store.missing(request, environment, cells, options.overwrite, any_card=options.any_card)
+            if missing or request.profiler:
+                _check_writable(profiles)
+            if missing:
                 store.begin(request, environment, sys.argv)
         stack.enter_context(distributed.joined(place, device))
         study = TrainingStudy(request, images, device, place, monitor, store, profiles, stop, note)
@@ -125,6 +132,18 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
             store.note_in_run(ended_utc=now_utc())
     code = _report(study) if place.is_first else int(study.broken)
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
+
+
+def _check_writable(folder: Path) -> None:
+    """Make the folder of traces and curves before anything is trained, and prove that files can be written there."""
+    from convscope.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as error:  # a path that no file system can have is a ValueError
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"--profile-dir: cannot write to {folder} ({why}): choose another folder") from None
 
 
 def _request(options: argparse.Namespace, device: torch.device, processes: int) -> Training:

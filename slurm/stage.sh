@@ -73,6 +73,8 @@ parse() {
                 usage
                 exit 0
                 ;;
+            --out*=[!/]*) flags+=("${1%%=*}=$PWD/${1#*=}") ;; # the stages work in the repository's folder
+            --out*) flags+=("$1") && [[ $1 == *=* || ${2-/} == /* ]] || set -- "$1" "$PWD/$2" "${@:3}" ;;
             -*) flags+=("$1") ;;
             *) if ((${#flags[@]})) || ((${#names[@]} == 3)); then flags+=("$1"); else names+=("$1"); fi ;;
         esac

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import TYPE_CHECKING
 
 from convscope import gpus
+from convscope.cli import driver
 from convscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,12 +19,20 @@ ENERGY_MOST_S = 3600
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N"; InputError without it."""
+    """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        InputError: there is no such device, or a GPU whose driver is too old for PyTorch's CUDA.
+    """
     import torch  # here, for what is checked before anything is queued does without
 
     if name == "cpu":
         return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"CUDA initialization: The NVIDIA driver .* is too old")  # said better below
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if not count and (reason := driver.why_too_old(torch.version.cuda)):
+        raise InputError(f"--device {name}: {reason}; --device cpu measures on the CPU")
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
     kind, _, index = name.partition(":")

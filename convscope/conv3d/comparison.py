@@ -43,10 +43,11 @@ def allowed_error(name: str, layer: Layer, shape: Convolution) -> float:
 
 
 def verified(row: Verified, error: float, layer: Layer, shape: Convolution) -> Verified:
-    """Return the row of an implementation with its elementwise error: failed where that is more than is allowed."""
+    """Return the row of an implementation with its elementwise error: wrong where that is more than is allowed."""
     most = allowed_error(row.implementation, layer, shape)
     row = dataclasses.replace(row, elementwise_error=error, tolerance=most)
-    return row if error <= most else failed(row, Failure("failed", f"elementwise error {error:.1e} over {most:.1e}"))
+    wrong = Failure(tolerance.WRONG, f"elementwise error {error:.1e} over {most:.1e}")
+    return row if error <= most else failed(row, wrong)
 
 
 def failed(row: Row, failure: Failure) -> Row:
@@ -82,19 +83,23 @@ class LayerComparison:
 
     def _rows(self) -> list[Conv3dRow]:
         rows = [self._row(name) for name in self._request.implementations]
+        reasons = [self._implementations.why_not(row.implementation, self._shape) for row in rows]
+        refused = [failed(row, Failure("unsupported", reason or "")) for row, reason in zip(rows, reasons, strict=True)]
+        if all(reasons):
+            return refused
         try:
             x, weight = tensors(self._shape, self._implementations.device, self._request.seed)
             expected = reference(x, weight, self._shape) if self._request.verify else None
         except RuntimeError as error:
             found = failures.of_cell(error, self._implementations.device)
             return [failed(row, found) for row in rows]
-        return [self._one(row, x, weight, expected) for row in rows]
+        return [
+            no if reason else self._one(row, x, weight, expected)
+            for row, no, reason in zip(rows, refused, reasons, strict=True)
+        ]
 
     def _one(self, row: Conv3dRow, x: torch.Tensor, weight: torch.Tensor, expected: Reference | None) -> Conv3dRow:
         name = row.implementation
-        reason = self._implementations.why_not(name, self._shape)
-        if reason:
-            return failed(row, Failure("unsupported", reason))
 
         def measured() -> Conv3dRow:
             with torch.inference_mode():

@@ -18,12 +18,12 @@ from torch import nn
 from convscope import failures
 from convscope.conv3d import layersets
 from convscope.conv3d.comparison import failed
-from convscope.conv3d.implementations import Implementations, Prepared
+from convscope.conv3d.implementations import Implementations, Prepared, why_not_here
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import EndToEndRow, KindRow
 from convscope.convolution import backends, tolerance
 from convscope.failures import Failure
-from convscope.kernels.conv3d.catalogue import FMA_ONLY
+from convscope.kernels.conv3d import FMA_ONLY
 from convscope.timing import summary
 from convscope.timing.stopwatch import Stopwatch
 
@@ -152,13 +152,19 @@ class EndToEnd:
             for name in request.implementations:
                 note(f"end to end: {name}")
                 row = EndToEndRow(name, batch=self._batch, math=request.math, dtype=request.dtype, device=str(device))
-                try:
-                    self._prepare()
-                    self.rows.append(self._implementations.run(name, partial(self._measured, row)))
-                except Exception as error:
-                    self.rows.append(failed(row, failures.of_cell(error, device)))
+                self.rows.append(self._one(row))
                 if pause():
                     return
+
+    def _one(self, row: EndToEndRow) -> EndToEndRow:
+        device = self._implementations.device
+        if reason := why_not_here(row.implementation, device):
+            return failed(row, Failure("unsupported", reason))
+        try:
+            self._prepare()
+            return self._implementations.run(row.implementation, partial(self._measured, row))
+        except Exception as error:
+            return failed(row, failures.of_cell(error, device))
 
     def _prepare(self) -> None:
         """Draw the input and compute the network's output in float32 without TF32, once."""
@@ -182,7 +188,7 @@ class EndToEnd:
             row = dataclasses.replace(row, relative_error=error, tolerance=allowed)
             if not error <= allowed:
                 why = f"its output differs from float32 by {error:.1e}, {allowed:.1e} is allowed"
-                return failed(row, Failure("failed", why))
+                return failed(row, Failure(tolerance.WRONG, why))
             passes = self._stopwatch.measure(
                 partial(swapped, self._given), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
             ).all_ms

@@ -19,15 +19,15 @@ from convscope.convolution.backends import PlanThread
 from convscope.convolution.providers import CudnnProvider, TorchProvider
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError
+from convscope.kernels import conv3d as kernels
 from convscope.kernels.autotune import BlockCache
-from convscope.kernels.conv3d import catalogue
-from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.blocks import Blocks3d
 
 T = TypeVar("T")
 TORCH, BENCHMARK = "torch", "torch benchmark"
 _CUDNN_PREFIX = "cudnn "
 CUDNN = {_CUDNN_PREFIX + name: name for name in algorithms.NAMES_BY_CUDNN_NUMBER.values()}
-NAMES = (*catalogue.KERNELS, *CUDNN, TORCH, BENCHMARK)
+NAMES = (*kernels.NAMES, *CUDNN, TORCH, BENCHMARK)
 
 # Names of the kernels in the study that this one follows.
 OLDER = {
@@ -43,14 +43,19 @@ OLDER = {
 }
 
 
-def find(text: str) -> tuple[str, ...]:
+def find(text: str, device: torch.device | None = None) -> tuple[str, ...]:
     """Return the implementations that "NAME,NAME" or "all" names, in the order of `NAMES`; underscores are spaces.
+
+    Args:
+        device: where it is a CPU, "all" names those that run there.
 
     Raises:
         InputError: there is none of that name.
     """
     if text.strip().lower() == "all":
-        return NAMES
+        if device is None or device.type != "cpu":
+            return NAMES
+        return tuple(name for name in NAMES if why_not_here(name, device) is None)
     named = {_name(part) for part in text.split(",")}
     return tuple(name for name in NAMES if name in named)
 
@@ -65,14 +70,37 @@ def _name(text: str) -> str:
 
 def provider(name: str) -> str:
     """Return the library of an implementation: triton, cudnn or torch."""
-    return "triton" if name in catalogue.KERNELS else "cudnn" if name in CUDNN else "torch"
+    return "triton" if name in kernels.NAMES else "cudnn" if name in CUDNN else "torch"
 
 
 def computes_in(name: str, shape: Convolution) -> str:
     """Return the arithmetic that an implementation may use: "fp32" (FMA), "tf32" or "fp16"."""
-    if name in catalogue.FMA_ONLY:
+    if name in kernels.FMA_ONLY:
         return "fp32"
     return "fp16" if shape.dtype == "float16" else shape.math
+
+
+def why_not_here(name: str, device: torch.device) -> str | None:
+    """Return why no shape can be done by an implementation on a device: it needs a GPU, or Triton; else None."""
+    if name in kernels.NAMES:
+        if device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+            return f"{name} needs a CUDA device (or TRITON_INTERPRET=1, which is slow)"
+        try:
+            from convscope.kernels.conv3d import catalogue as catalogue
+        except ModuleNotFoundError as error:
+            return f"{name} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+    return f"{name} needs a CUDA device" if device.type == "cpu" and name in (*CUDNN, BENCHMARK) else None
+
+
+def cuts(name: str, shape: Convolution) -> list[Blocks3d] | list[None]:
+    """Return the few block shapes that an implementation is tested with on a shape; None is its default."""
+    if name not in kernels.NAMES:
+        return [None]
+    try:
+        from convscope.kernels.conv3d import catalogue
+    except ModuleNotFoundError:
+        return [None]
+    return catalogue.samples(name, shape)
 
 
 @dataclass(frozen=True)
@@ -106,12 +134,13 @@ class Implementations(contextlib.ExitStack):
 
     def why_not(self, name: str, shape: Convolution) -> str | None:
         """Return why an implementation cannot do a shape here, as far as that is known without trying."""
-        on_cpu = self.device.type == "cpu"
-        if name in catalogue.KERNELS:
-            if on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
-                return f"{name} needs a CUDA device (or TRITON_INTERPRET=1, which is slow)"
-            return catalogue.why_no_kernel(shape)
-        return f"{name} needs a CUDA device" if on_cpu and name != TORCH else None
+        if reason := why_not_here(name, self.device):
+            return reason
+        if name not in kernels.NAMES:
+            return None
+        from convscope.kernels.conv3d import catalogue
+
+        return catalogue.why_no_kernel(shape)
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run work that calls an implementation, in the thread that has its plans."""
@@ -130,7 +159,9 @@ class Implementations(contextlib.ExitStack):
             NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: the kernels cannot do it.
         """
-        if name in catalogue.KERNELS:
+        if name in kernels.NAMES:
+            from convscope.kernels.conv3d import catalogue
+
             kernel = catalogue.Conv3dPlan(name, shape, self.cache, blocks)
             return Prepared(
                 lambda x: kernel.run(x, weight), kernel.renew, lambda: str(kernel.blocks) if kernel.blocks else None

@@ -73,7 +73,7 @@ def means(rows: Sequence[Conv3dRow]) -> list[str]:
     return lines
 
 
-_STATUSES = ("ok", "failed", "oom", "unsupported")
+_STATUSES = ("ok", "wrong", "failed", "oom", "unsupported")
 
 
 def stress_line(rows: Sequence[StressRow]) -> str:

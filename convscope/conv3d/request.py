@@ -44,6 +44,7 @@ class Parts:
     Attributes:
         stress: a number of shapes.
         load_tuned: a file of choices to take as they are, "" for this card's own; None has new ones made.
+        remark: a line for the user, noted before anything is measured.
     """
 
     layers: bool = True
@@ -51,6 +52,7 @@ class Parts:
     stress: int = 0
     end_to_end: bool = False
     load_tuned: str | None = None
+    remark: str | None = None
 
 
 def folder_name(request: Conv3d, layers: Sequence[Layer]) -> str:

@@ -12,20 +12,20 @@ import torch
 from convscope import failures
 from convscope.conv3d import comparison
 from convscope.conv3d.comparison import failed
-from convscope.conv3d.implementations import Implementations
+from convscope.conv3d.implementations import Implementations, cuts
 from convscope.conv3d.layersets import EXTENTS, why_invalid
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
-from convscope.convolution import backends
+from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import reference
 from convscope.failures import Failure
-from convscope.kernels.conv3d import catalogue
-from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.blocks import Blocks3d
 
 _SHRINKS_MOST = 300  # tries
 _NOTED_EVERY, _PAUSED_EVERY = 50, 10  # rounds
 _LEAST = {"padding": 0}  # of a number, where it is not 1
+_SHRUNK = ("failed", tolerance.WRONG)  # statuses of a row whose shape is shrunk
 
 
 def run(
@@ -50,11 +50,11 @@ def run(
             layer = draw(drawn)
             shape = layer.convolution(request.dtype, request.math)
             names = [name for name in request.implementations if not skip(turn, name)]
-            samples = {name: catalogue.samples(name, shape) for name in names}
+            samples = {name: cuts(name, shape) for name in names}
             blocks = {name: some[turn % len(some)] for name, some in samples.items()}
             for row in _round(request, layer, blocks, turn, implementations):
                 kind = row.implementation, re.sub(r"\d[\d.e+-]*|\binf\b", "#", row.reason or "")
-                if row.status == "failed" and kind not in shrunk:
+                if row.status in _SHRUNK and kind not in shrunk:
                     shrunk.add(kind)
                     fails = _failing(request, row.implementation, blocks[row.implementation], turn, implementations)
                     smallest = str(shrink(layer, fails))
@@ -73,9 +73,9 @@ def _failing(
     """Return a function that tells whether an implementation, with the same block shapes, fails at another shape."""
 
     def fails(layer: Layer) -> bool:
-        if blocks not in catalogue.samples(name, layer.convolution(request.dtype, request.math)):
+        if blocks not in cuts(name, layer.convolution(request.dtype, request.math)):
             return False
-        return _round(request, layer, {name: blocks}, turn, implementations)[0].status == "failed"
+        return _round(request, layer, {name: blocks}, turn, implementations)[0].status in _SHRUNK
 
     return fails
 

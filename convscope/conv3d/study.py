@@ -15,7 +15,7 @@ import torch
 
 from convscope.conv3d import comparison, report, stress
 from convscope.conv3d.cosmoflow import EndToEnd
-from convscope.conv3d.implementations import Implementations
+from convscope.conv3d.implementations import Implementations, why_not_here
 from convscope.conv3d.request import Conv3d, Parts
 from convscope.conv3d.rows import SCHEMA, LayerKey, NetworkKey, StressKey, StressRow
 from convscope.convolution import roofline
@@ -23,7 +23,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.roofline import Ceilings
 from convscope.kernels import autotune
 from convscope.kernels.autotune import BlockCache
-from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.blocks import Blocks3d
 from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
@@ -49,7 +49,9 @@ class Conv3dStudy:
     note: Callable[[str], None]
 
     def run(self, folder: Path, overwrite: bool, any_card: bool = False, take_over: bool = False) -> int:
-        """Do all parts, write them into a folder and print them; return 1 where a result is wrong, else 0.
+        """Do all parts, write them into a folder and print them.
+
+        Returns 1 where a result is wrong, or where all of a part is unsupported; else 0.
 
         Raises:
             InputError: the folder cannot be used, or there is no file of choices.
@@ -92,7 +94,11 @@ class Conv3dStudy:
         return bool((verified or not self.request.verify) and (timed or not self.request.compare))
 
     def _measure(self, store: Store, missing: set[Any], cache: BlockCache[Blocks3d]) -> None:
-        timed = self.request.compare and any(isinstance(cell, LayerKey) for cell in missing)
+        timed = self.request.compare and any(
+            isinstance(cell, LayerKey) and why_not_here(cell.implementation, self.device) is None for cell in missing
+        )
+        if self.parts.remark:
+            self.note(self.parts.remark)
         limits = roofline.measure_ceilings(self.device) if timed else None
         entries = {} if limits is None else {"ceilings": dataclasses.asdict(limits)}
         store.begin(self.request, self.environment, sys.argv, **entries)
@@ -162,7 +168,7 @@ class Conv3dStudy:
         network.run(self.note, save)
 
     def _report(self, store: Store) -> int:
-        """Draw and print what the folder has of the request; return 1 where a result is wrong."""
+        """Draw and print what the folder has of the request; return as `run`."""
         cells = set(self._cells())
         every = store.objects("conv3d", "stress", "end_to_end", "breakdown")
         rows = {
@@ -176,7 +182,11 @@ class Conv3dStudy:
             report.draw(frames["conv3d"], frames["samples"], frames["breakdown"], limits, store.path, self.note)
         print(report.summary(rows, limits if self.parts.layers and self.request.compare else None))
         print(f"results: {store.path}")
-        return int(comparison.is_broken([*rows["conv3d"], *rows["stress"], *rows["end_to_end"]]))
+        of_parts = [rows[name] for name in ("conv3d", "stress", "end_to_end") if rows[name]]
+        idle = any(all(row.status == "unsupported" for row in part) for part in of_parts)
+        if idle:
+            self.note("no implementation that was asked for can do this here (the rows say why): nothing was measured")
+        return int(idle or any(map(comparison.is_broken, of_parts)))
 
 
 def _save_choices(store: Store, implementations: Implementations) -> None:

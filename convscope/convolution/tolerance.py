@@ -12,6 +12,9 @@ from collections.abc import Iterable
 
 from convscope.convolution.layer import Layer
 
+WRONG = "wrong"
+"""Status of a result that was computed and is beyond its tolerance."""
+
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
 STORAGE_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # added where the result is stored in fewer bits
 _FIXED, _GROWING = 16, 8  # of the unit roundoff: for transforms and products, and for each √n of a sum

@@ -21,12 +21,22 @@ Cell = dict[Hashable, Any]
 _MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
 
 
-def cells(rows: pd.DataFrame) -> str:
-    """Return a line for each cell without a server's load: latency, throughput, memory, energy, set-up, agreement."""
-    header = ("batch", "engine", "GPUs", "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
+def cells(rows: pd.DataFrame, every: pd.DataFrame | None = None) -> str:
+    """Return a line for each cell without a server's load: latency, throughput, memory, energy, set-up, agreement.
+
+    Args:
+        every: rows to look the baseline up in, where there are more than those to show.
+    """
+    every = rows if every is None else every
+    count = "processes" if _on_cpu(rows) else "GPUs"
+    header = ("batch", "engine", count, "ms ± std", "p50", "p90", "p99", "images/s", "× eager", "× floor", "mJ/image",
               "peak MB", "set-up s", "disk MB", "error", "note")  # fmt: skip
     unloaded = rows[rows["scenario"] != SERVER].sort_values(["scenario", "batch_size"], kind="stable")
-    return table(header, [_line(cell, rows) for cell in unloaded.to_dict("records")])
+    return table(header, [_line(cell, every) for cell in unloaded.to_dict("records")])
+
+
+def _on_cpu(rows: pd.DataFrame) -> bool:
+    return bool((rows["device"] == "cpu").any())
 
 
 def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
@@ -62,13 +72,18 @@ def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
     return float(baseline.iloc[0] / cell["latency_mean_ms"]) if len(baseline) else float("nan")
 
 
-def side_by_side(rows: pd.DataFrame) -> str:
-    """Return the engines side by side as Markdown, a line for each batch size, a table for each number of GPUs."""
+def side_by_side(rows: pd.DataFrame, every: pd.DataFrame | None = None) -> str:
+    """Return the engines side by side as Markdown, a line for each batch size, a table for each number of GPUs.
+
+    Args:
+        every: as in `cells`.
+    """
+    every = rows if every is None else every
     measured = rows[(rows["scenario"] == BATCH) & (rows["status"] == "ok")]
-    return "\n\n".join(_side_by_side(part, int(str(count))) for count, part in measured.groupby("processes"))
+    return "\n\n".join(_side_by_side(part, int(str(count)), every) for count, part in measured.groupby("processes"))
 
 
-def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
+def _side_by_side(rows: pd.DataFrame, processes: int, every: pd.DataFrame) -> str:
     names = list(dict.fromkeys(rows["engine"]))
     header = ["batch size", "floor, ms"]
     for name in names:
@@ -80,12 +95,15 @@ def _side_by_side(rows: pd.DataFrame, processes: int) -> str:
         for name in names:
             cells_of_one = ["", "", ""]
             if (cell := by_engine.get(name)) is not None:
-                ratio = or_dash(times_baseline(cell, rows), ".1f")
+                ratio = or_dash(times_baseline(cell, every), ".1f")
                 cells_of_one = [or_dash(cell["latency_mean_ms"], ".3f"), or_dash(cell["images_per_s"], ",.0f"), ratio]
             line += cells_of_one[:2] if name == BASELINE else cells_of_one
         lines.append(line)
     ruler = ["---:"] * len(header)
-    title = f"{processes} GPU" + ("s, each its share of the batch" if processes > 1 else "")
+    title = f"{processes} GPU{'s' if processes > 1 else ''}"
+    if _on_cpu(rows):
+        title = "CPU" if processes == 1 else f"CPU, {processes} processes"
+    title += ", each its share of the batch" if processes > 1 else ""
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in (header, ruler, *lines))])
 
 

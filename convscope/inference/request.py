@@ -108,7 +108,7 @@ def _check_load(inference: Inference) -> None:
     if inference.qps and not serving:
         raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
     if serving and inference.processes > 1:
-        raise InputError(f"--scenario {SERVER} is measured on one GPU: leave out --gpus")
+        raise InputError(f"--scenario {SERVER} is measured by one process: leave out --gpus")
     if serving and inference.max_delay_ms >= inference.slo_ms:
         raise InputError(f"--max-delay-ms {inference.max_delay_ms}: it must be less than --slo-ms {inference.slo_ms:g}")
     for rate in inference.qps:

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from convscope import failures, gpus
-from convscope.convolution import backends, roofline
+from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
@@ -68,6 +68,13 @@ def covers(request: Inference, key: InferenceKey) -> bool:
     return dataclasses.replace(key, target_qps=None) in own
 
 
+def is_asked(request: Inference, key: InferenceKey) -> bool:
+    """Tell whether a cell of a folder is one of a request; a server's engine that could not be built has no rate."""
+    own = key_of(request, key.engine, key.batch_size)
+    unbuilt = key == own and key.engine in request.engines and key.batch_size in request.batch_sizes
+    return unbuilt or key in cells_of(request) or covers(request, key)
+
+
 @dataclass
 class InferenceStudy:
     """Measures the cells that a store lacks; a cell that failed before is tried again.
@@ -77,6 +84,7 @@ class InferenceStudy:
     Attributes:
         stop: asked before each cell; where it says True the study ends there, and `stopped` is True.
         failed: a cell could not be measured this time, though its engine is there.
+        measured: number of cells that were measured this time.
     """
 
     inference: Inference
@@ -90,6 +98,7 @@ class InferenceStudy:
     note: Callable[[str], None]
     stopped: bool = False
     failed: bool = False
+    measured: int = 0
 
     def __post_init__(self) -> None:
         self._trial = EngineTrial(
@@ -142,7 +151,8 @@ class InferenceStudy:
         self._add(self._row(self.key(engine, batch_size), **figures, **run))
 
     def _add(self, row: InferenceRow, instead_of: Collection[InferenceKey] = ()) -> None:
-        self.failed = self.failed or row.status in ("failed", "oom")
+        self.measured += row.status == "ok"
+        self.failed = self.failed or row.status in ("failed", "oom", tolerance.WRONG)
         if self.ranks.is_first:
             self.store.append([self._with_efficiency(row)], instead_of)
 
@@ -181,7 +191,7 @@ class InferenceStudy:
         """Return the number of a batch's images that one process takes."""
         share, rest = divmod(batch_size, self.inference.processes)
         if rest:
-            reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} GPUs"
+            reason = f"a batch of {batch_size} cannot be shared evenly among {self.inference.processes} processes"
             raise BrokenError(Failure("unsupported", reason))
         return share
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope.convolution import backends, models, roofline
+from convscope.convolution import backends, models, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import allowed_error, relative_distance
@@ -106,7 +106,7 @@ class EngineTrial:
         error = relative_distance(thread.run(runner.output), self._reference(share))
         if error is None or not error <= measured.tolerance:
             difference = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
-            raise BrokenError(Failure("failed", f"{difference}, {measured.tolerance:.2g} is allowed"))
+            raise BrokenError(Failure(tolerance.WRONG, f"{difference}, {measured.tolerance:.2g} is allowed"))
         return dataclasses.replace(measured, relative_error=max(error, measured.relative_error or 0.0))
 
     def _images(self, count: int) -> torch.Tensor:

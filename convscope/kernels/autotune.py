@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib.metadata
 import json
 import os
 import re
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
-import triton
 
 from convscope.errors import InputError, NothingFitsError
 from convscope.failures import is_kernel_refusal
@@ -70,9 +70,11 @@ class BlockCache(Generic[B]):
         """Return the fixed choices of a file.
 
         Raises:
-            InputError: the file has none.
+            InputError: there is no such file, or it has none.
         """
         cache = cls(path, kind, fixed=True)
+        if not path.exists():
+            raise InputError(f"--load-tuned {path}: there is no such file; leave it out, and choices are made and kept")
         if not cache._read():
             raise InputError(f"--load-tuned {path}: it holds no choices; leave it out, and they are made and kept")
         return cache
@@ -126,9 +128,24 @@ def as_text(choices: Mapping[str, TunedBlocks[B]]) -> str:
 
 def cache_file(device_name: str, kernels: str) -> Path:
     """Return the cache file of this model of card, this Triton and these kernels ("conv2d", "conv3d")."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "convscope"
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "convscope"
     card = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
-    return folder / f"{kernels}_{card}_triton-{triton.__version__}_{_source_digest()}.json"
+    return folder / f"{kernels}_{card}_triton-{_triton_version()}_{_source_digest()}.json"
+
+
+def _home() -> Path:
+    """Return the user's folder; for a user without one a path that is not there: choices are then not kept."""
+    try:
+        return Path.home()
+    except RuntimeError:  # neither HOME nor an entry in passwd
+        return Path("/nonexistent")
+
+
+def _triton_version() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return "none"
 
 
 @functools.cache

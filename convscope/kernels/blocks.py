@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from convscope.cudnn.shape import dimensions
+
 LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 _LAUNCH_US = 2.5  # one more kernel in a graph, and the ends of its programs
 _FMA_PER_US = 512 * 1000  # of one multiprocessor, well fed: 128 lanes, 1.7 GHz, 4 bytes of overhead forgotten
@@ -35,6 +37,31 @@ class Blocks2d:
     def __str__(self) -> str:
         block = f"{self.variant} {self.filters}x{self.points}x{self.channels}, {self.warps} warps, {self.stages} stages"
         return block + (f", {self.splits} splits" if self.splits > 1 else "")
+
+
+@dataclass(frozen=True)
+class Blocks3d:
+    """A block shape of a 3-D kernel: the division of a convolution into programs.
+
+    A program computes `pixels` × `filters` outputs, `depth` terms of the sum a step, `stages` steps of loads in flight;
+    `splits` programs share the sum of one block. With "boxes" and "slices" the pixels are a `box` of depth × height ×
+    width.
+    """
+
+    variant: str
+    pixels: int
+    filters: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+    box: tuple[int, ...] = (1, 1, 1)
+
+    def __str__(self) -> str:
+        box = f" {dimensions(self.box)}" if self.box != (1, 1, 1) else ""
+        size = f"{self.pixels}x{self.filters}x{self.depth}"
+        splits = f", {self.splits} splits" if self.splits > 1 else ""
+        return f"{self.variant}{box} {size}, {self.warps} warps, {self.stages} stages{splits}"
 
 
 @dataclass(frozen=True)

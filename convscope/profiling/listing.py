@@ -9,6 +9,7 @@ import torch
 import torchvision
 
 from convscope import gpus
+from convscope.cli import driver
 from convscope.cli.display import table
 from convscope.cli.options import at_least, find_device
 from convscope.convolution import algorithms, assignment, models
@@ -103,7 +104,8 @@ def cuda_report() -> tuple[str, bool]:
         return "\n".join(lines), False
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not count:
-        lines.append("no CUDA device: direct, smm and torch can be measured here, on the CPU")
+        why = driver.why_too_old(torch.version.cuda) or "no CUDA device"
+        lines.append(f"{why}: direct, smm and torch can be measured here, on the CPU")
     for index in range(count):
         name = torch.cuda.get_device_name(index)
         lines.append(f"cuda:{index} {name} (--gpu {gpus.label(name)}){_peaks(name)}")

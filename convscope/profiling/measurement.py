@@ -21,8 +21,7 @@ from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
 
 ENERGY_PASS_PCT = 1.0  # difference between the passes of the energy window and those timed that a row remarks on
-WRONG = "wrong"
-"""Status of a layer whose error is above its tolerance, and of a pass that has one."""
+WRONG = tolerance.WRONG  # of a layer, and of a pass that has one
 
 
 @dataclass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ CLASSES = 10
 SYNTHETIC_STEPS = 100  # of an epoch of noise
 _HELD_OUT_DIGITS = 360  # of 1,797
 _CIFAR10_PX = 32
+_BYTES_PER_PIXEL = 24  # of a digit while it is enlarged and normalised
 
 LabelledBatch = tuple[torch.Tensor, torch.Tensor]
 
@@ -74,7 +76,8 @@ def load(name: str, data_dir: Path, size_px: int) -> Images:
     """Return the images of a data set at this size.
 
     Raises:
-        InputError: the files or the library that has them are missing; or CIFAR-10 at a size other than 32 pixels.
+        InputError: the files or the library that has them are missing; CIFAR-10 at a size other than 32 pixels; or the
+            images do not fit the machine's memory.
     """
     if name == "synthetic":
         return Images(None, None)
@@ -91,11 +94,22 @@ def _digits(size_px: int) -> Images:
             "--dataset digits needs scikit-learn: pip install 'convscope[study]', or choose --dataset synthetic"
         ) from None
     shades, labels = load_digits(return_X_y=True)
+    _check_memory(len(labels), size_px)
     small = torch.from_numpy(shades.reshape(-1, 1, 8, 8)).float() * (255 / 16)
     large = torch.nn.functional.interpolate(small, size=size_px, mode="bilinear").round().byte().expand(-1, 3, -1, -1)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     held_out, train = order[:_HELD_OUT_DIGITS], order[_HELD_OUT_DIGITS:]
     return _images(large, torch.from_numpy(labels).long(), train, held_out)
+
+
+def _check_memory(count: int, size_px: int) -> None:
+    needed_gb = count * size_px**2 * _BYTES_PER_PIXEL / 1e9
+    memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    if needed_gb > memory_gb:
+        raise InputError(
+            f"--image-size {size_px}: {count:,} images of that size need {needed_gb:,.0f} GB of memory, "
+            f"this machine has {memory_gb:,.0f}: choose a smaller one"
+        )
 
 
 def _images(images: torch.Tensor, labels: torch.Tensor, train: torch.Tensor, held_out: torch.Tensor) -> Images:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from dataclasses import dataclass
 
 import torchvision
@@ -13,6 +14,7 @@ from convscope.convolution import algorithms, models
 from convscope.errors import InputError
 from convscope.storage.paths import slug
 from convscope.training import datasets
+from convscope.training.rows import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,11 @@ RESNETS = tuple(
 )
 
 
+_NUMBER_MOST = 2**31 - 1
+_PIXELS_MOST = 10**12  # of a batch
+_WORKERS_PER_CORE = 4
+
+
 def check(training: Training) -> Training:
     """Return a request with names in one spelling; InputError for a setting out of range, or two that do not agree."""
     for option, value, least in (
@@ -71,9 +78,10 @@ def check(training: Training) -> Training:
         *((("--max-steps", training.max_steps, 1),) if training.max_steps is not None else ()),
     ):
         at_least(option, value, least)
+        at_most(option, value, INTEGER_MOST if option == "--seed" else _NUMBER_MOST)
+    _check_sizes(training)
     if not (0 < training.learning_rate < math.inf and training.momentum < 1):
         raise InputError("--learning-rate must be a number above 0, --momentum one from 0 to less than 1")
-    at_most("--seed", training.seed, INTEGER_MOST)
     if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
         raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
     algorithm = algorithms.find(training.algorithm)
@@ -93,6 +101,29 @@ def check(training: Training) -> Training:
             "(--skip-steps), so more are needed"
         )
     return dataclasses.replace(training, models=names, algorithm=algorithm.name)
+
+
+def _check_sizes(training: Training) -> None:
+    cores = len(os.sched_getaffinity(0))
+    most = _WORKERS_PER_CORE * cores
+    if training.workers > most:
+        reason = f"{_WORKERS_PER_CORE} for each of the {cores} cores that this process may use"
+        raise InputError(f"--num-workers {training.workers}: at most {most}, {reason}")
+    side_px = training.image_size_px
+    for batch_size in training.batch_sizes:
+        if batch_size * side_px**2 > _PIXELS_MOST:
+            images = f"so many {side_px}×{side_px} images"
+            raise InputError(f"--batch-size {batch_size}: {images} have more than {_PIXELS_MOST:.0e} pixels")
+
+
+def folder_name(training: Training) -> str:
+    """Return the name of a request's folder: data set, algorithm, card, and settings of the cells but for defaults."""
+    usual = {field.name: field.default for field in dataclasses.fields(Training)}
+    usual["math"] = "fp32" if training.device_type == "cpu" else "tf32"
+    named = ("dataset", "algorithm", "gpu")
+    others = {name: getattr(training, name) for name in usual if name not in (*SCHEMA.free, *named)}
+    chosen = [name if value is True else f"{name}-{value}" for name, value in others.items() if value != usual[name]]
+    return "_".join(map(slug, [*(getattr(training, name) for name in named), *chosen]))
 
 
 def _full_name(name: str) -> str:

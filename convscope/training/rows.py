@@ -124,7 +124,10 @@ TABLES = {
     "memory": Table(MemoryRow, unique=(), first=4),
     "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
 }
-_FREE = ("models", "batch_sizes", "device", "processes", "compiled")
+_FREE = (
+    *("models", "batch_sizes", "device", "processes", "compiled"),
+    *("skipped_steps", "profiler", "profile_memory", "energy"),  # how a cell is measured, not what it is
+)
 SCHEMA = Schema(
     request="training",
     version=2,

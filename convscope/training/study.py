@@ -95,7 +95,11 @@ class TrainingStudy:
         return True
 
     def _traced_cells(self) -> set[TrainingKey]:
-        rows = self.store.objects("operators")["operators"]
+        """Return the cells that have all of the trace that is asked for."""
+        return self._cells_in("memory" if self.training.profile_memory else "operators")
+
+    def _cells_in(self, table: str) -> set[TrainingKey]:
+        rows = self.store.objects(table)[table]
         return {TrainingKey(row.model, row.batch_size, row.processes, row.compiled) for row in rows}
 
     def _trace(self, key: TrainingKey, model: str) -> None:
@@ -104,17 +108,24 @@ class TrainingStudy:
         try:
             trainer = Trainer(self.training, model, key.batch_size, self.images, self.device, self.ranks)
             profile = trainer.trace(path)
+        except OSError as error:
+            self._no_trace(key, f"{path.parent} cannot be written ({error.strerror or error})")
+            return
         except Exception as error:
-            failure = failures.of_cell(error, self.device, cell_name(key))
-            self.note(f"{cell_name(key)}: no trace: {failure.reason}")
-            self.broken = self.ranks.world > 1
+            self._no_trace(key, failures.of_cell(error, self.device, cell_name(key)).reason)
             return
         if self.ranks.is_first:
             rows = self.store.objects("training")["training"]
             row = next(row for row in rows if self.store.schema.parts[0].key_of_row(row) == key)
             if profile.kernels:
                 self.store.update([dataclasses.replace(row, gpu_busy_ms=profile.busy_ms)])
-            self.store.extend(_trace_rows(key, profile))
+            is_traced = key in self._cells_in("operators")  # without the memory that is asked for now
+            found = _trace_rows(key, profile)
+            self.store.extend([each for each in found if isinstance(each, MemoryRow)] if is_traced else found)
+
+    def _no_trace(self, key: TrainingKey, reason: str) -> None:
+        self.note(f"{cell_name(key)}: no trace: {reason}")
+        self.broken = self.ranks.world > 1
 
     def _cell(self, key: TrainingKey, model: str) -> None:
         started_utc, started_s = now_utc(), time.perf_counter()
@@ -133,7 +144,16 @@ class TrainingStudy:
             wall_s = time.perf_counter() - started_s
             row = self._with_efficiency(self._row(key, trained, started_utc=started_utc, wall_s=wall_s, **figures))
             self.store.append([row, *_epoch_rows(key, trained)])
-            report.write_scalars(self.profile_dir / cell_name(key), row, trained, self.note)
+            if trained.skipped_steps < self.training.skipped_steps:
+                self.note(f"{cell_name(key)}: of few steps only the first {trained.skipped_steps} are not counted")
+            self._write_curves(key, row, trained)
+
+    def _write_curves(self, key: TrainingKey, row: TrainingRow, trained: Trained) -> None:
+        folder = self.profile_dir / cell_name(key)
+        try:
+            report.write_scalars(folder, row, trained, self.note)
+        except OSError as error:  # the figures are in the tables by now
+            self.note(f"{cell_name(key)}: no curves: {folder} cannot be written ({error.strerror or error})")
 
     def _fail(self, row: TrainingRow) -> None:
         self.note(f"{cell_name(row)}: {row.status}: {row.reason}")
@@ -208,6 +228,7 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
         "throughput_samples_per_s": throughput,
         "throughput_per_process_samples_per_s": throughput / len(everyone),
         "steps": len(first.phases_ms),
+        "skipped_steps": first.skipped_steps,
         "loss": statistics.fmean(first.epochs[-1].losses),
         "accuracy_pct": first.epochs[-1].accuracy_pct,
     }

@@ -48,6 +48,7 @@ class Trained:
     """Measurements of one process of a cell: times of each measured step's phases, and the windows around them."""
 
     parameters: int
+    skipped_steps: int
     epochs: list[Epoch] = field(default_factory=list)
     phases_ms: list[tuple[float, ...]] = field(default_factory=list)
     window_s: float = 0.0
@@ -90,15 +91,12 @@ class Trainer:
         self.epoch_steps = len(self._loader)
         all_steps = training.epochs * self.epoch_steps
         self.total_steps = min(all_steps, training.max_steps or all_steps)
-        if self.total_steps <= training.skipped_steps:
-            raise InputError(
-                f"{self.total_steps} steps, of which the first {training.skipped_steps} are not counted, leave nothing "
-                "to time: more --epochs or --max-steps, or fewer --skip-steps"
-            )
+        # Of few steps half are timed: a large batch leaves few in an epoch.
+        skipped = training.skipped_steps if self.total_steps > training.skipped_steps else self.total_steps // 2
         autocast = training.dtype == "bfloat16"
         self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
         self._clock = StepClock(self._on_gpu)
-        self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()))
+        self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()), skipped)
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
         """Return the algorithm of each layer, after checking that all of them can use it."""
@@ -122,7 +120,7 @@ class Trainer:
         if not isinstance(self._loader, Noise):
             self._loader.sampler.set_epoch(number)  # type: ignore[attr-defined]
         batches = iter(self._loader)
-        skipped = max(0, min(count, self._training.skipped_steps - taken))
+        skipped = max(0, min(count, self.trained.skipped_steps - taken))
         losses = [self._stepper.step(batches) for _ in range(skipped)]
         if count > skipped:
             losses += self._measured(batches, count - skipped, meter)

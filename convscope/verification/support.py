@@ -245,5 +245,5 @@ def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: i
     allowed += tolerance.STORAGE_ROUNDOFF.get(dtype, 0.0)
     if error is not None and not error <= allowed:
         reason = f"its error against float64 is {error:.1e}, allowed are {allowed:.1e}"
-        return Answer(FAILED, reason, workspace_bytes, error)
+        return Answer(tolerance.WRONG, reason, workspace_bytes, error)
     return Answer(OK, None, workspace_bytes, error)

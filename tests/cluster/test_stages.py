@@ -172,6 +172,13 @@ def in_job(tmp_path: Path, gpu: str) -> str:
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
 
+@pytest.mark.parametrize("given", [("--output-dir", "out"), ("--output-dir=out",)])
+def test_a_relative_folder_is_of_where_the_user_stands(tmp_path: Path, given: tuple[str, ...]):
+    command = [str(ROOT / "1_sanity_check.sh"), "vgg16", "gemm", "l40s", "--dry-run", *given]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert f"{tmp_path}/out" in done.stdout
+
+
 def test_by_hand_another_card_is_a_difference():
     done = call("vgg16", "gemm", "l40s", "--local", "--dry-run")
     assert (done.returncode, "--any-card" in done.stdout) == (0, False)

@@ -74,7 +74,7 @@ def test_a_network_that_computes_something_else_is_not_timed(tmp_path: Path):
         made = cosmoflow.EndToEnd(ASKED, workshop, batch=1, side=32, width=1)
         made.run(lambda line: None, lambda: False)
     row = made.rows[0]
-    assert row.status == "failed"
+    assert row.status == "wrong"
     assert row.reason.startswith("its output differs from float32 by ")
     assert row.inference_ms is None
 

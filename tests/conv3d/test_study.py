@@ -259,6 +259,7 @@ def test_bars_and_breakdown_of_several_implementations_are_drawn(tmp_path: Path)
         (["--stress", "0"], "--stress 0: it must be at least 1"),
         (["--budget", "nan"], "--budget nan"),
         (["--load-tuned", "/dev/null"], "it holds no choices"),
+        (["--load-tuned", "/nowhere/tuned.json"], "there is no such file"),
         (["--batch-size", "0"], "--batch-size 0: it must be at least 1"),
     ],
 )

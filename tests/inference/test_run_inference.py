@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
     for engines, sizes in (([*(name for name in engines_of(model) if name not in once), "graph"], "1,4"), (once, "1")):
         if engines:
             asked = ["--engines", ",".join(engines), "--batch-sizes", sizes, "--output-dir", str(made)]
-            assert run_inference.main([*TINY, "--model", model, *asked]) == 0
+            code = run_inference.main([*TINY, "--model", model, *asked])
+            assert code == ("graph" in engines)  # which a CPU has not
     return made
 
 
@@ -110,7 +111,7 @@ def test_the_folder_has_run_json_plots_and_the_engines_beside_each_other(folder:
     assert document["starts"][-1]["asked"]["batch_sizes"] == sizes_of("compile", model)
     assert {path.name for path in folder.glob("*.png")} == {"latency.png", "pareto.png"}
     lines = (folder / "table.md").read_text().splitlines()
-    assert lines[0] == "1 GPU"
+    assert lines[0] == "CPU"
     assert lines[2].startswith("| batch size | floor, ms | eager, ms | eager, images/s |")
     assert [line.split(" | ")[0] for line in lines[4:]] == ["| 1", "| 4"]
 
@@ -123,6 +124,19 @@ def test_the_same_command_measures_only_what_is_missing(folder: Path, model: str
     pd.testing.assert_frame_equal(after[: len(before)], before)
     assert after["batch_size"].tolist()[len(before) :] == [2]
     assert "results: " in capsys.readouterr().out
+
+
+def test_a_rerun_that_measures_nothing_says_so_and_shows_what_was_asked_for(
+    folder: Path, model: str, capsys: pytest.CaptureFixture[str]
+):
+    asked = ["--engines", "graph", "--batch-sizes", "1", "--output-dir", str(folder)]
+    assert run_inference.main([*TINY, "--model", model, *asked]) == 1
+    printed = capsys.readouterr()
+    assert "nothing was measured this time" in printed.err
+    header, line, results = printed.out.splitlines()
+    assert results.startswith("results: ")
+    assert header.split()[:3] == ["batch", "engine", "processes"]
+    assert line.split()[:2] == ["1", "graph"]
 
 
 def test_an_overwrite_replaces_its_own_cells_and_keeps_what_was_there(folder: Path, model: str, tmp_path: Path):

@@ -127,7 +127,7 @@ def test_a_cell_has_its_figures(tmp_path: Path):
 def test_an_engine_that_disagrees_has_no_latency(tmp_path: Path, engine: Any):
     engine("wrong", wrong_by=0.01)
     row = run(tmp_path, engines=("wrong",), batch_sizes=(1,)).iloc[0]
-    assert row["status"] == "failed"
+    assert row["status"] == "wrong"
     assert row["reason"].startswith("its output differs from eager float32 by 0.01, ")
     assert pd.isna(row["latency_mean_ms"])
     assert pd.isna(row["images_per_s"])
@@ -136,7 +136,7 @@ def test_an_engine_that_disagrees_has_no_latency(tmp_path: Path, engine: Any):
 def test_an_engine_that_computes_no_number_disagrees(tmp_path: Path, engine: Any):
     engine("nan", wrong_by=float("nan"))
     row = run(tmp_path, engines=("nan",), batch_sizes=(1,)).iloc[0]
-    assert (row["status"], row["reason"].split(",")[0]) == ("failed", "its output differs from eager float32 by nan")
+    assert (row["status"], row["reason"].split(",")[0]) == ("wrong", "its output differs from eager float32 by nan")
 
 
 def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, engine: Any):
@@ -252,7 +252,7 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Pa
 
     monkeypatch.setitem(catalogue.ENGINES, "drifting", Recipe(make))
     row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]
-    assert row["status"] == "failed"
+    assert row["status"] == "wrong"
     assert row["reason"].startswith("its output differs from eager float32 by nan")
     assert pd.isna(row["latency_mean_ms"])
 
@@ -332,7 +332,7 @@ def test_processes_share_a_batch_and_their_images_add_up(tmp_path: Path):
     begun.run()
     rows = begun.store.read(TABLE)
     assert rows["status"].tolist() == ["unsupported", "ok"]
-    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 GPUs"
+    assert rows["reason"][0] == "a batch of 3 cannot be shared evenly among 2 processes"
     one, two = map(float, rows["images_per_s_per_process"][1].split("|"))
     assert one == two
     assert one + two == pytest.approx(rows["images_per_s"][1], rel=0.01)
@@ -374,7 +374,7 @@ def test_efficiency_is_told_where_one_gpu_was_measured(tmp_path: Path):
         ({"max_delay_ms": 15, "scenario": "server"}, "--max-delay-ms 15: it must be less than --slo-ms 15"),
         ({"qps": (10.0,)}, "--qps is the rate of a server's requests: say --scenario server"),
         ({"qps": (-1.0,), "scenario": "server"}, "--qps -1.0: a number above 0"),
-        ({"scenario": "server", "processes": 2}, "--scenario server is measured on one GPU"),
+        ({"scenario": "server", "processes": 2}, "--scenario server is measured by one process"),
         ({"model": "resnet51"}, "unknown model 'resnet51'"),
         ({"max_delay_ms": -1.0}, "--max-delay-ms -1.0: it must be at least 0"),
     ],

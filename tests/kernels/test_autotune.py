@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 from triton.runtime.errors import OutOfResources
 
 from convscope.errors import InputError
@@ -127,3 +131,18 @@ def test_each_card_and_family_of_kernels_has_a_file_of_its_own(monkeypatch: pyte
     assert len(set(files)) == 4
     assert files[0].name.startswith("conv2d_nvidia-h200_triton-")
     assert {file.parent for file in files} == {tmp_path / "convscope"}
+
+
+def test_a_user_without_a_passwd_entry_and_a_home_can_measure_and_ask_the_queue():
+    namespace = ["unshare", "--user", "--map-user=54321", "env", "-i", f"PATH={os.environ['PATH']}"]
+    if subprocess.run([*namespace, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("user namespaces are not permitted here")
+    asked = (
+        "from convscope import slurm; from convscope.kernels import autotune;"
+        "slurm.queue(lambda command: print(*command)); print(autotune.cache_file('NVIDIA H200', 'conv3d'))"
+    )
+    done = subprocess.run([*namespace, sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    queue, file = done.stdout.splitlines()
+    assert "--user 54321" in queue
+    assert file.startswith("/nonexistent/")

@@ -16,6 +16,8 @@ import torch
 from fakes import ROOT, tiny
 
 import run_training
+from convscope.training import datasets
+from convscope.training import study as training_study
 
 TINY = ["--device", "cpu", "--stem", "imagenet", "--max-steps", "4", "--skip-steps", "2"]
 QUICK = [*TINY, "--model", "torchvision:squeezenet1_1", "--dataset", "synthetic"]
@@ -120,6 +122,7 @@ def test_three_epochs_on_digits_teach_a_model_to_tell_held_out_images(
         (["--math", "tf32"], "--math tf32 needs a CUDA device"),
         (["--device", "cuda:7"], "--device cuda:7"),
         (["--output-dir", "/proc/none"], "cannot write results to /proc/none"),
+        (["--image-size", "100000"], "--image-size 100000: 1,797 images of that size need "),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
@@ -142,6 +145,26 @@ def test_a_cell_that_cannot_be_trained_is_told_and_the_exit_code_is_1(
     printed = capsys.readouterr()
     assert "unsupported: 1437 training images make no batch of 2000 for 1 processes" in printed.err
     assert pd.read_csv(tmp_path / "training.csv")["status"].tolist() == ["unsupported"]
+
+
+def test_a_folder_of_curves_that_cannot_be_written_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(training_study, "Trainer", lambda *arguments: pytest.fail("it trains"))
+    (tmp_path / "file").write_text("")
+    asked = [*QUICK, "--profile-dir", str(tmp_path / "file" / "profiles"), "--output-dir", str(tmp_path / "run")]
+    assert run_training.main(asked) == 2
+    said = capsys.readouterr().err
+    assert f"--profile-dir: cannot write to {tmp_path}/file/profiles (Not a directory)" in said
+    assert said.count("\n") == 1
+
+
+def test_too_many_workers_are_refused_before_the_first_is_started(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(datasets, "DataLoader", lambda *arguments, **options: pytest.fail("it starts workers"))
+    assert run_training.main([*TINY, "--num-workers", "100000"]) == 2
+    assert "--num-workers 100000: at most " in capsys.readouterr().err
 
 
 def command(*arguments: str) -> list[str]:

@@ -20,7 +20,7 @@ from convscope.storage.store import Store
 from convscope.timing.hooks import convolution_modules
 from convscope.training import datasets, report
 from convscope.training import study as training_study
-from convscope.training.request import Training, check
+from convscope.training.request import Training, check, folder_name
 from convscope.training.rows import SCHEMA, TrainingKey
 from convscope.training.study import TrainingStudy
 from convscope.training.trainer import Epoch, Trained, Trainer
@@ -88,6 +88,9 @@ def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingSt
         ({"algorithm": "direct", "dtype": "bfloat16"}, "--algorithm direct trains in float32 and without --compile"),
         ({"algorithm": "direct", "compiled": True}, "--algorithm direct trains in float32 and without --compile"),
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),
+        ({"workers": 100_000}, "--num-workers 100000: at most "),
+        ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),
+        ({"image_size_px": 10**6}, "--batch-size 4: so many 1000000×1000000 images have more than 1e+12 pixels"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(changes: dict, said: str):
@@ -235,6 +238,7 @@ def test_an_algorithm_of_ai3_trains_with_gradients_like_pytorchs():
 def trained(window_s: float, steps: int = 10, energies=()) -> Trained:
     return Trained(
         parameters=1,
+        skipped_steps=0,
         epochs=[Epoch([1.0] * steps, None, None)],
         phases_ms=[(1.0, 2.0, 3.0, 4.0)] * steps,
         window_s=window_s,
@@ -312,3 +316,49 @@ def test_a_study_that_stopped_before_its_traces_takes_them_at_the_next_call(
     seen = watch(monkeypatch)
     study(tmp_path, batch_sizes=(2, 4), profiler=True).run()
     assert seen == ["trace", "trace"]
+
+
+def test_a_cell_whose_curves_cannot_be_written_keeps_its_row_and_the_next_is_trained(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    made = study(tmp_path / "run", batch_sizes=(4, 2))
+    made.profile_dir, notes = tmp_path / "file" / "profiles", list[str]()
+    made.note = notes.append
+    made.run()
+    assert made.store.read("training")["status"].tolist() == ["ok", "ok"]
+    assert sum("no curves" in line and "cannot be written (Not a directory)" in line for line in notes) == 2
+
+
+def test_of_few_steps_half_are_timed(tmp_path: Path):
+    for max_steps, timed in ((1, 1), (6, 3)):
+        made = study(tmp_path / str(max_steps), max_steps=None)
+        made.training = dataclasses.replace(made.training, skipped_steps=10, max_steps=max_steps)
+        made.run()
+        row = made.store.read("training").iloc[0]
+        assert (row["status"], row["steps"], row["skipped_steps"]) == ("ok", timed, max_steps - timed)
+
+
+def test_how_a_cell_is_measured_makes_it_no_other_and_memory_is_traced_later(tmp_path: Path):
+    study(tmp_path, profiler=True).run()
+    before = Store(tmp_path, SCHEMA).read_all()
+    assert len(before["operators"])
+    assert not len(before["memory"])
+    made = study(tmp_path, profiler=True, profile_memory=True, skipped_steps=2, energy=False)
+    assert made.store.missing(made.training, fakes.ENVIRONMENT, list(training_study.cells_of(made.training))) == []
+    made.run()
+    after = Store(tmp_path, SCHEMA).read_all()
+    assert len(after["memory"])
+    for name in ("training", "operators"):
+        assert after[name].equals(before[name])
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
+        ({"epochs": 3, "deterministic": True}, "synthetic_torch_cpu_deterministic_epochs-3_max_steps-3_stem-imagenet"),
+        ({"energy": False, "batch_sizes": (8,)}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
+    ],
+)
+def test_cells_of_other_settings_have_another_folder(changes: dict, name: str):
+    found = folder_name(asked(**changes))
+    assert sorted(found.split("_")) == sorted(name.split("_"))

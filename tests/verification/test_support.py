@@ -106,9 +106,9 @@ def test_algorithms_that_launch_the_same_work_are_marked_as_the_first_of_them():
 
 def test_a_card_that_is_far_off_the_reference_counts_as_failed():
     judged = support.judged(layer(), "gemm", 1e-2, 0, "float32")
-    assert judged.status == support.FAILED
+    assert judged.status == "wrong"
     assert judged.reason.startswith("its error against float64 is 1.0e-02, allowed are ")
-    assert support.judged(layer(), "gemm", float("nan"), 0, "float32").status == support.FAILED
+    assert support.judged(layer(), "gemm", float("nan"), 0, "float32").status == "wrong"
     assert support.judged(layer(), "gemm", 1e-7, 0, "float32") == Answer(support.OK, None, 0, 1e-7)
 
 

@@ -116,10 +116,10 @@ def test_an_algorithm_that_fails_when_run_says_its_first_line(operator: Operator
     assert every(5)["gemm"].answer == Answer(support.FAILED, "it broke", 5)
 
 
-def test_a_wrong_result_counts_as_failed_and_is_not_traced(operator: Operator):
+def test_a_wrong_result_is_not_traced(operator: Operator):
     operator.factors["gemm"] = 1.001
     found = every()["gemm"]
-    assert found.answer.status == support.FAILED
+    assert found.answer.status == "wrong"
     assert found.answer.relative_error == pytest.approx(0.001, rel=0.01)
     assert found.kernels is None
 
@@ -146,14 +146,14 @@ def test_an_error_that_is_just_allowed_is_ok(dtype: str, storage: float):
     assert support.judged(layer(), "gemm", allowed, 3, dtype) == Answer(support.OK, None, 3, allowed)
     more = math.nextafter(allowed, 1.0)
     reason = f"its error against float64 is {more:.1e}, allowed are {allowed:.1e}"
-    assert support.judged(layer(), "gemm", more, 3, dtype) == Answer(support.FAILED, reason, 3, more)
+    assert support.judged(layer(), "gemm", more, 3, dtype) == Answer("wrong", reason, 3, more)
 
 
 def test_an_error_is_judged_by_the_math_in_force_and_a_reference_of_zero_by_nothing():
     allowed = (16 + 8 * 12) * 2.0**-24 + 2 * 2.0**-11
     with backends.math("tf32"):
         assert support.judged(layer(), "gemm", allowed, 0, "float32").status == support.OK
-    assert support.judged(layer(), "gemm", allowed, 0, "float32").status == support.FAILED
+    assert support.judged(layer(), "gemm", allowed, 0, "float32").status == "wrong"
     assert support.judged(layer(), "gemm", None, 0, "float32") == Answer(support.OK, None, 0, None)
 
 

@@ -26,7 +26,6 @@ from convscope.kernels.plan import KernelPlan, has_long_images
 _DIRECT: tuple[ModuleType, ...] = direct, direct_merged, direct_buffered, direct_tiled
 _GEMM: tuple[ModuleType, ...] = gemm_ncdhw, gemm_tiled, gemm_pipelined, gemm_split, gemm
 KERNELS: dict[str, ModuleType] = {file.NAME: file for file in (*_DIRECT, *_GEMM)}
-FMA_ONLY = (direct.NAME, direct_merged.NAME)  # these never use the matrix unit
 DTYPES = ("float32", "float16")
 _TAPS_MOST = 31  # in one direction: a bit each in an integer
 

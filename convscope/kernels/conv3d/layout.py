@@ -22,8 +22,9 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.cudnn.shape import Convolution, dimensions
+from convscope.cudnn.shape import Convolution
 from convscope.kernels.blocks import LONG_ELEMENTS
+from convscope.kernels.blocks import Blocks3d as Blocks3d
 
 LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
@@ -32,31 +33,6 @@ _FOLD_BELOW = 16
 _COPY_BLOCK = 2048
 
 Triple = tuple[int, ...]  # depth, height, width
-
-
-@dataclass(frozen=True)
-class Blocks3d:
-    """A block shape of a 3-D kernel: the division of a convolution into programs.
-
-    A program computes `pixels` × `filters` outputs, `depth` terms of the sum a step, `stages` steps of loads in flight;
-    `splits` programs share the sum of one block. With "boxes" and "slices" the pixels are a `box` of depth × height ×
-    width.
-    """
-
-    variant: str
-    pixels: int
-    filters: int
-    depth: int
-    warps: int
-    stages: int
-    splits: int = 1
-    box: Triple = (1, 1, 1)
-
-    def __str__(self) -> str:
-        box = f" {dimensions(self.box)}" if self.box != (1, 1, 1) else ""
-        size = f"{self.pixels}x{self.filters}x{self.depth}"
-        splits = f", {self.splits} splits" if self.splits > 1 else ""
-        return f"{self.variant}{box} {size}, {self.warps} warps, {self.stages} stages{splits}"
 
 
 @dataclass(frozen=True)
