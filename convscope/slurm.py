@@ -47,9 +47,9 @@ def queue(ask: RunCommand = run_command) -> Mapping[str, QueuedJob] | None:
     answer = ask(["squeue", "--noheader", "--array", "--all", "--format=%i|%T|%r|%L|%A"])
     if answer is None:
         return None
-    fields = [line.strip().split("|") for line in answer.splitlines() if line.count("|") == 4]
-    jobs = {number: QueuedJob(state, reason, left) for number, state, reason, left, _ in fields}
-    return {own: jobs[number] for number, _, _, _, own in fields} | jobs
+    fields = [line.strip().split("|") for line in answer.splitlines() if line.count("|") >= 3]
+    jobs = {number: QueuedJob(state, reason, left) for number, state, reason, left, *_ in fields}
+    return {own: jobs[number] for number, _, _, _, *owns in fields for own in owns} | jobs
 
 
 def hides_jobs(ask: RunCommand = run_command) -> bool:

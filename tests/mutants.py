@@ -45,7 +45,7 @@ MODULES = {
     "verification": "choice support verdict",
 }
 MORE_TESTS = {
-    "cluster/progress": "cluster/test_status*",
+    "cluster/progress": "cluster/test_status* cluster/test_hostile_results*",
     "convolution/roofline": "convolution/test_hardware_limit*",
     "power": "power/test_meter*",
     "profiling/judgement": "profiling/test_compare*",

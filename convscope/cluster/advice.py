@@ -38,7 +38,7 @@ class Row(NamedTuple):
 
 def row_of(folder: Progress) -> Row:
     """Return the line of the status table that a folder belongs to."""
-    own = folder.path.name in (folder.combination.folder_name, folder.combination.model)
+    own = folder.path.name == folder.combination.folder_name or folder.combination.algorithm == "?"
     return Row(folder.combination, batch_size(folder), "" if own else folder.path.name)
 
 

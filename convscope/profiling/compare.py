@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.cli.display import interval_or_dash, or_dash, table
-from convscope.cli.parser import OneLineParser
+from convscope.cli.parser import OneLineParser, one_line
 from convscope.errors import InputError
 from convscope.profiling import judgement
 from convscope.profiling.judgement import estimate, verdict
@@ -221,7 +221,8 @@ def as_text(
     a: Result, b: Result, found: Differences, by_pass: Sequence[Comparison], by_layer: Sequence[Comparison]
 ) -> str:
     """Return both runs, their differences, and a line a comparison."""
-    lines = [f"A  {_title(a)}", f"B  {_title(b)}", f"they differ in: {in_words(found)}", "", _table(by_pass)]
+    titles = [f"A  {_title(a)}", f"B  {_title(b)}", f"they differ in: {in_words(found)}"]
+    lines = [*map(one_line, titles), "", _table(by_pass)]
     return "\n".join(lines + (["", _table(by_layer)] if by_layer else []))
 
 

@@ -201,6 +201,12 @@ def shown(*found: Comparison) -> list[list[str]]:
     return [[cell for cell in line.split("  ") if cell] for line in text.splitlines()[4:]]
 
 
+def test_escape_sequences_in_the_files_of_a_run_are_shown_and_not_sent():
+    text = compare.as_text(result(gpu_name="\x1b[2J"), result(), {"host": ("a\n", "b")}, [], ())
+    assert all(line.isprintable() for line in text.splitlines())
+    assert "\\x1b[2J" in text
+
+
 def test_a_table_has_the_columns_that_some_row_of_both_runs_fills():
     bare = Comparison(64, "same", a_ms=1.0, b_ms=2.0, change_pct=100.0, low_pct=99.0, high_pct=101.0)
     half = dataclasses.replace(bare, a_w=5.0, b_j=0.5)
