@@ -83,7 +83,7 @@ def myself() -> Holder:
         since_utc=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
         job=environment.get("SLURM_JOB_ID"),
         restart=int(environment.get("SLURM_RESTART_COUNT") or 0),
-        cluster=environment.get("SLURM_CLUSTER_NAME"),
+        cluster=os.environ.get("SLURM_CLUSTER_NAME"),
         job_uid=int(uid) if uid.isdecimal() else None,
     )
 

@@ -60,9 +60,7 @@ def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_i
     private.until(lock.exists, "the job's lock")
     at_work = ": wait for it, or choose another --output-dir\n"
     hidden = f"the queue does not show job {job}, and may hide other users' jobs"
-    assert said(SQUEUE_STATES="PENDING", SQUEUE_USERS="nobody").endswith(
-        "wait for it, or choose another --output-dir\n"
-    )
+    assert said(SQUEUE_STATES="PENDING", SQUEUE_USERS="nobody").endswith(at_work)
     assert said(take_over=True).endswith(at_work)
     assert hidden in said(NOBODY)
     private.call("scancel", "--signal=KILL", "--full", job)
