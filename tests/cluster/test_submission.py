@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convscope.cluster import progress, submission
+from convscope.cluster import history, submission
 from convscope.cluster.submission import Planner, Requests
 from convscope.errors import InputError
 from convscope.storage.paths import STAGES, Combination
@@ -89,7 +89,7 @@ def queued(results: Path, requests: Requests, queue: str | None) -> dict[Combina
 def noted(results: Path, job: str, *flags: str) -> None:
     folder = results / "2_quick" / WHO.folder_name
     folder.mkdir(parents=True, exist_ok=True)
-    progress.note_event(folder, "2026-01-01T00:00:00Z", job, "submitted", WHO, flags)
+    history.note_event(folder, "2026-01-01T00:00:00Z", job, "submitted", WHO, flags)
 
 
 def test_a_combination_in_the_queue_is_not_queued_again(tmp_path: Path):

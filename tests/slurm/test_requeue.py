@@ -11,7 +11,7 @@ import pytest
 from slurm_cluster import Cluster
 from slurm_flows import LONG, UNDISTURBED, Flows, Limited
 
-from convscope.cluster import progress
+from convscope.cluster import history
 from convscope.storage.paths import Combination, now_utc
 
 HOSTILE = "a \"b\" 'c'; $(touch owned) `touch owned` \\ *"
@@ -89,7 +89,7 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
     assert "; restart 1 of 3" in (folder / f"3_full_alexnet_smm_cpu_{job}.out").read_text()
     more_rows(cluster, folder)
     for _ in range(2):  # as the job itself notes them
-        progress.note_event(folder, now_utc(), job, "requeued", Combination("alexnet", "smm", "cpu"), quick)
+        history.note_event(folder, now_utc(), job, "requeued", Combination("alexnet", "smm", "cpu"), quick)
     cluster.call("scancel", "--signal=USR2", job)
     assert cluster.wait(job) == "FAILED"
     assert cluster.job(job)["ExitCode"] == "85:0"
