@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -105,15 +103,11 @@ class View:
 
     def lives(self, holder: Holder) -> bool | None:
         """Tell whether the run that holds a lock lives; None where nobody can tell from here."""
-        if lock.is_gone(holder, self.me, lambda command: None):
-            return False
-        if self._same_processes(holder) and os.path.lexists(f"/proc/{holder.pid}"):
-            return True
+        known, _ = lock.lives(holder, self.me, lambda command: None)  # the queue has been asked already
+        if known is not None:
+            return known
         entry = (self.queue or {}).get(holder.job or "")
         return True if entry and entry.state != "PENDING" else None
-
-    def _same_processes(self, holder: Holder) -> bool:
-        return (holder.host, holder.boot, holder.process_space) == (self.me.host, self.me.boot, self.me.process_space)
 
 
 class Survey(NamedTuple):
@@ -144,13 +138,10 @@ def holder_of(folder: Progress) -> Holder | None:
     if not folder.locked:
         return None
     try:
-        fields = json.loads(plain_files.read(folder.path / lock.NAME) or b"")
-        holder = Holder(**fields)
-    except (plain_files.ForeignError, ValueError, TypeError, RecursionError):
+        content = plain_files.read(folder.path / lock.NAME) or b""
+    except plain_files.ForeignError:
         return None
-    forms = {"int": (int,), "str": (str,), "str | None": (str, type(None)), "int | None": (int, type(None))}
-    known = all(isinstance(getattr(holder, each.name), forms[str(each.type)]) for each in dataclasses.fields(Holder))
-    return holder if known else None
+    return lock.read_holder(content.decode(errors="replace"))
 
 
 def standing(folder: Progress, view: View) -> Standing:
