@@ -46,6 +46,9 @@ def held(folder: Path) -> Iterator[subprocess.Popen[str]]:
             run.kill()
 
 
+ELSEWHERE = {"host": "elsewhere", "boot": "another boot"}
+
+
 def lock_of(folder: Path, **changes: Any) -> None:
     """Write the lock of this process, but for the changes."""
     (folder / lock.NAME).write_text(json.dumps(dataclasses.asdict(lock.myself()) | changes))
@@ -101,7 +104,7 @@ def test_before_its_lock_is_there_a_local_run_has_ten_minutes(tmp_path: Path):
 def test_a_run_on_a_machine_out_of_sight_runs_as_long_as_it_writes(tmp_path: Path):
     folder = note(tmp_path, "started", job="local-12")
     measured(folder, (224, "ok", ""))
-    lock_of(folder, host="elsewhere")
+    lock_of(folder, **ELSEWHERE)
     written_s = (folder / "run.json").stat().st_mtime
     assert only(tmp_path, now_s=written_s + 1700).state == "running"
     assert only(tmp_path, now_s=written_s + 1900).state == "stale"
@@ -110,7 +113,7 @@ def test_a_run_on_a_machine_out_of_sight_runs_as_long_as_it_writes(tmp_path: Pat
 def test_a_job_by_hand_is_found_in_the_queue_by_the_number_in_its_lock(tmp_path: Path):
     folder = tmp_path / "2_quick" / WHO.folder_name
     measured(folder, (224, "ok", ""))
-    lock_of(folder, host="elsewhere", job="31")
+    lock_of(folder, **ELSEWHERE, job="31")
     assert only(tmp_path, slurm("9_3|RUNNING|None|1:59|31\n")).cell == "running 1/3, 1:59 left"
     assert only(tmp_path, slurm("")).detail.startswith("the queue does not know its job")
 
@@ -189,7 +192,7 @@ def test_a_colleagues_job_that_the_queue_hides_has_not_left_it(tmp_path: Path):
 def test_a_colleagues_running_job_that_the_queue_hides_is_stale_only_when_it_is_silent(tmp_path: Path):
     folder = note(tmp_path, "submitted", "started")
     os.chown(folder / HISTORY, 12345, 12345)
-    lock_of(folder, host="elsewhere", job="7")
+    lock_of(folder, **ELSEWHERE, job="7")
     written_s = (folder / HISTORY).stat().st_mtime
     assert only(tmp_path, slurm("", config=HIDDEN), written_s + 1700).state == "running"
     assert only(tmp_path, slurm("", config=HIDDEN), written_s + 1900).state == "stale"
