@@ -28,9 +28,7 @@ def find_device(name: str) -> torch.device:
 
     if name == "cpu":
         return torch.device("cpu")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"CUDA initialization: The NVIDIA driver .* is too old")  # said better below
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = gpu_count()
     if not count and (reason := driver.why_too_old(torch.version.cuda)):
         raise InputError(f"--device {name}: {reason}; --device cpu measures on the CPU")
     if name == "auto":
@@ -41,6 +39,13 @@ def find_device(name: str) -> torch.device:
     if int(index or 0) >= count:
         raise InputError(f"--device {name}: PyTorch sees {count} CUDA devices here; --device cpu measures on the CPU")
     return torch.device(f"cuda:{int(index or 0)}")
+
+
+def gpu_count() -> int:
+    """Return the number of GPUs that PyTorch can use; of an old driver `driver.why_too_old` says more than PyTorch."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"CUDA initialization: The NVIDIA driver .* is too old")
+        return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def folder_gpu(wanted: str | None, device: torch.device) -> str:

@@ -11,7 +11,7 @@ import torchvision
 from convscope import gpus
 from convscope.cli import driver
 from convscope.cli.display import table
-from convscope.cli.options import at_least, find_device
+from convscope.cli.options import at_least, find_device, gpu_count
 from convscope.convolution import algorithms, assignment, models
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
@@ -102,7 +102,7 @@ def cuda_report() -> tuple[str, bool]:
     except CudnnError as error:
         lines.append(f"cuDNN: {error}")
         return "\n".join(lines), False
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    count = gpu_count()
     if not count:
         why = driver.why_too_old(torch.version.cuda) or "no CUDA device"
         lines.append(f"{why}: direct, smm and torch can be measured here, on the CPU")
