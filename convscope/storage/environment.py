@@ -98,10 +98,15 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this program's checkout, with `-dirty` where files differ; None outside a checkout."""
+    """Return the commit of this program's checkout, with `-dirty` where files differ; None outside a checkout.
+
+    A "g" stands before its number, as in `git describe`: without one, "812e34…" reads as a number too large for any
+    reader of tables, and pandas 2.3 crashes on it.
+    """
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None
+    commit = answer.stdout.strip()
+    return f"g{commit}" if commit else None

@@ -43,7 +43,7 @@ def test_a_gpu_is_described_by_pytorch_and_its_card(monkeypatch: pytest.MonkeyPa
     assert found.cuda == torch.version.cuda
 
 
-@pytest.mark.parametrize(("answer", "commit"), [(" abc-dirty\n", "abc-dirty"), ("\n", None)])
+@pytest.mark.parametrize(("answer", "commit"), [(" 812e34-dirty\n", "g812e34-dirty"), ("\n", None)])
 def test_the_commit_is_what_git_answers_within_ten_seconds(monkeypatch, answer: str, commit: str | None):
     asked = {}
 
