@@ -13,7 +13,9 @@ from convscope.convolution import algorithms, models
 from convscope.cudnn import library
 from convscope.errors import CudnnMissingError, InputError
 from convscope.profiling import listing, report
+from convscope.profiling.request import make_run
 from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.storage.environment import Environment
 from convscope.storage.table import columns
 
 ONE = [("features.0", 0.5, 33.0)]
@@ -68,6 +70,28 @@ def test_a_size_that_failed_shows_status_and_reason():
 def test_sizes_come_in_order_whatever_the_order_of_the_file():
     lines = results([{"input_size": 96}, {"input_size": 64}], ONE)
     assert [line.split()[0] for line in lines[1:]] == ["64", "96"]
+
+
+def test_a_log_begins_with_command_card_versions_and_sizes():
+    here = Environment(
+        "node1", "a CPU", "3.11", "2.11.0", "0.26", "0.1.0", gpu_name="NVIDIA H200", gpu_uuid="GPU-1",
+        driver="580.1", cuda="12.8", cudnn="9.10", power_limit_w=700.0, git_commit="abc",
+    )  # fmt: skip
+    run = make_run("alexnet", "torch", num_sizes=3, input_size_range=(64, 96), device="cpu", batch_size=8)
+    assert report.log_header(run, here, ["run_profile.py", "--model", "a b"]).splitlines() == [
+        "command: run_profile.py --model 'a b'",
+        "GPU: NVIDIA H200 (GPU-1), driver 580.1, power limit 700 W, on node1",
+        "versions: torch 2.11.0, CUDA 12.8, cuDNN 9.10, ai3 0.1.0",
+        "commit: abc",
+        "sizes: 3, 64 to 96 px, batch 8, fp32",
+    ]
+
+
+def test_a_log_has_a_line_a_size():
+    row = OverallRow("alexnet", "torch", 328, mean=2.911, power_mean_w=412.3)
+    assert report.log_line(row, 37, 100) == " 37/100  328 px  2.91 ms  412 W"
+    failed = OverallRow("alexnet", "torch", 328, status="oom", reason="asked for 2 GiB")
+    assert report.log_line(failed, 100, 100) == "100/100  328 px  oom: asked for 2 GiB"
 
 
 def test_the_list_of_models_begins_with_the_catalogue_and_goes_on_with_torchvision():

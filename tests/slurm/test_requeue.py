@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
 from pathlib import Path
 
@@ -54,6 +54,19 @@ def keys(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @pytest.mark.long
+def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster: Cluster, limited: Limited):
+    assert cluster.job(limited.job)["JobId"] == limited.job.partition("_")[0]  # one number for the task and the array
+    siblings = [cluster.job(task) for task in (limited.failed_sibling, limited.running_sibling)]
+    assert [job["Restarts"] for job in siblings] == ["0", "0"]
+    assert siblings[0]["JobState"] == "FAILED"
+    assert siblings[1]["JobState"] in ("RUNNING", "COMPLETED")
+    assert events(cluster.results("3_full", "squeezenet1_0_torch_cpu")) == ["ended 2", "started", "submitted"]
+    running = cluster.results("3_full", "mobilenet_v3_small_torch_cpu")
+    assert [event for event in events(running) if event != "ended 0"] == ["started", "submitted"]
+    cluster.call("scancel", limited.running_sibling)
+
+
+@pytest.mark.long
 def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
     folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
     assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"
@@ -65,14 +78,17 @@ def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(clust
 
 
 @pytest.mark.long
-def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster: Cluster, limited: Limited):
-    assert cluster.job(limited.job)["JobId"] == limited.job.partition("_")[0]  # one number for the task and the array
-    siblings = (limited.failed_sibling, limited.running_sibling)
-    assert [cluster.wait(task, timeout_s=480) for task in siblings] == ["FAILED", "COMPLETED"]
-    assert events(cluster.results("3_full", "squeezenet1_0_torch_cpu")) == ["ended 2", "started", "submitted"]
-    running = cluster.results("3_full", "mobilenet_v3_small_torch_cpu")
-    assert events(running) == ["ended 0", "started", "submitted"]
-    assert len(json.loads((running / "run.json").read_text())["starts"]) == 1
+def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
+    names = ("torchvision:mnasnet1_0", "torch", "cpu", *LONG, "--num-sizes", "100")
+    (job,) = cluster.submit("./3_full_run.sh", *names, SBATCH_TIMELIMIT="2", SBATCH_SIGNAL="USR2@1")
+    folder = cluster.results("3_full", "mnasnet1_0_torch_cpu")
+    cluster.until(lambda: "requeued" in events(folder), "the end before the time limit")
+    cluster.call("scancel", job)
+    log = (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.out").read_text()
+    assert re.search(r"^not begun: \d+ px takes about \d+ s, and the job ends in \d+ s$", log, re.MULTILINE)
+    assert "stopped before the job ends" in log
+    assert events(folder) == ["requeued", "started", "submitted"]
+    assert (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.err").read_text() == ""
 
 
 @pytest.mark.long
