@@ -40,7 +40,10 @@ def answer(
     requests: list[dict[str, Any]] = []
     unsure: list[Run] = []
     for line in lines:
-        model, algorithm, gpu = line.split("\t")
+        try:
+            model, algorithm, gpu = line.split("\t")
+        except ValueError:
+            raise InputError(f"standard input: {line!r} is not model, algorithm, GPU, separated by tabs") from None
         try:
             runs = _runs(model, algorithm, gpu, stages, make)
             if is_here and runs and gpu != "cpu":
