@@ -213,6 +213,8 @@ def main(arguments: Sequence[str]) -> int:
     if plan.finished:
         print(f"{script}: {each} is finished: nothing is queued (--overwrite measures it anew)", file=sys.stderr)
     for work in plan.works:
+        if work.retry:
+            print(f"{script}: {each} has sizes that failed, measured again by --retry", file=sys.stderr)
         fields = (each.model, each.algorithm, each.gpu, " ".join(work.stages), "--retry" if work.retry else "-")
         print(*fields, sep="\t")
     return 0

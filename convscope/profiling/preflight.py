@@ -15,7 +15,6 @@ from convscope import gpus
 from convscope.cli import options
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError, SensorError
-from convscope.power import nvml
 from convscope.profiling.request import Run
 
 LOCAL = "local"  # the GPU that is here, whatever it is
@@ -40,7 +39,10 @@ def answer(
     requests: list[dict[str, Any]] = []
     unsure: list[Run] = []
     for line in lines:
-        model, algorithm, gpu = line.split("\t")
+        try:
+            model, algorithm, gpu = line.split("\t")
+        except ValueError:
+            raise InputError(f"standard input: {line!r} is not model, algorithm, GPU, separated by tabs") from None
         try:
             runs = _runs(model, algorithm, gpu, stages, make)
             if is_here and runs and gpu != "cpu":
@@ -75,6 +77,8 @@ def _check_here(gpu: str, device: str) -> None:
 
 def _card_name(index: int) -> str:
     """Return the name of the card that CUDA shows as this one according to NVML, "" where it does not say."""
+    from convscope.power import nvml  # which needs NumPy, and a submission does not
+
     try:
         library = nvml.load()
         uuids = nvml.visible_uuids(library, os.environ.get("CUDA_VISIBLE_DEVICES"))

@@ -33,9 +33,11 @@ values = st.one_of(words, numbers, st.sampled_from(NAMES.split()))
 
 
 def options_of(parser: object) -> list[str]:
-    """Return the options of a parser, but for those whose work takes long: PyTorch's models over every algorithm."""
+    """Return the options of a parser, but for those whose work takes long, and one that reads the standard input."""
     every = [option for action in parser._actions for option in action.option_strings]
-    return [option for option in every if option not in ("--list-combinations", "--check-cuda", "--watch")]
+    return [
+        option for option in every if option not in ("--list-combinations", "--check-cuda", "--check-stages", "--watch")
+    ]
 
 
 def lines(parser: object) -> st.SearchStrategy[list[str]]:

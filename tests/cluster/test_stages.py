@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -241,3 +242,18 @@ def test_options_that_cannot_be_are_refused_in_one_line(arguments: tuple[str, ..
     assert done.returncode == 2
     assert why in done.stderr.replace("'", "")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("status", "submitted"), [("oom", "'vgg16' 'gemm' 'l40s' '--retry'\n"), ("ok", "")])
+def test_only_what_failed_is_submitted_again_with_retry(tmp_path: Path, status: str, submitted: str):
+    folder = tmp_path / "1_sanity" / "vgg16_gemm_l40s"
+    folder.mkdir(parents=True)
+    run = {"model": "vgg16", "algorithm": "gemm", "gpu": "l40s", "input_sizes": [224]}
+    (folder / "run.json").write_text(json.dumps({"schema_version": 3, "run": run}))
+    header = "input_size,status,reason,fallback_layers,throttle_reasons,wall_s\n"
+    (folder / "vgg16_gemm_overall.csv").write_text(f"{header}224,{status},,,,\n")
+    done = call("vgg16", "gemm", "l40s", "--dry-run", CONVSCOPE_RESULTS=str(tmp_path))
+    assert done.returncode == 0
+    assert done.stdout.endswith(submitted)
+    assert bool(done.stdout) is bool(submitted) is ("failed, measured again by --retry" in done.stderr)
+    assert ("vgg16, gemm, l40s is finished: nothing is queued" in done.stderr) is not bool(submitted)
