@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convscope import slurm
-from convscope.cli.signals import STOPPED
+from convscope.cli.signals import ENDED, STOPPED
 from convscope.cluster import plain_files, progress
 from convscope.cluster.history import HISTORY, Job
 from convscope.cluster.progress import Progress
@@ -19,9 +19,9 @@ from convscope.storage import lock
 from convscope.storage.lock import Holder
 from convscope.storage.paths import STAGES
 
-STATES = ("queued", "running", "done", "failed", "stale")
+STATES = ("queued", "running", "done", "stopped", "failed", "stale")
 OPEN = ("queued", "running")
-TROUBLED = ("failed", "stale")
+TROUBLED = ("stopped", "failed", "stale")
 
 # A job that the queue no longer lists has this long to write its last line.
 _LEFT_QUEUE_S = 120
@@ -176,9 +176,9 @@ def _ended(folder: Progress, view: View) -> Standing | None:
     if job and job.event == "ended":
         if job.exit_code == 0 and "--output-dir" in job.flags:
             return Standing(folder, "done", "written elsewhere, by --output-dir")
-        if job.exit_code == STOPPED:
-            why = "stopped before its time limit, not put into the queue again; submitting it again goes on from there"
-            return Standing(folder, "failed", why)
+        if job.exit_code in (STOPPED, ENDED):
+            at = "before its time limit, not put into the queue again" if job.exit_code == STOPPED else "by a signal"
+            return Standing(folder, "stopped", f"stopped {at}: submitting it again goes on from there")
         silent = f"job {job.number} ended with exit code {job.exit_code} and wrote no error message"
         return Standing(folder, "failed", progress.last_error(folder.path) or silent)
     if job and job.number in view.ended and not view.ended[job.number].startswith(_SETTLED):

@@ -197,3 +197,13 @@ def test_a_colleagues_running_job_that_the_queue_hides_is_stale_only_when_it_is_
     assert only(tmp_path, slurm("", config=HIDDEN), written_s + 1700).state == "running"
     assert only(tmp_path, slurm("", config=HIDDEN), written_s + 1900).state == "stale"
     assert only(tmp_path, slurm("", config=OPEN), written_s + 130).state == "stale"
+
+
+@pytest.mark.parametrize(("code", "by"), [(75, "by a signal"), (85, "before its time limit")])
+def test_a_run_that_was_stopped_has_not_failed_and_is_offered_again(tmp_path: Path, code: int, by: str):
+    folder = note(tmp_path, "started", f"ended {code}", job="local-12")
+    measured(folder, (224, "ok", ""))
+    found = only(tmp_path)
+    assert (found.state, found.cell) == ("stopped", "stopped 1/3")
+    assert found.detail.startswith(f"stopped {by}")
+    assert len(advice.again([found])) == 1
