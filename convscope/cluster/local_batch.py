@@ -170,7 +170,7 @@ class LocalBatch:
         folder = self._folder(run)
         folder.mkdir(parents=True, exist_ok=True)
         number = str(os.getpid())
-        log = folder / f"{run.stage}_{run.combination.folder_name}_local{number}"  # as slurm/stage.sh names it
+        log = folder / f"{run.stage}_{run.combination.folder_name}_local{number}"  # as slurm/run.sh names it
         own = {"CONVSCOPE_BATCH": number}
         if run.device.uuid is not None:
             own["CUDA_VISIBLE_DEVICES"] = run.device.uuid

@@ -173,6 +173,46 @@ def in_job(tmp_path: Path, gpu: str) -> str:
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=tmp_path).stdout
 
 
+def in_stage(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run lines of shell behind those that the stages share."""
+    command = ["bash", "-c", f'root={ROOT}; source "$root/slurm/stage.sh"; this=1_sanity; {script}']
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+@pytest.mark.parametrize(
+    ("said", "blamed"),
+    [
+        ("sbatch: error: QOSMaxSubmitJobPerUserLimit", "a limit of the site"),
+        ("sbatch: error: Batch job submission failed: Invalid account or account/partition combination", "the account"),
+        ("sbatch: error: Batch job submission failed: Invalid feature specification", "asks for constraint gpuh100"),
+    ],
+)
+def test_what_sbatch_refuses_is_blamed_on_what_sbatch_names(tmp_path: Path, said: str, blamed: str):
+    (tmp_path / "said").write_text(f"{said}\n")
+    state = "submitted=() made=() job='' gpu=h100 constraint=gpuh100 gres=gpu:1 partition=gpu"
+    done = in_stage(f"{state}; refused {tmp_path}/said", tmp_path)
+    line, why = done.stderr.splitlines()
+    assert (done.returncode, line) == (2, said)
+    assert blamed in why
+
+
+def test_a_job_says_what_has_changed_since_it_was_submitted(tmp_path: Path):
+    def git(*words: str) -> str:
+        command = ["git", "-c", "user.name=n", "-c", "user.email=e@x", *words]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "code.py").write_text("1")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "1")
+    submitted = git("rev-parse", "HEAD")
+    say = f"root={tmp_path}; CONVSCOPE_SUBMITTED={submitted}; note_changes"
+    assert in_stage(say, tmp_path).stdout == ""
+    (tmp_path / "code.py").write_text("2")
+    expected = f"submitted with commit {submitted}, runs {submitted}-dirty; changed since: code.py\n"
+    assert in_stage(say, tmp_path).stdout == expected
+
+
 @pytest.mark.parametrize("given", [("--output-dir", "out"), ("--output-dir=out",)])
 def test_a_relative_folder_is_of_where_the_user_stands(tmp_path: Path, given: tuple[str, ...]):
     command = [str(ROOT / "1_sanity_check.sh"), "vgg16", "gemm", "l40s", "--dry-run", *given]
