@@ -43,6 +43,8 @@ def find_device(name: str) -> torch.device:
 
 def gpu_count() -> int:
     """Return the number of GPUs that PyTorch can use; of an old driver `driver.why_too_old` says more than PyTorch."""
+    import torch
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"CUDA initialization: The NVIDIA driver .* is too old")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0

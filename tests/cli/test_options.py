@@ -65,6 +65,7 @@ def test_without_a_driver_there_is_nothing_to_say(tmp_path: Path):
     assert driver.why_too_old("13.0", str(tmp_path / "libcuda.so.1")) is None
 
 
+@pytest.mark.long
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a PyTorch with CUDA")
 def test_a_command_on_a_machine_with_an_old_driver_ends_with_that_line(libcuda: Callable[..., Path]):
     folder = libcuda(9000).parent

@@ -52,6 +52,7 @@ def events(folder: Path) -> list[str]:
     return [line.split("\t")[2] for line in (folder / "jobs.log").read_text().splitlines()]
 
 
+@pytest.mark.long
 def test_a_run_here_that_fails_keeps_its_reason_in_its_log(project: Path, folder: Path):
     folder.mkdir(parents=True)
     (folder / "squeezenet1_1_torch_overall.csv").write_text("somebody's table\n")

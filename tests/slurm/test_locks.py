@@ -44,6 +44,7 @@ def private(cluster: Cluster) -> Iterator[Cluster]:
     cluster.call("scontrol", "reconfigure")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
 def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_it_hides(private: Cluster):
     folder = private.folder / "shared"

@@ -229,4 +229,4 @@ def test_the_status_leaves_out_what_an_overwrite_kept(whole: Store, tmp_path: Pa
     stage = tmp_path / "3_full"
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu")
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu.before-20261121T093100Z")
-    assert [found.path.name for found in progress.read_all(tmp_path)] == ["alexnet_direct_cpu"]
+    assert [found.path.name for found in progress.read_all(tmp_path).progress] == ["alexnet_direct_cpu"]
