@@ -65,15 +65,9 @@ def test_a_run_here_that_fails_keeps_its_reason_in_its_log(project: Path, folder
 
 
 # INT as kill sends it: to the stage alone; a terminal sends it to the run too.
+@pytest.mark.long
 @pytest.mark.parametrize(
-    ("number", "to_group"),
-    [
-        (signal.SIGTERM, False),
-        pytest.param(signal.SIGHUP, False, marks=pytest.mark.long),
-        pytest.param(signal.SIGHUP, True, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, False, marks=pytest.mark.long),
-        pytest.param(signal.SIGINT, True, marks=pytest.mark.long),
-    ],
+    ("number", "to_group"), [(signal.SIGTERM, False), (signal.SIGHUP, True), (signal.SIGINT, False)]
 )
 def test_a_signal_ends_a_stage_and_its_run_within_the_grace_time(
     project: Path, folder: Path, number: signal.Signals, to_group: bool
