@@ -88,7 +88,8 @@ def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
     assert re.search(r"^not begun: \d+ px takes about \d+ s, and the job ends in \d+ s$", log, re.MULTILINE)
     assert "stopped before the job ends" in log
     assert events(folder) == ["requeued", "started", "submitted"]
-    assert (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.err").read_text() == ""
+    said = (folder / f"3_full_mnasnet1_0_torch_cpu_{job}.err").read_text().splitlines()
+    assert all(line.startswith("slurmstepd") for line in said)  # which may still write that it requeues the job
 
 
 @pytest.mark.long
@@ -96,23 +97,25 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
     cluster: Cluster, flows: Flows
 ):
     # A size takes seconds, whichever comes first: the job finishes the one at hand before it ends.
-    quick = (*LONG, "--measure", "5")
-    (job,) = cluster.submit("./3_full_run.sh", "alexnet", "smm", "cpu", *quick, SLURM_RESTART_COUNT="3")
-    folder = cluster.results("3_full", "alexnet_smm_cpu")
+    model, quick = "torchvision:squeezenet1_0", (*LONG, "--measure", "5")
+    (job,) = cluster.submit("./3_full_run.sh", model, "smm", "cpu", *quick, SLURM_RESTART_COUNT="3")
+    folder = cluster.results("3_full", "squeezenet1_0_smm_cpu")
     more_rows(cluster, folder)
     cluster.call("scancel", "--signal=USR2", job)
     restarted(cluster, job, 1)
-    assert "; restart 1 of 3" in (folder / f"3_full_alexnet_smm_cpu_{job}.out").read_text()
+    assert "; restart 1 of 3" in (folder / f"3_full_squeezenet1_0_smm_cpu_{job}.out").read_text()
     more_rows(cluster, folder)
     for _ in range(2):  # as the job itself notes them
-        history.note_event(folder, now_utc(), job, "requeued", Combination("alexnet", "smm", "cpu"), quick)
+        history.note_event(folder, now_utc(), job, "requeued", Combination(model, "smm", "cpu"), quick)
     cluster.call("scancel", "--signal=USR2", job)
     assert cluster.wait(job) == "FAILED"
     assert cluster.job(job)["ExitCode"] == "85:0"
-    assert "after 3 restarts: submit it again to go on" in (folder / f"3_full_alexnet_smm_cpu_{job}.err").read_text()
+    assert (
+        "after 3 restarts: submit it again to go on" in (folder / f"3_full_squeezenet1_0_smm_cpu_{job}.err").read_text()
+    )
     said = cluster.call("./check_status.sh", "--stage", "3_full", "--algorithm", "smm").stdout
     assert "submitting it again goes on from there" in said
-    assert "  ./3_full_run.sh alexnet smm cpu --warmup 1" in said
+    assert f"  ./3_full_run.sh {model} smm cpu --warmup 1" in said
 
 
 def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_arguments(cluster: Cluster, flows: Flows):
