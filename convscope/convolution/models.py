@@ -210,7 +210,10 @@ def shapes_only(model: nn.Module) -> nn.Module:
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions that one pass of a model calls, as `called` does, for input batch × 3 × size × size."""
-    given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+    try:
+        given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+    except RuntimeError:  # more bytes than 64 bits count
+        raise InputError(f"a batch of {batch_size:,} images of {input_size} px fits into no memory") from None
     return tuple(called(name, _on_meta(name), given))
 
 

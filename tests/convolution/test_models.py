@@ -196,3 +196,8 @@ def test_the_digest_of_a_source_is_of_name_and_library(monkeypatch: pytest.Monke
     before = one.digest
     monkeypatch.setattr(models.torchvision, "__version__", "0.0.0")
     assert one.digest != before
+
+
+def test_a_batch_whose_bytes_cannot_be_counted_is_bad_input():
+    with pytest.raises(InputError, match=r"a batch of 2,932,031,007,403 images of 512 px fits into no memory"):
+        models.convolutions("alexnet", 512, 2932031007403)

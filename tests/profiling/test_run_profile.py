@@ -78,7 +78,7 @@ def test_bad_input_from_a_shell_ends_with_2_and_one_line():
     assert done.returncode == 2
     assert done.stderr == (
         "run_profile.py: unknown model 'lenet': choose one of vgg16, densenet121, resnet152, googlenet, alexnet, "
-        "resnet50, or torchvision:NAME\n"
+        "resnet50, or torchvision:NAME (nearest: alexnet, googlenet)\n"
     )
 
 
