@@ -104,7 +104,7 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     from profiler import UnifiedProfiler
 
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
-    profiler = UnifiedProfiler.of(_request(options), stop, lambda line: print(line, file=sys.stderr, flush=True), log)
+    profiler = UnifiedProfiler.of(_request(options), stop, note_by(NAME), log)
     overall, layers = profiler.run(
         options.output_dir,
         overwrite=options.overwrite,

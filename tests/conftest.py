@@ -9,9 +9,11 @@ into finding out which vector instructions there are.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 
+gc.set_threshold(50_000)  # as commands do, for the import of PyTorch
 if not os.path.exists("/dev/nvidiactl"):
     # Read when torch is imported, here and in the processes that tests start; a patch of its config ends at the thread.
     os.environ |= {

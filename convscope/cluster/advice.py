@@ -17,9 +17,8 @@ from convscope.cluster.progress import Progress
 from convscope.cluster.standing import TROUBLED, Standing
 from convscope.convolution import algorithms
 from convscope.errors import InputError
-from convscope.storage.paths import RETRIED, STAGES, Combination
+from convscope.storage.paths import RETRIED, SCRIPTS, STAGES, Combination
 
-SCRIPTS = dict(zip(STAGES, ("./1_sanity_check.sh", "./2_quick_sweep.sh", "./3_full_run.sh"), strict=True))
 _NAME = re.compile(r"(torchvision:|timm:)?[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?", re.ASCII)
 
@@ -126,4 +125,4 @@ def _own_command(folder: Progress) -> list[str]:
 def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:
     words = shlex.join(word for each in names for word in (each.model, each.algorithm, each.gpu))
     given = words if len(names) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
-    return f"{SCRIPTS[stage]} {given} {flags}".rstrip()
+    return f"./{SCRIPTS[stage]} {given} {flags}".rstrip()

@@ -30,9 +30,8 @@ from convscope.cluster import matrix, progress, submission
 from convscope.errors import InputError, SensorError
 from convscope.power import nvml
 from convscope.storage import paths
-from convscope.storage.paths import ROOT, STAGES, Combination
+from convscope.storage.paths import ROOT, SCRIPTS, STAGES, Combination
 
-SCRIPTS = dict(zip(STAGES, ("1_sanity_check.sh", "2_quick_sweep.sh", "3_full_run.sh"), strict=True))
 CPU = "cpu"
 _OUTCOMES = ("done", "failed", "stopped", "not started")
 _POLL_S = 0.5

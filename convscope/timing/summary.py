@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
-from scipy.stats import binom
+from scipy.special import bdtr, stdtrit
 
 CONFIDENCE = 0.95
 
@@ -96,7 +95,8 @@ def median_interval_ms(times_ms: Sequence[float]) -> tuple[float, float] | None:
     Its ends are the times of two ranks; the ranks are quantiles of a binomial distribution with p = 1/2.
     """
     ordered, count = sorted(times_ms), len(times_ms)
-    rank = int(binom.ppf((1 - CONFIDENCE) / 2, count, 0.5))  # the number of times below the median is rarely lower
+    at_most = bdtr(np.arange(count + 1), count, 0.5)  # that at most so many times lie below the median
+    rank = int(np.searchsorted(at_most, (1 - CONFIDENCE) / 2))
     return (ordered[rank - 1], ordered[count - rank]) if rank >= 1 else None
 
 

@@ -176,7 +176,7 @@ def in_job(tmp_path: Path, gpu: str) -> str:
 def in_stage(script: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run lines of shell behind those that the stages share."""
     command = ["bash", "-c", f'root={ROOT}; source "$root/slurm/stage.sh"; this=1_sanity; {script}']
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, timeout=60)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,20 @@ def test_a_job_says_what_has_changed_since_it_was_submitted(tmp_path: Path):
     (tmp_path / "code.py").write_text("2")
     expected = f"submitted with commit {submitted}, runs {submitted}-dirty; changed since: code.py\n"
     assert in_stage(say, tmp_path).stdout == expected
+
+
+@pytest.mark.parametrize("planted", ["link", "pipe"])
+def test_a_history_that_is_no_plain_file_is_not_written_to_and_that_is_said(tmp_path: Path, planted: str):
+    history, precious = tmp_path / "results/1_sanity/vgg16_gemm_h100/jobs.log", tmp_path / "precious"
+    history.parent.mkdir(parents=True)
+    precious.write_text("mine\n")
+    history.symlink_to(precious) if planted == "link" else os.mkfifo(history)
+    note = "model=vgg16 algorithm=gemm gpu=h100 own=() flags=(); note_event 1_sanity 7 started"
+    done = in_stage(note, tmp_path)
+    assert (done.returncode, precious.read_text()) == (0, "mine\n")
+    assert done.stderr == (
+        "1_sanity_check.sh: results/1_sanity/vgg16_gemm_h100/jobs.log is no plain file: not noted there: job 7 started\n"
+    )
 
 
 @pytest.mark.parametrize("given", [("--output-dir", "out"), ("--output-dir=out",)])

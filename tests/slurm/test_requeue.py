@@ -80,7 +80,8 @@ def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(clust
 @pytest.mark.long
 def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
     names = ("torchvision:mnasnet1_0", "torch", "cpu", *LONG, "--num-sizes", "100")
-    (job,) = cluster.submit("./3_full_run.sh", *names, SBATCH_TIMELIMIT="2", SBATCH_SIGNAL="USR2@1")
+    # URG, which no program answers: USR2 may come a minute early, and then it is the signal that stops the run.
+    (job,) = cluster.submit("./3_full_run.sh", *names, SBATCH_TIMELIMIT="2", SBATCH_SIGNAL="URG@1")
     folder = cluster.results("3_full", "mnasnet1_0_torch_cpu")
     cluster.until(lambda: "requeued" in events(folder), "the end before the time limit")
     cluster.call("scancel", job)
