@@ -13,7 +13,6 @@ import gc
 import os
 import re
 
-gc.set_threshold(50_000)  # as commands do, for the import of PyTorch
 if not os.path.exists("/dev/nvidiactl"):
     # Read when torch is imported, here and in the processes that tests start; a patch of its config ends at the thread.
     os.environ |= {
@@ -35,7 +34,8 @@ def _asks_for(marker: str, config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how many examples are drawn, before any test is collected."""
+    """Choose how many examples are drawn, before any test is collected; collect garbage as rarely as commands do."""
+    gc.set_threshold(50_000)
     settings.load_profile("all" if _asks_for("long", config) or _asks_for("gpu", config) else "few")
 
 

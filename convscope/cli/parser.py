@@ -131,7 +131,7 @@ def as_program(main: Callable[[], int]) -> int:
     command, 74 where it succeeded and its output could not be written. Where a GPU was lost the process ends here, and
     nothing of it is taken down.
     """
-    # PyTorch's import makes a million objects that stay; to look through them again and again takes a second of its six.
+    # Importing PyTorch makes a million objects that stay: looking through them again and again takes a second of six.
     gc.set_threshold(50_000)
     for number in (0, 1, 2):  # else the next file that is opened gets the number, and what is printed
         if not os.path.lexists(f"/proc/self/fd/{number}"):

@@ -222,9 +222,8 @@ def test_a_history_that_is_no_plain_file_is_not_written_to_and_that_is_said(tmp_
     note = "model=vgg16 algorithm=gemm gpu=h100 own=() flags=(); note_event 1_sanity 7 started"
     done = in_stage(note, tmp_path)
     assert (done.returncode, precious.read_text()) == (0, "mine\n")
-    assert done.stderr == (
-        "1_sanity_check.sh: results/1_sanity/vgg16_gemm_h100/jobs.log is no plain file: not noted there: job 7 started\n"
-    )
+    path = "results/1_sanity/vgg16_gemm_h100/jobs.log"
+    assert done.stderr == f"1_sanity_check.sh: {path} is no plain file: not noted there: job 7 started\n"
 
 
 @pytest.mark.parametrize("given", [("--output-dir", "out"), ("--output-dir=out",)])
