@@ -100,6 +100,10 @@ def _refuse_without_energy(made: OneLineParser, arguments: Sequence[str] | None,
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
+    from convscope.convolution import algorithms, names
+
+    names.check_model(options.model)  # before PyTorch is imported, which takes seconds
+    algorithms.find(options.algorithm)
     from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
 

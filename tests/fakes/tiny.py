@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torchvision.models import _api
 
+from convscope.convolution import names
+
 NAME = "torchvision:tiny"
 CONVOLUTIONS = 3
 
@@ -41,3 +43,5 @@ def register(patched: pytest.MonkeyPatch) -> None:
 
     tiny.__module__ = "torchvision.models.tiny"
     patched.setitem(_api.BUILTIN_MODELS, "tiny", tiny)
+    known = [*(names.torchvision_classifiers() or ()), "tiny"]
+    patched.setattr(names, "torchvision_classifiers", lambda: known)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fakes import ROOT
+from fakes import ROOT, tiny
 
 import run_profile
 
@@ -29,6 +29,7 @@ FAST = [
     "2",
     "--no-energy",
 ]
+TINY = ["--model", tiny.NAME, "--algorithm", "direct", *FAST]
 ALEXNET = ["--model", "alexnet", "--algorithm", "direct", *FAST]
 MOBILENET = ["--model", "torchvision:mobilenet_v2", "--algorithm", "smm", *FAST]
 
@@ -72,7 +73,6 @@ def test_a_run_from_a_shell_ends_with_0_and_leaves_three_files(tmp_path: Path):
     assert json.loads((tmp_path / "run.json").read_text())["command"][-1] == str(tmp_path)
 
 
-@pytest.mark.long
 def test_bad_input_from_a_shell_ends_with_2_and_one_line():
     done = command("--model", "lenet", "--algorithm", "direct")
     assert done.returncode == 2
@@ -82,15 +82,23 @@ def test_bad_input_from_a_shell_ends_with_2_and_one_line():
     )
 
 
-def test_help_comes_without_loading_pytorch():
-    code = "import sys, run_profile\ntry: run_profile.main(['--help'])\nfinally: sys.exit('torch' in sys.modules)"
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--help"], "--unsupported"),
+        (["--model", "vgg61", "--algorithm", "gemm"], "unknown model 'vgg61'"),
+        (["--model", "vgg16", "--algorithm", "gem"], "unknown algorithm 'gem'"),
+    ],
+)
+def test_help_and_a_wrong_name_come_without_loading_pytorch(arguments: list[str], said: str):
+    code = f"import sys, run_profile\ntry: run_profile.main({arguments})\nfinally: sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert "--unsupported" in done.stdout
+    assert said in done.stdout + done.stderr
 
 
 def test_a_run_whose_output_is_no_terminal_logs_a_header_and_a_line_a_size_then_prints_a_table(call, tmp_path: Path):
-    printed = call(*ALEXNET, "--output-dir", str(tmp_path))
+    printed = call(*TINY, "--output-dir", str(tmp_path))
     lines = printed.out.splitlines()
     assert [line.split(":")[0] for line in lines[:5]] == ["command", "CPU", "versions", "commit", "sizes"]
     assert lines[4] == "sizes: 1, 64 px, batch 1, fp32"
@@ -104,9 +112,9 @@ def test_a_run_whose_output_is_no_terminal_logs_a_header_and_a_line_a_size_then_
 
 
 def test_a_second_run_measures_nothing_and_says_so(call, tmp_path: Path):
-    first = call(*ALEXNET, "--output-dir", str(tmp_path))
+    first = call(*TINY, "--output-dir", str(tmp_path))
     files = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    second = call(*ALEXNET, "--output-dir", str(tmp_path))
+    second = call(*TINY, "--output-dir", str(tmp_path))
     assert (second.code, second.err) == (0, "")
     assert second.out.splitlines()[5] == f"all 1 sizes are in {tmp_path}: nothing measured (--overwrite)"
     assert second.out.splitlines()[6:] == first.out.splitlines()[6:]
@@ -115,7 +123,7 @@ def test_a_second_run_measures_nothing_and_says_so(call, tmp_path: Path):
 
 def test_a_size_that_its_job_does_not_let_end_is_not_begun(call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CONVSCOPE_END_S", str(int(time.time()) + 5))  # less than is kept free for ending
-    two = (*ALEXNET, "--num-sizes", "2", "--output-dir", str(tmp_path))
+    two = (*TINY, "--num-sizes", "2", "--output-dir", str(tmp_path))
     printed = call(*two)
     assert (printed.code, printed.err) == (85, "")
     assert re.search(r"^not begun: \d\d px takes about \d+ s, and the job ends in \d s$", printed.out, re.MULTILINE)
@@ -124,27 +132,27 @@ def test_a_size_that_its_job_does_not_let_end_is_not_begun(call, tmp_path: Path,
     again = call(*two)
     assert again.code == 2
     assert again.err.endswith("s: nothing is measured; submit it with a longer time limit\n")
-    assert len((tmp_path / "alexnet_direct_overall.csv").read_text().splitlines()) == 2
+    assert len((tmp_path / "tiny_direct_overall.csv").read_text().splitlines()) == 2
     monkeypatch.delenv("CONVSCOPE_END_S")
     assert call(*two).code == 0
 
 
 def test_overwrite_measures_again(call, tmp_path: Path):
-    call(*ALEXNET, "--output-dir", str(tmp_path))
-    before = (tmp_path / "alexnet_direct_overall.csv").read_text()
-    printed = call(*ALEXNET, "--output-dir", str(tmp_path), "--overwrite")
-    after = (tmp_path / "alexnet_direct_overall.csv").read_text()
+    call(*TINY, "--output-dir", str(tmp_path))
+    before = (tmp_path / "tiny_direct_overall.csv").read_text()
+    printed = call(*TINY, "--output-dir", str(tmp_path), "--overwrite")
+    after = (tmp_path / "tiny_direct_overall.csv").read_text()
     assert printed.code == 0
     assert after != before
     assert len(after.splitlines()) == 2
     (kept,) = tmp_path.glob("before-*")
     assert f"\nwhat was in {tmp_path} is kept in {kept}\n" in printed.out
-    assert (kept / "alexnet_direct_overall.csv").read_text() == before
+    assert (kept / "tiny_direct_overall.csv").read_text() == before
 
 
 def test_overwrite_takes_other_settings(call, tmp_path: Path):
-    call(*ALEXNET, "--output-dir", str(tmp_path))
-    assert call(*ALEXNET, "--output-dir", str(tmp_path), "--seed", "3", "--overwrite").code == 0
+    call(*TINY, "--output-dir", str(tmp_path))
+    assert call(*TINY, "--output-dir", str(tmp_path), "--seed", "3", "--overwrite").code == 0
     assert json.loads((tmp_path / "run.json").read_text())["run"]["seed"] == 3
 
 
@@ -160,7 +168,7 @@ def test_overwrite_takes_other_settings(call, tmp_path: Path):
 def test_other_settings_in_the_same_folder_are_refused_naming_the_difference(
     call, measured: Path, changed: list[str], difference: str
 ):
-    printed = call(*ALEXNET, "--output-dir", str(measured), *changed)
+    printed = call(*TINY, "--output-dir", str(measured), *changed)
     assert printed.code == 2
     assert f"holds a run with other settings ({difference}): choose another --output-dir" in printed.err
 
@@ -169,7 +177,7 @@ def test_other_settings_in_the_same_folder_are_refused_naming_the_difference(
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with one measured size; no test that uses it may change it."""
     folder = tmp_path_factory.mktemp("measured")
-    assert run_profile.main([*ALEXNET, "--output-dir", str(folder)]) == 0
+    assert run_profile.main([*TINY, "--output-dir", str(folder)]) == 0
     return folder
 
 
@@ -179,19 +187,19 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--model", "lenet", "--algorithm", "direct"], "unknown model 'lenet'"),
         (["--model", "torchvision:lenet", "--algorithm", "direct"], "torchvision has no classification model 'lenet'"),
         (["--model", "alexnet", "--algorithm", "fastest"], "unknown algorithm 'fastest'"),
-        ([*ALEXNET, "--num-sizes", "0"], "--num-sizes 0: it must be at least 1"),
-        ([*ALEXNET, "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
-        ([*ALEXNET, "--measure", "0"], "--measure 0: it must be at least 1"),
-        ([*ALEXNET, "--input-range", "0", "0"], "--input-range 0: it must be at least 1"),
+        ([*TINY, "--num-sizes", "0"], "--num-sizes 0: it must be at least 1"),
+        ([*TINY, "--batch-size", "0"], "--batch-size 0: it must be at least 1"),
+        ([*TINY, "--measure", "0"], "--measure 0: it must be at least 1"),
+        ([*TINY, "--input-range", "0", "0"], "--input-range 0: it must be at least 1"),
         ([*ALEXNET, "--input-range", "8", "8"], "alexnet cannot take 8×8 images"),
-        ([*ALEXNET, "--gpu", "h200"], "--gpu h200: the device is a CPU"),
-        ([*ALEXNET, "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
-        ([*ALEXNET, "--device", "tpu"], "--device 'tpu' is none of auto, cpu, cuda, cuda:N"),
-        ([*ALEXNET, "--math", "tf32"], "--math tf32 needs a CUDA device"),
-        ([*ALEXNET, "--math", "fp64"], "argument --math: invalid choice: 'fp64'"),
-        ([*ALEXNET, "--num-sizes", "many"], "argument --num-sizes: invalid int value: 'many'"),
-        ([*ALEXNET, "--test"], "argument --test: not allowed with argument --num-sizes"),
-        ([*ALEXNET, "--algorithm", "winograd"], "winograd needs a CUDA device: on a CPU choose direct, smm or torch"),
+        ([*TINY, "--gpu", "h200"], "--gpu h200: the device is a CPU"),
+        ([*TINY, "--device", "cuda:99"], "--device cuda:99: PyTorch sees"),
+        ([*TINY, "--device", "tpu"], "--device 'tpu' is none of auto, cpu, cuda, cuda:N"),
+        ([*TINY, "--math", "tf32"], "--math tf32 needs a CUDA device"),
+        ([*TINY, "--math", "fp64"], "argument --math: invalid choice: 'fp64'"),
+        ([*TINY, "--num-sizes", "many"], "argument --num-sizes: invalid int value: 'many'"),
+        ([*TINY, "--test"], "argument --test: not allowed with argument --num-sizes"),
+        ([*TINY, "--algorithm", "winograd"], "winograd needs a CUDA device: on a CPU choose direct, smm or torch"),
         (["--model", "alexnet"], "say --model NAME and --algorithm NAME"),
         (["--colour"], "unrecognized arguments: --colour"),
         (["--list-algorithms", "--model", "lenet"], "unknown model 'lenet'"),
@@ -212,7 +220,7 @@ def test_a_batch_of_nothing_cannot_be_listed_either(call):
 
 def test_a_directory_that_cannot_be_written_ends_with_2_and_one_line(call, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    printed = call(*ALEXNET, "--output-dir", str(tmp_path / "file" / "results"))
+    printed = call(*TINY, "--output-dir", str(tmp_path / "file" / "results"))
     assert printed.code == 2
     assert printed.err == (
         f"run_profile.py: cannot write results to {tmp_path}/file/results (Not a directory): "
@@ -292,20 +300,20 @@ def test_checking_for_cuda_without_a_gpu_says_so_and_ends_with_1(call):
 
 
 def test_a_run_with_a_size_that_failed_ends_with_1(call, tmp_path: Path):
-    call(*ALEXNET, "--output-dir", str(tmp_path))
-    overall = tmp_path / "alexnet_direct_overall.csv"
+    call(*TINY, "--output-dir", str(tmp_path))
+    overall = tmp_path / "tiny_direct_overall.csv"
     overall.write_text(overall.read_text().replace(",ok,", ",oom,too large"))
-    assert call(*ALEXNET, "--output-dir", str(tmp_path)).code == 1
+    assert call(*TINY, "--output-dir", str(tmp_path)).code == 1
 
 
 def test_a_size_that_failed_is_measured_again_with_retry(call, tmp_path: Path):
-    call(*ALEXNET, "--output-dir", str(tmp_path))
-    overall = tmp_path / "alexnet_direct_overall.csv"
+    call(*TINY, "--output-dir", str(tmp_path))
+    overall = tmp_path / "tiny_direct_overall.csv"
     overall.write_text(overall.read_text().replace(",ok,", ",failed,the driver"))
-    printed = call(*ALEXNET, "--output-dir", str(tmp_path), "--retry")
+    printed = call(*TINY, "--output-dir", str(tmp_path), "--retry")
     assert printed.code == 0
     assert pd.read_csv(overall)["status"].tolist() == ["ok"]
-    assert len(pd.read_csv(tmp_path / "alexnet_direct_layers.csv")) == 5
+    assert len(pd.read_csv(tmp_path / "tiny_direct_layers.csv")) == tiny.CONVOLUTIONS
 
 
 @pytest.mark.parametrize("option", ["overwrite", "retry", "any_card", "take_over"])
@@ -318,7 +326,7 @@ def test_options_on_what_a_folder_has_are_handed_on(call, monkeypatch: pytest.Mo
         return empty, empty
 
     monkeypatch.setattr("profiler.UnifiedProfiler.run", measure_nothing)
-    call(*ALEXNET, f"--{option.replace('_', '-')}")
+    call(*TINY, f"--{option.replace('_', '-')}")
     assert given == dict.fromkeys(("overwrite", "retry", "any_card", "take_over"), False) | {option: True}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from fakes import Branching, Card, Clock
+from fakes import Branching, Card, Clock, tiny
 from fakes.sensors import Load
 
 from convscope.convolution.layer import Layer
@@ -102,13 +102,13 @@ FAST = {
 }
 
 
-def make(model: str = "alexnet", algorithm: str = "direct", **changes: object) -> UnifiedProfiler:
+def make(model: str = tiny.NAME, algorithm: str = "direct", **changes: object) -> UnifiedProfiler:
     return UnifiedProfiler(model, algorithm, **(FAST | changes))
 
 
 @pytest.fixture(scope="module")
 def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFrame, pd.DataFrame]:
-    folder = tmp_path_factory.mktemp("alexnet_direct")
+    folder = tmp_path_factory.mktemp("tiny_direct")
     overall, layers = make(num_sizes=2).run(folder)
     return folder, overall, layers
 
@@ -116,13 +116,13 @@ def two_sizes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, pd.DataFr
 def test_each_size_has_one_overall_row_and_one_row_for_each_convolution(two_sizes: tuple):
     _, overall, layers = two_sizes
     assert list(overall["input_size"]) == [64, 96]
-    assert layers.groupby("input_size").size().to_dict() == {64: 5, 96: 5}
+    assert layers.groupby("input_size").size().to_dict() == {64: tiny.CONVOLUTIONS, 96: tiny.CONVOLUTIONS}
 
 
 def test_the_tables_that_come_back_are_those_on_disk(two_sizes: tuple):
     folder, overall, layers = two_sizes
-    pd.testing.assert_frame_equal(overall, profile_store(folder, "alexnet_direct").read("overall"))
-    pd.testing.assert_frame_equal(layers, profile_store(folder, "alexnet_direct").read("layers"))
+    pd.testing.assert_frame_equal(overall, profile_store(folder, "tiny_direct").read("overall"))
+    pd.testing.assert_frame_equal(layers, profile_store(folder, "tiny_direct").read("layers"))
 
 
 def test_every_layer_says_that_ai3_ran_direct(two_sizes: tuple):
@@ -141,7 +141,7 @@ def test_the_error_of_each_layer_is_checked_at_every_size(two_sizes: tuple):
 def test_layers_take_less_than_the_pass_that_they_are_part_of(two_sizes: tuple):
     _, overall, _ = two_sizes
     assert (overall["layers_sum_ms"] > 0).all()
-    assert (overall["convolutions"] == 5).all()
+    assert (overall["convolutions"] == tiny.CONVOLUTIONS).all()
 
 
 def test_on_a_cpu_the_figures_of_a_gpu_are_empty(two_sizes: tuple):
@@ -170,10 +170,10 @@ def test_a_size_that_is_missing_is_measured_and_those_there_are_kept(two_sizes: 
 def test_layers_of_a_size_that_was_cut_off_are_measured_again(tmp_path: Path):
     notes: list[str] = []
     make().run(tmp_path)
-    (tmp_path / "alexnet_direct_overall.csv").unlink()
+    (tmp_path / "tiny_direct_overall.csv").unlink()
     overall, layers = make(note=notes.append).run(tmp_path)
     assert notes == [f"{tmp_path}: dropped the size 64 px, which was cut off"]
-    assert (len(overall), len(layers)) == (1, 5)
+    assert (len(overall), len(layers)) == (1, tiny.CONVOLUTIONS)
 
 
 def test_an_algorithm_of_the_gpu_is_refused_on_a_cpu_before_a_folder_is_made(tmp_path: Path):
@@ -184,7 +184,7 @@ def test_an_algorithm_of_the_gpu_is_refused_on_a_cpu_before_a_folder_is_made(tmp
 
 def test_a_size_that_the_model_cannot_take_is_refused_before_a_folder_is_made(tmp_path: Path):
     with pytest.raises(InputError, match="alexnet cannot take 8×8 images"):
-        make(input_size_range=(8, 64), num_sizes=2).run(tmp_path / "results")
+        make("alexnet", input_size_range=(8, 64), num_sizes=2).run(tmp_path / "results")
     assert not (tmp_path / "results").exists()
 
 
@@ -195,15 +195,15 @@ def test_a_size_in_the_middle_that_the_model_cannot_take_is_a_row_with_a_reason(
 
     def picky(name: str, size: int, batch_size: int) -> tuple[Layer, ...]:
         if size == 80:
-            raise InputError("alexnet cannot take 80×80 images")
+            raise InputError("tiny cannot take 80×80 images")
         return listed(name, size, batch_size)
 
     monkeypatch.setattr(sweep.models, "convolutions", picky)
     notes: list[str] = []
     overall, layers = make(num_sizes=3, note=notes.append).run(tmp_path)
     assert list(overall["status"]) == ["ok", "unsupported", "ok"]
-    assert overall.iloc[1]["reason"] == "alexnet cannot take 80×80 images"
-    assert notes == ["80 px: unsupported: alexnet cannot take 80×80 images"]
+    assert overall.iloc[1]["reason"] == "tiny cannot take 80×80 images"
+    assert notes == ["80 px: unsupported: tiny cannot take 80×80 images"]
     assert set(layers["input_size"]) == {64, 96}
 
 
@@ -223,7 +223,7 @@ def test_results_outlive_an_overwrite_that_could_not_begin(tmp_path: Path, monke
     monkeypatch.setattr(sweep.models, "build", offline)
     with pytest.raises(InputError, match="weights"):
         make(pretrained=True).run(tmp_path, overwrite=True)
-    assert (tmp_path / "alexnet_direct_overall.csv").exists()
+    assert (tmp_path / "tiny_direct_overall.csv").exists()
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_a_row_with_a_reason(tmp_path: Path):
@@ -254,8 +254,8 @@ def test_the_order_goes_by_the_seed(tmp_path: Path):
 
 def test_the_file_of_a_finished_run_is_sorted_by_size(tmp_path: Path):
     make(algorithm="torch", num_sizes=5).run(tmp_path)
-    assert list(pd.read_csv(tmp_path / "alexnet_torch_overall.csv")["input_size"]) == SIZES
-    assert pd.read_csv(tmp_path / "alexnet_torch_layers.csv")["input_size"].is_monotonic_increasing
+    assert list(pd.read_csv(tmp_path / "tiny_torch_overall.csv")["input_size"]) == SIZES
+    assert pd.read_csv(tmp_path / "tiny_torch_layers.csv")["input_size"].is_monotonic_increasing
 
 
 def test_overheads_are_calibrated_at_the_smallest_size_whatever_comes_first_and_errors_checked_at_all(
@@ -305,7 +305,7 @@ def test_a_size_that_failed_or_ran_out_of_memory_is_measured_again_where_that_is
 ):
     memory = Memory(monkeypatch, 80)
     make(**QUIET).run(tmp_path)
-    before = profile_store(tmp_path, "alexnet_torch").read("overall").set_index("input_size")
+    before = profile_store(tmp_path, "tiny_torch").read("overall").set_index("input_size")
     memory.full_px = float("inf")
     memory.tried.clear()
     assert set(make(**QUIET).run(tmp_path)[0]["status"]) == {"ok", "oom"}
@@ -357,7 +357,7 @@ def test_a_job_that_is_put_back_does_not_retry_what_it_has_retried_itself(
 
 def test_without_an_output_folder_results_go_by_stage_model_algorithm_and_device():
     parts = make(algorithm="smm", num_sizes=10).folder.parts[-3:]
-    assert parts == ("results", "2_quick", "alexnet_smm_cpu")
+    assert parts == ("results", "2_quick", "tiny_smm_cpu")
 
 
 def test_the_unswapped_model_is_the_baseline(tmp_path: Path):

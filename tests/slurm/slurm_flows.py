@@ -12,6 +12,7 @@ from pathlib import Path
 from slurm_cluster import Cluster
 
 LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64", "163")
+BRIEF = ("--warmup", "1", "--measure", "10", "--no-energy", "--input-range", "64", "163")
 LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
 LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
 SIXTY = ("--num-sizes", "60")
@@ -79,7 +80,7 @@ def _limit(cluster: Cluster, job: str, minutes: int) -> None:
 
 def _by_hand(cluster: Cluster) -> list[str]:
     command = ("sbatch", "--parsable", "--gres=none")
-    names = ("alexnet", "direct", "cpu", *LIGHT)
+    names = (*LIMITED, *LIGHT)
     first = cluster.call(*command, "1_sanity_check.sh", *names).stdout.strip()
     second = cluster.call(*command, f"--dependency=afterok:{first}", "2_quick_sweep.sh", *names).stdout.strip()
     return [first, second]

@@ -1,8 +1,9 @@
-"""A job's lock as others see it: another process of the user, and another user whom the queue shows nothing."""
+"""A job's lock and standing as others see them: another process of the user, and one whom the queue shows nothing."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from slurm_cluster import Cluster
+from slurm_flows import LONG
 
 NOBODY = 65534
 HOLD = """
@@ -28,6 +30,15 @@ if user: os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, us
 try:
     with Lock(path, take_over=take_over) as lock: print("took it from", lock.taken_from)
 except Exception as error: print(error)
+"""
+STATUS = """
+import os, sys
+from convscope.cluster import status
+status.main([])  # which imports what another user may not read
+print("----")
+user = int(sys.argv[1])
+if user: os.setgroups([]), os.setresgid(user, user, user), os.setresuid(user, user, user)
+print(status.main([]))
 """
 ELSEWHERE = ["unshare", "-pf"]  # another PID namespace sees no processes, as another node does
 
@@ -70,3 +81,31 @@ def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_i
     assert hidden in said(NOBODY)
     assert said().endswith("which is gone\n")
     assert not lock.exists()
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
+def test_a_job_that_the_queue_hides_from_another_user_is_not_said_to_have_left_it(private: Cluster):
+    at_work, waiting = ("torchvision:squeezenet1_0", "torch", "cpu"), ("alexnet", "gemm", "l40s")
+    (running,) = private.submit("./3_full_run.sh", *at_work, *LONG)
+    (queued,) = private.submit("./1_sanity_check.sh", *waiting, SBATCH_PARTITION="closed")
+    private.until((private.results("3_full", "squeezenet1_0_torch_cpu") / "run.lock").exists, "the job's lock")
+
+    def rows(user: int = 0) -> dict[str, str]:
+        """Return what a user's status says of each combination, and its exit code."""
+        said = private.call(*ELSEWHERE, sys.executable, "-c", STATUS, str(user)).stdout.split("----\n")[1].splitlines()
+        lines = (line.partition("  ") for line in said if line.startswith(("alexnet", "torchvision")))
+        return {name: cells.strip() for name, _, cells in lines} | {"exit code": said[-1]}
+
+    names = [", ".join(names) for names in (at_work, waiting)]
+    own, others = rows(), rows(NOBODY)
+    assert re.search(r"running \d+/100, [\d:-]+ left", own[names[0]])
+    assert re.search(r"running \d+/100$", others[names[0]])
+    assert own[names[1]].startswith("queued 0/1, PartitionDown")
+    assert others[names[1]].startswith(f"queued 0/1, as job {queued}")
+    assert own["exit code"] == others["exit code"] == "3"
+    private.call("scancel", running, queued)
+    private.wait(queued)
+    private.wait(running)
+    assert rows()[names[1]].startswith("failed 0/1")
+    assert rows(NOBODY)[names[1]].startswith(f"queued 0/1, as job {queued}")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from slurm_cluster import Cluster
-from slurm_flows import LONG, UNDISTURBED, Flows, Limited
+from slurm_flows import BRIEF, LONG, UNDISTURBED, Flows, Limited
 
 from convscope.cluster import history
 from convscope.storage.paths import Combination, now_utc
@@ -95,7 +95,7 @@ def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
 
 @pytest.mark.long
 def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_and_then_says_how_to_go_on(
-    cluster: Cluster, flows: Flows
+    cluster: Cluster,
 ):
     # A size takes seconds, whichever comes first: the job finishes the one at hand before it ends.
     model, quick = "torchvision:squeezenet1_0", (*LONG, "--measure", "5")
@@ -119,10 +119,32 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
     assert f"  ./3_full_run.sh {model} smm cpu --warmup 1" in said
 
 
+@pytest.mark.long
+def test_a_chain_whose_second_stage_is_put_back_waits_for_it_and_goes_on(cluster: Cluster):
+    names = ("torchvision:shufflenet_v2_x1_0", "torch", "cpu")
+    first, second, third = cluster.submit("./1_sanity_check.sh", "--chain", *names, *LONG)
+    folder = cluster.results("2_quick", "shufflenet_v2_x1_0_torch_cpu")
+    more_rows(cluster, folder)
+    cluster.call("scancel", "--signal=USR2", second)
+    restarted(cluster, second, 1)
+    waiting = cluster.job(third)
+    assert (waiting["JobState"], waiting["Reason"]) == ("PENDING", "Dependency")
+    assert cluster.wait(second) == "COMPLETED"
+    assert events(folder) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
+    sizes = pd.read_csv(folder / "shufflenet_v2_x1_0_torch_overall.csv")["input_size"]
+    assert (len(sizes), sizes.is_unique) == (10, True)
+    more_rows(cluster, cluster.results("3_full", folder.name))
+    started = cluster.job(third)["StartTime"]
+    assert cluster.job(first)["EndTime"] < cluster.job(second)["EndTime"] <= started
+    cluster.call("scancel", third)
+    said = cluster.call("./check_status.sh", "--model", names[0]).stdout
+    assert re.search(r"done 1/1 +done 10/10 ", said)
+
+
 def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_arguments(cluster: Cluster, flows: Flows):
     folder = cluster.project / HOSTILE
     names = ("torchvision:resnet18", "torch", "cpu")
-    (job,) = cluster.submit("./3_full_run.sh", "--no-requeue", *names, "--output-dir", HOSTILE, *LONG)
+    (job,) = cluster.submit("./3_full_run.sh", "--no-requeue", *names, "--output-dir", HOSTILE, *BRIEF)
     more_rows(cluster, folder)
     cluster.call("scancel", "--signal=USR2", job)
     assert cluster.wait(job) == "FAILED"
@@ -133,7 +155,7 @@ def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_argume
 
 
 def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster: Cluster, flows: Flows):
-    (job,) = cluster.submit("./3_full_run.sh", "torchvision:shufflenet_v2_x0_5", "torch", "cpu", *LONG)
+    (job,) = cluster.submit("./3_full_run.sh", "torchvision:shufflenet_v2_x0_5", "torch", "cpu", *BRIEF)
     folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")
     more_rows(cluster, folder)
     cluster.call("scontrol", "requeue", job)  # as after preemption, or a node that fails

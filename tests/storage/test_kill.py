@@ -25,7 +25,7 @@ def means(folder: Path) -> dict[int, float]:
     return dict(zip(overall["input_size"], overall["mean"], strict=True))
 
 
-@pytest.mark.parametrize("kills", [20, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
 def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
     victims: Victims, tmp_path: Path, kills: int
 ):

@@ -93,7 +93,8 @@ def test_direct_of_thin_groups_agrees_with_float64(shape: Convolution):
     ("shape", "splits"),
     [
         (convolution(channels=20, size=(9, 6)), 1),
-        (convolution(channels=40, images=1, padding=(0, 2)), 3),
+        pytest.param(convolution(channels=40, images=1, padding=(0, 2)), 3, marks=pytest.mark.long),
+        (convolution(channels=20, images=1, size=(5, 8), padding=(0, 2)), 2),
         (convolution(channels=8, filters=10, groups=2, images=1, size=(5, 8)), 1),
     ],
     ids=str,

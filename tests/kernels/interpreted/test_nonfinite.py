@@ -74,7 +74,7 @@ def test_winograd_keeps_nan_and_what_is_not_finite_in_its_tile(tile: int, math: 
 
 
 @each_value
-@pytest.mark.parametrize("shape", [SPACE, GROUPED], ids=["folded", "grouped"])
+@pytest.mark.parametrize("shape", [SPACE, pytest.param(GROUPED, marks=pytest.mark.long)], ids=["folded", "grouped"])
 @pytest.mark.parametrize("name", catalogue.KERNELS)
 def test_every_3d_kernel_gives_what_pytorch_gives(name: str, shape: Convolution, names: tuple[str, ...]):
     made = catalogue.KERNELS[name].default(shape)
@@ -85,7 +85,7 @@ def test_every_3d_kernel_gives_what_pytorch_gives(name: str, shape: Convolution,
 
 
 @each_value
-@pytest.mark.parametrize("channels", [4, 5])
+@pytest.mark.parametrize("channels", [pytest.param(4, marks=pytest.mark.long), 5])
 @pytest.mark.parametrize("blocks", VARIANTS, ids=lambda blocks: blocks.variant)
 def test_every_variant_of_the_tuned_kernel_gives_what_pytorch_gives(
     blocks: Blocks3d, channels: int, names: tuple[str, ...]
