@@ -357,6 +357,7 @@ def test_each_stage_has_its_folder_and_number_of_sizes(
     assert len(runs[0].request.input_sizes) == count
 
 
+@pytest.mark.long
 def test_a_reader_that_has_gone_away_is_no_error():
     listing = f"{sys.executable} {ROOT / 'run_profile.py'} --list-models"
     done = subprocess.run(
