@@ -307,7 +307,8 @@ def _comparison(one: _Entry, following: _Entry, confidence: float) -> str:
 
 
 def _same_kernels(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
-    return bool(one and other) and kernel_families.working(one or {}) == kernel_families.working(other or {})
+    working = kernel_families.working(one or {})
+    return bool(working) and working == kernel_families.working(other or {})
 
 
 def pass_rows(key: ModelKey, passes: Mapping[str, PassRounds]) -> list[PassRow]:
