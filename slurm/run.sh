@@ -89,9 +89,10 @@ pass_end_on() {
 
 # Of a task of an array that task alone: the number of one of them ($SLURM_JOB_ID) is also that of the whole array.
 requeue() { # JOB; returns where the job is not to go on
-    local restarts
+    local restarts=$most_restarts history
+    history=$(folder "$this")/jobs.log
     # Not SLURM_RESTART_COUNT, which counts preemptions and lost nodes too.
-    restarts=$(awk -F'\t' -v job="$1" '$2 == job && $3 == "requeued"' "$(folder "$this")/jobs.log" | wc -l)
+    ! is_plain "$history" || restarts=$(awk -F'\t' -v job="$1" '$2 == job && $3 == "requeued"' "$history" | wc -l)
     if [[ -z $requeue ]]; then
         printf '%s\n' "${script[$this]}: stopped near the time limit; --no-requeue: submit it again to go on" >&2
     elif ((restarts >= most_restarts)); then

@@ -193,12 +193,16 @@ note_event() { # STAGE JOB EVENT: one line of convscope/cluster/progress.py's HI
     path=$(folder "$1")
     mkdir -p -- "$path"
     path+=/jobs.log
-    # Others may write in the folder: a link of theirs would lead to another file of yours, a pipe would keep you waiting.
-    if [[ -L $path || -e $path && ! -f $path ]]; then
+    if [[ -L $path || -e $path ]] && ! is_plain "$path"; then
         printf '%s\n' "${script[$1]}: $path is no plain file: not noted there: job $2 $3" >&2
         return
     fi
     ((${#own[@]} + ${#flags[@]} == 0)) || printf -v quoted '%q ' "${own[@]}" "${flags[@]}"
     TZ=UTC printf -v now '%(%FT%TZ)T' -1
     printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$now" "$2" "$3" "$model" "$algorithm" "$gpu" "${quoted% }" >>"$path"
+}
+
+# Others may write in a folder of results: a link of theirs leads to another file of yours, a pipe keeps you waiting.
+is_plain() { # FILE
+    [[ ! -L $1 && -f $1 ]]
 }

@@ -224,6 +224,9 @@ def test_a_history_that_is_no_plain_file_is_not_written_to_and_that_is_said(tmp_
     assert (done.returncode, precious.read_text()) == (0, "mine\n")
     path = "results/1_sanity/vgg16_gemm_h100/jobs.log"
     assert done.stderr == f"1_sanity_check.sh: {path} is no plain file: not noted there: job 7 started\n"
+    uncounted = in_stage(f"{note}; requeue=yes; requeue 7", tmp_path)  # how often it was put back, nobody knows
+    assert "submit it again to go on" in uncounted.stderr
+    assert precious.read_text() == "mine\n"
 
 
 @pytest.mark.parametrize("given", [("--output-dir", "out"), ("--output-dir=out",)])
