@@ -40,7 +40,7 @@ def model(request: pytest.FixtureRequest) -> Iterator[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory, model: str) -> Path:
     """A model at two batch sizes through the engines of a CPU, and one that a CPU has not."""
     made = tmp_path_factory.mktemp("inference")
-    once = [name for name in engines_of(model) if sizes_of(name, model) == [1]]
+    once = [name for name in engines_of(model) if sizes_of(name) == [1]]
     for engines, sizes in (([*(name for name in engines_of(model) if name not in once), "graph"], "1,4"), (once, "1")):
         if engines:
             asked = ["--engines", ",".join(engines), "--batch-sizes", sizes, "--output-dir", str(made)]
@@ -54,9 +54,9 @@ def engines_of(model: str) -> list[str]:
     return [name for name in ENGINES if name != "aot" or model != tiny.NAME]
 
 
-def sizes_of(engine: str, model: str) -> list[int]:
+def sizes_of(engine: str) -> list[int]:
     """Return the batch sizes of an engine: what is compiled takes long, however small the model."""
-    return [1] if engine == "compile" and model == tiny.NAME else [1, 4]
+    return [1] if engine in ("compile", "aot") else [1, 4]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def sizes_of(engine: str, model: str) -> list[int]:
 def test_an_engine_agrees_with_eager(folder: Path, model: str, engine: str):
     table = pd.read_csv(folder / "inference.csv")
     rows = table[table["engine"] == engine]
-    assert rows["batch_size"].tolist() == sizes_of(engine, model)
+    assert rows["batch_size"].tolist() == sizes_of(engine)
     for row in rows.to_dict("records"):
         if row["status"] == "unsupported":
             assert "C++ compiler" in row["reason"]
@@ -108,7 +108,7 @@ def test_set_up_and_files_have_their_cost(folder: Path, model: str):
 def test_the_folder_has_run_json_plots_and_the_engines_beside_each_other(folder: Path, model: str):
     document = json.loads((folder / "run.json").read_text())
     assert document["inference"]["batch_sizes"] == [1, 4]
-    assert document["starts"][-1]["asked"]["batch_sizes"] == sizes_of("compile", model)
+    assert document["starts"][-1]["asked"]["batch_sizes"] == sizes_of("compile")
     assert {path.name for path in folder.glob("*.png")} == {"latency.png", "pareto.png"}
     lines = (folder / "table.md").read_text().splitlines()
     assert lines[0] == "CPU"

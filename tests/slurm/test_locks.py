@@ -86,16 +86,17 @@ def test_the_lock_of_a_job_is_judged_by_what_the_queue_shows_and_never_by_what_i
 @pytest.mark.long
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("unshare"), reason="another user's view needs root")
 def test_a_job_that_the_queue_hides_from_another_user_is_not_said_to_have_left_it(private: Cluster):
-    at_work, waiting = ("torchvision:squeezenet1_0", "torch", "cpu"), ("alexnet", "gemm", "l40s")
+    at_work, waiting = ("torchvision:shufflenet_v2_x1_5", "torch", "cpu"), ("alexnet", "gemm", "l40s")
     (running,) = private.submit("./3_full_run.sh", *at_work, *LONG)
     (queued,) = private.submit("./1_sanity_check.sh", *waiting, SBATCH_PARTITION="closed")
-    private.until((private.results("3_full", "squeezenet1_0_torch_cpu") / "run.lock").exists, "the job's lock")
+    private.until((private.results("3_full", "shufflenet_v2_x1_5_torch_cpu") / "run.lock").exists, "the job's lock")
 
     def rows(user: int = 0) -> dict[str, str]:
         """Return what a user's status says of each combination, and its exit code."""
         said = private.call(*ELSEWHERE, sys.executable, "-c", STATUS, str(user)).stdout.split("----\n")[1].splitlines()
-        lines = (line.partition("  ") for line in said if line.startswith(("alexnet", "torchvision")))
-        return {name: cells.strip() for name, _, cells in lines} | {"exit code": said[-1]}
+        lines = (re.split(" {2,}", line) for line in said if line.startswith(("alexnet", "torchvision")))
+        first = {name: next(cell for cell in cells if cell != "-") for name, *cells in lines}
+        return first | {"exit code": said[-1]}
 
     names = [", ".join(names) for names in (at_work, waiting)]
     own, others = rows(), rows(NOBODY)

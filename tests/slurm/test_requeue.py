@@ -97,32 +97,32 @@ def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
 def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_and_then_says_how_to_go_on(
     cluster: Cluster,
 ):
-    # A size takes seconds, whichever comes first: the job finishes the one at hand before it ends.
-    model, quick = "torchvision:squeezenet1_0", (*LONG, "--measure", "5")
-    (job,) = cluster.submit("./3_full_run.sh", model, "smm", "cpu", *quick, SLURM_RESTART_COUNT="3")
-    folder = cluster.results("3_full", "squeezenet1_0_smm_cpu")
+    model = "torchvision:shufflenet_v2_x0_5"
+    (job,) = cluster.submit("./3_full_run.sh", model, "torch", "cpu", *LONG, SLURM_RESTART_COUNT="3")
+    folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")
     more_rows(cluster, folder)
     cluster.call("scancel", "--signal=USR2", job)
     restarted(cluster, job, 1)
-    assert "; restart 1 of 3" in (folder / f"3_full_squeezenet1_0_smm_cpu_{job}.out").read_text()
+    assert "; restart 1 of 3" in (folder / f"3_full_shufflenet_v2_x0_5_torch_cpu_{job}.out").read_text()
     more_rows(cluster, folder)
     for _ in range(2):  # as the job itself notes them
-        history.note_event(folder, now_utc(), job, "requeued", Combination(model, "smm", "cpu"), quick)
+        history.note_event(folder, now_utc(), job, "requeued", Combination(model, "torch", "cpu"), LONG)
     cluster.call("scancel", "--signal=USR2", job)
     assert cluster.wait(job) == "FAILED"
     assert cluster.job(job)["ExitCode"] == "85:0"
     assert (
-        "after 3 restarts: submit it again to go on" in (folder / f"3_full_squeezenet1_0_smm_cpu_{job}.err").read_text()
+        "after 3 restarts: submit it again to go on"
+        in (folder / f"3_full_shufflenet_v2_x0_5_torch_cpu_{job}.err").read_text()
     )
-    said = cluster.call("./check_status.sh", "--stage", "3_full", "--algorithm", "smm").stdout
+    said = cluster.call("./check_status.sh", "--stage", "3_full", "--model", model).stdout
     assert "submitting it again goes on from there" in said
-    assert f"  ./3_full_run.sh {model} smm cpu --warmup 1" in said
+    assert f"  ./3_full_run.sh {model} torch cpu --warmup 1" in said
 
 
 @pytest.mark.long
 def test_a_chain_whose_second_stage_is_put_back_waits_for_it_and_goes_on(cluster: Cluster):
     names = ("torchvision:shufflenet_v2_x1_0", "torch", "cpu")
-    first, second, third = cluster.submit("./1_sanity_check.sh", "--chain", *names, *LONG)
+    first, second, third = cluster.submit("./1_sanity_check.sh", "--chain", *names, *BRIEF, "--measure", "30")
     folder = cluster.results("2_quick", "shufflenet_v2_x1_0_torch_cpu")
     more_rows(cluster, folder)
     cluster.call("scancel", "--signal=USR2", second)
