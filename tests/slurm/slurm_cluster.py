@@ -200,6 +200,13 @@ class Cluster:
             command, cwd=self.project, env=self.environment | more, capture_output=True, text=True, check=False
         )
 
+    def reconfigure(self, settings: str) -> None:
+        """Give the daemons another slurm.conf, whole at every moment: they read it when they come to it."""
+        beside = self.folder / "slurm.conf.new"
+        beside.write_text(settings)
+        beside.replace(self.folder / "slurm.conf")
+        self.call("scontrol", "reconfigure")
+
     def submit(self, *command: str, **more: str) -> list[str]:
         """Run a command that submits; return the number that each of its jobs got, in order."""
         done = self.call(*command, **more)

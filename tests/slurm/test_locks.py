@@ -43,16 +43,13 @@ print(status.main([]))
 ELSEWHERE = ["unshare", "-pf"]  # another PID namespace sees no processes, as another node does
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def private(cluster: Cluster) -> Iterator[Cluster]:
-    """Hide the jobs of other users for the length of a test."""
-    settings = cluster.folder / "slurm.conf"
-    before = settings.read_text()
-    settings.write_text(before + "PrivateData=jobs\n")
-    cluster.call("scontrol", "reconfigure")
+    """Hide the jobs of other users for the length of these tests."""
+    before = (cluster.folder / "slurm.conf").read_text()
+    cluster.reconfigure(before + "PrivateData=jobs\n")
     yield cluster
-    settings.write_text(before)
-    cluster.call("scontrol", "reconfigure")
+    cluster.reconfigure(before)
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -12,7 +13,7 @@ from fakes import ENVIRONMENT
 from fakes.cells import SCHEMA, CellKey, CellRow, MarkKey, MarkRow, PartRow, write
 
 from convscope.errors import InputError, WriteError
-from convscope.storage import mending
+from convscope.storage import lock, mending
 from convscope.storage import store as stores
 from convscope.storage.store import Store
 
@@ -239,3 +240,19 @@ def test_tables_of_a_folder_with_its_run_json_stay_though_they_are_kept(store: S
 def test_a_run_json_is_indented_by_two(store: Store):
     assert store.files.run.read_text().startswith('{\n  "')
     assert store.files.run.read_text().endswith("}\n")
+
+
+def test_a_folder_is_taken_over_only_where_that_is_asked_and_whom_it_is_taken_from_is_noted(tmp_path: Path):
+    unknown = dataclasses.replace(lock.myself(), boot="another")
+    (tmp_path / lock.NAME).write_text(json.dumps(dataclasses.asdict(unknown)))
+    notes: list[str] = []
+    with pytest.raises(InputError, match="nobody can tell from here"), Store(tmp_path, SCHEMA, note=notes.append):
+        pass
+    assert notes == []
+    with Store(tmp_path, SCHEMA, note=notes.append, take_over=True):
+        pass
+    (line,) = notes
+    assert line.startswith(f"took {tmp_path} over from process {unknown.pid} on {unknown.host}")
+    with Store(tmp_path, SCHEMA, note=notes.append):
+        pass
+    assert notes == [line]  # from nobody is nothing to say
