@@ -43,7 +43,7 @@ def mend(files: StudyFiles) -> list[str]:
 def _drop_leftovers(files: StudyFiles) -> list[str]:
     unfinished = [path for path in files.path.glob(".*.new") if not path.name.startswith(f".{LOCK}.")]
     for path in unfinished:
-        path.unlink(missing_ok=True)
+        path.unlink()
     for copy in files.path.glob(f".{KEEPING}*"):  # names of files that have theirs still
         shutil.rmtree(copy)
     return ["took away a file that was being written when a run was cut off"] if unfinished else []
