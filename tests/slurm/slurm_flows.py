@@ -15,7 +15,7 @@ LIGHT = ("--warmup", "1", "--measure", "1", "--no-energy", "--input-range", "64"
 BRIEF = ("--warmup", "1", "--measure", "10", "--no-energy", "--input-range", "64", "163")
 LONG = ("--warmup", "1", "--measure", "100", "--no-energy", "--input-range", "64", "163")
 LIMITED = ("torchvision:squeezenet1_1", "torch", "cpu")
-SIXTY = ("--num-sizes", "60")
+FORTY = ("--num-sizes", "40")
 UNDISTURBED = "undisturbed"
 
 
@@ -56,7 +56,7 @@ def limited_job(cluster: Cluster) -> Iterator[Limited]:
     _foreign_table(cluster.results("3_full", "squeezenet1_0_torch_cpu"))
     matrix = cluster.project / "one at its limit.tsv"
     matrix.write_text("".join("\t".join(names) + "\n" for names in (*siblings, LIMITED)))
-    flags = ("--matrix", matrix.name, *SIXTY, *LONG)
+    flags = ("--matrix", matrix.name, *FORTY, *LONG)
     (array,) = cluster.submit("./3_full_run.sh", *flags, SBATCH_TIMELIMIT="30", SBATCH_SIGNAL="USR2@95")
     failed, running, limited = (f"{array}_{task}" for task in range(3))
     with _undisturbed(cluster) as undisturbed:
@@ -110,7 +110,7 @@ def _undisturbed(cluster: Cluster) -> subprocess.Popen[bytes]:
     model, algorithm, device = LIMITED
     command = [sys.executable, "run_profile.py", "--model", model, "--algorithm", algorithm, "--device", device]
     return subprocess.Popen(
-        [*command, *SIXTY, *LIGHT, "--output-dir", UNDISTURBED],
+        [*command, *FORTY, *LIGHT, "--output-dir", UNDISTURBED],
         cwd=cluster.project,
         env=cluster.environment,
         stdout=subprocess.DEVNULL,

@@ -67,17 +67,6 @@ def test_the_siblings_of_a_task_at_its_time_limit_are_not_started_again(cluster:
 
 
 @pytest.mark.long
-def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
-    folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
-    assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"
-    assert events(folder) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
-    assert "sizes are in" in next(folder.glob("*.out")).read_text()  # what the second run found of the first
-    assert limited.undisturbed.wait(timeout=240) == 0
-    for disturbed, undisturbed in zip(keys(folder), keys(cluster.project / UNDISTURBED), strict=True):
-        pd.testing.assert_frame_equal(disturbed, undisturbed)
-
-
-@pytest.mark.long
 def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
     names = ("torchvision:mnasnet1_0", "torch", "cpu", *LONG, "--num-sizes", "100")
     # URG, which no program answers: USR2 may come a minute early, and then it is the signal that stops the run.
@@ -168,3 +157,14 @@ def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster
     assert pd.read_csv(folder / "shufflenet_v2_x0_5_torch_overall.csv")["input_size"].is_unique
     said = cluster.call("./check_status.sh", "--model", "torchvision:shufflenet_v2_x0_5").stdout
     assert "failed: 3_full torchvision:shufflenet_v2_x0_5, torch, cpu" in said
+
+
+@pytest.mark.long
+def test_a_job_at_its_time_limit_goes_on_later_with_no_row_lost_or_doubled(cluster: Cluster, limited: Limited):
+    folder = cluster.results("3_full", "squeezenet1_1_torch_cpu")
+    assert cluster.wait(limited.job, timeout_s=480) == "COMPLETED"
+    assert events(folder) == sorted(["submitted", "started", "requeued", "started", "ended 0"])
+    assert "sizes are in" in next(folder.glob("*.out")).read_text()  # what the second run found of the first
+    assert limited.undisturbed.wait(timeout=240) == 0
+    for disturbed, undisturbed in zip(keys(folder), keys(cluster.project / UNDISTURBED), strict=True):
+        pd.testing.assert_frame_equal(disturbed, undisturbed)
