@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import time
@@ -37,6 +38,21 @@ def test_a_process_that_is_not_there_has_ended():
         done.wait()
     assert lock._state(done.pid) is None
     assert lock.has_ended(dataclasses.replace(ME, pid=done.pid))
+
+
+def test_a_process_that_nobody_has_waited_for_yet_has_ended_at_the_moment_that_it_began():
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    state, ticks = lock._state(child.pid) or ("", 0)
+    assert state == "Z"
+    assert lock.has_ended(dataclasses.replace(ME, pid=child.pid, started_ticks=ticks))
+    child.wait()
+
+
+@pytest.mark.parametrize(("process", "is_one"), [(0, False), (1, True), (2**31 - 1, True), (2**31, False)])
+def test_the_number_of_a_process_is_one_that_a_kernel_gives(process: int, is_one: bool):
+    content = json.dumps(dataclasses.asdict(dataclasses.replace(ME, pid=process)))
+    assert (lock.read_holder(content) is not None) == is_one
 
 
 @pytest.mark.parametrize(("said", "restart"), [(None, 0), ("", 0), ("3", 3)])
