@@ -41,12 +41,11 @@ def test_a_process_that_is_not_there_has_ended():
 
 
 def test_a_process_that_nobody_has_waited_for_yet_has_ended_at_the_moment_that_it_began():
-    child = subprocess.Popen(["true"])
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    state, ticks = lock._state(child.pid) or ("", 0)
-    assert state == "Z"
-    assert lock.has_ended(dataclasses.replace(ME, pid=child.pid, started_ticks=ticks))
-    child.wait()
+    with subprocess.Popen(["true"]) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        state, ticks = lock._state(child.pid) or ("", 0)
+        assert state == "Z"
+        assert lock.has_ended(dataclasses.replace(ME, pid=child.pid, started_ticks=ticks))
 
 
 @pytest.mark.parametrize(("process", "is_one"), [(0, False), (1, True), (2**31 - 1, True), (2**31, False)])
