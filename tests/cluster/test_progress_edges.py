@@ -66,6 +66,7 @@ def test_a_run_that_has_not_begun_expects_the_sizes_of_its_stage(tmp_path: Path)
     waiting = Progress(tmp_path, "2_quick", WHO)
     assert (waiting.expected, waiting.complete, waiting.done, waiting.bad) == (10, False, 0, Counter())
     assert (waiting.fallback_layers, waiting.throttled, waiting.slowest_s, waiting.written_s) == (0, 0, 0.0, 0.0)
+    assert not waiting.locked
 
 
 def test_a_size_with_two_rows_is_done_once(tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,6 +63,12 @@ def test_pytorch_is_imported_only_when_something_is_read():
 
 def test_the_stages_measure_one_ten_and_a_hundred_sizes():
     assert paths.SIZES_BY_STAGE == {"1_sanity": 1, "2_quick": 10, "3_full": 100}
+
+
+def test_nobody_guesses_the_name_of_what_is_being_written(tmp_path: Path):
+    names = {paths.new_beside(tmp_path / "run.json").name for _ in range(2)}
+    assert len(names) == 2
+    assert all(re.fullmatch(r"\.run\.json\.[0-9a-f]{16}\.new", name) for name in names)
 
 
 def test_results_lie_beside_the_package():
