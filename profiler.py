@@ -47,6 +47,7 @@ class PowerMonitor:
     """
 
     CHECK_S = 0.02
+    DETUNINGS = 2  # of a load, where its energy scatters too much
     WHOLE = 0.9  # inferences that a window holds at least, so that its scatter knows the power of all their parts
 
     def __init__(
@@ -151,12 +152,17 @@ class PowerMonitor:
         minimum_s: float = 1.0,
         precision: float = 0.01,
         budget_s: float = 5.0,
+        idle_power_w: float | None = None,
     ) -> tuple[LoadEnergy | None, str | None]:
         """Measure the first device under a steady load: the energy, or None and the reason why not.
 
         The first `warmup_s` seconds are the ramp and do not count. The window then begins and ends on a tick, lasts at
         least `minimum_s`, and is made longer until its relative uncertainty is `precision`, up to `budget_s` seconds.
         The load goes on until an inference has ended after the window, so that fractions are counted at both ends.
+
+        Where the ticks scatter so much that the budget would not do, the inferences may keep step with the sensor.
+        Then the load is detuned and the window begins anew; the rests are taken off at the power of the idle device,
+        `idle_power_w`. Without that, nothing is detuned.
         """
         if self.reason:
             return None, f"no energy: {self.reason}"
@@ -165,34 +171,45 @@ class PowerMonitor:
             self._drive(load, warmup_s)
             self._drive(load, limit_s, until=lambda: load.completions.begun)
             if load.completions.begun or self.reason:
-                return self._over_ticks(load, minimum_s, precision, limit_s)
+                return self._over_ticks(load, minimum_s, precision, limit_s, idle_power_w)
         return None, f"no energy: no inference ended within {limit_s:g} s"
 
     def _over_ticks(
-        self, load: SteadyLoad, minimum_s: float, precision: float, limit_s: float
+        self, load: SteadyLoad, minimum_s: float, precision: float, limit_s: float, idle_power_w: float | None
     ) -> tuple[LoadEnergy | None, str | None]:
         """Lengthen a window until it is as long and as precise as is asked for, or the time is spent."""
         before, start_s = self.state(), self._clock()
-        reason: str | None = None
-        while (spent_s := self._clock() - start_s) < limit_s and not self.reason:
-            self._drive(load, max(self.CHECK_S, min(minimum_s, limit_s) - spent_s))
-            end_s = self._clock()
-            self._sampler.poll()
-            window, reason = self._energy(0, start_s, end_s)
-            if window is None:
+        reason, end_s, plain_s = None, start_s + limit_s, None
+        detunings = 0 if idle_power_w is None else self.DETUNINGS
+        while self._clock() < end_s and not self.reason:
+            self._drive(load, max(self.CHECK_S, min(start_s + minimum_s, end_s) - self._clock()))
+            found, reason = self._since(load, start_s, limit_s)
+            if found is None:
                 continue
-            needed_s = max(minimum_s, energy.needed_s(window.duration_s, window.relative_uncertainty, precision))
-            if window.duration_s >= needed_s:
-                count = self._counted(load, window, limit_s)
-                if count is None:
-                    return None, f"no energy: {self.reason or f'an inference takes more than {limit_s:g} s'}"
-                found = LoadEnergy(window, count.inferences, count.std)
-                precise_s = energy.needed_s(window.duration_s, found.relative_uncertainty, precision)
-                needed_s = max(self.WHOLE * found.pass_s, precise_s)
-                if window.duration_s >= needed_s:
-                    return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
+            if plain_s is not None and idle_power_w is not None:
+                found = found.without_rests(plain_s, idle_power_w)
+            precise_s = energy.needed_s(found.window.duration_s, found.relative_uncertainty, precision)
+            needed_s = max(minimum_s, self.WHOLE * found.pass_s, precise_s)
+            if found.window.duration_s >= needed_s:
+                return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
             reason = _too_short(needed_s, precision, limit_s)
+            if needed_s > limit_s and detunings and load.detune():
+                plain_s, detunings = plain_s or found.pass_s, detunings - 1
+                self._drive(load, self.CHECK_S)
+                start_s = self._clock()
         return None, f"no energy: {self.reason}" if self.reason else reason
+
+    def _since(self, load: SteadyLoad, start_s: float, limit_s: float) -> tuple[LoadEnergy | None, str | None]:
+        """Return the energy from the first tick after `start_s` to the last one before now, or None and the reason."""
+        now_s = self._clock()
+        self._sampler.poll()
+        window, reason = self._energy(0, start_s, now_s)
+        if window is None:
+            return None, reason
+        count = self._counted(load, window, limit_s)
+        if count is None:
+            return None, f"no energy: {self.reason or f'an inference takes more than {limit_s:g} s'}"
+        return LoadEnergy(window, count.inferences, count.std), None
 
     def _counted(self, load: SteadyLoad, window: EnergyWindow, limit_s: float) -> Count | None:
         """Drive on until an inference has ended after the window, and count those in it; None if none ends in time."""

@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from convscope.errors import WindowError
 
 COVERAGE = 2.0  # stated uncertainties are two standard deviations, about 95 %
+REST_STD = 0.05  # of the power of a rest: a spin of one multiprocessor took 1.4 % more than an idle H200
 COUNTER, INSTANT, AVERAGE = "nvml energy counter", "nvml instant power", "nvml average power"
 LAGGED_LEAST = 8  # steps from which on their dependence on each other can be estimated
 RAPL, PSYS = "rapl energy counter", "rapl energy counter of the whole platform"
@@ -191,12 +193,14 @@ class LoadEnergy:
     """Energy of a window of steady load, with its number of inferences and the conditions of the window.
 
     `inferences_std` is the standard deviation of the number: completions are known to the time between two looks.
+    `rest_s` is the rest after each inference, where there was one; the window is then without the rests.
     """
 
     window: EnergyWindow
     inferences: float
     inferences_std: float = 0.0
     conditions: Conditions = Conditions()
+    rest_s: float = 0.0
 
     @property
     def per_inference_j(self) -> float:
@@ -217,6 +221,20 @@ class LoadEnergy:
     def pass_s(self) -> float:
         """The time of one inference in the window."""
         return self.window.duration_s / self.inferences
+
+    def without_rests(self, pass_s: float, idle_power_w: float) -> LoadEnergy:
+        """Return the energy without the time, and at this power the energy, by which inferences were above `pass_s`."""
+        rest_s = max(0.0, self.pass_s - pass_s)
+        rests_s, rests_j = rest_s * self.inferences, rest_s * self.inferences * idle_power_w
+        window = self.window
+        shorter = dataclasses.replace(
+            window,
+            end_s=window.end_s - rests_s,
+            energy_j=window.energy_j - rests_j,
+            uncertainty_j=math.hypot(window.uncertainty_j, COVERAGE * REST_STD * rests_j),
+            integral_j=None if window.integral_j is None else window.integral_j - rests_j,
+        )
+        return dataclasses.replace(self, window=shorter, rest_s=rest_s)
 
     def dynamic_j(self, idle_power_w: float) -> float:
         """Return the energy of one inference above that of the idle device in the same time."""
@@ -249,10 +267,11 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
         )
     first, last = inside[0], inside[-1]
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
-    scatter_j = sum_std([now.energy_j - before.energy_j for before, now in pairwise(inside)])
+    steps_j = [now.energy_j - before.energy_j for before, now in pairwise(inside)]
+    scatter_j = sum_coverage(len(steps_j)) * sum_std(steps_j)
     # A tick lies anywhere between two readings: a rectangle, whose standard deviation is its half width over √3.
     edges_s = math.hypot(first.half_width_s, last.half_width_s) / math.sqrt(3)
-    uncertainty_j = COVERAGE * math.hypot(energy_j / duration_s * edges_s, scatter_j)
+    uncertainty_j = math.hypot(COVERAGE * energy_j / duration_s * edges_s, scatter_j)
     return _with_power(EnergyWindow(first.time_s, last.time_s, energy_j, uncertainty_j, source), samples)
 
 
@@ -268,11 +287,24 @@ def sum_std(steps: Sequence[float]) -> float:
     count = len(steps)
     if count < LAGGED_LEAST:
         return float(np.std(steps, ddof=1)) * math.sqrt(count) if count > 1 else 0.0
-    lags, at = round(count ** (1 / 3)), np.arange(count)
+    lags, at = _lags(count), np.arange(count)
     apart = np.asarray(steps) - np.polyval(np.polyfit(at, steps, 1), at)
     products = [float(np.dot(apart[: count - lag], apart[lag:])) for lag in range(lags + 1)]
     long_run = products[0] + 2 * sum((1 - lag / (lags + 1)) * products[lag] for lag in range(1, lags + 1))
     return math.sqrt(max(count * long_run / (count - 2 * lags - 2), products[0] / (count - 2)))
+
+
+def _lags(count: int) -> int:
+    return round(float(count ** (1 / 3)))
+
+
+def sum_coverage(count: int) -> float:
+    """Return how many of its `sum_std` the sum of so many steps is uncertain by, at the level of `COVERAGE`.
+
+    Few steps know their own scatter badly: Student's t, with the long-run variance's equivalent degrees of freedom.
+    """
+    freedom = 1.5 * count / (_lags(count) + 1) if count >= LAGGED_LEAST else count - 1
+    return float(stdtrit(max(freedom, 1), float(ndtr(COVERAGE))))
 
 
 def power_window(

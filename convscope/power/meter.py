@@ -23,6 +23,9 @@ class SteadyLoad(Protocol):
     def step(self) -> None:
         """Keep the work going; call it again and again."""
 
+    def detune(self) -> bool:
+        """Give each inference another period from now on by a rest after it; False where that would not help."""
+
 
 class Meter(Protocol):
     """Power and energy of one or more devices (`profiler.PowerMonitor`); without a sensor it gives reasons instead."""
@@ -38,7 +41,7 @@ class Meter(Protocol):
         """Close it and fill in its energies, or the reasons why there are none."""
 
     def steady(
-        self, load: SteadyLoad, *, warmup_s: float, precision: float, budget_s: float
+        self, load: SteadyLoad, *, warmup_s: float, precision: float, budget_s: float, idle_power_w: float | None
     ) -> tuple[LoadEnergy | None, str | None]:
         """Return the first device's energy over a window of steady load, or None and the reason."""
 

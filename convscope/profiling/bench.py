@@ -135,7 +135,11 @@ class Bench:
         if not run.energy:
             return None, None
         energy, reason = self._meter.steady(
-            load, warmup_s=run.energy_warmup_s, precision=run.energy_precision, budget_s=run.energy_budget_s
+            load,
+            warmup_s=run.energy_warmup_s,
+            precision=run.energy_precision,
+            budget_s=run.energy_budget_s,
+            idle_power_w=self.idle_power_w,
         )
         if reason:
             self._note_once(reason)

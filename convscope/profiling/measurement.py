@@ -65,7 +65,8 @@ def overall_row(
         cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
     if energy:
         cells |= _energy_cells(energy, found.idle_power_w, passes.mean_ms)
-    remark = found.energy_reason or _other_pass(cells.get("energy_pass_vs_mean_pct")) or _no_rest(breakdown)
+    remarks = (_other_pass(cells.get("energy_pass_vs_mean_pct")), _rested(energy), _no_rest(breakdown))
+    remark = found.energy_reason or "; ".join(filter(None, remarks))
     return fill(
         OverallRow,
         run,
@@ -103,6 +104,13 @@ def _other_pass(excess_pct: float | None) -> str | None:
         return None
     kind = "longer" if excess_pct > 0 else "shorter"
     return f"the passes whose energy was measured were {abs(excess_pct):.1f} % {kind} than mean"
+
+
+def _rested(energy: LoadEnergy | None) -> str | None:
+    """Return the remark on a row whose energy was measured with a rest after each inference."""
+    if energy is None or not energy.rest_s:
+        return None
+    return f"inferences kept step with the power sensor: {1e6 * energy.rest_s:.1f} µs of rest after each are taken off"
 
 
 def _energy_cells(energy: LoadEnergy, idle_power_w: float | None, mean_ms: float) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import math
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +39,10 @@ class HostLoad:
         now_s = time.perf_counter()
         self.completions.add(self._done, now_s, now_s)
 
+    def detune(self) -> bool:
+        """Return False: passes that a host launches one by one keep no step with anything."""
+        return False
+
 
 T = TypeVar("T")
 
@@ -45,6 +51,11 @@ _SPIN_CYCLES_MOST = SPIN_CYCLES * 2**9  # about 0.05 s: a longer spin would not 
 _AHEAD_SHARE = 0.1  # of the time from launch to end
 _QUEUED_MS = 20.0  # of replays kept in the queue under steady load
 _QUEUED_MOST = 256
+_CYCLES_PER_MS = 2_000_000  # of a spin, at the clocks of a busy card: roughly
+_SHIFT_MOST_MS = 0.25
+_SHIFT_EACH_MS = 200.0  # so it is 0.06 % of the time at most; in less, a sensor cannot see each part as often
+_REST_SHARE = 0.015  # of a replay
+_DETUNED_MOST_MS = 20.0  # a sensor looks at many parts of a longer replay
 SETTLING_S = 0.1  # of load before times are taken: an idle card's clocks are down
 
 REPLAY_METHOD = "cuda graph replay, cuda events"
@@ -221,6 +232,9 @@ class ReplayLoad:
 
     Enough replays are queued that the host's pauses do not reach the GPU. `starved` counts how often the queue was
     empty all the same; it is made deeper each time.
+
+    A power sensor that looks at moments sees the same part of each replay, for seconds, where the replays keep step
+    with it. So they are shifted against it now and then by a random part of a replay: what was hidden is scatter.
     """
 
     pause_s = 0.0005
@@ -235,6 +249,10 @@ class ReplayLoad:
         self._looked_s = time.perf_counter()  # nothing that was still queued had finished by then
         self.completions = Completions()
         self.starved = 0
+        self._rest_cycles = 0
+        self._shift_ms = min(pass_ms, _SHIFT_MOST_MS)
+        self._unshifted_ms = 0.0
+        self._draw = random.Random(0)
 
     @classmethod
     def of(cls, captured: Captured) -> ReplayLoad:
@@ -255,8 +273,28 @@ class ReplayLoad:
         while len(self._queued) < self._depth:
             event = self._spare.pop() if self._spare else torch.cuda.Event()
             self._captured.replay()
+            if cycles := self._rest_cycles + self._shift_cycles():
+                torch.cuda._sleep(cycles)
             event.record()
             self._queued.append(event)
+
+    def _shift_cycles(self) -> int:
+        self._unshifted_ms += self.pass_ms
+        if self._unshifted_ms < _SHIFT_EACH_MS:
+            return 0
+        self._unshifted_ms = 0.0
+        return round(self._draw.random() * self._shift_ms * _CYCLES_PER_MS)
+
+    def detune(self) -> bool:
+        """Rest after each replay from now on, with each call a little longer; False where replays are long.
+
+        Waits until what is queued without a rest is done.
+        """
+        if self.pass_ms > _DETUNED_MOST_MS:
+            return False
+        torch.cuda.synchronize()
+        self._rest_cycles += math.ceil(_REST_SHARE * self.pass_ms * _CYCLES_PER_MS)
+        return True
 
     def keep_busy(self, seconds: float) -> None:
         """Replay for some seconds."""

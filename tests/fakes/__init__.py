@@ -142,12 +142,13 @@ class Gpu:
     """A GPU as far as events tell: work takes time on it, in order; its clock is in milliseconds.
 
     `launch_ms` is how long the host needs for whatever it launches, `look_ms` for a look at its own clock; `patch` puts
-    the GPU in torch.cuda's place and the host's clock in that of `time`.
+    the GPU in torch.cuda's place and the host's clock in that of `time`. `replays_ms` has start and end of each replay.
     """
 
     def __init__(self, cycles_per_ms: float = 2_000_000, launch_ms: float = 0.01, look_ms: float = 0.0) -> None:
         self.host_ms = self.busy_until_ms = 0.0
         self.launch_ms, self.look_ms = launch_ms, look_ms
+        self.replays_ms: list[tuple[float, float]] = []
         self._cycles_per_ms = cycles_per_ms
         gpu = self
 
@@ -197,6 +198,7 @@ class Captured:
         self.replays += 1
         self._gpu.host_ms += self._gpu.launch_ms
         self._gpu.work(self.duration_ms)
+        self._gpu.replays_ms.append((self._gpu.busy_until_ms - self.duration_ms, self._gpu.busy_until_ms))
 
 
 class Branching(nn.Module):

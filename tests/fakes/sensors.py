@@ -13,6 +13,7 @@ from convscope.errors import SensorError
 from convscope.power import energy
 from convscope.power.energy import CardState
 from convscope.timing.completions import Completions
+from fakes import Gpu
 from profiler import PowerMonitor
 
 
@@ -27,6 +28,23 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+class GpuClock:
+    """The clock of a simulated GPU's host, as a simulated card wants it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+
+    @property
+    def now_s(self) -> float:
+        return self._gpu.host_ms / 1e3
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._gpu.host_ms += seconds * 1e3
 
 
 class Power:
@@ -56,6 +74,24 @@ def constant(watts: float) -> Power:
     return Power([(0.0, watts)])
 
 
+class Looks:
+    """Power as a sensor has it that looks every `every_s` and takes the power to be the same until it looks again."""
+
+    def __init__(self, watts: Callable[[float], float], every_s: float, from_s: float) -> None:
+        self._watts, self._every_s, self._from_s = watts, every_s, from_s
+        self._energies_j = [0.0]  # up to each look
+
+    def energy_j(self, until_s: float) -> float:
+        looks = max(0, math.floor((until_s - self._from_s) / self._every_s))
+        while len(self._energies_j) <= looks:
+            look_s = self._from_s + (len(self._energies_j) - 1) * self._every_s
+            self._energies_j.append(self._energies_j[-1] + self._every_s * self._watts(look_s))
+        return self._energies_j[looks]
+
+    def mean_w(self, start_s: float, end_s: float) -> float:
+        return (self.energy_j(end_s) - self.energy_j(start_s)) / (end_s - start_s)
+
+
 def square_wave(low_w: float, high_w: float, period_s: float, until_s: float, from_s: float = 0.0) -> Power:
     points = []
     for index in range(math.ceil((until_s - from_s) / period_s)):
@@ -74,8 +110,8 @@ class Card:
 
     def __init__(
         self,
-        clock: Clock,
-        power: Power,
+        clock: Clock | GpuClock,
+        power: Power | Looks,
         *,
         source: str = energy.COUNTER,
         tick_s: float = 0.1,
@@ -140,6 +176,9 @@ class Load:
         finished = math.floor((min(now_s, self._ends_s) - self._began_s) / self._pass_s)
         self.completions.add(finished, self._looked_s, now_s)
         self._looked_s = now_s
+
+    def detune(self) -> bool:
+        return False
 
 
 @dataclass(frozen=True)

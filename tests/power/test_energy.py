@@ -192,6 +192,54 @@ def test_the_sum_of_steps_is_within_two_deviations_for_independent_steps_and_nea
     assert share(covered, 400) >= least
 
 
+# GUM (JCGM 100:2008), table G.2, 95.45 %: 1, 4, 6, 4, 5, 7 and 25 degrees of freedom.
+@pytest.mark.parametrize(
+    ("steps", "deviations"), [(2, 13.97), (5, 2.87), (7, 2.52), (8, 2.87), (10, 2.65), (14, 2.43), (100, 2.11)]
+)
+def test_the_sum_of_few_steps_is_uncertain_by_more_than_two_of_its_deviations(steps: int, deviations: float):
+    assert energy.sum_coverage(steps) == pytest.approx(deviations, abs=0.005)
+
+
+def test_a_sum_without_scatter_has_a_finite_coverage():
+    assert energy.sum_coverage(1) == energy.sum_coverage(2)
+
+
+@pytest.mark.parametrize("count", [3, 5, 8, 10, 15, 30])
+def test_the_coverage_of_a_sum_of_independent_steps_holds_in_95_of_100_draws(count: int):
+    def covered(seed: int) -> bool:
+        draw = random.Random(seed)
+        steps = [draw.gauss(0.0, 1.0) for _ in range(count)]
+        return abs(sum(steps)) <= energy.sum_coverage(count) * energy.sum_std(steps)
+
+    assert 0.93 <= share(covered, 1000) <= 0.985
+
+
+def load_energy(**changes: float) -> energy.LoadEnergy:
+    window = energy.EnergyWindow(10.0, 12.0, 600.0, 3.0, energy.COUNTER, integral_j=606.0)
+    return energy.LoadEnergy(window, inferences=1000.0, **changes)
+
+
+def test_rests_are_taken_off_the_window_with_their_time_and_energy():
+    found = load_energy().without_rests(0.0019, 100.0)
+    assert found.rest_s == pytest.approx(1e-4)
+    assert (found.window.start_s, found.window.end_s) == (10.0, pytest.approx(11.9))
+    assert found.window.energy_j == pytest.approx(590.0)
+    assert found.window.integral_j == pytest.approx(596.0)
+    assert found.pass_s == pytest.approx(0.0019)
+    assert found.per_inference_j == pytest.approx(0.59)
+    assert found.window.uncertainty_j == pytest.approx(math.hypot(3.0, 2 * 0.05 * 10.0))
+
+
+def test_inferences_shorter_than_without_a_rest_lose_nothing():
+    found = load_energy().without_rests(0.0021, 100.0)
+    assert found == load_energy()
+
+
+def test_a_window_without_power_readings_has_none_without_its_rests():
+    plain = energy.LoadEnergy(energy.EnergyWindow(0.0, 1.0, 100.0, 1.0, energy.COUNTER), 10.0)
+    assert plain.without_rests(0.09, 50.0).window.integral_j is None
+
+
 def test_constant_power_is_uncertain_by_two_deviations_of_the_edges_alone():
     found = energy.counter_window(counter(power_w=300.0), 0.5, 2.6)
     edge_s = 0.0005 / math.sqrt(3)  # half of the time between two looks, a rectangle
@@ -208,7 +256,7 @@ def test_scatter_from_tick_to_tick_adds_to_the_uncertainty_of_the_edges():
     edges_j = found.power_mean_w * math.hypot(edge_s, edge_s)
     scatter_j = energy.sum_std([12.0, 10.0])
     assert found.energy_j == pytest.approx(22.0)
-    assert found.uncertainty_j == pytest.approx(2 * math.hypot(edges_j, scatter_j), rel=1e-3)
+    assert found.uncertainty_j == pytest.approx(math.hypot(2 * edges_j, 13.968 * scatter_j), rel=1e-3)
 
 
 @pytest.mark.parametrize(

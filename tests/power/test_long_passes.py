@@ -6,30 +6,13 @@ import random
 
 import fakes
 import pytest
-from fakes.sensors import Card, Clock, Load, constant, drawn_energy, share, square_wave
+from fakes.sensors import Card, Clock, GpuClock, Load, constant, drawn_energy, share, square_wave
 
 from convscope.power.energy import LoadEnergy
 from convscope.timing import graphs
 from profiler import PowerMonitor
 
 POWER_W = 400.0
-
-
-class GpuClock:
-    """The clock of a simulated GPU's host, as a simulated card wants it."""
-
-    def __init__(self, gpu: fakes.Gpu) -> None:
-        self._gpu = gpu
-
-    @property
-    def now_s(self) -> float:
-        return self._gpu.host_ms / 1e3
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self._gpu.host_ms += seconds * 1e3
 
 
 def of_replays(monkeypatch: pytest.MonkeyPatch, pass_s: float, seed: int) -> LoadEnergy:

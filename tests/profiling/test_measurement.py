@@ -76,9 +76,9 @@ def test_an_energy_window_becomes_power_and_energy_of_an_inference():
     assert (row.power_mean_w, row.energy_per_inference_j, row.energy_window_s) == (300.0, 3.0, 2.0)
 
 
-def with_energy(pass_s: float, reason: str | None = None) -> OverallRow:
+def with_energy(pass_s: float, reason: str | None = None, rest_s: float = 0.0) -> OverallRow:
     window = EnergyWindow(start_s=10.0, end_s=12.0, energy_j=600.0, uncertainty_j=6.0, source="a counter")
-    energy = LoadEnergy(window, inferences=2.0 / pass_s, conditions=CONDITIONS)
+    energy = LoadEnergy(window, inferences=2.0 / pass_s, conditions=CONDITIONS, rest_s=rest_s)
     return overall(dataclasses.replace(FOUND, energy=energy, energy_reason=reason))
 
 
@@ -98,6 +98,13 @@ def test_a_row_says_where_the_passes_of_its_energy_are_not_those_of_its_time(
     row = with_energy(pass_s)
     assert row.energy_pass_vs_mean_pct == pytest.approx(excess_pct, abs=1e-9)
     assert (row.status, row.reason) == ("ok", reason)
+
+
+def test_a_row_says_where_its_energy_was_measured_with_rests():
+    said = "inferences kept step with the power sensor: 3.2 µs of rest after each are taken off"
+    assert with_energy(0.01, rest_s=3.2e-6).reason == said
+    longer = "the passes whose energy was measured were 2.0 % longer than mean"
+    assert with_energy(0.0102, rest_s=3.2e-6).reason == f"{longer}; {said}"
 
 
 def test_a_row_with_energy_has_the_conditions_of_its_window():

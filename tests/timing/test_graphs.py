@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import fakes
 import pytest
 import torch
@@ -138,6 +140,54 @@ def test_a_queue_found_empty_is_counted_and_made_deeper(gpu: fakes.Gpu):
     load.step()
     assert load.starved == 1
     assert captured.replays == 30
+
+
+def replays_of(gpu: fakes.Gpu, pass_ms: float, seconds: float, detunings: int = 0) -> list[float]:
+    """Return the rests between the replays of a load that is kept going for some seconds, in milliseconds."""
+    gpu.launch_ms = 0.0
+    load = graphs.ReplayLoad(fakes.Captured(gpu, pass_ms), pass_ms)
+    for _ in range(detunings):
+        assert load.detune()
+    until_ms = gpu.host_ms + seconds * 1e3
+    while gpu.host_ms < until_ms:
+        load.step()
+        gpu.host_ms += 0.5
+    rests_ms = [start_ms - end_ms for (_, end_ms), (start_ms, _) in itertools.pairwise(gpu.replays_ms)]
+    return [round(rest_ms, 6) for rest_ms in rests_ms]
+
+
+@pytest.mark.parametrize(("pass_ms", "most_ms"), [(0.1, 0.1), (2.0, 0.25)])
+def test_replays_are_shifted_each_fifth_of_a_second_by_another_part_of_one(
+    gpu: fakes.Gpu, pass_ms: float, most_ms: float
+):
+    shifts_ms = [rest_ms for rest_ms in replays_of(gpu, pass_ms, 4.0) if rest_ms > 0]
+    assert 18 <= len(shifts_ms) <= 21
+    assert len({*shifts_ms}) == len(shifts_ms)
+    assert 0.5 * most_ms < max(shifts_ms) <= most_ms
+
+
+@pytest.mark.parametrize("detunings", [1, 2])
+def test_a_detuned_load_rests_after_each_replay(gpu: fakes.Gpu, detunings: int):
+    rests_ms = replays_of(gpu, 0.2, 0.15, detunings)
+    assert rests_ms == [pytest.approx(detunings * 0.003)] * len(rests_ms)
+    assert len(rests_ms) > 500
+
+
+def test_what_is_queued_without_a_rest_is_done_before_a_load_is_detuned(gpu: fakes.Gpu):
+    load = graphs.ReplayLoad(fakes.Captured(gpu, 2.0), 2.0)
+    load.step()
+    queued_until_ms = gpu.busy_until_ms
+    load.detune()
+    assert gpu.host_ms >= queued_until_ms
+
+
+@pytest.mark.parametrize(("pass_ms", "detuned"), [(20.0, True), (20.1, False)])
+def test_long_replays_are_not_detuned(gpu: fakes.Gpu, pass_ms: float, detuned: bool):
+    assert graphs.ReplayLoad(fakes.Captured(gpu, pass_ms), pass_ms).detune() is detuned
+
+
+def test_a_load_of_the_host_cannot_be_detuned():
+    assert not graphs.HostLoad(lambda: None).detune()
 
 
 def test_nothing_has_finished_before_the_first_step(gpu: fakes.Gpu):
