@@ -48,6 +48,7 @@ class PowerMonitor:
 
     CHECK_S = 0.02
     DETUNINGS = 2  # of a load, where its energy scatters too much
+    RESTARTS = 3  # of a window in which the device ran out of work; a host that is always late is measured as it is
     WHOLE = 0.9  # inferences that a window holds at least, so that its scatter knows the power of all their parts
 
     def __init__(
@@ -162,7 +163,7 @@ class PowerMonitor:
 
         Where the ticks scatter so much that the budget would not do, the inferences may keep step with the sensor.
         Then the load is detuned and the window begins anew; the rests are taken off at the power of the idle device,
-        `idle_power_w`. Without that, nothing is detuned.
+        `idle_power_w`. Without that, nothing is detuned. A window in which the device ran out of work begins anew.
         """
         if self.reason:
             return None, f"no energy: {self.reason}"
@@ -179,10 +180,14 @@ class PowerMonitor:
     ) -> tuple[LoadEnergy | None, str | None]:
         """Lengthen a window until it is as long and as precise as is asked for, or the time is spent."""
         before, start_s = self.state(), self._clock()
-        reason, end_s, plain_s = None, start_s + limit_s, None
+        reason: str | None = f"no energy: the device was out of work all the time for {limit_s:g} s"
+        end_s, plain_s, starved, restarts = start_s + limit_s, None, load.starved, self.RESTARTS
         detunings = 0 if idle_power_w is None else self.DETUNINGS
         while self._clock() < end_s and not self.reason:
             self._drive(load, max(self.CHECK_S, min(start_s + minimum_s, end_s) - self._clock()))
+            if load.starved > starved and restarts:  # the host paused; its work is queued further ahead now
+                start_s, starved, restarts = self._clock(), load.starved, restarts - 1
+                continue
             found, reason = self._since(load, start_s, limit_s)
             if found is None:
                 continue

@@ -17,6 +17,10 @@ class SteadyLoad(Protocol):
         """The time to wait between two steps."""
 
     @property
+    def starved(self) -> int:
+        """How often its device was out of work so far, because the host paused."""
+
+    @property
     def completions(self) -> Completions:
         """The completions of its inferences so far, in seconds of perf_counter."""
 

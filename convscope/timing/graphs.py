@@ -26,6 +26,7 @@ class HostLoad:
     """Steady load of a CPU (`power.meter.SteadyLoad`): each step runs one pass, without a pause between them."""
 
     pause_s = 0.0
+    starved = 0
 
     def __init__(self, step: Callable[[], object]) -> None:
         self._step = step

@@ -160,6 +160,7 @@ class Load:
     """Inferences of equal length, one after the other, from `began_s` to `ends_s`; seen at each step."""
 
     pause_s = 0.0005
+    starved = 0
 
     def __init__(
         self, clock: Callable[[], float], pass_s: float, began_s: float | None = None, ends_s: float = math.inf

@@ -120,6 +120,56 @@ def test_the_card_is_loaded_all_the_while():
     assert load.steps > 300
 
 
+class Pausing(Load):
+    """A load whose device is out of work for 40 ms at each of some seconds: no inference ends, the card idles."""
+
+    def __init__(self, clock: Clock, pass_s: float, pauses_s: list[float]) -> None:
+        super().__init__(clock, pass_s)
+        self._pauses_s = list(pauses_s)
+
+    def step(self) -> None:
+        if self._pauses_s and self._clock() >= self._pauses_s[0]:
+            self._pauses_s.pop(0)
+            self._clock.sleep(0.04)
+            self._began_s += 0.04
+            self._looked_s = self._clock()
+            self.starved += 1
+        super().step()
+
+
+def paused(pauses_s: list[float], **options: float) -> tuple[energy.LoadEnergy | None, str | None]:
+    points = [(0.0, 400.0)]
+    for at_s in pauses_s:
+        points += [(at_s, 400.0), (at_s, 120.0), (at_s + 0.04, 120.0), (at_s + 0.04, 400.0)]
+    clock = Clock()
+    return monitor_of(Card(clock, Power(points))).steady(Pausing(clock, PASS_S, pauses_s), **options)
+
+
+def test_a_window_in_which_the_device_ran_out_of_work_begins_anew():
+    found, reason = paused([100.7, 101.3])
+    assert found is not None, reason
+    assert found.window.start_s > 101.34
+    assert found.pass_s == pytest.approx(PASS_S, rel=3e-3)
+    assert found.per_inference_j == pytest.approx(400.0 * PASS_S, rel=3e-3)
+
+
+def test_before_the_window_the_device_may_be_out_of_work():
+    found, reason = paused([100.1])
+    assert found is not None, reason
+    assert found.window.start_s < 100.4
+
+
+def test_a_device_that_is_out_of_work_again_and_again_is_measured_so():
+    found, reason = paused([100.0 + 0.5 * index for index in range(20)], precision=0.2, budget_s=6.0)
+    assert found is not None, reason
+    assert found.pass_s == pytest.approx(PASS_S / (1 - 0.04 / 0.5), rel=0.03)
+
+
+def test_a_device_that_is_out_of_work_until_the_time_is_spent_has_a_reason():
+    found, reason = paused([100.0 + 0.5 * index for index in range(20)], budget_s=2.0)
+    assert (found, reason) == (None, "no energy: the device was out of work all the time for 2 s")
+
+
 @pytest.mark.parametrize(("source", "boxcar_s"), [(energy.INSTANT, 0.1), (energy.AVERAGE, 1.0)])
 def test_without_a_counter_power_is_integrated_and_the_row_can_say_so(source: str, boxcar_s: float):
     card = Card(Clock(), constant(350.0), source=source, boxcar_s=boxcar_s, noise_w=2.0)
