@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,8 +65,7 @@ def overall_row(
         cells["energy_residual_pct"] = breakdown.residual_pct(energy.per_inference_j) if energy else None
     if energy:
         cells |= _energy_cells(energy, found.idle_power_w, passes.mean_ms)
-    remarks = (_other_pass(cells.get("energy_pass_vs_mean_pct")), _rested(energy), _no_rest(breakdown))
-    remark = found.energy_reason or "; ".join(filter(None, remarks))
+    remark = found.energy_reason or _remarks(energy, cells, breakdown)
     return fill(
         OverallRow,
         run,
@@ -90,6 +89,12 @@ def overall_row(
         reason="; ".join(filter(None, (said, remark))) or None,
         **cells,
     )
+
+
+def _remarks(energy: LoadEnergy | None, cells: Mapping[str, Any], breakdown: Breakdown | None) -> str:
+    """Return what is worth knowing about the energy of a row."""
+    found = (_other_pass(cells.get("energy_pass_vs_mean_pct")), _rested(energy), _no_rest(breakdown))
+    return "; ".join(filter(None, found))
 
 
 def _no_rest(breakdown: Breakdown | None) -> str | None:

@@ -157,6 +157,15 @@ class Store:
         earlier = self.read_run()
         if earlier is None and (line := mending.finish_keeping(self.files)):
             self.note(line)
+        self._refuse_others(earlier, request, environment, any_card)
+        for line in self.mend():
+            self.note(f"{self.path}: {line}")
+        return self._not_done(cells, earlier, counts)
+
+    def _refuse_others(
+        self, earlier: Mapping[str, Any] | None, request: Request, environment: Environment, any_card: bool
+    ) -> None:
+        """Raise InputError where the folder's tables were measured otherwise, or nobody knows how."""
         if earlier is None and any(path.exists() for path in self.files.tables):
             raise InputError(
                 f"{self.path} has tables and no run.json, so nobody knows how they were measured: "
@@ -169,9 +178,6 @@ class Store:
                 f"{self.path} holds a run with other settings ({'; '.join(odd)}): "
                 f"choose another --output-dir, or --overwrite{', or --any-card: each row names its card' * only_card}"
             )
-        for line in self.mend():
-            self.note(f"{self.path}: {line}")
-        return self._not_done(cells, earlier, counts)
 
     def _not_done(
         self, cells: Sequence[Any], earlier: Mapping[str, Any] | None, counts: Callable[[Mapping[str, str]], bool]
