@@ -262,12 +262,8 @@ class ReplayLoad:
 
     def step(self) -> None:
         """Count the finished replays and fill the queue; returns at once."""
-        was_busy, began_s = bool(self._queued), time.perf_counter()
-        while self._queued and self._queued[0].query():
-            self._spare.append(self._queued.popleft())
-            self._finished += 1
-        self.completions.add(self._finished, self._looked_s, time.perf_counter())
-        self._looked_s = began_s
+        was_busy = bool(self._queued)
+        self._count_finished()
         if was_busy and not self._queued:
             self.starved += 1
             self._depth = min(_QUEUED_MOST, 2 * self._depth)
@@ -278,6 +274,14 @@ class ReplayLoad:
                 torch.cuda._sleep(cycles)
             event.record()
             self._queued.append(event)
+
+    def _count_finished(self) -> None:
+        began_s = time.perf_counter()
+        while self._queued and self._queued[0].query():
+            self._spare.append(self._queued.popleft())
+            self._finished += 1
+        self.completions.add(self._finished, self._looked_s, time.perf_counter())
+        self._looked_s = began_s
 
     def _shift_cycles(self) -> int:
         self._unshifted_ms += self.pass_ms
@@ -294,6 +298,7 @@ class ReplayLoad:
         if self.pass_ms > _DETUNED_MOST_MS:
             return False
         torch.cuda.synchronize()
+        self._count_finished()
         self._rest_cycles += math.ceil(_REST_SHARE * self.pass_ms * _CYCLES_PER_MS)
         return True
 

@@ -179,6 +179,8 @@ def test_what_is_queued_without_a_rest_is_done_before_a_load_is_detuned(gpu: fak
     queued_until_ms = gpu.busy_until_ms
     load.detune()
     assert gpu.host_ms >= queued_until_ms
+    load.step()
+    assert load.starved == 0
 
 
 @pytest.mark.parametrize(("pass_ms", "detuned"), [(20.0, True), (20.1, False)])
