@@ -188,7 +188,7 @@ folder() { # STAGE
     printf '%s/%s/%s_%s_%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu"
 }
 
-note_event() { # STAGE JOB EVENT: one line of convscope/cluster/progress.py's HISTORY
+note_event() { # STAGE JOB EVENT: one line of convscope/cluster/history.py's HISTORY
     local path quoted='' now
     path=$(folder "$1")
     mkdir -p -- "$path"
