@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import signal
 
 if not os.path.exists("/dev/nvidiactl"):
     # Read when torch is imported, here and in the processes that tests start; a patch of its config ends at the thread.
@@ -36,6 +37,10 @@ def _asks_for(marker: str, config: pytest.Config) -> bool:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose how many examples are drawn, before any test is collected; collect garbage as rarely as commands do."""
     gc.set_threshold(50_000)
+    # Ignored in the background and under nohup, and what tests start would inherit that: they test these signals.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
     settings.load_profile("all" if _asks_for("long", config) or _asks_for("gpu", config) else "few")
 
 
