@@ -18,7 +18,7 @@ class SteadyLoad(Protocol):
 
     @property
     def starved(self) -> int:
-        """How often its device was out of work so far, because the host paused."""
+        """Number of times that its device was out of work so far, because the host paused."""
 
     @property
     def completions(self) -> Completions:
