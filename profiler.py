@@ -180,7 +180,7 @@ class PowerMonitor:
     ) -> tuple[LoadEnergy | None, str | None]:
         """Lengthen a window until it is as long and as precise as is asked for, or the time is spent."""
         before, start_s = self.state(), self._clock()
-        reason: str | None = f"no energy: the device was out of work all the time for {limit_s:g} s"
+        reason: str | None = f"no energy: the device ran out of work again and again in {limit_s:g} s"
         end_s, plain_s, starved, restarts = start_s + limit_s, None, load.starved, self.RESTARTS
         detunings = 0 if idle_power_w is None else self.DETUNINGS
         while self._clock() < end_s and not self.reason:

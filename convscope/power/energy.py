@@ -223,7 +223,7 @@ class LoadEnergy:
         return self.window.duration_s / self.inferences
 
     def without_rests(self, pass_s: float, idle_power_w: float) -> LoadEnergy:
-        """Return the energy without the time, and at this power the energy, by which inferences were above `pass_s`."""
+        """Return the energy without rests: what inferences took beyond `pass_s`, at the power of the idle device."""
         rest_s = max(0.0, self.pass_s - pass_s)
         rests_s, rests_j = rest_s * self.inferences, rest_s * self.inferences * idle_power_w
         window = self.window
@@ -299,7 +299,7 @@ def _lags(count: int) -> int:
 
 
 def sum_coverage(count: int) -> float:
-    """Return how many of its `sum_std` the sum of so many steps is uncertain by, at the level of `COVERAGE`.
+    """Return by how many deviations (`sum_std`) a sum of so many steps is uncertain, at the level of `COVERAGE`.
 
     Few steps know their own scatter badly: Student's t, with the long-run variance's equivalent degrees of freedom.
     """

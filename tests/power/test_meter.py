@@ -167,7 +167,7 @@ def test_a_device_that_is_out_of_work_again_and_again_is_measured_so():
 
 def test_a_device_that_is_out_of_work_until_the_time_is_spent_has_a_reason():
     found, reason = paused([100.0 + 0.5 * index for index in range(20)], budget_s=2.0)
-    assert (found, reason) == (None, "no energy: the device was out of work all the time for 2 s")
+    assert (found, reason) == (None, "no energy: the device ran out of work again and again in 2 s")
 
 
 @pytest.mark.parametrize(("source", "boxcar_s"), [(energy.INSTANT, 0.1), (energy.AVERAGE, 1.0)])
