@@ -228,14 +228,33 @@ def replay_method(overfull: int) -> str:
     return REPLAY_METHOD + (OVERFULL if overfull else "")
 
 
+class Shifts:
+    """Shifts of repeated passes against a power sensor: now and then a wait of a random part of a pass.
+
+    A sensor that looks at moments sees the same part of each pass, for seconds, where the passes keep step with it.
+    """
+
+    def __init__(self, pass_ms: float) -> None:
+        self._pass_ms, self._most_ms = pass_ms, min(pass_ms, _SHIFT_MOST_MS)
+        self._unshifted_ms = 0.0
+        self._draw = random.Random(0)
+
+    def next_cycles(self) -> int:
+        """Count one pass; return how long to spin after it: mostly not at all."""
+        self._unshifted_ms += self._pass_ms
+        if self._unshifted_ms < _SHIFT_EACH_MS:
+            return 0
+        self._unshifted_ms = 0.0
+        return round(self._draw.random() * self._most_ms * _CYCLES_PER_MS)
+
+
 class ReplayLoad:
     """Steady load of a GPU (`power.meter.SteadyLoad`): replays of a graph, `completions` noted at each step.
 
     Enough replays are queued that the host's pauses do not reach the GPU. `starved` counts how often the queue was
     empty all the same; it is made deeper each time.
 
-    A power sensor that looks at moments sees the same part of each replay, for seconds, where the replays keep step
-    with it. So they are shifted against it now and then by a random part of a replay: what was hidden is scatter.
+    The replays are shifted against a power sensor (`Shifts`): what was hidden from it is scatter.
     """
 
     pause_s = 0.0005
@@ -251,9 +270,7 @@ class ReplayLoad:
         self.completions = Completions()
         self.starved = 0
         self._rest_cycles = 0
-        self._shift_ms = min(pass_ms, _SHIFT_MOST_MS)
-        self._unshifted_ms = 0.0
-        self._draw = random.Random(0)
+        self._shifts = Shifts(pass_ms)
 
     @classmethod
     def of(cls, captured: Captured) -> ReplayLoad:
@@ -270,7 +287,7 @@ class ReplayLoad:
         while len(self._queued) < self._depth:
             event = self._spare.pop() if self._spare else torch.cuda.Event()
             self._captured.replay()
-            if cycles := self._rest_cycles + self._shift_cycles():
+            if cycles := self._rest_cycles + self._shifts.next_cycles():
                 torch.cuda._sleep(cycles)
             event.record()
             self._queued.append(event)
@@ -282,13 +299,6 @@ class ReplayLoad:
             self._finished += 1
         self.completions.add(self._finished, self._looked_s, time.perf_counter())
         self._looked_s = began_s
-
-    def _shift_cycles(self) -> int:
-        self._unshifted_ms += self.pass_ms
-        if self._unshifted_ms < _SHIFT_EACH_MS:
-            return 0
-        self._unshifted_ms = 0.0
-        return round(self._draw.random() * self._shift_ms * _CYCLES_PER_MS)
 
     def detune(self) -> bool:
         """Rest after each replay from now on, with each call a little longer; False where replays are long.

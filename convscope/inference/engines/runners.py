@@ -115,8 +115,12 @@ class LocalRunner:
         return float(start.elapsed_time(end))
 
     def window(self, seconds: float) -> tuple[int, float]:
-        """Call repeatedly for about this long; the host runs ahead of the GPU by a few calls at most."""
+        """Call repeatedly for about this long; the host runs ahead of the GPU by a few calls at most.
+
+        The calls are shifted against a power sensor (`graphs.Shifts`).
+        """
         each_s = max(1e-6, min(self.latencies_ms(3)) / 1e3)
+        shifts = graphs.Shifts(each_s * 1e3)
         chunk = max(1, round(_QUEUED_S / 2 / each_s))
         ahead: list[torch.cuda.Event] = []
         with undisturbed():
@@ -124,6 +128,8 @@ class LocalRunner:
             while time.perf_counter() - started_s < seconds:
                 for _ in range(chunk):
                     self._run()
+                    if self._on_gpu and (cycles := shifts.next_cycles()):
+                        torch.cuda._sleep(cycles)
                 calls += chunk
                 if self._on_gpu:
                     ahead.append(torch.cuda.Event())
