@@ -90,10 +90,10 @@ def passes_alone(names: list[str], size: int, device: torch.device) -> dict[str,
         for math in MATHS:
             with torch.inference_mode(), backends.math(math):
                 model = models.build(name).to(device)
-                given, times_ms = models.images(1, size, 0).to(device), []
+                inputs, times_ms = (models.images(1, size, 0).to(device),), list[list[float]]()
                 for index in range(placement.PLACEMENTS):
-                    with placement.moved(model, given, index) as there:
-                        step = partial(model, there)
+                    with placement.moved(model, inputs, index) as there:
+                        step = partial(model, *there)
                         times_ms.append(stopwatch.measure(step, samples=SAMPLES, settle_s=SETTLING_S).all_ms)
                     release(device)
             found[f"{name} {math}"] = summarize_placed(times_ms).mean_ms

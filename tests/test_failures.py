@@ -261,7 +261,7 @@ class Swapped:
 class Bench:
     """A bench that has nothing to give back."""
 
-    def layer_times_ms(self, given: torch.Tensor, place: int) -> list[float]:
+    def layer_times_ms(self, given: tuple[torch.Tensor, ...], place: int) -> list[float]:
         return [1.0]
 
     def release(self) -> None:
@@ -269,7 +269,7 @@ class Bench:
 
 
 def test_a_candidate_of_a_choice_with_a_kernel_that_does_not_fit_is_left_out_with_the_reason():
-    subject = SimpleNamespace(run=SimpleNamespace(model="alexnet"), given=torch.zeros(1))
+    subject = SimpleNamespace(run=SimpleNamespace(model="alexnet"), inputs=(torch.zeros(1),))
     notes: list[str] = []
     times = choice._rounds(subject, Bench(), Swapped(), notes.append, range(2), ["gemm", "winograd"])
     assert times == {"gemm": [[1.0], [1.0]]}

@@ -178,8 +178,8 @@ def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:
     return model
 
 
-def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
-    """List the convolutions that one pass of this input calls, in order; model and input are on the meta device.
+def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Layer]:
+    """List the convolutions that one pass of these inputs calls, in order; model and inputs are on the meta device.
 
     Raises:
         InputError: the model cannot take this size.
@@ -194,10 +194,10 @@ def called(name: str, model: nn.Module, given: torch.Tensor) -> list[Layer]:
 
     with torch.inference_mode(), hooked(model, after=note):
         try:
-            model(given)
+            model(*inputs)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             cause = str(error).splitlines()[0]
-            size = "×".join(map(str, given.shape[-2:]))
+            size = "×".join(map(str, inputs[0].shape[-2:]))
             raise InputError(f"{name} cannot take {size} images ({cause})") from None
     return layers
 
@@ -207,14 +207,23 @@ def shapes_only(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).float().to("meta").eval()
 
 
-@functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
-    """List the convolutions that one pass of a model calls, as `called` does, for input batch × 3 × size × size."""
+    """List the convolutions of a model by name, as `layers_of` does."""
+    return layers_of(find_source(name), input_size, batch_size)
+
+
+@functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
+def layers_of(source: Source, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+    """List the convolutions that one pass of a model calls, as `called` does, for inputs of this size.
+
+    Raises:
+        InputError: the model cannot take this size.
+    """
     try:
         given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
     except RuntimeError:  # more bytes than 64 bits count
         raise InputError(f"a batch of {batch_size:,} images of {input_size} px fits into no memory") from None
-    return tuple(called(name, _on_meta(name), given))
+    return tuple(called(source.name, _on_meta(source.name), (given,)))
 
 
 @functools.lru_cache(maxsize=4)

@@ -33,7 +33,7 @@ class Observation:
         return None if self.execution.provider == "torch" else self.execution.algorithm
 
 
-def observe(model: nn.Module, given: torch.Tensor, check_errors: bool) -> list[Observation]:
+def observe(model: nn.Module, inputs: tuple[torch.Tensor, ...], check_errors: bool) -> list[Observation]:
     """Run one eager pass and observe each call of a convolution in it, in order.
 
     Args:
@@ -56,8 +56,8 @@ def observe(model: nn.Module, given: torch.Tensor, check_errors: bool) -> list[O
         checking = False
 
     with recording(), hooked(model, after=after):
-        model(given)
-    if check_errors and given.is_cuda:
+        model(*inputs)
+    if check_errors and inputs[0].is_cuda:
         torch.cuda.empty_cache()  # the memory of the references is needed for what is measured
     return observations
 

@@ -48,7 +48,7 @@ def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[L
 
     handles = [m.register_forward_hook(note) for m in shapes.modules() if isinstance(m, nn.Linear)]
     try:
-        return models.called(name, shapes, torch.empty(*given_shape, device="meta")) + connected
+        return models.called(name, shapes, (torch.empty(*given_shape, device="meta"),)) + connected
     finally:
         for handle in handles:
             handle.remove()

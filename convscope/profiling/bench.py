@@ -17,10 +17,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation, observe
 from convscope.convolution.operator import release
+from convscope.convolution.sources.network import Inputs, Network
 from convscope.errors import HookMismatchError, HostTooSlowError
 from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad
@@ -67,8 +67,10 @@ class Bench:
         meter: Meter,
         note: Callable[[str], None],
         tracer: Tracer | None = None,
+        network: Network | None = None,
     ) -> None:
         self._run, self._model, self._device = run, model, device
+        self._network = network or Network.of(run)
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
@@ -85,10 +87,10 @@ class Bench:
         if self._device.type == "cuda":
             # Where even this does not fit, the row of the size will report it.
             with contextlib.suppress(torch.OutOfMemoryError, HostTooSlowError):
-                self.reference_us = self._reference_us(self._input(size))
+                self.reference_us = self._reference_us(self._inputs(size))
             self.release()
 
-    def _reference_us(self, given: torch.Tensor) -> float | None:
+    def _reference_us(self, given: Inputs) -> float | None:
         for _ in range(CALIBRATIONS_MOST):
             measured_us = self._layer_times(given, CALIBRATION_SAMPLES).pair_overhead_us
             reference_us = plausible_reference_us(measured_us)
@@ -100,12 +102,12 @@ class Bench:
     def measure(
         self, size: int, layers: Sequence[Layer], check_errors: bool, algorithms: Mapping[str, str] | None = None
     ) -> Measurement:
-        """Measure one forward pass of batch × 3 × size × size and every convolution in it.
+        """Measure one forward pass of inputs of this size and every convolution in it.
 
         Args:
             algorithms: those that the model's layers have, by name, for the process that traces the same pass.
         """
-        given = self._input(size)
+        given = self._inputs(size)
         observations = observe(self._model, given, check_errors)
         if len(observations) != len(layers):
             raise HookMismatchError(f"{len(observations)} convolutions ran, {len(layers)} were expected")
@@ -113,7 +115,7 @@ class Bench:
             return self._on_cpu(given, observations)
         return self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
 
-    def layer_times_ms(self, given: torch.Tensor, place: int = 0) -> list[float]:
+    def layer_times_ms(self, given: Inputs, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
 
         The times are taken by events as `measure` takes them, and nothing else is measured, so that they can be
@@ -125,7 +127,7 @@ class Bench:
         if self._device.type == "cpu":
             return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         with placement.moved(self._model, given, place) as there:
-            self._model(there)
+            self._model(*there)
             times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
         return [fmean(samples) for samples in times.less(self._overhead_us([times]))]
 
@@ -149,15 +151,15 @@ class Bench:
         """Free the GPU memory that a size used."""
         release(self._device)
 
-    def _input(self, size: int) -> torch.Tensor:
-        return models.images(self._run.batch_size, size, self._run.seed).to(self._device)
+    def _inputs(self, size: int) -> Inputs:
+        return self._network.inputs(size, self._device)
 
-    def _on_cpu(self, given: torch.Tensor, observations: list[Observation]) -> Measurement:
+    def _on_cpu(self, given: Inputs, observations: list[Observation]) -> Measurement:
         run = self._run
         self._eager_ms(given, run.warmup_iters)
         passes_ms = self._eager_ms(given, run.measure_iters)
         layers, layers_pass_ms = self._cpu_layers(given)
-        energy, energy_reason = self.steady_energy(HostLoad(partial(self._model, given)))
+        energy, energy_reason = self.steady_energy(HostLoad(partial(self._model, *given)))
         return Measurement(
             passes=summarize(passes_ms),
             layers=layers,
@@ -171,7 +173,7 @@ class Bench:
         )
 
     def _on_gpu(
-        self, given: torch.Tensor, observations: list[Observation], layers: Sequence[Layer],
+        self, given: Inputs, observations: list[Observation], layers: Sequence[Layer],
         trace: Callable[[], list[LayerTrace]],
     ) -> Measurement:  # fmt: skip
         run = self._run
@@ -207,7 +209,7 @@ class Bench:
             peak_memory_bytes=peak_bytes,
         )
 
-    def _placed(self, given: torch.Tensor) -> tuple[list[LayerTimes], int]:
+    def _placed(self, given: Inputs) -> tuple[list[LayerTimes], int]:
         """Time the pass and its layers in each placement; return the times, and the peak of memory in the first."""
         placed = [self._in_placement(given, 0)]
         peak_bytes = torch.cuda.max_memory_allocated()
@@ -221,26 +223,26 @@ class Bench:
             self.release()
         return placed, peak_bytes
 
-    def _in_placement(self, given: torch.Tensor, index: int) -> LayerTimes:
+    def _in_placement(self, given: Inputs, index: int) -> LayerTimes:
         samples = math.ceil(self._run.measure_iters / placement.PLACEMENTS)
         with placement.moved(self._model, given, index) as there:
             return self._layer_times(there, samples, self._run.warmup_iters)
 
-    def _energy(self, given: torch.Tensor) -> tuple[LoadEnergy | None, str | None]:
+    def _energy(self, given: Inputs) -> tuple[LoadEnergy | None, str | None]:
         if not self._run.energy:
             return None, None
-        with graphs.capture(partial(self._model, given)) as plain:
+        with graphs.capture(partial(self._model, *given)) as plain:
             return self.steady_energy(graphs.settle(plain))
 
-    def _eager_ms(self, given: torch.Tensor, samples: int, enough_s: float = float("inf")) -> list[float]:
-        return self._stopwatch.eager(partial(self._model, given), samples=samples, enough_s=enough_s).all_ms
+    def _eager_ms(self, given: Inputs, samples: int, enough_s: float = float("inf")) -> list[float]:
+        return self._stopwatch.eager(partial(self._model, *given), samples=samples, enough_s=enough_s).all_ms
 
-    def _layer_times(self, given: torch.Tensor, samples: int, warmup: int = 0) -> LayerTimes:
-        step = partial(self._model, given)
+    def _layer_times(self, given: Inputs, samples: int, warmup: int = 0) -> LayerTimes:
+        step = partial(self._model, *given)
         with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
             return watched.times(samples, warmup)
 
-    def _cpu_layers(self, given: torch.Tensor) -> tuple[list[Summary], float]:
+    def _cpu_layers(self, given: Inputs) -> tuple[list[Summary], float]:
         """Return the times of the layers, and the mean of the passes that they were timed in."""
         samples, passes_ms = [], []
         for _ in range(self._run.measure_iters):

@@ -23,6 +23,7 @@ from convscope import failures
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import release
+from convscope.convolution.sources.network import Inputs
 from convscope.power.energy import LoadEnergy
 from convscope.timing import graphs
 from convscope.timing.hooks import hooked
@@ -74,24 +75,22 @@ class _Call:
     output: torch.Tensor
 
 
-def measure(
-    model: nn.Module, given: torch.Tensor, layers: Sequence[Layer], measure_energy: EnergyMeasurement
-) -> Breakdown:
+def measure(model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_energy: EnergyMeasurement) -> Breakdown:
     """Measure every distinct layer of a pass alone, and the rest of the pass.
 
     A layer that does not fit into memory beside its copies, or that fails alone, has a reason instead of an energy.
 
     Args:
-        given: the model's input, batch × 3 × height × width, on the GPU.
+        inputs: the arguments of one call of the model, on the GPU.
         layers: the calls of convolutions in the pass, in order.
 
     Raises:
         RuntimeError: the GPU is lost, or a mistake of the program.
     """
     try:
-        calls = _calls(model, given)
+        calls = _calls(model, inputs)
     except RuntimeError as error:
-        reason = _reason(error, given.device)
+        reason = _reason(error, inputs[0].device)
         return Breakdown((LayerEnergy(None, None, reason),) * len(layers), None, reason)
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     energies = []
@@ -99,9 +98,9 @@ def measure(
         copied = not call.given.is_contiguous()
         key = (layer.cost_key, copied, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
-            measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), given.device)
+            measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), inputs[0].device)
         energies.append(measured[key])
-    rest = _or_reason(functools.partial(_rest, model, given, calls, measure_energy), given.device)
+    rest = _or_reason(functools.partial(_rest, model, inputs, calls, measure_energy), inputs[0].device)
     return Breakdown(tuple(energies), rest.energy_j, rest.reason)
 
 
@@ -123,10 +122,8 @@ def _reason(error: RuntimeError, device: torch.device) -> str:
     return f"no energy: {failure.status}: {failure.reason}"
 
 
-def _rest(
-    model: nn.Module, given: torch.Tensor, calls: Sequence[_Call], measure_energy: EnergyMeasurement
-) -> LayerEnergy:
-    with _stubbed(model, calls), graphs.capture(lambda: model(given)) as captured:
+def _rest(model: nn.Module, inputs: Inputs, calls: Sequence[_Call], measure_energy: EnergyMeasurement) -> LayerEnergy:
+    with _stubbed(model, calls), graphs.capture(lambda: model(*inputs)) as captured:
         return _of_one(*measure_energy(graphs.ReplayLoad.of(captured)))
 
 
@@ -136,14 +133,14 @@ def _of_one(energy: LoadEnergy | None, reason: str | None, calls: int = 1) -> La
     return LayerEnergy(energy.per_inference_j / calls, energy.uncertainty_j / calls)
 
 
-def _calls(model: nn.Module, given: torch.Tensor) -> list[_Call]:
+def _calls(model: nn.Module, inputs: Inputs) -> list[_Call]:
     calls: list[_Call] = []
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         calls.append(_Call(name, module, given.detach().clone(), output.detach().clone()))
 
     with hooked(model, after=after):
-        model(given)
+        model(*inputs)
     return calls
 
 

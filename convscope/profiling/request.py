@@ -27,6 +27,7 @@ class Run:
     measure_iters: int = 20
     math: str = "tf32"
     dtype: str = "float32"
+    layout: str = "nchw"
     unsupported: str = "error"
     provider: str | None = None
     pretrained: bool = False

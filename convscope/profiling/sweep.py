@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import os
 import random
@@ -24,10 +25,11 @@ from torch import nn
 from tqdm import tqdm
 
 from convscope import failures
-from convscope.convolution import algorithms, backends, models, swap
+from convscope.convolution import algorithms, backends, swap
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check, cuda_operator
+from convscope.convolution.sources.network import Network
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
@@ -86,6 +88,10 @@ class Sweep:
     _counts: Callable[[Mapping[str, str]], bool] = lambda row: True
     _assignments: dict[int, Assignment] = field(default_factory=dict)
     _fault: str | None = None
+
+    @functools.cached_property
+    def _network(self) -> Network:
+        return Network.of(self.run)
 
     @property
     def device(self) -> torch.device:
@@ -146,7 +152,7 @@ class Sweep:
             return tables["overall"], tables["layers"]
 
     def _layers(self, size: int) -> tuple[Layer, ...]:
-        return models.convolutions(self.run.model, size, self.run.batch_size)
+        return self._network.layers(size)
 
     def _assign(self, size: int) -> Assignment:
         try:
@@ -172,7 +178,7 @@ class Sweep:
         found = sensor_report.name if sensor_report.exists() else None
         store.begin(self.run, environment, sys.argv, sensor_report=found)
         timer = self.make_timer(model, self.device.type)
-        bench = Bench(self.run, model, self.device, timer, meter, self.note, tracer)
+        bench = Bench(self.run, model, self.device, timer, meter, self.note, tracer, self._network)
         if tracer:
             tracer.wait_until_ready()
         try:
@@ -189,7 +195,7 @@ class Sweep:
     def _model(self) -> nn.Module:
         run = self.run
         try:
-            return models.build(run.model, run.pretrained, run.seed).to(self.device)
+            return self._network.on(self.device)
         except torch.OutOfMemoryError as error:
             raise InputError(
                 f"the weights of {run.model} do not fit into the memory of {self.device} ({str(error).splitlines()[0]})"

@@ -20,8 +20,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope.convolution import backends, models, swap
+from convscope.convolution import backends, swap
 from convscope.convolution.operator import release
+from convscope.convolution.sources.network import Inputs, Network
 from convscope.errors import TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.paths import ROOT
@@ -119,7 +120,8 @@ class _Tracer:
             torch.cuda.set_device(self._device)
             trace.start_cupti()
         with self._settings():
-            self._model = models.build(run.model, run.pretrained, run.seed).to(self._device)
+            self._network = Network.of(run)
+            self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
 
     @contextlib.contextmanager
@@ -134,7 +136,7 @@ class _Tracer:
         try:
             with self._settings():
                 self._swap.apply(algorithms)
-                given = models.images(self._run.batch_size, size, self._run.seed).to(self._device)
+                given = self._network.inputs(size, self._device)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
                         recording.add(there)
@@ -163,11 +165,11 @@ class _Recording:
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
 
-    def add(self, given: torch.Tensor) -> None:
-        """Trace the pass of this input where it lies, unless replays would take too long."""
+    def add(self, given: Inputs) -> None:
+        """Trace the pass of these inputs where they lie, unless replays would take too long."""
         if not self.replays:
             return
-        with graphs.capture(partial(self._model, given)) as plain:
+        with graphs.capture(partial(self._model, *given)) as plain:
             graphs.settle(plain)
             if not self.eager:
                 began_s = time.monotonic()

@@ -20,8 +20,8 @@ _BLOCK_BYTES_MOST = 32 * 2**20
 
 
 @contextlib.contextmanager
-def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.Tensor]:
-    """Move a model's weights and buffers for the length of the block, and yield its input, moved too.
+def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...], index: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Move a model's weights and buffers for the length of the block, and yield its inputs, moved too.
 
     What is captured inside lies elsewhere too: free memory is broken up first, and of some blocks of random sizes a
     random half is kept until the end. Then the model is back where it was.
@@ -32,12 +32,12 @@ def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.T
     Raises:
         torch.OutOfMemoryError: no room for a second copy of the weights, or for the blocks (at most 0.8 GB).
     """
-    if index == 0 or not given.is_cuda:
-        yield given
+    if index == 0 or not inputs[0].is_cuda:
+        yield inputs
         return
     drawn = random.Random(index)
     sizes = [drawn.randrange(1, _BLOCK_BYTES_MOST) for _ in range(_BLOCKS)]
-    blocks = [torch.empty(size, dtype=torch.uint8, device=given.device) for size in sizes]
+    blocks = [torch.empty(size, dtype=torch.uint8, device=inputs[0].device) for size in sizes]
     held = drawn.sample(blocks, _BLOCKS // 2)
     del blocks
     torch.cuda.empty_cache()
@@ -45,7 +45,7 @@ def moved(model: nn.Module, given: torch.Tensor, index: int) -> Iterator[torch.T
     try:
         for tensor, home in homes:
             tensor.data = home.clone()
-        yield given.clone()
+        yield tuple(given.clone() for given in inputs)
     finally:
         for tensor, home in homes:
             tensor.data = home

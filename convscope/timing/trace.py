@@ -107,7 +107,7 @@ def record(work: Callable[[], None]) -> list[dict[str, Any]]:
     return events
 
 
-def record_layers(model: nn.Module, given: torch.Tensor) -> list[dict[str, Any]]:
+def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
     """Trace one eager pass with a range around each convolution, named by its position; `by_layer` reads the result."""
     opened: list[record_function] = []
     positions = itertools.count()
@@ -121,7 +121,7 @@ def record_layers(model: nn.Module, given: torch.Tensor) -> list[dict[str, Any]]
 
     def work() -> None:
         with hooked(model, before, after), record_function(EAGER):
-            model(given)
+            model(*inputs)
 
     return record(work)
 
@@ -139,12 +139,12 @@ def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, A
     return record(work)
 
 
-def trace_pass(model: nn.Module, given: torch.Tensor) -> tuple[list[LayerTrace], str | None]:
+def trace_pass(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[list[LayerTrace], str | None]:
     """Trace an eager pass; return the kernels of each layer without times, or none and the reason."""
-    if not given.is_cuda:
+    if not inputs[0].is_cuda:
         return [], CPU_REASON
     try:
-        return by_layer(record_layers(model, given)), None
+        return by_layer(record_layers(model, inputs)), None
     except TraceMissingError as error:
         return [], str(error)
 

@@ -102,7 +102,7 @@ class Trainer:
         """Return the algorithm of each layer, after checking that all of them can use it."""
         training, side_px = self._training, self._training.image_size_px
         shapes = copy.deepcopy(self._model).to("meta").eval()
-        layers = models.called(slug(model), shapes, torch.empty(batch_size, 3, side_px, side_px, device="meta"))
+        layers = models.called(slug(model), shapes, (torch.empty(batch_size, 3, side_px, side_px, device="meta"),))
         algorithm = algorithms.find(training.algorithm)
         reasons = assignment.why_not_each(algorithm, layers, training.device_type, card_check(self._device))
         if any(reasons):

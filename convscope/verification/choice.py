@@ -83,7 +83,7 @@ class _CandidateSwap:
     """Swaps one candidate after another into a model and runs work with it."""
 
     def __init__(self, subject: Subject) -> None:
-        run, device = subject.run, subject.given.device
+        run, device = subject.run, subject.device
         self._swapped = swap.Swap(subject.model)
         self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
@@ -136,7 +136,7 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
 def _leave_out_wrong(subject: Subject, swapped: _CandidateSwap, note: Note) -> None:
     """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
     for name, usable in swapped.usable.items():
-        observations = swapped.run(name, lambda: observe(subject.model, subject.given, check_errors=True))
+        observations = swapped.run(name, lambda: observe(subject.model, subject.inputs, check_errors=True))
         for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
             allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math)
             if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
@@ -146,14 +146,14 @@ def _leave_out_wrong(subject: Subject, swapped: _CandidateSwap, note: Note) -> N
 
 def _judge(subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
     """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
-    stopwatch, model = Stopwatch(subject.given.device), subject.model
+    stopwatch, model = Stopwatch(subject.device), subject.model
     names = [name for name in JUDGED if name in swapped.assignments]
     layers = _rounds(subject, bench, swapped, note, range(rounds, 2 * rounds), names)
     passes: dict[str, list[float]] = {name: [] for name in layers}
 
     def pass_ms(place: int) -> float:
-        with placement.moved(model, subject.given, place) as there:
-            return stopwatch.pass_ms(partial(model, there))
+        with placement.moved(model, subject.inputs, place) as there:
+            return stopwatch.pass_ms(partial(model, *there))
 
     for place in range(rounds, 2 * rounds):
         for name, times_ms in passes.items():
@@ -185,9 +185,9 @@ def _rounds(
     for place in tqdm(rounds, desc=f"{subject.run.model}, choice", unit="round", disable=None):
         for name in list(times):
             try:
-                times[name].append(swapped.run(name, partial(bench.layer_times_ms, subject.given, place)))
+                times[name].append(swapped.run(name, partial(bench.layer_times_ms, subject.inputs, place)))
             except Exception as error:
-                note(f"{name} is left out: {failures.of_cell(error, subject.given.device).reason}")
+                note(f"{name} is left out: {failures.of_cell(error, subject.device).reason}")
                 del times[name]
             bench.release()
     return times
@@ -206,8 +206,8 @@ def _traced(subject: Subject, swapped: _CandidateSwap, timed: Candidate) -> Cand
 
 def _executed(subject: Subject) -> tuple[list[str | None], list[Mapping[str, int] | None]]:
     """Return for each convolution of a pass the algorithm that ran, None where PyTorch ran it, and its kernels."""
-    ran = [observation.algorithm for observation in observe(subject.model, subject.given, check_errors=False)]
-    traces, _ = trace.trace_pass(subject.model, subject.given)
+    ran = [observation.algorithm for observation in observe(subject.model, subject.inputs, check_errors=False)]
+    traces, _ = trace.trace_pass(subject.model, subject.inputs)
     return ran, [traced.kernels for traced in traces] or [None] * len(ran)
 
 

@@ -12,13 +12,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from convscope.convolution import backends, models, swap, tolerance
+from convscope.convolution import backends, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance
+from convscope.convolution.sources.network import Inputs, Network
 from convscope.profiling.request import Run
 from convscope.timing import placement, summary, trace
 from convscope.timing.hooks import hooked
@@ -92,7 +93,12 @@ class Subject:
     run: Run
     model: nn.Module
     layers: Sequence[Layer]
-    given: torch.Tensor
+    inputs: Inputs
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the model and its inputs."""
+        return self.inputs[0].device
 
 
 @contextlib.contextmanager
@@ -109,9 +115,9 @@ def open_subject(run: Run) -> Iterator[Subject]:
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
-        layers = models.convolutions(run.model, size, run.batch_size)
-        model = models.build(run.model, run.pretrained, run.seed).to(device)
-        yield Subject(run, model, layers, models.images(run.batch_size, size, run.seed).to(device))
+        network = Network.of(run)
+        layers = network.layers(size)
+        yield Subject(run, network.on(device), layers, network.inputs(size, device))
 
 
 def gather(subject: Subject) -> Evidence:
@@ -122,16 +128,16 @@ def gather(subject: Subject) -> Evidence:
     Raises:
         InputError: layers cannot use the algorithm, and the run names no other for them.
     """
-    run, model, given = subject.run, subject.model, subject.given
-    assigned = assign(run, subject.layers, card_check(given.device))
-    exact = _outputs(copy.deepcopy(model).double(), given.double())
+    run, model, inputs = subject.run, subject.model, subject.inputs
+    assigned = assign(run, subject.layers, card_check(subject.device))
+    exact = _outputs(copy.deepcopy(model).double(), _in_double(inputs))
     swapped = swap.Swap(model)
     swapped.apply(assigned.algorithms)
     try:
-        observations = observe(model, given, check_errors=True)
-        outputs = _outputs(model, given)
-        ours, torchs = (summary.summarize(times) for times in _pass_times_ms(swapped, assigned, given))
-        traces, kernels_missing = trace.trace_pass(model, given)  # CUPTI must not be there while times are taken
+        observations = observe(model, inputs, check_errors=True)
+        outputs = _outputs(model, inputs)
+        ours, torchs = (summary.summarize(times) for times in _pass_times_ms(swapped, assigned, inputs))
+        traces, kernels_missing = trace.trace_pass(model, inputs)  # CUPTI must not be there while times are taken
     finally:
         swapped.restore()
     kernels: Sequence[Mapping[str, int] | None] = [traced.kernels for traced in traces] or [None] * len(observations)
@@ -152,7 +158,11 @@ def gather(subject: Subject) -> Evidence:
     )
 
 
-def _outputs(model: nn.Module, given: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _in_double(inputs: Inputs) -> Inputs:
+    return tuple(given.double() if given.is_floating_point() else given for given in inputs)
+
+
+def _outputs(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the output of the last convolution of a pass, and that of the model."""
     last: list[torch.Tensor] = []
 
@@ -160,21 +170,21 @@ def _outputs(model: nn.Module, given: torch.Tensor) -> tuple[torch.Tensor, torch
         last[:] = [output.clone()]  # the layer that follows may change it in place
 
     with hooked(model, after=after):
-        output: torch.Tensor = model(given)
+        output: torch.Tensor = model(*inputs)
     return last[0], output
 
 
-def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, given: torch.Tensor) -> list[list[float]]:
+def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, inputs: Inputs) -> list[list[float]]:
     """Time the swapped model and PyTorch's own in turn, both in one placement after another.
 
     Each time is the mean over one capture (on a CPU, one pass).
     """
-    stopwatch = Stopwatch(given.device)
+    stopwatch = Stopwatch(inputs[0].device)
     ours: list[float] = []
     torchs: list[float] = []
     for place in range(CAPTURES):
         for times_ms, choice in ((torchs, {}), (ours, assigned.algorithms)):
             swapped.apply(choice)
-            with placement.moved(swapped.model, given, place) as there:
-                times_ms.append(stopwatch.pass_ms(partial(swapped.model, there)))
+            with placement.moved(swapped.model, inputs, place) as there:
+                times_ms.append(stopwatch.pass_ms(partial(swapped.model, *there)))
     return [ours, torchs]

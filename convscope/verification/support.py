@@ -75,7 +75,7 @@ def survey(
         limit_bytes: the largest workspace allowed; None allows the free memory of the card.
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
     """
-    device = subject.given.device
+    device = subject.device
     capability = torch.cuda.get_device_capability(device)
     limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
 

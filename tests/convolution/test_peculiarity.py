@@ -54,7 +54,7 @@ ODD = {
 def test_a_module_that_is_more_than_a_convolution_is_unsupported_with_the_reason(why: str):
     torch.manual_seed(0)
     model = nn.Sequential(ODD[why](), nn.Conv2d(4, 5, 3)).eval()
-    layers = models.called("net", models.shapes_only(model), torch.empty(2, 3, 9, 9, device="meta"))
+    layers = models.called("net", models.shapes_only(model), (torch.empty(2, 3, 9, 9, device="meta"),))
     assert [layer.peculiarity for layer in layers] == [why, ""]
     assigned = assign(run(algorithm="smm", unsupported="fallback"), layers, None)
     assert assigned.algorithms == {"0": "torch", "1": "smm"}
@@ -64,7 +64,7 @@ def test_a_module_that_is_more_than_a_convolution_is_unsupported_with_the_reason
         before = model(given)
         swapped = Swap(model)
         swapped.apply(assigned.algorithms)
-        seen = observe(model, given, check_errors=True)
+        seen = observe(model, (given,), check_errors=True)
         assert torch.allclose(model(given), before, atol=1e-5)
         assert [each.carried for each in seen] == ["torch", "smm"]
         assert all(each.relative_error < 1e-6 for each in seen)

@@ -118,7 +118,7 @@ import run_profile
 from convscope.cli import parser
 from convscope.convolution import models
 
-build = models.build
+build = models.Source.build
 
 def breaks_at_96(*given, **options):
     model = build(*given, **options)
@@ -128,7 +128,7 @@ def breaks_at_96(*given, **options):
     model.register_forward_pre_hook(out_of_range)
     return model
 
-models.build = breaks_at_96
+models.Source.build = breaks_at_96
 sys.exit(parser.as_program(run_profile.main))
 """
 

@@ -122,7 +122,7 @@ def test_a_placement_moves_weights_buffers_and_input_and_puts_the_model_back():
 
     with torch.inference_mode():
         home, expected = addresses(), model.eval()(given)
-        with placement.moved(model, given, 1) as there:
+        with placement.moved(model, (given,), 1) as (there,):
             assert not set(home) & set(addresses())
             assert there.data_ptr() != given.data_ptr()
             assert torch.equal(model(there), expected)

@@ -105,7 +105,7 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
     run = made_run("alexnet", "torch")
     with open_subject(run) as subject:
         timer = CUDALayerTimer(subject.model, "cuda")
-        bench = Bench(run, subject.model, subject.given.device, timer, PowerMonitor(), print)
+        bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
         bench.calibrate(224)
         found = choice.study(subject, bench, print, rounds=3)
         rows = choice.rows(run, environment.read(torch.device(run.device)), subject.layers, found.candidates)

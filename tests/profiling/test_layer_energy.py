@@ -69,7 +69,7 @@ def measured(measure_energy: layer_energy.EnergyMeasurement = hundred_joules) ->
     with torch.inference_mode():
         with hooked(model, after=lambda n, m, x, y: layers.append(models.describe(n, len(layers), m, x.shape))):
             model(given)
-        return layer_energy.measure(model, given, layers, measure_energy)
+        return layer_energy.measure(model, (given,), layers, measure_energy)
 
 
 def test_each_distinct_shape_is_replayed_once_and_the_rest_of_the_pass_after_them(steps: list):
@@ -161,7 +161,7 @@ def test_the_rest_runs_no_convolution_and_the_model_gets_its_own_back(steps: lis
     given = torch.randn(1, 3, 16, 16)
     with torch.inference_mode():
         expected = model(given)
-        calls = layer_energy._calls(model, given)
+        calls = layer_energy._calls(model, (given,))
         with layer_energy._stubbed(model, calls):
             assert not convolution_modules(model)
             assert torch.equal(model(given), expected)

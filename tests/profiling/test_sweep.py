@@ -12,6 +12,7 @@ import torch
 from fakes import Branching, Card, Clock, tiny
 from fakes.sensors import Load
 
+from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.errors import InputError
 from convscope.profiling import sweep
@@ -191,14 +192,14 @@ def test_a_size_that_the_model_cannot_take_is_refused_before_a_folder_is_made(tm
 def test_a_size_in_the_middle_that_the_model_cannot_take_is_a_row_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    listed = sweep.models.convolutions
+    listed = models.layers_of
 
-    def picky(name: str, size: int, batch_size: int) -> tuple[Layer, ...]:
+    def picky(source: models.Source, size: int, batch_size: int) -> tuple[Layer, ...]:
         if size == 80:
             raise InputError("tiny cannot take 80×80 images")
-        return listed(name, size, batch_size)
+        return listed(source, size, batch_size)
 
-    monkeypatch.setattr(sweep.models, "convolutions", picky)
+    monkeypatch.setattr(models, "layers_of", picky)
     notes: list[str] = []
     overall, layers = make(num_sizes=3, note=notes.append).run(tmp_path)
     assert list(overall["status"]) == ["ok", "unsupported", "ok"]
@@ -220,7 +221,7 @@ def test_results_outlive_an_overwrite_that_could_not_begin(tmp_path: Path, monke
     def offline(*arguments: object) -> None:
         raise InputError("the trained weights cannot be downloaded")
 
-    monkeypatch.setattr(sweep.models, "build", offline)
+    monkeypatch.setattr(models.TorchvisionSource, "build", offline)
     with pytest.raises(InputError, match="weights"):
         make(pretrained=True).run(tmp_path, overwrite=True)
     assert (tmp_path / "tiny_direct_overall.csv").exists()

@@ -11,8 +11,8 @@ from convscope.timing import placement
 
 @pytest.mark.parametrize("index", [0, 3])
 def test_on_a_cpu_nothing_is_moved(index: int):
-    model, given = nn.Conv2d(3, 4, 3), torch.zeros(1, 3, 8, 8)
+    model, inputs = nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),)
     address = model.weight.data_ptr()
-    with placement.moved(model, given, index) as there:
-        assert there is given
+    with placement.moved(model, inputs, index) as there:
+        assert there is inputs
         assert model.weight.data_ptr() == address

@@ -164,12 +164,12 @@ def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
 
 
 def test_a_pass_on_a_cpu_has_no_kernels_and_says_why():
-    assert trace.trace_pass(torch.nn.ReLU(), torch.zeros(1)) == ([], "a CPU launches none")
+    assert trace.trace_pass(torch.nn.ReLU(), (torch.zeros(1),)) == ([], "a CPU launches none")
 
 
 def test_a_pass_that_cupti_does_not_see_has_no_kernels_and_says_why(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace, "record_layers", lambda *arguments: [])
-    on_gpu = types.SimpleNamespace(is_cuda=True)
+    on_gpu = (types.SimpleNamespace(is_cuda=True),)
     assert trace.trace_pass(torch.nn.ReLU(), on_gpu) == (
         [], "CUPTI recorded no kernels (clusters often reserve it to administrators)"
     )  # fmt: skip
@@ -177,7 +177,7 @@ def test_a_pass_that_cupti_does_not_see_has_no_kernels_and_says_why(monkeypatch:
 
 def test_a_traced_pass_has_the_kernels_of_each_layer(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace, "record_layers", lambda *arguments: two_layers())
-    traces, reason = trace.trace_pass(torch.nn.ReLU(), types.SimpleNamespace(is_cuda=True))
+    traces, reason = trace.trace_pass(torch.nn.ReLU(), (types.SimpleNamespace(is_cuda=True),))
     assert [layer.kernels for layer in traces] == [layer.kernels for layer in traced(two_layers())]
     assert reason is None
 

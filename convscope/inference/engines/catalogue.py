@@ -81,7 +81,8 @@ def cudnn_best(workload: Workload) -> Engine:
     """Build a CUDA graph with the fastest for each layer of cuDNN's algorithms and PyTorch's choice."""
     workload.needs_gpu("cudnn-best")
     model, remark = workload.folded()
-    layers = models.called(workload.name, models.shapes_only(model), torch.empty(workload.given.shape, device="meta"))
+    shapes = models.shapes_only(model), (torch.empty(workload.given.shape, device="meta"),)
+    layers = models.called(workload.name, *shapes)
     model, given = workload.placed(model), workload.input()
     run = Run(
         model=workload.name, algorithm="guess", stage="1_sanity", gpu="cuda", input_sizes=(workload.given.shape[-1],),
@@ -90,7 +91,7 @@ def cudnn_best(workload: Workload) -> Engine:
     )  # fmt: skip
     started_s = time.perf_counter()
     with backends.settings(layout=workload.layout):
-        subject = Subject(run, model, layers, given)
+        subject = Subject(run, model, layers, (given,))
         best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=2)
         compile_s = time.perf_counter() - started_s
         swap.Swap(model).apply(best)

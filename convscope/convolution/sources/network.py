@@ -1,0 +1,86 @@
+"""A network as a request takes it: a source's model and inputs, in its batch size, data type and layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from convscope.convolution import backends, models
+from convscope.convolution.layer import Layer
+from convscope.convolution.models import Source
+
+Inputs = tuple[torch.Tensor, ...]
+"""The arguments of one call of a model."""
+
+
+class NetworkRequest(Protocol):
+    """The part of a request that decides the network."""
+
+    @property
+    def model(self) -> str:
+        """The name of the model's source."""
+
+    @property
+    def pretrained(self) -> bool:
+        """Trained weights instead of weights drawn from the seed."""
+
+    @property
+    def seed(self) -> int:
+        """The seed of weights and inputs."""
+
+    @property
+    def batch_size(self) -> int:
+        """The number of images in an input."""
+
+    @property
+    def dtype(self) -> str:
+        """The data type of weights and inputs."""
+
+    @property
+    def layout(self) -> str:
+        """The order of channels in memory, "nchw" or "nhwc"."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model that can be put on a device, its inputs by size, and its convolutions."""
+
+    source: Source
+    batch_size: int = 1
+    seed: int = 0
+    pretrained: bool = False
+    dtype: str = "float32"
+    layout: str = "nchw"
+
+    @classmethod
+    def of(cls, request: NetworkRequest, source: Source | None = None) -> Network:
+        """Return the network of a request; its model is of `source`, or of the source that has its name."""
+        found = source or models.find_source(request.model)
+        return cls(found, request.batch_size, request.seed, request.pretrained, request.dtype, request.layout)
+
+    def on(self, device: torch.device) -> nn.Module:
+        """Build the model on a device, in evaluation mode."""
+        model = self.source.build(self.seed, self.pretrained)
+        return model.to(device, getattr(torch, self.dtype)).to(memory_format=self._memory)
+
+    def inputs(self, size: int, device: torch.device) -> Inputs:
+        """Return the arguments of one call for images of this size, on a device."""
+        given = self.source.inputs(size, self.batch_size, self.seed)
+        return tuple(self._placed(tensor, device) for tensor in given)
+
+    def layers(self, size: int) -> tuple[Layer, ...]:
+        """List the convolutions of one pass at this size (`models.layers_of`)."""
+        return models.layers_of(self.source, size, self.batch_size)
+
+    def _placed(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor.to(device)
+        placed = tensor.to(device, getattr(torch, self.dtype))
+        return placed.contiguous(memory_format=self._memory) if placed.dim() == 4 else placed
+
+    @property
+    def _memory(self) -> Any:
+        return backends.LAYOUTS[self.layout]
