@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from convscope import gpus
+from convscope.convolution.sources.files import ModuleSource
 from convscope.errors import SensorError, WindowError
 from convscope.power import energy, nvml
 from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy
@@ -27,7 +28,7 @@ from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
 from convscope.profiling.request import Run, make_run
-from convscope.profiling.sweep import Reuse, Sweep
+from convscope.profiling.sweep import AT_ONCE, Profiled, Reuse, Sweep, measure_each
 from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
 from convscope.timing.completions import Count
@@ -197,7 +198,7 @@ class PowerMonitor:
             needed_s = max(minimum_s, self.WHOLE * found.pass_s, precise_s)
             if found.window.duration_s >= needed_s:
                 return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
-            reason = _too_short(needed_s, precision, limit_s)
+            reason = energy.too_short(needed_s, precision, limit_s)
             if needed_s > limit_s and detunings and load.detune():
                 plain_s, detunings = plain_s or found.pass_s, detunings - 1
                 self._drive(load, self.CHECK_S)
@@ -245,10 +246,6 @@ class PowerMonitor:
     def settings(self) -> dict[str, object]:
         """Return the first device's driver, clocks, power limit and ECC by the names of `Environment`'s fields."""
         return self._sensors[0].settings() if self._sensors else {}
-
-
-def _too_short(needed_s: float, precision: float, limit_s: float) -> str:
-    return f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s, {limit_s:g} s are allowed"
 
 
 class CUDALayerTimer:
@@ -300,25 +297,16 @@ class UnifiedProfiler:
     """Profiles one model with one convolution algorithm over many input sizes.
 
     Args:
-        model_name: one of `models.MODELS`, or `torchvision:NAME`.
+        model: a module, of which a copy is measured, or a name (`names.KINDS`).
         algorithm: a name of `algorithms.ALGORITHMS`, with spaces or underscores.
         num_sizes: number of sizes, spread evenly over `input_size_range` (pixels, both ends included).
         measure_energy: open a window of a second or more on the energy counter at each size.
+        inputs: of a module, a tensor or a tuple of tensors: their sizes are the one size that is measured, and their
+            batch is the batch size unless one is given. None gives it images.
+        name: of a module in folders and tables; None takes its class's.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
-        settings: any of these, by keyword:
-
-            - device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N";
-            - math: "tf32" or "fp32"; None is tf32 on a GPU and fp32 on a CPU;
-            - unsupported: "error", "fallback" (implicit precomp gemm, on a CPU PyTorch) or "skip" (PyTorch, no layer
-              time);
-            - pretrained, seed: trained weights, or weights drawn from the seed;
-            - gpu: the GPU's name in the folder; it must be the card that is there;
-            - stage: a name of `paths.STAGES`; None goes by the number of sizes (1, 10, else full);
-            - energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them;
-            - layer_energy: replay each distinct layer alone, and measure its energy (`layer_energy.measure`);
-            - max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit;
-            - provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
+        settings: further fields of `profiling.request.Run`, by keyword, and `gpu`: the GPU's name in the folder.
 
     Raises:
         InputError: a setting that cannot be.
@@ -326,32 +314,33 @@ class UnifiedProfiler:
 
     def __init__(
         self,
-        model_name: str,
+        model: str | nn.Module,
         algorithm: str,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         num_sizes: int = 100,
         warmup_iters: int = 10,
         measure_iters: int = 20,
         input_size_range: tuple[int, int] = (224, 512),
         *,
         measure_energy: bool = True,
+        inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        name: str | None = None,
         stop: Callable[[], bool] = lambda: False,
         note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
         **settings: Any,
     ) -> None:
+        source = None if isinstance(model, str) else ModuleSource.of(model, inputs, name)
+        batch_size = batch_size or (source.batch_size if source else 1)
         run = make_run(
-            model_name, algorithm, num_sizes=num_sizes, input_size_range=input_size_range, batch_size=batch_size,
-            warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy, **settings,
+            source.name if source else str(model), algorithm, num_sizes=num_sizes, input_size_range=input_size_range,
+            batch_size=batch_size, warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy,
+            source=source, **settings,
         )  # fmt: skip
-        self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note)
+        self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, source=source)
 
     @classmethod
     def of(
-        cls,
-        run: Run,
-        stop: Callable[[], bool],
-        note: Callable[[str], None],
-        log: Callable[[str], None] | None = None,
+        cls, run: Run, stop: Callable[[], bool], note: Callable[[str], None], log: Callable[[str], None] | None = None
     ) -> UnifiedProfiler:
         """Return the profiler of a request that is checked already; `log` is called with a line a size."""
         profiler = cls.__new__(cls)
@@ -374,14 +363,9 @@ class UnifiedProfiler:
         return RESULTS / self.request.stage / self.request.folder_name
 
     def run(
-        self,
-        output_dir: Path | str | None = None,
-        overwrite: bool = False,
-        *,
-        retry: bool = False,
-        any_card: bool = False,
-        take_over: bool = False,
-    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        self, output_dir: Path | str | None = None, overwrite: bool = False, *,
+        retry: bool = False, any_card: bool = False, take_over: bool = False,
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:  # fmt: skip
         """Measure the sizes that the folder does not have yet; return the overall table and the table of layers.
 
         Args:
@@ -397,3 +381,16 @@ class UnifiedProfiler:
             WriteError: the folder could not be written any more; the sizes before are in it.
         """
         return self._sweep.measure(Path(output_dir or self.folder), Reuse(overwrite, retry, any_card, take_over))
+
+
+def profile(
+    model: str | nn.Module, inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    algorithms: Sequence[str] = ("torch",), *, output_dir: Path | str | None = None, **settings: Any,
+) -> Profiled:  # fmt: skip
+    """Measure a model with each of some algorithms; return the tables, and keep them where `output_dir` says.
+
+    One size of 224 pixels, and PyTorch runs what an algorithm cannot (`sweep.AT_ONCE`), unless a setting of
+    `UnifiedProfiler` given here says otherwise. Raises what that and its `run` raise.
+    """
+    given = dict[str, Any](AT_ONCE) | settings
+    return measure_each(lambda name: UnifiedProfiler(model, name, inputs=inputs, **given), algorithms, output_dir)

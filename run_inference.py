@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.signals import STOPPED, StopSignal
+from convscope.convolution.names import KINDS, MODELS, with_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,8 @@ def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
     add = made.add_argument
-    add("--model", default="resnet50", metavar="NAME", help="resnet50, torchvision:NAME, timm:NAME")
+    add("--model", default="resnet50", metavar="NAME", help=f"{', '.join(MODELS)}; {KINDS}")
+    made.add_model_args()
     add("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
     add("--engines", type=_list_of(str), metavar="NAME,…", help=",".join(ENGINES))
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
@@ -169,7 +171,8 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
 
     on_gpu = device.type == "cuda"
     return check(Inference(
-        model=options.model, engines=tuple(dict.fromkeys(options.engines or ENGINES)),
+        model=with_arguments(options.model, options.model_args),
+        engines=tuple(dict.fromkeys(options.engines or ENGINES)),
         batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))), gpu=folder_gpu(None, device),
         device=str(device), processes=options.gpus, dtype=options.dtype or ("float16" if on_gpu else "float32"),
         layout=options.layout or ("nhwc" if on_gpu else "nchw"), math=math_on(device, options.math),

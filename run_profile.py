@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import GRACE_S, STOPPED, StopSignal
+from convscope.convolution.names import KINDS, MODELS, check_model, with_arguments
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ STAGE_FLAGS = dict(zip(("test", "quick"), STAGES, strict=False))
 def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
-    made.add_argument("--model", help="vgg16, densenet121, resnet152, googlenet, alexnet, resnet50, torchvision:NAME")
+    made.add_argument("--model", help=f"{', '.join(MODELS)}; {KINDS}")
+    made.add_model_args()
     made.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--test", action="store_true", help="1 input size")
@@ -100,9 +102,9 @@ def _refuse_without_energy(made: OneLineParser, arguments: Sequence[str] | None,
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope.convolution import algorithms, names
+    from convscope.convolution import algorithms
 
-    names.check_model(options.model)  # before PyTorch is imported, which takes seconds
+    options.model = check_model(with_arguments(options.model, options.model_args))  # PyTorch's import takes seconds
     algorithms.find(options.algorithm)
     from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
@@ -138,6 +140,8 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     from convscope.profiling.request import run_elsewhere
 
     stages = options.check_stages.split(",")
+    if options.model_args:
+        made.error("--model-args: a stage has them in the model's name: 'net.py:make,width=2'")
     if not {*stages} <= {*STAGES}:
         made.error(f"--check-stages {options.check_stages}: some of {','.join(STAGES)}")
     made.refuse_ignored(arguments, OF_STAGES, "a stage")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.signals import STOPPED, StopSignal
+from convscope.convolution.names import KINDS, with_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,8 @@ def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME",
-                      help="resnet18, resnet34, resnet50, torchvision:NAME; several make a matrix")  # fmt: skip
+                      help=f"resnet18, resnet34, resnet50; {KINDS}; several make a matrix")  # fmt: skip
+    made.add_model_args()
     made.add_argument("--dataset", choices=("digits", "cifar10", "synthetic"), default="digits")
     made.add_argument("--data-dir", default="data", metavar="DIR", help="where cifar-10-batches-py is")
     sizes = made.add_mutually_exclusive_group()
@@ -152,7 +154,8 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
     from convscope.training.request import Training, check
 
     return check(fill(
-        Training, options, models=tuple(dict.fromkeys(options.model)),
+        Training, options,
+        models=tuple(with_arguments(each, options.model_args) for each in dict.fromkeys(options.model)),
         batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])), gpu=folder_gpu(None, device),
         device=str(device), processes=processes, compiled=options.compile, image_size_px=options.image_size,
         classes=options.num_classes, skipped_steps=options.skip_steps, workers=options.num_workers,

@@ -16,6 +16,7 @@ from convscope import failures
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
+from convscope.convolution.names import KINDS, MODELS, with_arguments
 from convscope.errors import InputError, StopError
 from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
@@ -37,7 +38,8 @@ SETTINGS = ("device", "math", "unsupported", "batch_size", "pretrained", "seed")
 def parser() -> OneLineParser:
     """Return the command line."""
     made = OneLineParser(prog=NAME, description=__doc__)
-    made.add_argument("--model", required=True, help="a name that run_profile.py --list-models prints; or all")
+    made.add_argument("--model", required=True, help=f"all, {', '.join(MODELS)}; {KINDS}")
+    made.add_model_args()
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
     what.add_argument("--support", action="store_true", help="which of cuDNN's algorithms each layer can use")
@@ -139,6 +141,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
 def _request(options: argparse.Namespace, model: str, algorithm: str, **question: Any) -> Verification:
     settings = {name: getattr(options, name) for name in SETTINGS} | question
     provider = options.provider if options.algorithm else None
+    model = with_arguments(model, options.model_args)
     return make_verification(model, algorithm, options.input_size, provider=provider, **settings)
 
 

@@ -32,6 +32,11 @@ class OneLineParser(argparse.ArgumentParser):
         unknown = "take over a folder whose holder has ended, where nobody can tell from here whether it has"
         self.add_argument("--take-over", action="store_true", help=unknown)
 
+    def add_model_args(self) -> None:
+        """Add the option of every command that builds a model."""
+        text = "arguments of a model that is built by a callable, a library or a configuration"
+        self.add_argument("--model-args", nargs="+", default=(), metavar="KEY=VALUE", help=text)
+
     def refuse_ignored(self, arguments: Sequence[str] | None, ignored: Collection[str], by: str) -> None:
         """End the program with one line where the command line gives an option that has no effect.
 

@@ -23,7 +23,7 @@ from convscope.cluster import history, progress
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
+from convscope.storage.paths import MODEL_DIGEST, PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
 
 LOCAL = "local"  # the GPU that is here, whatever it is
 _OVER = ("COMPLETING",)  # states of a job in the queue that measures no more
@@ -155,7 +155,7 @@ def _differences(folder: Path, request: Mapping[str, Any]) -> list[str]:
     """List the settings in which the run of a folder differs, as far as its `run.json` can be read."""
     try:
         run = json.loads((folder / "run.json").read_text())["run"]
-        compared = [name for name in request if name in run and name not in PROFILE_FREE]
+        compared = [name for name in request if name in run and name not in (*PROFILE_FREE, MODEL_DIGEST)]
         return [f"{name} {run[name]}, now {request[name]}" for name in compared if run[name] != request[name]]
     except (OSError, ValueError, LookupError, TypeError):
         return []

@@ -10,13 +10,13 @@ import torch
 
 from convscope import failures
 from convscope.conv3d.implementations import BENCHMARK, CUDNN, Implementations, Prepared, computes_in, provider
-from convscope.conv3d.layersets import EXTENTS
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, SampleRow, StressRow
 from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
+from convscope.convolution.sources.table import EXTENTS
 from convscope.cudnn.shape import Convolution, dimensions
 from convscope.failures import Failure
 from convscope.storage.table import fill

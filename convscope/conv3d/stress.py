@@ -13,12 +13,12 @@ from convscope import failures
 from convscope.conv3d import comparison
 from convscope.conv3d.comparison import failed
 from convscope.conv3d.implementations import Implementations, cuts
-from convscope.conv3d.layersets import EXTENTS, why_invalid
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import reference
+from convscope.convolution.sources.table import EXTENTS, why_invalid
 from convscope.failures import Failure
 from convscope.kernels.blocks import Blocks3d
 

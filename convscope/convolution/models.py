@@ -1,15 +1,10 @@
-"""Sources of models: networks built by name, their inputs, and their convolutions listed without computing anything."""
+"""Models by name, and their convolutions listed without computing anything."""
 
 from __future__ import annotations
 
-import abc
-import copy
 import dataclasses
 import functools
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torchvision
@@ -19,124 +14,47 @@ from convscope.convolution import names
 from convscope.convolution.layer import Layer
 from convscope.convolution.names import MODELS as MODELS
 from convscope.convolution.names import PREFIX as PREFIX
+from convscope.convolution.sources.files import CallableSource
+from convscope.convolution.sources.libraries import TimmSource, TorchvisionSource, TransformersSource
+from convscope.convolution.sources.shapes import ExportedSource, TableSource
+from convscope.convolution.sources.source import Size, Source, on_meta
+from convscope.convolution.sources.source import images as images
 from convscope.errors import InputError
 from convscope.timing.hooks import convolution_modules, hooked
 
-TIMM_PREFIX = "timm:"
-
-# Heads that only training uses; their weights would have to be built and never run.
-_INFERENCE_ONLY: dict[str, dict[str, Any]] = {
-    "googlenet": {"aux_logits": False, "init_weights": True},
-    "inception_v3": {"aux_logits": False, "init_weights": True},
+_KINDS: dict[str | None, type[Source]] = {
+    names.FILE: CallableSource,
+    names.IMPORTED: CallableSource,
+    names.EXPORTED: ExportedSource,
+    names.TABLE: TableSource,
 }
 
 
-@dataclass(frozen=True)
-class Source(abc.ABC):
-    """A model that can be built, and the inputs that it takes."""
-
-    name: str
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of everything that decides the model but the seed of its weights: its name and library's version."""
-        return hashlib.sha256(f"{self.name} {self._library().__version__}".encode()).hexdigest()
-
-    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
-        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
-
-        The weights do not change how long a convolution takes; torchvision's own initialisation keeps activations
-        finite.
-
-        Raises:
-            InputError: the trained weights cannot be downloaded (compute nodes are often offline).
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._built(pretrained).eval()
-
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return the arguments of one call on the CPU: random images, batch × 3 × size × size, drawn from `seed`."""
-        return (images(batch_size, size, seed),)
-
-    @abc.abstractmethod
-    def _library(self) -> Any: ...
-
-    @abc.abstractmethod
-    def _built(self, pretrained: bool) -> nn.Module: ...
-
-
-class TorchvisionSource(Source):
-    """A classification model of torchvision."""
-
-    def _library(self) -> Any:
-        return torchvision
-
-    def _built(self, pretrained: bool) -> nn.Module:
-        bare = self.name.removeprefix(PREFIX)
-        if not pretrained:
-            return _torchvision_model(bare, weights=None, **_INFERENCE_ONLY.get(bare, {}))
-        try:
-            return _torchvision_model(bare, weights="DEFAULT")
-        except OSError as error:
-            raise InputError(
-                f"the trained weights of {bare} cannot be downloaded ({error}): "
-                f"put them into {torch.hub.get_dir()}/checkpoints, or leave out --pretrained"
-            ) from None
-
-
-class TimmSource(Source):
-    """A model of timm."""
-
-    def _library(self) -> Any:
-        return _timm()
-
-    def _built(self, pretrained: bool) -> nn.Module:
-        bare = self.name.removeprefix(TIMM_PREFIX)
-        try:
-            model: nn.Module = _timm().create_model(bare, pretrained=pretrained)
-        except OSError as error:
-            reason = f"the trained weights of {bare} cannot be had ({error}): leave out --pretrained"
-            raise InputError(reason) from None
-        return model
-
-
 def find_source(name: str) -> Source:
-    """Return the model of this name: one of `MODELS`, `torchvision:` or `timm:` and a name of theirs.
+    """Return the model of this name: one of `MODELS`, or of the kinds that `names.KINDS` lists.
 
     Raises:
-        InputError: there is none of this name, or timm is not installed.
+        InputError: there is none of this name, or its library is not installed.
     """
-    plain = name.strip()
-    if not plain.startswith(TIMM_PREFIX):
-        return TorchvisionSource(check_name(name))
-    bare = plain.removeprefix(TIMM_PREFIX)
-    if not _timm().is_model(bare):
-        raise InputError(f"timm has no model {bare!r}: python -c 'import timm; print(timm.list_models())'")
-    return TimmSource(plain)
+    listed = [each for each in torchvision.models.list_models() if not each.startswith("quantized_")]
+    checked = names.check_model(name, listed)
+    if kind := names.kind_of(checked):
+        return _KINDS[kind](checked)
+    if not checked.startswith((names.TIMM, names.HF)):
+        return TorchvisionSource(checked)
+    source = TimmSource(checked) if checked.startswith(names.TIMM) else TransformersSource(checked)
+    source.check()
+    return source
 
 
 def check_name(name: str) -> str:
-    """Return the name in torchvision's spelling; InputError if it is none of `MODELS` and no `torchvision:` model."""
-    return names.check_model(name, torchvision.models.list_models(module=torchvision.models))
+    """Return a model's name in one spelling; InputError if there is no such model (`find_source`)."""
+    return find_source(name).name
 
 
 def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
-    """Build a model of torchvision as `TorchvisionSource.build` does; InputError also for an unknown name."""
-    return TorchvisionSource(check_name(name)).build(seed, pretrained)
-
-
-def _timm() -> Any:
-    try:
-        import timm
-    except ImportError:
-        raise InputError("models by timm:NAME need timm: pip install timm") from None
-    return timm
-
-
-def images(batch_size: int, size_px: int, seed: int) -> torch.Tensor:
-    """Return a batch of noise drawn from `seed`, batch × 3 × size × size in float32 on the CPU."""
-    return torch.randn(batch_size, 3, size_px, size_px, generator=torch.Generator().manual_seed(seed))
+    """Build a model by name as `Source.build` does; InputError also for an unknown name."""
+    return find_source(name).build(seed, pretrained)
 
 
 def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
@@ -160,21 +78,21 @@ def classifier(name: str, classes: int, stem: str, seed: int) -> nn.Module:
     """Build a model to be trained: on the CPU, weights drawn from `seed`, with this number of classes.
 
     Args:
-        stem: "imagenet" is torchvision's model unchanged; "cifar" gives a ResNet the usual beginning for images of
-            32 pixels: a 3×3 convolution with stride 1, and no pooling behind it.
+        stem: "imagenet" is the model unchanged; "cifar" gives a ResNet of torchvision the usual beginning for images
+            of 32 pixels: a 3×3 convolution with stride 1, and no pooling behind it.
 
     Raises:
-        InputError: unknown name.
+        InputError: unknown name, or a model whose number of classes cannot be chosen.
     """
-    bare = check_name(name).removeprefix(PREFIX)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = _torchvision_model(bare, weights=None, num_classes=classes, **_INFERENCE_ONLY.get(bare, {}))
-        if stem == "cifar":
-            assert isinstance(model, torchvision.models.ResNet), f"{bare} has no cifar stem"
+    source = find_source(name)
+    model = source.classifier(classes, seed)
+    if stem == "cifar":
+        assert isinstance(model, torchvision.models.ResNet), f"{name} has no cifar stem"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
             model.conv1 = nn.Conv2d(3, model.conv1.out_channels, 3, stride=1, padding=1, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
-            model.maxpool = nn.Identity()
+        model.maxpool = nn.Identity()
     return model
 
 
@@ -204,7 +122,7 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
 
 def shapes_only(model: nn.Module) -> nn.Module:
     """Return a copy of a model on the meta device: shapes, no memory and no arithmetic."""
-    return copy.deepcopy(model).float().to("meta").eval()
+    return on_meta(model)
 
 
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
@@ -213,33 +131,26 @@ def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer
 
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
-def layers_of(source: Source, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+def layers_of(source: Source, size: Size, batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions that one pass of a model calls, as `called` does, for inputs of this size.
+
+    A model that cannot be followed on the meta device (its control flow depends on numbers) runs once on the CPU.
 
     Raises:
         InputError: the model cannot take this size.
     """
+    shapes = source.input_shapes(size, batch_size)
     try:
-        given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
-    except RuntimeError:  # more bytes than 64 bits count
-        raise InputError(f"a batch of {batch_size:,} images of {input_size} px fits into no memory") from None
-    return tuple(called(source.name, _on_meta(source.name), (given,)))
+        return tuple(called(source.name, _on_meta(source), shapes))
+    except InputError:
+        if isinstance(source, TorchvisionSource) and names.takes_usual_sizes(source.name):
+            raise
+    return tuple(called(source.name, source.build(0), source.inputs(size, batch_size, 0)))
 
 
 @functools.lru_cache(maxsize=4)
-def _on_meta(name: str) -> nn.Module:
-    bare = check_name(name).removeprefix(PREFIX)
-    options = dict.fromkeys(_INFERENCE_ONLY.get(bare, {}), False)  # no weights are initialised either
-    try:
-        with torch.device("meta"):
-            return _torchvision_model(bare, weights=None, **options)
-    except NotImplementedError:  # some (RegNet) compute on their weights while they are built
-        return _torchvision_model(bare, weights=None, **options).to("meta")
-
-
-def _torchvision_model(bare: str, **options: Any) -> nn.Module:
-    model: nn.Module = torchvision.models.get_model(bare, **options)
-    return model.eval()
+def _on_meta(source: Source) -> nn.Module:
+    return source.shapes()
 
 
 def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Sequence[int]) -> Layer:

@@ -6,10 +6,12 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import models
+from convscope.convolution.sources.source import FirstTensor, Source
 from convscope.errors import InputError
 from convscope.inference.engines import catalogue
 
@@ -53,6 +55,7 @@ class Inference:
     qps: tuple[float, ...] = ()
     slo_ms: float = 15.0
     max_delay_ms: float = 0.0
+    model_digest: str = ""
 
     @property
     def device_type(self) -> str:
@@ -100,7 +103,22 @@ def check(inference: Inference) -> Inference:
             raise InputError(f"--batch-sizes {size}: so many {images} have more than {_PIXELS_MOST:.0e} pixels")
     _check_load(inference)
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
-    return dataclasses.replace(inference, model=models.find_source(inference.model).name, batch_sizes=sizes)
+    source = models.find_source(inference.model)
+    _check_source(source, inference)
+    return dataclasses.replace(inference, model=source.name, batch_sizes=sizes, model_digest=source.digest)
+
+
+def _check_source(source: Source, inference: Inference) -> None:
+    """Raise InputError where a model takes anything but square images of the size that is asked for."""
+    if inference.pretrained and not source.trained_weights:
+        raise InputError(f"{source.name} brings its own weights: leave out --pretrained")
+    side_px = source.fixed_px or inference.image_size_px
+    shapes = [tuple(each.shape) for each in source.input_shapes(side_px, 1)]
+    if shapes != [(1, 3, side_px, side_px)]:
+        given = ", ".join("×".join(map(str, shape)) for shape in shapes)
+        raise InputError(f"{source.name} takes inputs of {given}: engines are compared on square colour images alone")
+    if side_px != inference.image_size_px:
+        raise InputError(f"{source.name} takes images of {side_px} pixels only: say --image-size {side_px}")
 
 
 def _check_load(inference: Inference) -> None:
@@ -118,11 +136,14 @@ def _check_load(inference: Inference) -> None:
 
 def build_model(inference: Inference) -> nn.Module:
     """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
-    model = models.find_source(inference.model).build(inference.seed, inference.pretrained)
+    source = models.find_source(inference.model)
+    model = source.build(inference.seed, inference.pretrained)
     if not inference.pretrained:
         try:
             models.settle_statistics(model, inference.image_size_px, inference.seed)
         except (RuntimeError, AssertionError, ValueError) as error:
             size, cause = inference.image_size_px, str(error).splitlines()[0]
             raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
-    return model
+    with torch.inference_mode():
+        output = model(models.images(1, inference.image_size_px, inference.seed))
+    return model if isinstance(output, torch.Tensor) else FirstTensor(model).eval()

@@ -366,6 +366,11 @@ def _with_power(window: EnergyWindow, samples: Sequence[Sample]) -> EnergyWindow
     )  # fmt: skip
 
 
+def too_short(needed_s: float, precision: float, limit_s: float) -> str:
+    """Return the reason for a missing energy whose window would have had to be longer than is allowed."""
+    return f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s, {limit_s:g} s are allowed"
+
+
 def needed_s(duration_s: float, relative_uncertainty: float, precision: float) -> float:
     """Return the length of window that this relative precision needs: edges weigh less in a longer window."""
     return duration_s * relative_uncertainty / precision

@@ -20,7 +20,8 @@ from torch import nn
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation, observe
 from convscope.convolution.operator import release
-from convscope.convolution.sources.network import Inputs, Network
+from convscope.convolution.sources.network import Network
+from convscope.convolution.sources.source import Inputs
 from convscope.errors import HookMismatchError, HostTooSlowError
 from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad

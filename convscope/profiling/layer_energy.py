@@ -23,7 +23,7 @@ from convscope import failures
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import release
-from convscope.convolution.sources.network import Inputs
+from convscope.convolution.sources.source import Inputs
 from convscope.power.energy import LoadEnergy
 from convscope.timing import graphs
 from convscope.timing.hooks import hooked

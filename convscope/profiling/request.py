@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convscope.cli import options
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
@@ -11,10 +12,27 @@ from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
 
+if TYPE_CHECKING:
+    from convscope.convolution.sources.source import Source
+
 
 @dataclass(frozen=True)
 class Run:
-    """One model with one algorithm at many input sizes, as requested."""
+    """One model with one algorithm at many input sizes, as requested.
+
+    Attributes:
+        stage: a name of `paths.STAGES`; where it is not given it goes by the number of sizes (1, 10, else full).
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N" are asked for; one of the last three it is.
+        math: "tf32" or "fp32" for float32; where it is not given, tf32 on a GPU and fp32 on a CPU.
+        unsupported: the fate of layers that cannot use the algorithm: "error", "fallback" (implicit precomp gemm, on a
+            CPU PyTorch) or "skip" (PyTorch, no layer time).
+        provider: "cudnn" or "triton" for an algorithm that both have; None is cuDNN where it can.
+        pretrained: trained weights instead of weights drawn from `seed`.
+        energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
+        layer_energy: each distinct layer is replayed alone, for its energy (`layer_energy.measure`).
+        max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
+        model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
+    """
 
     model: str
     algorithm: str
@@ -28,6 +46,7 @@ class Run:
     math: str = "tf32"
     dtype: str = "float32"
     layout: str = "nchw"
+    model_digest: str = ""
     unsupported: str = "error"
     provider: str | None = None
     pretrained: bool = False
@@ -69,11 +88,13 @@ def make_run(
     device: str = "auto",
     gpu: str | None = None,
     stage: str | None = None,
+    source: Source | None = None,
     **settings: Any,
 ) -> Run:
-    """Decide every setting of a run.
+    """Decide every setting of a run. A model that takes one size alone is measured at that one.
 
     Args:
+        source: of the model, in place of the one that has its name.
         gpu: the GPU's name in the folder; None takes that of the device.
         stage: None goes by the number of sizes.
         settings: further fields of `Run`; `math` may be None: tf32 on a GPU, fp32 on a CPU.
@@ -81,11 +102,23 @@ def make_run(
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
     """
-    checked = names.check_model(model), algorithms.find(algorithm).name
-    where = options.find_device(device)
-    return _decided(
-        *checked, str(where), options.folder_gpu(gpu, where), num_sizes, input_size_range, stage, **settings
+    if source is None:
+        names.check_model(model)  # before PyTorch is imported
+    name, where = algorithms.find(algorithm).name, options.find_device(device)
+    found = source or _find_source(model)
+    run = _decided(
+        found.name, name, str(where), options.folder_gpu(gpu, where), num_sizes, input_size_range, stage, **settings
     )
+    if run.pretrained and not found.trained_weights:
+        raise InputError(f"{run.model} brings its own weights: leave out --pretrained")
+    sizes = run.input_sizes if found.fixed_px is None else (found.fixed_px,)
+    return dataclasses.replace(run, input_sizes=sizes, model_digest=found.digest)
+
+
+def _find_source(model: str) -> Source:
+    from convscope.convolution import models  # which imports PyTorch
+
+    return models.find_source(model)
 
 
 def run_elsewhere(

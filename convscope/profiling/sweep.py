@@ -13,11 +13,12 @@ import gc
 import os
 import random
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import pandas as pd
 import torch
@@ -30,6 +31,7 @@ from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.sources.network import Network
+from convscope.convolution.sources.source import Source
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
@@ -73,6 +75,7 @@ class Sweep:
     Attributes:
         open_meter: opens the power sensors of a device for the length of a block.
         make_timer: makes the timer of a model's layers on a kind of device.
+        source: of the model, where its name does not say it.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
         log: called with a header, a line a size, and what is no fault, which otherwise goes to `note`.
@@ -84,6 +87,7 @@ class Sweep:
     stop: Callable[[], bool]
     note: Callable[[str], None]
     log: Callable[[str], None] | None = None
+    source: Source | None = None
     stopped: bool = False
     _counts: Callable[[Mapping[str, str]], bool] = lambda row: True
     _assignments: dict[int, Assignment] = field(default_factory=dict)
@@ -91,7 +95,7 @@ class Sweep:
 
     @functools.cached_property
     def _network(self) -> Network:
-        return Network.of(self.run)
+        return Network.of(self.run, self.source)
 
     @property
     def device(self) -> torch.device:
@@ -145,7 +149,9 @@ class Sweep:
                 any_card=reuse.any_card,
             )
             if missing:
-                tracer = stack.enter_context(TraceProcess(run)) if self.device.type == "cuda" else None
+                tracer = (
+                    stack.enter_context(TraceProcess(run, source=self.source)) if self.device.type == "cuda" else None
+                )
                 deadline = Deadline(end_s, () if overwrite else store.cells().values())
                 self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing], deadline)
             tables = store.read_all("overall", "layers")
@@ -285,3 +291,38 @@ def _requeued(store: Store, environment: Environment) -> bool:
         return False
     earlier: dict[str, Any] | None = store.read_run()
     return earlier is not None and earlier["environment"].get("slurm_job_id") == environment.slurm_job_id
+
+
+AT_ONCE: Mapping[str, Any] = {"num_sizes": 1, "input_size_range": (224, 224), "unsupported": "skip"}
+"""Settings of one call, where it says nothing else: one size, and PyTorch runs what an algorithm cannot."""
+
+
+class Profiled(NamedTuple):
+    """Tables of one call: a row for each algorithm and size, and one for each call of a convolution in them."""
+
+    overall: pd.DataFrame
+    layers: pd.DataFrame
+
+
+class Profiler(Protocol):
+    """`profiler.UnifiedProfiler`: a sweep with its instruments."""
+
+    @property
+    def request(self) -> Run:
+        """The request, every setting decided."""
+
+    def run(self, output_dir: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Measure into a folder; return the overall table and the table of layers."""
+
+
+def measure_each(make: Callable[[str], Profiler], algorithms: Sequence[str], output_dir: Path | str | None) -> Profiled:
+    """Measure with one algorithm after another; all are checked before the first.
+
+    Args:
+        make: makes the profiler of an algorithm.
+        output_dir: keeps the tables, in a folder for each algorithm; None keeps none.
+    """
+    made = [make(algorithm) for algorithm in algorithms]
+    with tempfile.TemporaryDirectory() as folder:
+        tables = [each.run(Path(output_dir or folder) / each.request.folder_name) for each in made]
+    return Profiled(*(pd.concat(parts, ignore_index=True) for parts in zip(*tables, strict=True)))

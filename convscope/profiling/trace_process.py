@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -22,7 +23,9 @@ from torch import nn
 
 from convscope.convolution import backends, swap
 from convscope.convolution.operator import release
-from convscope.convolution.sources.network import Inputs, Network
+from convscope.convolution.sources.files import ModuleSource
+from convscope.convolution.sources.network import Network
+from convscope.convolution.sources.source import Inputs, Source
 from convscope.errors import TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.paths import ROOT
@@ -44,9 +47,24 @@ class TraceProcess:
     A process that ends or hangs leaves a reason in the place of kernels, and never ends the study.
     """
 
-    def __init__(self, run: Run, placements: Sequence[int] = range(placement.PLACEMENTS)) -> None:
-        """Start the process for a run; `placements` are the numbers that `placement.moved` takes."""
+    def __init__(
+        self, run: Run, placements: Sequence[int] = range(placement.PLACEMENTS), source: Source | None = None
+    ) -> None:
+        """Start the process for a run.
+
+        Args:
+            placements: the numbers that `placement.moved` takes.
+            source: of the model, where its name does not say it.
+        """
         self._reason: str | None = None
+        self._source: bytes | None = None
+        if isinstance(source, ModuleSource):
+            try:
+                self._source = source.pickled()
+            except Exception as error:  # whatever the module holds
+                self._reason = (
+                    f"the model cannot be handed to the process that traces ({type(error).__name__}: {error})"
+                )
         self._pipe, far_end = Pipe()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -58,7 +76,7 @@ class TraceProcess:
             stderr=subprocess.DEVNULL,
         )
         far_end.close()
-        self._send((run, list(placements)))
+        self._send((run, (list(placements), self._source)))
 
     def wait_until_ready(self) -> None:
         """Wait until the process has built its model, so that it does not compete with what is timed."""
@@ -67,7 +85,7 @@ class TraceProcess:
 
     def change(self, run: Run, placements: Sequence[int]) -> None:
         """Go over to another run, and wait until its model is built."""
-        self._send((run, list(placements)))
+        self._send((run, (list(placements), self._source)))
         self.wait_until_ready()
 
     def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
@@ -114,13 +132,13 @@ class TraceProcess:
 class _Tracer:
     """The model of the tracing process."""
 
-    def __init__(self, run: Run, placements: Sequence[int]) -> None:
+    def __init__(self, run: Run, placements: Sequence[int], source: Source | None) -> None:
         self._run, self._placements, self._device = run, placements, torch.device(run.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             trace.start_cupti()
         with self._settings():
-            self._network = Network.of(run)
+            self._network = Network.of(run, source)
             self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
 
@@ -201,11 +219,12 @@ def main(descriptor: str) -> None:
                 pipe.send(tracer.trace(first, second))
 
 
-def _begin(run: Run, placements: Sequence[int]) -> tuple[_Tracer | None, str | None]:
+def _begin(run: Run, how: tuple[Sequence[int], bytes | None]) -> tuple[_Tracer | None, str | None]:
+    placements, source = how
     try:
-        return _Tracer(run, placements), None
-    except RuntimeError as error:
-        return None, f"the process that traces cannot begin: {str(error).splitlines()[0]}"
+        return _Tracer(run, placements, None if source is None else pickle.loads(source)), None
+    except Exception as error:  # whatever it takes to build a model
+        return None, f"the process that traces cannot begin: {(str(error).splitlines() or [type(error).__name__])[0]}"
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -14,9 +15,20 @@ KEEPING = "before-"  # begins the name of a folder in a run's, where --overwrite
 KEPT = ".before-"  # in the name of a folder beside a run's, where older versions kept it
 
 
+_OF_FILE = re.compile(r"\.(py:\w+|pt2|csv)(,|$)")
+_IN_PATHS = re.compile(r"[^\w.+-]+")
+
+
 def slug(name: str) -> str:
-    """Return a name as it stands in paths: spaces and colons become underscores, `torchvision:` falls away."""
-    return name.removeprefix("torchvision:").replace(" ", "_").replace(":", "_")
+    """Return a name as it stands in paths: what is no letter, digit, or one of ".+-_", becomes an underscore.
+
+    `torchvision:` falls away, and so do the folders of a model's file.
+    """
+    bare = name.removeprefix("torchvision:")
+    file = _OF_FILE.search(bare)
+    if file:
+        bare = bare[: file.start()].rpartition("/")[2] + bare[file.start() :]
+    return _IN_PATHS.sub("_", bare)
 
 
 def now_utc() -> str:
@@ -36,6 +48,7 @@ SIZES_BY_STAGE = dict(zip(STAGES, (1, 10, 100), strict=True))
 PROFILE_VERSION = 3  # of the files of `run_profile.py`, for readers that import no table
 
 
+MODEL_DIGEST = "model_digest"  # of code and weights; "" is an unknown one
 PROFILE_FREE = ("stage", "gpu", "input_sizes", "device")  # settings in which the starts of one folder may differ
 RETRIED = ("failed", "oom", "wrong")  # statuses of rows that `run_profile.py --retry` measures again
 

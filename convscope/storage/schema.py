@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from convscope.errors import InputError
 from convscope.storage.environment import CARD, PROCESSOR, SOFTWARE, Environment
+from convscope.storage.paths import MODEL_DIGEST
 from convscope.storage.table import ADVICE, Table, read_as
 
 
@@ -150,6 +151,7 @@ class Schema:
         asked, then = plain(request), document[self.request]
         then = {"device_type": str(then.get("device", "")).split(":")[0]} | then
         now = {"device_type": request.device_type} | asked
+        then = _usual(request) | then  # an older version did not have all settings
         found = [_difference(name, then.get(name), now[name]) for name in now if name not in free]
         names = [*SOFTWARE, *CARD]
         if request.device_type == "cpu" and getattr(request, "processes", 1) == 1:
@@ -213,8 +215,17 @@ def _are_starts(found: object) -> bool:
 
 
 def _difference(name: str, then: object, now: object) -> str:
-    """Return a difference in words, "" where there is none."""
+    """Return a difference in words, "" where there is none, or where one side does not know."""
+    if name == MODEL_DIGEST:
+        return "the code or the weights of the model are others" if then and now and then != now else ""
     return f"{name} {then}, now {now}" if then != now else ""
+
+
+def _usual(request: Any) -> dict[str, Any]:
+    """Return the defaults of a request's settings, as JSON gives them back."""
+    fields = [field for field in dataclasses.fields(request) if field.default is not dataclasses.MISSING]
+    found: dict[str, Any] = json.loads(json.dumps({field.name: field.default for field in fields}))
+    return found
 
 
 def plain(request: Any) -> dict[str, Any]:

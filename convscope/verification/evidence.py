@@ -19,7 +19,8 @@ from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance
-from convscope.convolution.sources.network import Inputs, Network
+from convscope.convolution.sources.network import Network
+from convscope.convolution.sources.source import Inputs, first_tensor
 from convscope.profiling.request import Run
 from convscope.timing import placement, summary, trace
 from convscope.timing.hooks import hooked
@@ -149,7 +150,7 @@ def gather(subject: Subject) -> Evidence:
         run=run,
         layers=layers,
         last_error=relative_distance(outputs[0], exact[0]),
-        output_error=relative_distance(outputs[1], exact[1]),
+        output_error=relative_distance(outputs[1], exact[1]) if outputs[1].shape == exact[1].shape else None,
         swapped=ours,
         torch=torchs,
         time=summary.difference(ours, torchs, CONFIDENCE),
@@ -170,8 +171,8 @@ def _outputs(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, torch.Tens
         last[:] = [output.clone()]  # the layer that follows may change it in place
 
     with hooked(model, after=after):
-        output: torch.Tensor = model(*inputs)
-    return last[0], output
+        output = first_tensor(model(*inputs))
+    return last[0] if last else output, output
 
 
 def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, inputs: Inputs) -> list[list[float]]:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from convscope.conv3d import layersets
+from convscope.convolution.sources import table
 from convscope.errors import InputError
 
-HEADER = ",".join(layersets.COLUMNS) + "\n"
+HEADER = ",".join(table.columns(3)) + "\n"
 ROW = "one,2,4,8,8,9,10,1x3x3,1,0x1x1,1,2\n"
 
 
@@ -25,7 +26,7 @@ def test_cosmoflow_halves_its_sides_and_doubles_its_filters():
 
 @pytest.mark.parametrize("name", layersets.names())
 def test_every_set_of_the_program_is_legal(name: str):
-    assert all(layersets.why_invalid(layer) is None for layer in layersets.load(name))
+    assert all(table.why_invalid(layer) is None for layer in layersets.load(name))
 
 
 def test_the_layers_of_a_model_are_those_of_its_file():
@@ -61,7 +62,7 @@ def test_shape_and_operations_are_pytorchs(at: int):
 )
 def test_a_row_that_cannot_be_is_named(text: str, said: str):
     with pytest.raises(InputError) as found:
-        layersets.parse(text, "here.csv")
+        table.parse(text, "here.csv", 3)
     assert said in str(found.value)
     assert str(found.value).startswith("here.csv")
 

@@ -43,5 +43,6 @@ def register(patched: pytest.MonkeyPatch) -> None:
 
     tiny.__module__ = "torchvision.models.tiny"
     patched.setitem(_api.BUILTIN_MODELS, "tiny", tiny)
-    known = [*(names.torchvision_classifiers() or ()), "tiny"]
-    patched.setattr(names, "torchvision_classifiers", lambda: known)
+    for listed in ("torchvision_classifiers", "torchvision_models"):
+        known = [*(getattr(names, listed)() or ()), "tiny"]
+        patched.setattr(names, listed, lambda known=known: known)

@@ -240,10 +240,31 @@ def test_more_sizes_are_no_difference(folder: Store):
     assert SCHEMA.differences(_document(folder), run(input_sizes=(64, 96, 128)), ENVIRONMENT) == []
 
 
-@pytest.mark.parametrize("setting", [field.name for field in dataclasses.fields(Run) if field.name not in SCHEMA.free])
+SETTINGS = {field.name for field in dataclasses.fields(Run)} - {*SCHEMA.free, "model_digest"}
+
+
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
 def test_a_run_that_differs_in_a_setting_is_told_apart(folder: Store, setting: str):
     (difference,) = SCHEMA.differences(_document(folder), run(**{setting: "other"}), ENVIRONMENT)
     assert difference == f"{setting} {getattr(run(), setting)}, now other"
+
+
+@pytest.mark.parametrize(("then", "now", "differs"), [("a", "b", True), ("a", "a", False), ("", "b", False)])
+def test_other_code_of_a_model_is_a_difference_and_an_unknown_one_is_not(
+    folder: Store, then: str, now: str, differs: bool
+):
+    document = _document(folder)
+    document["run"]["model_digest"] = then
+    said = ["the code or the weights of the model are others"] if differs else []
+    assert SCHEMA.differences(document, run(model_digest=now), ENVIRONMENT) == said
+
+
+def test_a_setting_that_an_older_version_did_not_have_was_at_its_default(folder: Store):
+    document = _document(folder)
+    for name in ("layout", "model_digest"):
+        del document["run"][name]
+    assert SCHEMA.differences(document, run(), ENVIRONMENT) == []
+    assert SCHEMA.differences(document, run(layout="nhwc"), ENVIRONMENT) == ["layout nchw, now nhwc"]
 
 
 def test_another_device_is_told_apart_by_its_kind(folder: Store):

@@ -10,10 +10,7 @@ from torch import nn
 
 from convscope.convolution import backends, models
 from convscope.convolution.layer import Layer
-from convscope.convolution.models import Source
-
-Inputs = tuple[torch.Tensor, ...]
-"""The arguments of one call of a model."""
+from convscope.convolution.sources.source import Inputs, Size, Source
 
 
 class NetworkRequest(Protocol):
@@ -66,12 +63,12 @@ class Network:
         model = self.source.build(self.seed, self.pretrained)
         return model.to(device, getattr(torch, self.dtype)).to(memory_format=self._memory)
 
-    def inputs(self, size: int, device: torch.device) -> Inputs:
+    def inputs(self, size: Size, device: torch.device) -> Inputs:
         """Return the arguments of one call for images of this size, on a device."""
         given = self.source.inputs(size, self.batch_size, self.seed)
         return tuple(self._placed(tensor, device) for tensor in given)
 
-    def layers(self, size: int) -> tuple[Layer, ...]:
+    def layers(self, size: Size) -> tuple[Layer, ...]:
         """List the convolutions of one pass at this size (`models.layers_of`)."""
         return models.layers_of(self.source, size, self.batch_size)
 

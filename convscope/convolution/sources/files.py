@@ -1,0 +1,185 @@
+"""Models of the user's own: a callable in a file or a package, an exported program, a module that is at hand.
+
+Code is run only because its name was given.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import pickle
+import sys
+import traceback
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from convscope.convolution import names
+from convscope.convolution.sources.source import FixedSource, Inputs
+from convscope.errors import InputError
+
+
+class CallableSource(FixedSource):
+    """`FILE.py:callable` or `package.module:callable`: called with the name's arguments.
+
+    It returns a module, which is given images, or a module and example inputs (a tensor, or a tuple of tensors).
+    """
+
+    def examples(self) -> Inputs | None:
+        """Return the example inputs that the callable returned."""
+        return self._made[1]
+
+    @functools.cached_property
+    def _made(self) -> tuple[nn.Module, Inputs | None]:
+        return self._called()
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        return self._called()[0]
+
+    def _classifying(self, classes: int) -> nn.Module:
+        return self._called(num_classes=classes)[0].train()
+
+    def _called(self, **more: Any) -> tuple[nn.Module, Inputs | None]:
+        function = self._function()
+        try:
+            made = function(**names.arguments_of(self.name) | more)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(f"{self.name} failed: {_in_words(error)}") from None
+        return _module_and_inputs(self.name, made)
+
+    def _function(self) -> Any:
+        place, _, wanted = names.without_arguments(self.name).rpartition(":")
+        try:
+            is_file = names.kind_of(self.name) == names.FILE
+            found: Any = _module_of_file(place) if is_file else importlib.import_module(place)
+            for part in wanted.split("."):
+                found = getattr(found, part)
+        except Exception as error:
+            raise InputError(f"{self.name} cannot be imported: {_in_words(error)}") from None
+        if not callable(found):
+            raise InputError(f"{self.name} is a {type(found).__name__}, and cannot be called")
+        return found
+
+
+def _module_of_file(path: str) -> ModuleType:
+    """Import a file once in this process; what lies beside it can be imported by it."""
+    where = os.path.realpath(path)
+    name = f"convscope_model_{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    described = importlib.util.spec_from_file_location(name, where)
+    assert described is not None
+    assert described.loader is not None
+    module = importlib.util.module_from_spec(described)
+    beside = os.path.dirname(where)
+    if beside not in sys.path:
+        sys.path.append(beside)
+    sys.modules[name] = module  # its classes can be pickled
+    try:
+        described.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def _module_and_inputs(name: str, made: object) -> tuple[nn.Module, Inputs | None]:
+    if isinstance(made, nn.Module):
+        return made, None
+    if isinstance(made, (tuple, list)) and len(made) == 2 and isinstance(made[0], nn.Module):
+        return made[0], checked_inputs(name, made[1])
+    kind = type(made).__name__
+    raise InputError(f"{name} returned a {kind}: it must return a torch.nn.Module, or a module and example inputs")
+
+
+def checked_inputs(name: str, given: object) -> Inputs:
+    """Return example inputs as a tuple of tensors on the CPU.
+
+    Raises:
+        InputError: they are anything but a tensor, or a tuple or list of tensors.
+    """
+    every = (given,) if isinstance(given, torch.Tensor) else given
+    if not isinstance(every, (tuple, list)) or not every or not all(isinstance(each, torch.Tensor) for each in every):
+        raise InputError(f"the example inputs of {name} must be a tensor, or a tuple of tensors")
+    return tuple(each.detach().cpu() for each in every)
+
+
+def _in_words(error: BaseException) -> str:
+    """Return an error of the user's code in one line, with the place in it."""
+    message = (str(error).splitlines() or [""])[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    last = frames[-1] if frames and frames[-1].filename != __file__ else None
+    place = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
+
+
+@dataclass(frozen=True)
+class ModuleSource(FixedSource):
+    """A module that is at hand, of which copies are measured; itself it stays as it is.
+
+    Args:
+        given: example inputs; None gives it images.
+    """
+
+    module: nn.Module = field(compare=False)
+    given: Inputs | None = field(default=None, compare=False)
+    number: int = 0  # tells two modules of one name apart
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: object = None, name: str | None = None) -> ModuleSource:
+        """Return the source of a module; without a name its class gives it one.
+
+        Raises:
+            InputError: the inputs are no tensors.
+        """
+        called = name or type(module).__name__.lower()
+        return cls(called, module, None if inputs is None else checked_inputs(called, inputs), id(module))
+
+    @property
+    def batch_size(self) -> int:
+        """The batch of the example inputs, 1 without them."""
+        return int(self.given[0].shape[0]) if self.given and self.given[0].dim() else 1
+
+    def examples(self) -> Inputs | None:
+        """Return the example inputs."""
+        return self.given
+
+    def pickled(self) -> bytes:
+        """Return this source as another process reads it (`pickle.loads`).
+
+        By cloudpickle where it is installed, which takes classes along that a script or a notebook defines.
+        """
+        try:
+            import cloudpickle as pickling
+        except ImportError:
+            pickling = pickle
+        found: bytes = pickling.dumps(dataclasses.replace(self, module=copy.deepcopy(self.module).cpu()))
+        return found
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """SHA-256 of the module's structure and weights."""
+        return weights_digest(self.module)
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        return copy.deepcopy(self.module).cpu()
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Return the SHA-256 of a module's structure, and of its weights and buffers byte by byte."""
+    found = hashlib.sha256(str(module).encode())
+    for name, tensor in module.state_dict().items():
+        if isinstance(tensor, torch.Tensor):
+            found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+            found.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

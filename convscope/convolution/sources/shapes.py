@@ -1,0 +1,161 @@
+"""Models without code: an exported program (`.pt2`), and a table of convolutions (`layers.csv`), shapes alone."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convscope.convolution import names
+from convscope.convolution.layer import Layer
+from convscope.convolution.sources import table
+from convscope.convolution.sources.source import FixedSource, Inputs, Size
+from convscope.errors import InputError
+
+
+class ExportedSource(FixedSource):
+    """A program that `torch.export.save` wrote, with the inputs it was exported with.
+
+    Its 2-D convolutions become modules again, named as their weights were, so that they can be given an algorithm.
+    """
+
+    def examples(self) -> Inputs | None:
+        """Return the inputs that the program was exported with."""
+        return self._example_inputs
+
+    @functools.cached_property
+    def _example_inputs(self) -> Inputs:
+        arguments, keywords = self._program().example_inputs or ((), {})
+        given = torch.utils._pytree.tree_leaves((arguments, keywords))
+        if not given or not all(isinstance(each, torch.Tensor) for each in given):
+            raise InputError(f"{self.name} was exported without example inputs that are tensors: export it with them")
+        return tuple(each.detach().cpu() for each in given)
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        return with_convolutions(self._program().module())
+
+    def _program(self) -> Any:
+        try:
+            return torch.export.load(names.path_of(self.name))
+        except Exception as error:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            raise InputError(f"{self.name} is no program of torch.export that can be read: {first}") from None
+
+
+def with_convolutions(program: nn.Module) -> nn.Module:
+    """Return an exported program as a module whose calls of `aten.conv2d` are `nn.Conv2d` modules, weights shared."""
+    assert isinstance(program, fx.GraphModule)
+    held = nn.Module.state_dict(program, keep_vars=True)
+    root = fx.GraphModule(program, program.graph)
+    for node in list(root.graph.nodes):
+        if node.op == "call_module" and node.target == "_guards_fn":  # checks of sizes, which would wait for a GPU
+            root.graph.erase_node(node)
+        elif node.op == "call_function" and node.target is torch.ops.aten.conv2d.default:
+            _replace(root, node, held)
+    root.graph.eliminate_dead_code()
+    root.recompile()
+    return root
+
+
+def _replace(root: fx.GraphModule, node: fx.Node, held: dict[str, torch.Tensor]) -> None:
+    arguments: list[Any] = [*node.args, *_DEFAULTS[len(node.args) :]]
+    given, weight, bias, *extents, groups = arguments
+    named = [each.target for each in (weight, bias) if isinstance(each, fx.Node) and each.op == "get_attr"]
+    if not isinstance(weight, fx.Node) or weight.op != "get_attr" or (bias is not None and len(named) < 2):
+        return  # a filter that is computed
+    tensors = [held[str(name)] for name in named]
+    path = str(weight.target).removesuffix(".weight")
+    filters, channels, *kernel = tensors[0].shape
+    stride, padding, dilation = map(_pair, extents)
+    with torch.device("meta"):
+        module = nn.Conv2d(
+            channels * groups, filters, _pair(kernel), stride, padding, dilation, groups, bias is not None
+        )
+    for name, tensor in zip(("weight", "bias"), tensors, strict=False):
+        setattr(module, name, tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, False))
+    place = _free(root, path)
+    root.add_submodule(place, module)
+    with root.graph.inserting_before(node):
+        node.replace_all_uses_with(root.graph.call_module(place, (given,)))
+    root.graph.erase_node(node)
+
+
+_DEFAULTS: tuple[Any, ...] = (None, None, None, (1, 1), (0, 0), (1, 1), 1)
+
+
+def _pair(extents: Sequence[int]) -> tuple[int, int]:
+    return extents[0], extents[-1]
+
+
+def _free(root: nn.Module, path: str) -> str:
+    """Return a name for a module that nothing but a filter's holder has yet; a filter may be used twice."""
+    taken = dict(root.named_modules())
+    number, name = 1, path
+    while isinstance(taken.get(name), nn.Conv2d):
+        number, name = number + 1, f"{path}_{number}"
+    return name
+
+
+class TableSource(FixedSource):
+    """Convolutions by their sizes (`table.columns(2)`), each on an input of its own: no network, shapes alone.
+
+    The batch size of a run takes the place of the table's where it is not 1.
+    """
+
+    def examples(self) -> Inputs:
+        """Return an input of zeros for each layer, as the table has it."""
+        return tuple(torch.zeros(layer.input) for layer in self._layers)
+
+    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
+        """Return noise for each layer, in float32 on the CPU."""
+        drawn = torch.Generator().manual_seed(seed)
+        return tuple(torch.randn(each.shape, generator=drawn) for each in self.input_shapes(size, batch_size))
+
+    def input_shapes(self, size: Size, batch_size: int) -> Inputs:
+        """Return the inputs on the meta device."""
+        every = (layer.resized(batch=batch_size) if batch_size != 1 else layer for layer in self._layers)
+        return tuple(torch.empty(layer.input, device="meta") for layer in every)
+
+    @functools.cached_property
+    def _layers(self) -> list[Layer]:
+        path = names.path_of(self.name)
+        try:
+            text = Path(path).read_bytes().decode()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: {error}") from None
+        return table.parse(text, str(path), 2)
+
+    def _built(self, pretrained: bool) -> nn.Module:
+        return LayerTable(self._layers)
+
+
+class LayerTable(nn.Module):
+    """Convolutions beside each other, named as in the table; returns an output for each input."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        super().__init__()
+        self._order = [self._added(layer) for layer in layers]
+
+    def _added(self, layer: Layer) -> str:
+        base = layer.name.replace(".", "_") or "layer"
+        name = next(each for each in (base, f"{base}_{layer.position}") if not hasattr(self, each))
+        module = nn.Conv2d(
+            layer.in_channels,
+            layer.out_channels,
+            _pair(layer.kernel),
+            _pair(layer.stride),
+            _pair(layer.padding),
+            _pair(layer.dilation),
+            layer.groups,
+            bias=False,
+        )
+        self.add_module(name, module)
+        return name
+
+    def forward(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        """Convolve each input by its layer."""
+        return [self.get_submodule(name)(given) for name, given in zip(self._order, inputs, strict=True)]

@@ -1,0 +1,184 @@
+"""A source of a model: what it builds, the inputs that the model takes, and the digest of what decides it."""
+
+from __future__ import annotations
+
+import abc
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from convscope.convolution import names
+from convscope.errors import InputError
+
+Inputs = tuple[torch.Tensor, ...]
+"""The arguments of one call of a model."""
+Size = int | tuple[int, int]
+"""Extents of an image in pixels: of a square one, or height and width."""
+
+
+@dataclass(frozen=True)
+class Source(abc.ABC):
+    """A model that can be built, and the inputs that it takes."""
+
+    name: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of name and code, and of the weights where a seed does not draw them; "" where it cannot be had."""
+        return names.digest(self.name)
+
+    @property
+    def fixed_px(self) -> int | None:
+        """The one input size that the model takes, in pixels; None where images of many sizes are possible."""
+        return None
+
+    @property
+    def trained_weights(self) -> bool:
+        """There are trained weights to be had (`build(pretrained=True)`)."""
+        return True
+
+    def build(self, seed: int, pretrained: bool = False) -> nn.Module:
+        """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
+
+        The weights do not change how long a convolution takes; a library's own initialisation keeps activations
+        finite.
+
+        Raises:
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline), or there are none.
+        """
+        if pretrained and not self.trained_weights:
+            raise InputError(f"{self.name} brings its own weights: leave out --pretrained")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._built(pretrained).eval()
+
+    def classifier(self, classes: int, seed: int) -> nn.Module:
+        """Build the model to be trained, on the CPU, with weights drawn from `seed` and this number of classes.
+
+        Raises:
+            InputError: its number of classes cannot be chosen.
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return self._classifying(classes)
+
+    def shapes(self) -> nn.Module:
+        """Build the model on the meta device: shapes, no memory and no arithmetic."""
+        return on_meta(self.build(0))
+
+    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
+        """Return the arguments of one call on the CPU: random images, batch × 3 × height × width, from `seed`."""
+        return (images(batch_size, size, seed),)
+
+    def input_shapes(self, size: Size, batch_size: int) -> Inputs:
+        """Return arguments of one call on the meta device.
+
+        Raises:
+            InputError: they have more bytes than 64 bits count.
+        """
+        height, width = extents(size)
+        try:
+            return (torch.empty(batch_size, 3, height, width, device="meta"),)
+        except RuntimeError:
+            shown = height if height == width else f"{height}×{width}"
+            raise InputError(f"a batch of {batch_size:,} images of {shown} px fits into no memory") from None
+
+    @abc.abstractmethod
+    def _built(self, pretrained: bool) -> nn.Module: ...
+
+    def _classifying(self, classes: int) -> nn.Module:
+        raise InputError(f"{self.name} cannot be trained here: its number of classes cannot be chosen")
+
+
+def first_tensor(output: Any) -> torch.Tensor:
+    """Return the first tensor of a model's output: of a mapping, a data class of transformers, a list or a tuple.
+
+    Raises:
+        InputError: there is none.
+    """
+    if isinstance(output, torch.Tensor):
+        return output
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
+    for part in parts:
+        if isinstance(part, (torch.Tensor, Mapping, list, tuple)):
+            return first_tensor(part)
+    raise InputError(f"the model returns a {type(output).__name__}, in which there is no tensor")
+
+
+class FirstTensor(nn.Module):
+    """A model that returns the first tensor of another's output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        """Return the first tensor of the model's output."""
+        return first_tensor(self.model(*inputs))
+
+
+def extents(size: Size) -> tuple[int, int]:
+    """Return height and width in pixels."""
+    return size if isinstance(size, tuple) else (size, size)
+
+
+def images(batch_size: int, size: Size, seed: int) -> torch.Tensor:
+    """Return a batch of noise drawn from `seed`, batch × 3 × height × width in float32 on the CPU."""
+    return torch.randn(batch_size, 3, *extents(size), generator=torch.Generator().manual_seed(seed))
+
+
+def on_meta(model: nn.Module) -> nn.Module:
+    """Return a copy of a model on the meta device, in float32."""
+    return copy.deepcopy(model).float().to("meta").eval()
+
+
+@dataclass(frozen=True)
+class FixedSource(Source):
+    """A model that comes with example inputs, whose sizes are the only ones it is called with."""
+
+    @abc.abstractmethod
+    def examples(self) -> Inputs | None:
+        """Return the example inputs on the CPU; None where there are none, and images are the inputs."""
+
+    @property
+    def fixed_px(self) -> int | None:
+        """The last extent of the largest example input; None without examples."""
+        given = self.examples()
+        return None if given is None else int(max(given, key=torch.Tensor.numel).shape[-1])
+
+    @property
+    def trained_weights(self) -> bool:
+        """False: the model is as it is."""
+        return False
+
+    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
+        """Return the example inputs, repeated up to the batch size; images of this size where there are none.
+
+        The batch is the first extent of the first input; inputs that share it are repeated.
+        """
+        given = self.examples()
+        return super().inputs(size, batch_size, seed) if given is None else _repeated(given, batch_size)
+
+    def input_shapes(self, size: Size, batch_size: int) -> Inputs:
+        """Return these inputs on the meta device."""
+        given = self.examples()
+        if given is None:
+            return super().input_shapes(size, batch_size)
+        return _repeated(tuple(each.to("meta") for each in given), batch_size)
+
+
+def _repeated(given: Inputs, batch_size: int) -> Inputs:
+    batch = given[0].shape[0] if given[0].dim() else 1
+    if batch == batch_size:
+        return given
+    picked = [index % max(1, batch) for index in range(batch_size)]
+
+    def repeated(each: torch.Tensor) -> torch.Tensor:
+        shares_it = each.dim() > 0 and each.shape[0] == batch
+        return each.index_select(0, torch.tensor(picked, device=each.device)) if shares_it else each
+
+    return tuple(map(repeated, given))
