@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torchvision
@@ -17,7 +18,7 @@ from convscope.convolution.names import PREFIX as PREFIX
 from convscope.convolution.sources.files import CallableSource
 from convscope.convolution.sources.libraries import TimmSource, TorchvisionSource, TransformersSource
 from convscope.convolution.sources.shapes import ExportedSource, TableSource
-from convscope.convolution.sources.source import Size, Source, on_meta
+from convscope.convolution.sources.source import Inputs, Size, Source, on_meta
 from convscope.convolution.sources.source import images as images
 from convscope.errors import InputError
 from convscope.timing.hooks import convolution_modules, hooked
@@ -120,9 +121,36 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
     return layers
 
 
-def shapes_only(model: nn.Module) -> nn.Module:
-    """Return a copy of a model on the meta device: shapes, no memory and no arithmetic."""
-    return on_meta(model)
+def followed(
+    name: str, model: nn.Module, *shapes: Sequence[int], watch: Callable[[nn.Module], object] = lambda copied: None
+) -> list[Layer]:
+    """List the convolutions of one pass over inputs of these shapes, as `called` does; the model stays as it is.
+
+    A copy is followed on the meta device: shapes, no memory and no arithmetic. Where that cannot be (control flow
+    depends on numbers), a copy runs once on the CPU.
+
+    Args:
+        watch: called with each copy before it runs.
+
+    Raises:
+        InputError: the model cannot take these inputs.
+    """
+    copied = on_meta(model)
+    watch(copied)
+    try:
+        return called(name, copied, tuple(torch.empty(*shape, device="meta") for shape in shapes))
+    except InputError as refused:
+        copied = copy.deepcopy(model).float().cpu().eval()
+        watch(copied)
+        return _on_cpu(name, copied, lambda: tuple(torch.randn(*shape) for shape in shapes), refused)
+
+
+def _on_cpu(name: str, model: nn.Module, inputs: Callable[[], Inputs], refused: InputError) -> list[Layer]:
+    try:
+        given = inputs()
+    except RuntimeError:  # no memory for them
+        raise refused from None
+    return called(name, model, given)
 
 
 def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
@@ -142,10 +170,11 @@ def layers_of(source: Source, size: Size, batch_size: int = 1) -> tuple[Layer, .
     shapes = source.input_shapes(size, batch_size)
     try:
         return tuple(called(source.name, _on_meta(source), shapes))
-    except InputError:
+    except InputError as error:
         if isinstance(source, TorchvisionSource) and names.takes_usual_sizes(source.name):
             raise
-    return tuple(called(source.name, source.build(0), source.inputs(size, batch_size, 0)))
+        refused = error
+    return tuple(_on_cpu(source.name, source.build(0), lambda: source.inputs(size, batch_size, 0), refused))
 
 
 @functools.lru_cache(maxsize=4)

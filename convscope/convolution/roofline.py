@@ -39,19 +39,19 @@ def layers_of(name: str, model: nn.Module, given_shape: Sequence[int]) -> list[L
     Raises:
         InputError: the model cannot take this input.
     """
-    shapes = models.shapes_only(model)
     connected: list[Layer] = []
 
     def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
         assert isinstance(module, nn.Linear)
         connected.append(_connected(len(connected), module, given[0].shape))
 
-    handles = [m.register_forward_hook(note) for m in shapes.modules() if isinstance(m, nn.Linear)]
-    try:
-        return models.called(name, shapes, (torch.empty(*given_shape, device="meta"),)) + connected
-    finally:
-        for handle in handles:
-            handle.remove()
+    def watch(copied: nn.Module) -> None:
+        connected.clear()
+        for module in copied.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_hook(note)
+
+    return models.followed(name, model, given_shape, watch=watch) + connected
 
 
 def _connected(number: int, module: nn.Linear, given: torch.Size) -> Layer:

@@ -7,7 +7,6 @@ the steps, are measured on further steps afterwards.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import statistics
 import time
@@ -101,8 +100,7 @@ class Trainer:
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
         """Return the algorithm of each layer, after checking that all of them can use it."""
         training, side_px = self._training, self._training.image_size_px
-        shapes = copy.deepcopy(self._model).to("meta").eval()
-        layers = models.called(slug(model), shapes, (torch.empty(batch_size, 3, side_px, side_px, device="meta"),))
+        layers = models.followed(slug(model), self._model, (batch_size, 3, side_px, side_px))
         algorithm = algorithms.find(training.algorithm)
         reasons = assignment.why_not_each(algorithm, layers, training.device_type, card_check(self._device))
         if any(reasons):

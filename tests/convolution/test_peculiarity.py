@@ -54,7 +54,7 @@ ODD = {
 def test_a_module_that_is_more_than_a_convolution_is_unsupported_with_the_reason(why: str):
     torch.manual_seed(0)
     model = nn.Sequential(ODD[why](), nn.Conv2d(4, 5, 3)).eval()
-    layers = models.called("net", models.shapes_only(model), (torch.empty(2, 3, 9, 9, device="meta"),))
+    layers = models.followed("net", model, (2, 3, 9, 9))
     assert [layer.peculiarity for layer in layers] == [why, ""]
     assigned = assign(run(algorithm="smm", unsupported="fallback"), layers, None)
     assert assigned.algorithms == {"0": "torch", "1": "smm"}

@@ -81,8 +81,7 @@ def cudnn_best(workload: Workload) -> Engine:
     """Build a CUDA graph with the fastest for each layer of cuDNN's algorithms and PyTorch's choice."""
     workload.needs_gpu("cudnn-best")
     model, remark = workload.folded()
-    shapes = models.shapes_only(model), (torch.empty(workload.given.shape, device="meta"),)
-    layers = models.called(workload.name, *shapes)
+    layers = models.followed(workload.name, model, workload.given.shape)
     model, given = workload.placed(model), workload.input()
     run = Run(
         model=workload.name, algorithm="guess", stage="1_sanity", gpu="cuda", input_sizes=(workload.given.shape[-1],),
