@@ -137,8 +137,8 @@ def test_every_data_type_can_be_described(dtype: str):
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 8, 1, 1), (2, 3, 4, 5, 6), (2, 1, 3, 3)])
 def test_strides_are_those_of_pytorch(shape: tuple[int, ...]):
     channels_last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    assert legacy._strides(shape, "nchw") == list(torch.empty(shape).stride())
-    assert legacy._strides(shape, "nhwc") == list(torch.empty(shape, memory_format=channels_last).stride())
+    assert legacy.strides(shape, "nchw") == list(torch.empty(shape).stride())
+    assert legacy.strides(shape, "nhwc") == list(torch.empty(shape, memory_format=channels_last).stride())
 
 
 def test_channels_last_is_described_to_cudnn():
@@ -154,7 +154,7 @@ def test_channels_last_is_described_to_cudnn():
         return list(found)
 
     class Seen(legacy.LegacyPlan):
-        def _workspace_bytes(self) -> int:
+        def _workspace_bytes(self, handle: legacy.Handle) -> int:
             seen.extend(strides(self._x) + strides(self._y))
             return 0
 
