@@ -97,9 +97,8 @@ class CudnnPlan:
         self._memory_format = backends.LAYOUTS[shape.layout]
         size, dtype = self._plan.output_shape, getattr(torch, shape.dtype)
         # Of PyTorch's ways to an empty tensor the one that takes the host the least time.
-        empty = functools.partial(torch.empty_strided, device=device)
-        self._output = functools.partial(empty, size, legacy.strides(size, shape.layout), dtype=dtype)
-        self._workspace = functools.partial(empty, (self._plan.workspace_bytes,), (1,), dtype=torch.uint8)
+        strides = legacy.strides(size, shape.layout)
+        self._output = functools.partial(torch.empty_strided, size, strides, dtype=dtype, device=device)
         self._bias_shape = (1, -1, *(1 for _ in shape.size))
         self.workspace_bytes = self._plan.workspace_bytes
         name = algorithms.NAMES_BY_CUDNN_NUMBER[self._plan.algorithm]
@@ -113,13 +112,18 @@ class CudnnPlan:
     def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve as `run` does; the caller has checked the tensors (`Operands.fit`)."""
         weight = weight.contiguous(memory_format=self._memory_format)
-        handle = self._handles.mine()
+        handle, size_bytes = self._handles.mine(), self.workspace_bytes
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
-        handle.use_stream(torch._C._cuda_getCurrentRawStream(x.get_device()))
+        stream = torch._C._cuda_getCurrentRawStream(x.get_device())
+        handle.use_stream(stream)
         y = self._output()
-        workspace = self._workspace() if self.workspace_bytes else None
-        scratch = 0 if workspace is None else workspace.data_ptr()
-        self._plan.run(handle, x.data_ptr(), weight.data_ptr(), y.data_ptr(), scratch)
+        # PyTorch's memory without a tensor around it. Given back at once: what gets it next runs on this stream, later.
+        workspace = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream) if size_bytes else 0
+        try:
+            self._plan.run(handle, x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace)
+        finally:
+            if workspace:
+                torch._C._cuda_cudaCachingAllocator_raw_delete(workspace)
         if bias is not None:
             y.add_(bias.view(self._bias_shape))
         return y

@@ -91,6 +91,7 @@ class DirectCalls:
             if not self._can_find(layer, x):
                 return None
             found, plan = self._find(layer, x, weight, bias)
+            return plan.run(x.contiguous(memory_format=found.memory), weight, bias)  # which checks the tensors
         x = x.contiguous(memory_format=found.memory)
         return plan.launch(x, weight, bias) if isinstance(plan, CudnnPlan) else plan.run(x, weight, bias)
 
@@ -152,18 +153,20 @@ class Conv2d(SwappedConv2d):  # type: ignore[misc]  # ai3 has no types
 
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
-        if "_direct" in self.__dict__:
+        if "_direct" in self.__dict__:  # not yet while ai3's part is made
             self._direct.forget()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve N × C × H × W or C × H × W; errors as in `CudaOperator.forward`."""
-        output = None if torch.compiler.is_compiling() else self._call_directly(x)
-        return super().forward(x) if output is None else output
-
-    def _call_directly(self, x: torch.Tensor) -> torch.Tensor | None:
-        parameters = self._parameters  # `self.weight` takes the host a microsecond
+        if torch.compiler.is_dynamo_compiling():
+            return super().forward(x)
+        state = self.__dict__  # an attribute of a module takes the host many times as long, a parameter a microsecond
+        parameters: dict[str, torch.Tensor | None] = state["_parameters"]
         bias = parameters.get("bias")
-        return self._direct.run(self, x, parameters.get("weight"), self.bias if bias is None else bias)
+        if bias is None:
+            bias = self.bias
+        output = state["_direct"].run(self, x, parameters.get("weight"), bias)
+        return super().forward(x) if output is None else output
 
 
 class Swap:

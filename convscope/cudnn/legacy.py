@@ -26,6 +26,7 @@ class Handle:
         pointer = c_void_p()
         call("cudnnCreate", byref(pointer))
         self.pointer = pointer.value or 0
+        self.argument = pointer  # the same for calls that are made often: converted to C once
         self._stream: int | None = None
 
     def use_stream(self, stream: int) -> None:
@@ -113,9 +114,10 @@ class LegacyPlan:
         except CudnnError:
             self.close()
             raise
-        # What no call changes, converted to C once: a conversion takes as long as a look-up.
-        self._fixed_x, self._fixed_w, self._fixed_conv = c_void_p(self._x), c_void_p(self._w), c_void_p(self._conv)
-        self._fixed_y, self._fixed_bytes = c_void_p(self._y), c_size_t(self.workspace_bytes)
+        # What all runs have in common, converted to C once.
+        self._xs, self._ws, self._ys = c_void_p(self._x), c_void_p(self._w), c_void_p(self._y)
+        self._convs, self._number = c_void_p(self._conv), c_int(self.algorithm)
+        self._size = c_size_t(self.workspace_bytes)
 
     def _describe(self, convolution: Convolution) -> None:
         data_type = cudnn.DATA_TYPES[convolution.dtype]
@@ -174,8 +176,8 @@ class LegacyPlan:
             NotSupportedError: refused only now; some refusals come as late as this.
         """
         status = self._forward(
-            handle.pointer, self._alpha, self._fixed_x, x, self._fixed_w, w, self._fixed_conv,
-            self.algorithm, workspace, self._fixed_bytes, self._beta, self._fixed_y, y,
+            handle.argument, self._alpha, self._xs, x, self._ws, w, self._convs,
+            self._number, workspace, self._size, self._beta, self._ys, y,
         )  # fmt: skip
         if status:
             cudnn.check(status, "cudnnConvolutionForward")
