@@ -283,10 +283,11 @@ def test_the_operator_is_called_for_an_unusual_input(given: torch.Tensor):
 
 
 @pytest.mark.usefixtures("no_grad")
-def test_the_operator_is_called_for_weights_that_are_no_parameters():
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_the_operator_is_called_for_a_weight_or_bias_that_is_no_parameter(name: str):
     module, x = layer(), images()
     module(x)
-    given = {name: tensor.clone() for name, tensor in module.named_parameters()}
+    given = {name: getattr(module, name).clone()}
     assert way(torch.func.functional_call(module, given, (x,))) == BY_OPERATOR
     assert way(module(x)) == BY_PLAN
 
