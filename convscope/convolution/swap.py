@@ -159,14 +159,19 @@ class Conv2d(SwappedConv2d):  # type: ignore[misc]  # ai3 has no types
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Convolve N × C × H × W or C × H × W; errors as in `CudaOperator.forward`."""
         if torch.compiler.is_dynamo_compiling():
-            return super().forward(x)
+            return self._by_operator(x)
         state = self.__dict__  # an attribute of a module takes the host many times as long, a parameter a microsecond
         parameters: dict[str, torch.Tensor | None] = state["_parameters"]
         bias = parameters.get("bias")
         if bias is None:
             bias = self.bias
-        output = state["_direct"].run(self, x, parameters.get("weight"), bias)
-        return super().forward(x) if output is None else output
+        direct: DirectCalls = state["_direct"]
+        output = direct.run(self, x, parameters.get("weight"), bias)
+        return self._by_operator(x) if output is None else output
+
+    def _by_operator(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = super().forward(x)
+        return output
 
 
 class Swap:
