@@ -115,9 +115,8 @@ class LegacyPlan:
             self.close()
             raise
         # What all runs have in common, converted to C once.
-        self._xs, self._ws, self._ys = c_void_p(self._x), c_void_p(self._w), c_void_p(self._y)
-        self._convs, self._number = c_void_p(self._conv), c_int(self.algorithm)
-        self._size = c_size_t(self.workspace_bytes)
+        self._descriptors = tuple(map(c_void_p, (self._x, self._w, self._conv, self._y)))
+        self._numbers = c_int(self.algorithm), c_size_t(self.workspace_bytes)
 
     def _describe(self, convolution: Convolution) -> None:
         data_type = cudnn.DATA_TYPES[convolution.dtype]
@@ -175,10 +174,11 @@ class LegacyPlan:
         Raises:
             NotSupportedError: refused only now; some refusals come as late as this.
         """
+        of_x, of_w, of_conv, of_y = self._descriptors
+        algorithm, size = self._numbers
         status = self._forward(
-            handle.argument, self._alpha, self._xs, x, self._ws, w, self._convs,
-            self._number, workspace, self._size, self._beta, self._ys, y,
-        )  # fmt: skip
+            handle.argument, self._alpha, of_x, x, of_w, w, of_conv, algorithm, workspace, size, self._beta, of_y, y
+        )
         if status:
             cudnn.check(status, "cudnnConvolutionForward")
 
