@@ -2,6 +2,8 @@
 """Cost of a convolution to the host: by PyTorch, through `ai3::conv2d`, by the plan itself. Prints, asserts nothing.
 
 python benchmarks/dispatch.py [--model resnet50] [--algorithm "implicit precomp gemm"] [--math tf32] [--device cuda]
+
+The algorithm must take every convolution of the model.
 """
 
 from __future__ import annotations
@@ -113,7 +115,7 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         "      an output": plan._output,
         "      a workspace": take_workspace,
         "      cudnnConvolutionForward": run,
-    }
+    } | ({} if bias is None else {"      the bias": lambda: y.add_(bias.view(1, -1, 1, 1))})
 
 
 def read_command_line() -> argparse.Namespace:
