@@ -106,7 +106,7 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         plan._plan.run(handle, *addresses)
         assert scratch is not None
 
-    return {
+    costs: dict[str, Callable[[], object]] = {
         "call of the swapped module": lambda: module(x),
         "  its forward": partial(module.forward, x),
         "    check: nothing but the kernel": partial(swap._is_plain, x, weight, bias),
@@ -115,7 +115,10 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         "      an output": plan._output,
         "      a workspace": take_workspace,
         "      cudnnConvolutionForward": run,
-    } | ({} if bias is None else {"      the bias": lambda: y.add_(bias.view(1, -1, 1, 1))})
+    }
+    if bias is not None:
+        costs["      the bias"] = lambda: y.add_(bias.view(1, -1, 1, 1))
+    return costs
 
 
 def read_command_line() -> argparse.Namespace:
