@@ -1,5 +1,6 @@
 """Kernels of `ai3::conv2d`. On CUDA: check the call, look up or make the plan of its shape, run it.
 
+A swapped layer runs the same plans without PyTorch's dispatcher where nothing needs it (`swap.DirectCalls`).
 On a CPU ai3 computes; it reads addresses and knows no strides, so that it gets copies of tensors that lie otherwise.
 """
 
@@ -23,8 +24,9 @@ from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN takes where no name is given
-_ZEROS = 0  # ai3's number of the padding mode "zeros"
+ZEROS = 0  # ai3's number of the padding mode "zeros"
 _SAME_DEVICE = contextlib.nullcontext()
+Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]  # padding, stride, dilation, groups
 _RECORDED: contextvars.ContextVar[list[Execution] | None] = contextvars.ContextVar("executions", default=None)
 
 
@@ -44,6 +46,11 @@ def recorded() -> Sequence[Execution]:
     return _RECORDED.get() or ()
 
 
+def is_recording() -> bool:
+    """Tell whether executions are recorded here."""
+    return _RECORDED.get() is not None
+
+
 def _record(execution: Execution, *operands: tuple[torch.Tensor, torch.Tensor]) -> None:
     """Record an execution, where one is asked for; each operand as it was given, and as the library got it."""
     executions = _RECORDED.get()
@@ -55,7 +62,9 @@ def _record(execution: Execution, *operands: tuple[torch.Tensor, torch.Tensor]) 
 class CudaOperator:
     """The CUDA kernel of `ai3::conv2d`: one plan for each shape, algorithm and setting.
 
-    `tuned` has the block shapes that were chosen for the Triton kernels of released plans.
+    Attributes:
+        tuned: the block shapes that were chosen for the Triton kernels of released plans.
+        releases: the number of times that all plans were closed.
     """
 
     def __init__(self) -> None:
@@ -63,6 +72,7 @@ class CudaOperator:
         self._providers: dict[str, Provider] = {"cudnn": self._cudnn, "triton": TritonProvider()}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.tuned: dict[str, str] = {}
+        self.releases = 0
 
     def forward(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding_h: int, padding_w: int,
@@ -77,29 +87,39 @@ class CudaOperator:
             NotSupportedError: cuDNN refuses the algorithm for this shape.
             NotImplementedError: a padding mode other than zeros, or a data type that the provider does not convolve.
         """
-        if padding_mode != _ZEROS:
+        if padding_mode != ZEROS:
             raise NotImplementedError("cuDNN pads with zeros only: pad the input first, or leave this layer to PyTorch")
         if input.dim() == 3:
             rest = padding_h, padding_w, stride_h, stride_w, dilation_h, dilation_w, padding_mode, groups, algorithm
             return self.forward(input.unsqueeze(0), weight, bias, *rest).squeeze(0)
-        settings = backends.settings_in_force()
-        memory = backends.LAYOUTS[settings.layout]
+        memory = backends.LAYOUTS[backends.settings_in_force().layout]
         x = input.contiguous(memory_format=memory)
         device = x.device
         with torch.cuda.device(device.index) if device.index != torch.cuda.current_device() else _SAME_DEVICE:
             options = (padding_h, padding_w), (stride_h, stride_w), (dilation_h, dilation_w), groups
-            tf32, provider, layout = torch.backends.cudnn.allow_tf32, settings.provider, settings.layout
-            key = (device.index, algorithm, provider, layout, tf32, x.dtype, x.shape, weight.shape, options)
-            plan = self._plans.get(key)
-            if plan is None:
-                dtype, math = str(x.dtype).removeprefix("torch."), backends.math_in_force()
-                shape = Convolution(tuple(x.shape), tuple(weight.shape), *options, dtype, math, layout)
-                Operands(shape).check(x, weight, bias)
-                plan = self._plans[key] = self.plan(shape, algorithm, device)
+            plan = self.find(x, weight, bias, options, algorithm)
             y = plan.run(x, weight, bias)
-        if _RECORDED.get() is not None:
+        if is_recording():
             _record(plan.execution, (input, x), (weight, weight.contiguous(memory_format=memory)))
         return y
+
+    def find(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Options, algorithm: str
+    ) -> Plan:
+        """Return the plan for N × C × H × W under the settings in force; made where there is none. Errors: `forward`.
+
+        The device of `x` is the current one. The input may lie anyhow: a plan's input is laid out by its caller.
+        """
+        settings = backends.settings_in_force()
+        tf32, device = torch.backends.cudnn.allow_tf32, x.device
+        asked = device.index, algorithm, settings.provider, settings.layout, tf32
+        key = (*asked, x.dtype, x.shape, weight.shape, options)
+        plan = self._plans.get(key)
+        if plan is None:
+            shape = shape_of(x, weight, options)
+            Operands(shape).check(x, weight, bias)
+            plan = self._plans[key] = self.plan(shape, algorithm, device)
+        return plan
 
     def plan(self, shape: Convolution, algorithm: str, device: torch.device) -> Plan:
         """Make a plan by the first of the algorithm's providers that takes the shape; the device is the current one.
@@ -128,7 +148,7 @@ class CudaOperator:
         """Convolve N × C × H × W with the options of a layer, without a bias; raises as `forward` does."""
         (pad_h, pad_w), (stride_h, stride_w), (dil_h, dil_w) = layer.padding, layer.stride, layer.dilation
         options = pad_h, pad_w, stride_h, stride_w, dil_h, dil_w
-        return self.forward(x, w, None, *options, _ZEROS, layer.groups, algorithm)
+        return self.forward(x, w, None, *options, ZEROS, layer.groups, algorithm)
 
     def workspace_bytes(self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32") -> int:
         """Return the workspace that cuDNN wants for a layer with any of its eight algorithms; launches nothing.
@@ -162,7 +182,8 @@ class CudaOperator:
         return providers.workspace_refusal(algorithm, plan.workspace_bytes or 0, max_workspace_bytes)
 
     def release(self) -> None:
-        """Destroy every plan, keep the handles: the next call of a shape makes a new plan."""
+        """Destroy every plan, keep the handles: the next call of a shape makes a new plan. No call may be under way."""
+        self.releases += 1
         while self._plans:
             plan = self._plans.popitem()[1]
             self.tuned |= plan.tuned
@@ -173,6 +194,12 @@ class CudaOperator:
         self.release()
         for provider in self._providers.values():
             provider.close()
+
+
+def shape_of(x: torch.Tensor, weight: torch.Tensor, options: Options) -> Convolution:
+    """Return the convolution of these tensors as it is computed under the settings in force."""
+    dtype, layout = str(x.dtype).removeprefix("torch."), backends.settings_in_force().layout
+    return Convolution(tuple(x.shape), tuple(weight.shape), *options, dtype, backends.math_in_force(), layout)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ study use the same plans.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -88,10 +89,16 @@ class CudnnPlan:
 
     tuned = _NOTHING
 
-    def __init__(self, handle: legacy.Handle, shape: Convolution, number: int | None, device: torch.device) -> None:
+    def __init__(
+        self, handles: legacy.ThreadHandles, shape: Convolution, number: int | None, device: torch.device
+    ) -> None:
         self._operands = Operands(shape, -1 if device.type == "cpu" else device.index)
-        self._handle, self._plan = handle, legacy.LegacyPlan(handle, shape, number)
+        self._handles, self._plan = handles, legacy.LegacyPlan(handles.mine(), shape, number)
         self._memory_format = backends.LAYOUTS[shape.layout]
+        size, dtype = self._plan.output_shape, getattr(torch, shape.dtype)
+        # Of PyTorch's ways to an empty tensor the one that takes the host the least time.
+        strides = legacy.strides(size, shape.layout)
+        self._output = functools.partial(torch.empty_strided, size, strides, dtype=dtype, device=device)
         self._bias_shape = (1, -1, *(1 for _ in shape.size))
         self.workspace_bytes = self._plan.workspace_bytes
         name = algorithms.NAMES_BY_CUDNN_NUMBER[self._plan.algorithm]
@@ -100,12 +107,23 @@ class CudnnPlan:
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve on the current stream; NotSupportedError where cuDNN refuses only now, which happens."""
         self._operands.check(x, weight, bias)
-        device, weight = x.device, weight.contiguous(memory_format=self._memory_format)
+        return self.launch(x, weight, bias)
+
+    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve as `run` does; the caller has checked the tensors (`Operands.fit`)."""
+        weight = weight.contiguous(memory_format=self._memory_format)
+        handle, size_bytes = self._handles.mine(), self.workspace_bytes
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
-        self._handle.use_stream(torch._C._cuda_getCurrentRawStream(device.index))
-        y = torch.empty(self._plan.output_shape, dtype=x.dtype, device=device, memory_format=self._memory_format)
-        workspace = torch.empty(self.workspace_bytes, dtype=torch.uint8, device=device)
-        self._plan.run(x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace.data_ptr())
+        stream = torch._C._cuda_getCurrentRawStream(x.get_device())
+        handle.use_stream(stream)
+        y = self._output()
+        # PyTorch's memory without a tensor around it. Given back at once: what gets it next runs on this stream, later.
+        workspace = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream) if size_bytes else 0
+        try:
+            self._plan.run(handle, x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace)
+        finally:
+            if workspace:
+                torch._C._cuda_cudaCachingAllocator_raw_delete(workspace)
         if bias is not None:
             y.add_(bias.view(self._bias_shape))
         return y
@@ -116,12 +134,12 @@ class CudnnPlan:
 
 
 class CudnnProvider:
-    """cuDNN's legacy calls: one handle a device; exactly the algorithm requested, in 2-D and 3-D."""
+    """cuDNN's legacy calls: one handle a device and thread; exactly the algorithm requested, in 2-D and 3-D."""
 
     name = "cudnn"
 
     def __init__(self) -> None:
-        self._handles: dict[int | None, legacy.Handle] = {}
+        self._handles: dict[int | None, legacy.ThreadHandles] = {}
 
     def why_not(self, algorithm: str, shape: Convolution) -> str | None:
         """Return why cuDNN has no convolution of this data type, or None where it has."""
@@ -131,9 +149,8 @@ class CudnnProvider:
         """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); errors as in `Provider`."""
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
-        if device.index not in self._handles:
-            self._handles[device.index] = legacy.Handle()
-        return CudnnPlan(self._handles[device.index], shape, algorithms.cudnn_number(algorithm), device)
+        handles = self._handles.setdefault(device.index, legacy.ThreadHandles())
+        return CudnnPlan(handles, shape, algorithms.cudnn_number(algorithm), device)
 
     def close(self) -> None:
         """Destroy the handles."""

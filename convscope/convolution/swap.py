@@ -1,25 +1,177 @@
 """Convolution algorithms put into a model through ai3, and taken out again.
 
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name. On
-a CPU ai3 computes it; on a GPU the kernel of `operator` does. A module that is more than a plain convolution is left to
-PyTorch (`models.peculiarity`): ai3 would put a plain one in its place.
+a CPU ai3 computes it; on a GPU the kernel of `operator` does. A `Conv2d` takes the place of ai3's module: it runs the
+same plans, and skips the operator where it may. A module that is more than a plain convolution is left to PyTorch
+(`models.peculiarity`): ai3 would put a plain one in its place.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import ai3
+import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
+from torch.autograd import forward_ad
 from torch.fx.proxy import TraceError
 
-from convscope.convolution import algorithms, models, operator
-from convscope.convolution.operator import cuda_operator
-from convscope.convolution.providers import Execution
+from convscope.convolution import algorithms, backends, models, operator
+from convscope.convolution.operator import CudaOperator, cuda_operator, shape_of
+from convscope.convolution.providers import CudnnPlan, Execution, Plan
 from convscope.errors import InputError
+from convscope.kernels.operands import Operands
 from convscope.timing.hooks import convolution_modules
+
+_BATCHED = 4  # dimensions of N × C × H × W
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A plan, and everything that it was found for."""
+
+    plan: weakref.ref[Plan]
+    operator: CudaOperator
+    releases: int
+    settings: backends.Settings
+    tf32: bool
+    device: int
+    operands: Operands
+    memory: torch.memory_format
+
+    def holds_for(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Tell whether the operator would find this plan for these tensors now; they are checked by that too."""
+        return (
+            self.operands.fit(x, weight, bias)
+            and backends.settings_in_force() is self.settings
+            and torch._C._get_cudnn_allow_tf32() is self.tf32  # what `allow_tf32` calls, at a sixth of its cost
+            and torch._C._cuda_getDevice() == self.device
+            and self.operator.releases == self.releases
+        )
+
+
+class DirectCalls:
+    """Calls of one swapped layer that run its plan without PyTorch's dispatcher, to save time of the host.
+
+    The last plan is kept with everything that it was found for. A call for which that does not hold looks for its plan
+    in the operator again, which owns the plans: none is kept alive here. A copy of the layer, also a pickled one,
+    begins without a plan.
+    """
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        self._found: _Found | None = None
+
+    def __reduce__(self) -> tuple[type[DirectCalls], tuple[()]]:
+        return DirectCalls, ()
+
+    def forget(self) -> None:
+        """Forget the plan: the layer's options have changed."""
+        self._found = None
+
+    def run(
+        self, layer: Conv2d, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """Return the layer's output, None where the call must go through `ai3::conv2d`.
+
+        It must where PyTorch has anything else to do with the operator (gradients, transforms, modes, tracing,
+        profiling), where calls are recorded, for other tensors than plain ones on the current GPU, and for an input
+        without a batch. Errors are those of `CudaOperator.forward`.
+        """
+        if weight is None or not _is_plain(x, weight, bias):
+            return None
+        found = self._found
+        plan = found.plan() if found is not None and found.holds_for(x, weight, bias) else None
+        if found is None or plan is None:
+            if not self._can_find(layer, x):
+                return None
+            found, plan = self._find(layer, x, weight, bias)
+            return plan.run(x.contiguous(memory_format=found.memory), weight, bias)  # which checks the tensors
+        x = x.contiguous(memory_format=found.memory)
+        return plan.launch(x, weight, bias) if isinstance(plan, CudnnPlan) else plan.run(x, weight, bias)
+
+    def _can_find(self, layer: Conv2d, x: torch.Tensor) -> bool:
+        of_the_usual_kind = x.dim() == _BATCHED and layer.padding_mode == operator.ZEROS
+        return of_the_usual_kind and x.device.type == self.device_type and x.get_device() == torch._C._cuda_getDevice()
+
+    def _find(
+        self, layer: Conv2d, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> tuple[_Found, Plan]:
+        engine, settings, tf32 = cuda_operator(), backends.settings_in_force(), torch._C._get_cudnn_allow_tf32()
+        releases = engine.releases  # read first: a plan that is released meanwhile holds for no later call
+        options = layer.padding, layer.stride, layer.dilation, layer.groups
+        plan = engine.find(x, weight, bias, options, layer.algorithm)
+        device = x.get_device()
+        operands, memory = Operands(shape_of(x, weight, options), device), backends.LAYOUTS[settings.layout]
+        self._found = found = _Found(weakref.ref(plan), engine, releases, settings, tf32, device, operands, memory)
+        return found, plan
+
+
+def _is_plain(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+    """Tell whether a call on these tensors comes to the operator's kernel and to nothing else.
+
+    PyTorch's private questions are asked: the public ones take the host a microsecond each, or there is none.
+    """
+    return (
+        type(x) is torch.Tensor
+        and type(weight) is nn.Parameter
+        and (bias is None or type(bias) is nn.Parameter)
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._len_torch_function_stack()
+        and torch._C._functorch.peek_interpreter_stack() is None  # vmap, grad and their kin
+        and not torch._C._get_tracing_state()
+        and forward_ad._current_level < 0
+        and not torch._C._autograd._profiler_enabled()
+        and not (torch.is_grad_enabled() and _any_requires_grad(x, weight, bias))
+        and not (x.is_neg() or weight.is_neg())  # a view that PyTorch negates when it is read
+        and not operator.is_recording()
+    )
+
+
+def _any_requires_grad(*tensors: torch.Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+class Conv2d(SwappedConv2d):  # type: ignore[misc]  # ai3 has no types
+    """ai3's module of a swapped convolution; on a GPU it runs the plan without PyTorch's dispatcher where it may.
+
+    On a CPU, compiled, traced or trained it calls `ai3::conv2d`, as ai3's own does.
+    """
+
+    padding_mode: int
+
+    def __init__(self, original: nn.Conv2d, algorithm: str, name: str) -> None:
+        super().__init__(original, algorithm, name)
+        self.padding_mode = int(self.padding_mode)  # ai3's own type cannot be followed by torch.compile of torch 2.11
+        self.__dict__["original"] = original  # past nn.Module, which would make it a part of the model
+        self._direct = DirectCalls()
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if "_direct" in self.__dict__:  # not yet while ai3's part is made
+            self._direct.forget()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve N × C × H × W or C × H × W; errors as in `CudaOperator.forward`."""
+        if torch.compiler.is_dynamo_compiling():
+            return self._by_operator(x)
+        state = self.__dict__  # an attribute of a module takes the host many times as long, a parameter a microsecond
+        parameters: dict[str, torch.Tensor | None] = state["_parameters"]
+        bias = parameters.get("bias")
+        if bias is None:
+            bias = self.bias
+        direct: DirectCalls = state["_direct"]
+        output = direct.run(self, x, parameters.get("weight"), bias)
+        return self._by_operator(x) if output is None else output
+
+    def _by_operator(self, x: torch.Tensor) -> torch.Tensor:
+        output: torch.Tensor = super().forward(x)
+        return output
 
 
 class Swap:
@@ -79,9 +231,7 @@ class Swap:
                 models.set_module(self.model, name, SwappedConv2d(module, assignment[name], name))
             swapped = self.model.get_submodule(name)
             if isinstance(swapped, SwappedConv2d):
-                # ai3's own type for it cannot be followed by torch.compile of torch 2.11.
-                swapped.padding_mode = int(swapped.padding_mode)
-                vars(swapped)["original"] = module  # past nn.Module, which would make it a part of the model
+                models.set_module(self.model, name, Conv2d(module, swapped.algorithm, name))
         now = {id(module): self.model.get_submodule(name) for name, module in self.originals.items()}
         for name, module in self._names.items():  # a module may have more than one name
             models.set_module(self.model, name, now[id(module)])

@@ -33,16 +33,21 @@ class Operands:
         self._x, self._weight = torch.Size(shape.input), torch.Size(shape.weight)
         self._bias = torch.Size(shape.weight[:1])
 
-    def check(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Raise InputError for a tensor of another type, size or device, naming it."""
+    def fit(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
+        """Tell whether each tensor has the type, size and device."""
         dtype, device = self._dtype, x.get_device() if self._device is None else self._device
-        if (
+        return (
             x.dtype is dtype and x.get_device() == device and x.shape == self._x
             and weight.dtype is dtype and weight.get_device() == device and weight.shape == self._weight
             and (bias is None
                  or (bias.dtype is dtype and bias.get_device() == device and bias.shape == self._bias))
-        ):  # fmt: skip
+        )  # fmt: skip
+
+    def check(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        """Raise InputError for a tensor of another type, size or device, naming it."""
+        if self.fit(x, weight, bias):
             return
+        device = x.get_device() if self._device is None else self._device
         self._refuse(device, input=(x, self._x), weight=(weight, self._weight), bias=(bias, self._bias))
 
     def _refuse(self, device: int, **named: tuple[torch.Tensor | None, torch.Size]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
@@ -73,10 +77,44 @@ def test_cudnn_is_asked_for_direct_by_its_number():
 def test_the_plans_of_a_device_share_one_handle_which_is_closed_with_the_provider():
     provider = CudnnProvider()
     one, two = provider.plan("gemm", SHAPE, CPU), provider.plan("fft", SHAPE, CPU)
-    assert one._handle is two._handle
+    handle = one._handles.mine()
+    assert handle is two._handles.mine()
     provider.close()
-    assert one._handle.closed
-    assert provider.plan("gemm", SHAPE, CPU)._handle is not one._handle
+    assert handle.closed
+    assert provider.plan("gemm", SHAPE, CPU)._handles.mine() is not handle
+
+
+def in_threads(count: int, work: Callable[[], object]) -> list[object]:
+    """Return what work gives in some threads that live at the same time."""
+    together = threading.Barrier(count)
+
+    def run(_: int) -> object:
+        together.wait()
+        given = work()
+        together.wait()
+        return given
+
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(run, range(count)))
+
+
+@pytest.mark.usefixtures("_no_card")
+def test_threads_that_live_at_the_same_time_have_a_handle_each():
+    handles = legacy.ThreadHandles()
+    lent = [handles.mine(), *in_threads(3, handles.mine)]
+    assert len(set(map(id, lent))) == 4
+    assert handles.mine() is lent[0]
+
+
+@pytest.mark.usefixtures("_no_card")
+def test_the_handle_of_a_thread_that_has_ended_is_used_again_and_all_are_closed():
+    handles = legacy.ThreadHandles()
+    first = in_threads(2, handles.mine)
+    second = in_threads(2, handles.mine)
+    assert set(map(id, first)) == set(map(id, second))
+    handles.close()
+    assert all(handle.closed for handle in first)
+    assert handles.mine() not in first
 
 
 def test_types_that_cudnn_does_not_convolve_are_refused():

@@ -137,8 +137,8 @@ def test_every_data_type_can_be_described(dtype: str):
 @pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 8, 1, 1), (2, 3, 4, 5, 6), (2, 1, 3, 3)])
 def test_strides_are_those_of_pytorch(shape: tuple[int, ...]):
     channels_last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
-    assert legacy._strides(shape, "nchw") == list(torch.empty(shape).stride())
-    assert legacy._strides(shape, "nhwc") == list(torch.empty(shape, memory_format=channels_last).stride())
+    assert legacy.strides(shape, "nchw") == list(torch.empty(shape).stride())
+    assert legacy.strides(shape, "nhwc") == list(torch.empty(shape, memory_format=channels_last).stride())
 
 
 def test_channels_last_is_described_to_cudnn():
@@ -154,7 +154,7 @@ def test_channels_last_is_described_to_cudnn():
         return list(found)
 
     class Seen(legacy.LegacyPlan):
-        def _workspace_bytes(self) -> int:
+        def _workspace_bytes(self, handle: legacy.Handle) -> int:
             seen.extend(strides(self._x) + strides(self._y))
             return 0
 
@@ -182,6 +182,23 @@ def test_the_arithmetic_that_is_asked_for_is_set(monkeypatch: pytest.MonkeyPatch
     shape = (1, 4, 8, 8), (4, 4, 3, 3), (1, 1), (1, 1), (1, 1)
     described(Convolution(*shape, dtype=dtype, math=math))
     assert found.value == expected
+
+
+def test_a_run_hands_over_each_address_beside_its_descriptor():
+    class Idle(legacy.LegacyPlan):
+        def _workspace_bytes(self, handle: legacy.Handle) -> int:
+            return 64
+
+    class Context(NoHandle):
+        argument = ctypes.c_void_p(5)
+
+    plan, seen = Idle(Context(), Convolution((2, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1)), 6), []
+    plan._forward = lambda *arguments: seen.extend(getattr(each, "value", each) for each in arguments) or 0
+    plan.run(Context(), x=1001, w=1002, y=1003, workspace=1004)
+    alpha, beta = plan._alpha.value, plan._beta.value
+    assert seen == [5, alpha, plan._x, 1001, plan._w, 1002, plan._conv, 6, 1004, 64, beta, plan._y, 1003]
+    assert [ctypes.c_float.from_address(factor).value for factor in (alpha, beta)] == [1.0, 0.0]
+    plan.close()
 
 
 def test_a_plan_that_failed_has_destroyed_its_descriptors(monkeypatch: pytest.MonkeyPatch):
