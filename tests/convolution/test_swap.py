@@ -114,7 +114,7 @@ def test_a_convolution_with_two_names_is_swapped_under_both():
 
 @pytest.mark.parametrize("name", models.MODELS)
 def test_every_convolution_of_the_catalogues_models_can_be_swapped(name: str):
-    model = models._on_meta(name)
+    model = models.find_source(name).shapes()
     swapped = Swap(model)
     swapped.apply(dict.fromkeys(swapped.originals, "direct"))
     assert set(kinds(model).values()) == {"direct"}
