@@ -29,11 +29,11 @@ Accuracy: the products are float32 (or TF32 where permitted) and summed in float
 coefficients up to 8, so that its error is about ten times that of m = 2.
 16 bits (float16, bfloat16): the transforms are computed in float32; transformed input and filters are rounded to the
 tensors' type, once each, because the matrix unit multiplies them in it; sums and inverse transform are of float32, and
-the output is rounded once. The two roundings are what it costs: on random numbers an error of about one unit roundoff
-of the type (2^-11, 2^-8), where the direct definition has only the output's. That leaves no digits for m = 4, as TF32,
-which has float16's digits. B sums four inputs and G at most 2.25 filters up: in float16, whose largest number is 65504,
-both are multiplied by 1/4 first and the output by 16, all of them exact, so that no finite tensor overflows on the way.
-In return transformed numbers below 6e-5 lose digits, which are those of inputs and filters below about 2.4e-4.
+the output is rounded once. On random numbers that is an error of 1.1 unit roundoffs of the type (2^-11, 2^-8), where
+the definition has the 0.42 of its output. It leaves no digits for m = 4, nor does TF32, which has float16's digits.
+With m = 2 the input's transform adds four numbers up, the filters' grows by 2.25 at most. So that no finite number
+leaves the range of float16 (65504) on the way, both are multiplied by 1/4 before they are rounded, and the output by
+16: exact, but inputs and filters below 2.4e-4 lose digits. bfloat16 has float32's range and is not scaled.
 Layouts: NCHW and NHWC, input and output in the same; only addresses differ, nothing is copied.
 Infinity and NaN: an infinity enters several sums of the transforms with both signs, and infinity minus infinity is NaN.
 So an output that sees one is not finite, though it may be NaN where the definition has an infinity; an output that sees
