@@ -210,7 +210,8 @@ def test_winograd_in_float16_does_not_overflow_on_the_way(layout: str):
     weight[:, 0] *= 0.5
     expected = exact(shape, x, weight, torch.zeros(32, device=DEVICE))
     y = Conv2dPlan("winograd", shape, DEVICE, candidates("winograd", shape)[0]).run(x, weight)
-    assert float((y - expected).norm() / expected.norm()) < 3 * STORAGE_ROUNDOFF["float16"]
+    # All filters are alike, so that their roundings do not average out: an error of 7 roundoffs by the interpreter.
+    assert float((y - expected).norm() / expected.norm()) < 16 * STORAGE_ROUNDOFF["float16"]
 
 
 def machine_code(kernel: triton.JITFunction) -> str:
