@@ -1,10 +1,13 @@
 #!/usr/bin/env python3
 """Comparison of the Triton kernels with cuDNN's algorithms, layer by layer. Prints a table, asserts nothing.
 
-Every distinct convolution of some models, float32 with FMA: time of a call in a replayed CUDA graph, several calls in a
-row on the same tensors (what fits into the L2 cache stays there, for all algorithms alike), without the bias.
+Every distinct convolution of some models, in float32 with FMA or in 16 bits on the matrix unit: time of a call in a
+replayed CUDA graph, several calls in a row on the same tensors (what fits into the L2 cache stays there, for all
+algorithms alike), without the bias. Data type and layout are those of both sides; input and filters lie in the layout
+before the call, so that no side copies them in it.
 
     python benchmarks/kernels.py                                    # VGG16, ResNet-50, DenseNet-121; batch 1 and 32
+    python benchmarks/kernels.py --dtype float16 --layout nhwc
     python benchmarks/kernels.py --models alexnet --batch-sizes 8 --csv table.csv
 """
 
@@ -38,6 +41,7 @@ from convscope.timing.stopwatch import Stopwatch
 
 OURS = ("direct", "winograd")
 CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 REPLAYS, PROBES, LEAST_MS, CALLS_MOST = 10, 3, 0.3, 50
 
 
@@ -78,28 +82,41 @@ def call_us(stopwatch: Stopwatch, call: Callable[[], object]) -> float:
     return statistics.median(times.all_ms) * 1e3
 
 
-def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu) -> Timed:
-    """Time one layer with every algorithm that supports it."""
+def operands(layer: Layer, device: torch.device, dtype: torch.dtype, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return random input and filters of a layer, contiguous in a layout."""
+    memory = backends.LAYOUTS[layout]
+    x, weight = (torch.randn(size, device=device).to(dtype) for size in (layer.input, layer.weight))
+    return x.contiguous(memory_format=memory), weight.contiguous(memory_format=memory)
+
+
+def peak_tflops(gpu: gpus.Gpu, dtype: torch.dtype) -> float:
+    """Return the peak that the arithmetic is held against: FMA units in float32, the matrix unit in 16 bits."""
+    return gpu.fp32_tflops if dtype == torch.float32 else gpu.fp16_tflops
+
+
+def measure(layer: Layer, device: torch.device, gpu: gpus.Gpu, dtype: torch.dtype, layout: str) -> Timed:
+    """Time one layer with every algorithm that supports it, in a data type and a layout."""
     engine, stopwatch = cuda_operator(), Stopwatch(device)
-    x, weight = torch.randn(layer.input, device=device), torch.randn(layer.weight, device=device)
+    x, weight = operands(layer, device, dtype, layout)
     expected = torch.nn.functional.conv2d(x.double(), weight.double(), None, *layer.options)
     times_us: dict[str, float] = {}
     errors: dict[str, float] = {}
     for name in (*OURS, *CUDNN):
         if algorithms.why_not_by_rule(algorithms.find(name), layer, "cuda"):
             continue
-        with backends.settings(provider="triton" if name in OURS else "cudnn"):
+        with backends.settings(provider="triton" if name in OURS else "cudnn", layout=layout):
             try:
                 output = engine.convolve(x, weight, layer, name)
-            except NotSupportedError:
+            except (NotSupportedError, NotImplementedError):
                 continue
             errors[name] = relative_distance(output, expected) or 0.0
             times_us[name] = call_us(stopwatch, functools.partial(engine.convolve, x, weight, layer, name))
     engine.tuned.clear()
     engine.release()  # fills `tuned` with the blocks that were chosen
     chosen = {key.split()[0]: text for key, text in engine.tuned.items()}
-    arithmetic_us = layer.flops / gpu.fp32_tflops / 1e6
-    return Timed(layer, arithmetic_us, layer.minimum_bytes() / gpu.bandwidth_gbps / 1e3, times_us, errors, chosen)
+    arithmetic_us = layer.flops / peak_tflops(gpu, dtype) / 1e6
+    memory_us = layer.minimum_bytes(dtype.itemsize) / gpu.bandwidth_gbps / 1e3
+    return Timed(layer, arithmetic_us, memory_us, times_us, errors, chosen)
 
 
 def title(layer: Layer) -> str:
@@ -150,33 +167,44 @@ def record(timed: Timed) -> dict[str, object]:
     return {"layer": title(timed.layer), "batch_size": timed.layer.batch, **floors, **times, **errors, **chosen}
 
 
-def main() -> int:
-    """Print the tables."""
+def parsed() -> argparse.Namespace:
+    """Return what the command line asks for."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--models", nargs="+", default=("vgg16", "resnet50", "densenet121"))
     options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32))
     options.add_argument("--size", type=int, default=224)
     options.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th layer")
+    options.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="of input, filters and output; sums are of float32"
+    )
+    options.add_argument("--layout", choices=tuple(backends.LAYOUTS), default="nchw")
     options.add_argument("--csv", type=Path)
-    chosen = options.parse_args()
-    device = find_device("cuda")
+    return options.parse_args()
+
+
+def main() -> int:
+    """Print the tables."""
+    chosen = parsed()
+    device, dtype = find_device("cuda"), DTYPES[chosen.dtype]
     name = torch.cuda.get_device_name(device)
     gpu = gpus.identify(name)
     if gpu is None:
         print(f"{name} has no peaks in convscope/gpus.py: no floors to compare with", file=sys.stderr)
         return 2
-    print(f"{name}, torch {torch.__version__}, cuDNN {library.version()}, fp32 (FMA), {chosen.size} px, us; floor: "
-          f"{gpu.fp32_tflops:g} TFLOP/s (a), {gpu.bandwidth_gbps:g} GB/s (m)")  # fmt: skip
+    unit = "FMA" if dtype == torch.float32 else "matrix unit"
+    print(f"{name}, torch {torch.__version__}, cuDNN {library.version()}, {chosen.dtype} ({unit}), "
+          f"{chosen.layout.upper()}, {chosen.size} px, us; floor: {peak_tflops(gpu, dtype):g} TFLOP/s (a), "
+          f"{gpu.bandwidth_gbps:g} GB/s (m)")  # fmt: skip
     records: list[dict[str, object]] = []
     for batch_size in chosen.batch_sizes:
         with torch.inference_mode(), backends.math("fp32"):
             layers = distinct(chosen.models, chosen.size, batch_size)[:: chosen.every]
-            every = [measure(layer, device, gpu) for layer in layers]
+            every = [measure(layer, device, gpu, dtype, chosen.layout) for layer in layers]
         header = (f"batch {batch_size}", "floor", *OURS, "implicit", "gemm", "precomp", "nonfused", "direct/floor",
                   "winograd/floor", "blocks")  # fmt: skip
         print(table(header, [line(timed) for timed in every]))
         print("\n".join(summary(every, batch_size)), flush=True)
-        records += [record(timed) for timed in every]
+        records += [{"dtype": chosen.dtype, "layout": chosen.layout, **record(timed)} for timed in every]
     if chosen.csv:
         pd.DataFrame(records).to_csv(chosen.csv, index=False)
     return 0

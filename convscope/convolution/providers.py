@@ -188,8 +188,6 @@ class TritonProvider:
 
     def why_not(self, algorithm: str, shape: Convolution) -> str | None:
         """Return why there is no kernel for a convolution, or None where there is."""
-        if shape.layout != "nchw":
-            return f"the Triton kernel of {algorithm} reads NCHW only"
         try:
             from convscope.kernels import catalogue
         except ModuleNotFoundError as error:

@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from convscope.cudnn.shape import dimensions
+from convscope.cudnn.shape import Convolution, dimensions
 
 LONG_ELEMENTS = 2**31  # from here on, addresses need 64 bits
 _LAUNCH_US = 2.5  # one more kernel in a graph, and the ends of its programs
@@ -68,8 +69,8 @@ class Blocks3d:
 class Candidate:
     """A block shape and the numbers that its time depends on: programs before splitting, steps, work of a step.
 
-    `resident` programs fit on a multiprocessor at once; `efficiency` is the share of its peak that their inner loop
-    reaches.
+    `resident` programs fit on a multiprocessor at once; `efficiency` is the share of the FMA units' peak that their
+    inner loop reaches, above 1 on the matrix unit.
     """
 
     blocks: Blocks2d
@@ -78,6 +79,16 @@ class Candidate:
     fma_per_step: float
     resident: int
     efficiency: float
+
+
+def is_float32(shape: Convolution) -> bool:
+    """Tell whether tensors are of float32; the other types have the matrix unit at all times."""
+    return shape.dtype == "float32"
+
+
+def lanes(element_bytes: int, count: int) -> int:
+    """Return how many neighbours of `count` in a row always lie together within 16 aligned bytes."""
+    return math.gcd(16 // element_bytes, count)
 
 
 def ranked(candidates: Iterable[Candidate], multiprocessors: int, output_bytes: int, most: int) -> list[Blocks2d]:

@@ -13,14 +13,18 @@ from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.plan import KernelPlan, has_long_images
 
 KERNELS: dict[str, ModuleType] = {"direct": direct, "winograd": winograd}
+DTYPES = ("float32", "float16", "bfloat16")
+_MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 
 def why_no_kernel(algorithm: str, shape: Convolution) -> str | None:
     """Return why there is no 2-D kernel for a convolution, or None where there is."""
     if algorithm not in KERNELS:
         return f"{algorithm} has no Triton kernel: choose {' or '.join(KERNELS)}"
-    if shape.dtype != "float32":
-        return f"{algorithm} by Triton needs float32"
+    if shape.dtype not in DTYPES:
+        return f"{algorithm} by Triton takes {', '.join(DTYPES[:-1])} and {DTYPES[-1]}, not {shape.dtype}"
+    if shape.layout not in _MEMORY_FORMATS:
+        return f"{algorithm} by Triton reads {' and '.join(_MEMORY_FORMATS)}, not {shape.layout}"
     if has_long_images(shape):
         return f"{algorithm} by Triton takes images of less than 2^31 elements"
     if algorithm == "winograd" and (shape.kernel != (3, 3) or shape.stride != (1, 1) or shape.dilation != (1, 1)):
@@ -29,7 +33,9 @@ def why_no_kernel(algorithm: str, shape: Convolution) -> str | None:
 
 
 class Conv2dPlan(KernelPlan[Blocks2d]):
-    """A 2-D convolution with one of `KERNELS` on a device.
+    """A 2-D convolution with one of `KERNELS` on a device, in the shape's data type and layout.
+
+    Input and output lie in the shape's layout; sums, also the partial ones of a split reduction, are of float32.
 
     Args:
         blocks: the block shapes; None has them chosen on the card at the first run (`autotune`).
@@ -38,7 +44,7 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
         NotImplementedError: there is no kernel for it.
     """
 
-    _keyed_by = ("math",)
+    _keyed_by = ("math", "dtype", "layout")
 
     def __init__(
         self, algorithm: str, shape: Convolution, device: torch.device, blocks: Blocks2d | None = None
@@ -48,7 +54,8 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
             raise NotImplementedError(reason)
         super().__init__(algorithm, KERNELS[algorithm], shape, blocks)
         self._device, self._output = device, shape.output
-        self._zeros = torch.zeros(shape.out_channels, device=device)
+        self._zeros = torch.zeros(shape.out_channels, dtype=getattr(torch, shape.dtype), device=device)
+        self._memory_format = _MEMORY_FORMATS[shape.layout]
 
     @property
     def workspace_bytes(self) -> int:
@@ -60,13 +67,13 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks2d
     ) -> torch.Tensor:
         bias = self._zeros if bias is None else bias
-        y = torch.empty(self._output, device=x.device)
+        y = torch.empty(self._output, dtype=x.dtype, device=x.device, memory_format=self._memory_format)
         if blocks.splits == 1:
             self._kernel.launch(x, packed, bias, y.unsqueeze(0), self.shape, blocks)
         else:
-            parts = torch.empty((blocks.splits, *self._output), device=x.device)
+            parts = torch.empty((blocks.splits, *self._output), dtype=torch.float32, device=x.device)
             self._kernel.launch(x, packed, self._zeros, parts, self.shape, blocks)
-            reduction.add(parts, bias, y)
+            reduction.add(parts, bias, y, last=self.shape.layout == "nhwc")
         return y
 
     def _choose(self, x: torch.Tensor, weight: torch.Tensor) -> Blocks2d:

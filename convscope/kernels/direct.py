@@ -1,4 +1,4 @@
-"""Direct 2-D convolution: multiply and add as the definition says, on the FMA units, no im2col in memory.
+"""Direct 2-D convolution: multiply and add as the definition says, no im2col in memory.
 
 Each output is a sum over input channels and the taps (r, s) of the kernel,
 
@@ -17,12 +17,18 @@ keeps it in registers; it walks through taps and channels, BLOCK_C channels a st
 
 The input is read where it lies, nine times for a 3×3 kernel, of which the caches serve eight. `tl.dot` with
 `input_precision="ieee"` on float32 is a loop of FMA instructions: no matrix unit, no TF32 (a test reads the machine
-code). Three variants, told apart by `Blocks2d.variant`:
+code). In float16 and bfloat16 the same product runs on the matrix unit: products are exact, sums are of float32, and
+the result is rounded once, when it is stored.
+
+Input and output lie in NCHW or in NHWC (channels last), both in the same layout, and nothing is copied: only addresses
+differ, and whether neighbouring threads take neighbouring pixels (NCHW) or channels (NHWC). Three variants, told apart
+by `Blocks2d.variant`:
 
     taps      as above; channels a multiple of 16
     gathered  a step takes 16 of all channels × taps, whatever their number (first layers have 3 channels): each row of
               X then has a tap of its own, and its address is worked out row by row
-    thin      groups of few filters (depthwise): no product of matrices, a program does one filter × BLOCK_P pixels
+    thin      groups of few filters (depthwise): no product of matrices but fused multiply-adds in float32, whatever the
+              type of the tensors; a program does one filter × BLOCK_P pixels in NCHW, BLOCK_K × BLOCK_P in NHWC
 
 The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads whole lines of them.
 With few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several,
@@ -30,8 +36,9 @@ each writes a partial sum, and `reduction` adds them in a fixed order, so that r
 
 Cost of N × C × H × W to K channels with R × S taps and G groups, P output pixels an image:
     operations   2 N K P (C / G) R S
-    bytes        4 (N C H W + K (C / G) R S + N K P) at least; each program reads its X and W anew, from the L2 cache:
-                 4 (C / G) R S N P K (1 / BLOCK_K + 1 / BLOCK_P); each split writes and reads 4 N K P more
+    bytes        b (N C H W + K (C / G) R S + N K P) at least, with b bytes an element; each program reads its X and W
+                 anew, from the L2 cache: b (C / G) R S N P K (1 / BLOCK_K + 1 / BLOCK_P); each split writes and reads
+                 4 N K P more
 """
 
 from __future__ import annotations
@@ -41,7 +48,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
+from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, is_float32, lanes, ranked, splits_for
 from convscope.kernels.conv3d.layout import bits_inside
 
 TRIED = 10  # block shapes that are timed for a shape
@@ -60,7 +67,26 @@ _SHAPES = (  # filters, pixels, channels, warps, stages, programs resident on a 
     (32, 64, 32, 4, 3, 5, 0.60),
     (32, 32, 32, 4, 3, 8, 0.50),
 )
+# For the matrix unit; the efficiency is against the peak of the FMA units, and a guess that only orders the candidates.
+_HALF_SHAPES = (
+    (128, 128, 64, 8, 3, 1, 5.0),
+    (128, 128, 32, 8, 4, 1, 4.5),
+    (128, 64, 64, 4, 3, 2, 4.5),
+    (64, 128, 64, 4, 3, 2, 4.0),
+    (64, 128, 32, 4, 4, 2, 3.6),
+    (64, 64, 64, 4, 3, 3, 3.2),
+    (64, 64, 32, 4, 4, 4, 3.0),
+    (64, 32, 64, 4, 4, 4, 2.2),
+    (64, 32, 32, 4, 4, 6, 2.0),
+    (32, 64, 64, 4, 4, 4, 2.0),
+    (32, 64, 32, 4, 4, 6, 1.8),
+    (32, 32, 64, 2, 4, 6, 1.4),
+    (128, 64, 16, 4, 4, 2, 3.0),
+    (64, 64, 16, 4, 4, 4, 2.2),
+    (32, 64, 16, 4, 4, 6, 1.4),
+)
 _THIN_SHAPES = ((128, 4), (256, 4), (512, 4), (1024, 8))  # pixels, warps
+_THIN_LAST_SHAPES = ((64, 8, 4), (64, 16, 4), (64, 32, 4), (128, 16, 4), (32, 16, 4), (32, 64, 4), (16, 128, 4))
 
 # One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
 _THIN_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h"]
@@ -68,55 +94,89 @@ _THIN_SIZES += ["stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "gro
 _SIZES = [*_THIN_SIZES, "kernel_w", "pixels", "share"]
 
 
-@triton.jit(do_not_specialize=_SIZES)
+@triton.jit
+def _added(acc, filters, values, PRECISION: tl.constexpr):
+    """Return acc + filters · values, in float32."""
+    if PRECISION == "hmma":
+        acc = tl.dot(filters, values, acc)
+    else:
+        acc = tl.dot(filters, values, acc, input_precision=PRECISION)
+    return acc
+
+
+def _name(specialization):
+    # In the kernel's name, because that is all that a profiler sees; HMMA is the instruction of products in 16 bits.
+    return "direct_conv2d_hmma" if specialization.constants.get("PRECISION") == "hmma" else "direct_conv2d"
+
+
+@triton.jit(do_not_specialize=_SIZES, repr=_name)
 def direct_conv2d(
     x, w, bias, y,
     channels, kernels, in_h, in_w, out_h, out_w, pixels,
     kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups, w_rows_pitch, w_pitch, share,
     BLOCK_K: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr, GATHERED: tl.constexpr,
-    POINTWISE: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    POINTWISE: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+    LANES: tl.constexpr,
 ):  # fmt: skip
     """Do one block of filters × pixels; program ids are (block, group, split).
 
-    `channels` and `kernels` are those of a group; a split does `share` steps of BLOCK_C. VECTOR divides the pixels of
-    an image. POINTWISE: 1×1, stride 1, no padding, so that input and output pixels are the same.
+    `channels` and `kernels` are those of a group; a split does `share` steps of BLOCK_C. VECTOR outputs always lie
+    together: it divides the pixels of an image, with LAST (NHWC) the filters of a group, and LANES the channels.
+    POINTWISE: 1×1, stride 1, no padding, so that input and output pixels are the same.
     """
     k_blocks = tl.cdiv(kernels, BLOCK_K)
     group, split = tl.program_id(1), tl.program_id(2)
     k = (tl.program_id(0) % k_blocks) * BLOCK_K + tl.arange(0, BLOCK_K)
     p = (tl.program_id(0) // k_blocks) * BLOCK_P + tl.arange(0, BLOCK_P)
     c = tl.arange(0, BLOCK_C)
-    wanted = (p // VECTOR) < (pixels // VECTOR)
+    if LAST:
+        wanted = (k // VECTOR < kernels // VECTOR)[:, None] & (p < pixels)[None, :]
+    else:
+        wanted = (p // VECTOR) < (pixels // VECTOR)
     p = p % pixels  # the last block goes on at the first pixel, and does not store it
     image, at = p // (out_h * out_w), p % (out_h * out_w)
     if LONG:
         image = image.to(tl.int64)
     plane = in_h * in_w
-    image_start = (image * groups + group) * channels * plane
+    if LAST:
+        pitch = channels * groups  # between neighbouring pixels
+        image_start = image * plane * pitch + group * channels
+    else:
+        image_start = (image * groups + group) * channels * plane
     row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
     taps = kernel_h * kernel_w
     first, last = split * share, min((split + 1) * share, tl.cdiv(taps * channels, BLOCK_C))
     filters = w + (group * w_rows_pitch + first * BLOCK_C + c)[:, None] * w_pitch + k[None, :]
     acc = tl.zeros((BLOCK_K, BLOCK_P), tl.float32)
     if POINTWISE:
-        seen = (first * BLOCK_C + c)[:, None] * plane + (image_start + at)[None, :]
-        seen = x + tl.max_contiguous(tl.multiple_of(seen, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+        if LAST:
+            seen = (first * BLOCK_C + c)[:, None] + (image_start + at * pitch)[None, :]
+            seen = x + tl.multiple_of(seen, (LANES, 1))
+        else:
+            seen = (first * BLOCK_C + c)[:, None] * plane + (image_start + at)[None, :]
+            seen = x + tl.max_contiguous(tl.multiple_of(seen, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
         for _ in range(first, last):
-            acc = tl.dot(tl.trans(tl.load(filters)), tl.load(seen), acc, input_precision="ieee")
+            acc = _added(acc, tl.trans(tl.load(filters)), tl.load(seen), PRECISION)
             filters += BLOCK_C * w_pitch
-            seen += BLOCK_C * plane
+            seen += BLOCK_C if LAST else BLOCK_C * plane
     elif not GATHERED:
         # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
-        seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
-        seen = tl.max_contiguous(seen, (1, 2))
+        if LAST:
+            seen = tl.multiple_of(c[:, None] + (image_start + (row * in_w + col) * pitch)[None, :], (LANES, 1))
+        else:
+            seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
+            seen = tl.max_contiguous(seen, (1, 2))
         rows, cols = bits_inside(row, kernel_h, dil_h, in_h), bits_inside(col, kernel_w, dil_w, in_w)
         done = first * BLOCK_C
         r, s, start = done // channels // kernel_w, done // channels % kernel_w, done % channels
         for _ in range(first, last):
             there = ((rows >> r) & (cols >> s) & 1) != 0
-            tap = x + (start * plane + r * dil_h * in_w + s * dil_w)
+            if LAST:
+                tap = x + tl.multiple_of(start + (r * dil_h * in_w + s * dil_w) * pitch, LANES)
+            else:
+                tap = x + (start * plane + r * dil_h * in_w + s * dil_w)
             pixel_values = tl.load(tap + seen, mask=there[None, :], other=0.0)
-            acc = tl.dot(tl.trans(tl.load(filters)), pixel_values, acc, input_precision="ieee")
+            acc = _added(acc, tl.trans(tl.load(filters)), pixel_values, PRECISION)
             filters += BLOCK_C * w_pitch
             start += BLOCK_C
             s = tl.where(start == channels, s + 1, s)
@@ -124,22 +184,33 @@ def direct_conv2d(
             r = tl.where(s == kernel_w, r + 1, r)
             s = tl.where(s == kernel_w, 0, s)
     else:
-        seen = image_start + row * in_w + col
+        seen = image_start + (row * in_w + col) * pitch if LAST else image_start + row * in_w + col
         for step in range(first, last):
             q = step * BLOCK_C + c
-            r, s = q % taps // kernel_w * dil_h, q % taps % kernel_w * dil_w
+            tap = q // channels if LAST else q % taps  # what lies together in memory follows one another
+            r, s = tap // kernel_w * dil_h, tap % kernel_w * dil_w
             h, v = row[None, :] + r[:, None], col[None, :] + s[:, None]
             there = (q < taps * channels)[:, None] & (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
-            offsets = (q // taps * plane + r * in_w + s)[:, None] + seen[None, :]
-            pixel_values = tl.load(x + tl.max_contiguous(offsets, (1, 2)), mask=there, other=0.0)
-            acc = tl.dot(tl.trans(tl.load(filters)), pixel_values, acc, input_precision="ieee")
+            if LAST:
+                offsets = (q % channels + (r * in_w + s) * pitch)[:, None] + seen[None, :]
+                offsets = tl.max_contiguous(offsets, (2, 1))
+            else:
+                offsets = (q // taps * plane + r * in_w + s)[:, None] + seen[None, :]
+                offsets = tl.max_contiguous(offsets, (1, 2))
+            pixel_values = tl.load(x + offsets, mask=there, other=0.0)
+            acc = _added(acc, tl.trans(tl.load(filters)), pixel_values, PRECISION)
             filters += BLOCK_C * w_pitch
-    acc += tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0)[:, None]
-    y += split.to(tl.int64) * pixels * kernels * groups
-    place = ((image * groups + group) * kernels)[None, :] + k[:, None]
-    place = place * (out_h * out_w) + at[None, :]
-    place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
-    tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
+    acc += tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
+    part = split.to(tl.int64) * pixels * kernels * groups
+    if LAST:
+        place = (group * kernels + k)[:, None] + ((image * (out_h * out_w) + at) * (kernels * groups))[None, :]
+        tl.store(y + tl.multiple_of(part, VECTOR) + tl.multiple_of(place, (VECTOR, 1)), acc, mask=wanted)
+    else:
+        y += part if PRECISION == "ieee" else tl.multiple_of(part, VECTOR)
+        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+        place = place * (out_h * out_w) + at[None, :]
+        place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+        tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=_THIN_SIZES)
@@ -149,21 +220,61 @@ def direct_conv2d_thin(
     kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups,
     KERNEL_W: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """Do one filter × BLOCK_P pixels of one image; program ids are (block of pixels, filter, image)."""
+    """Do one filter × BLOCK_P pixels of one image in NCHW; program ids are (block of pixels, filter, image)."""
     at = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
     filter_at, image = tl.program_id(1), tl.program_id(2).to(tl.int64)
     row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
     x += (image * groups + filter_at // kernels) * channels * in_h * in_w
     w += filter_at * channels * kernel_h * KERNEL_W
-    acc = tl.zeros((BLOCK_P,), tl.float32) + tl.load(bias + filter_at)
+    acc = tl.zeros((BLOCK_P,), tl.float32) + tl.load(bias + filter_at).to(tl.float32)
     for step in range(channels * kernel_h):
         h = row + step % kernel_h * dil_h
         line = x + (step // kernel_h * in_h + h) * in_w + col
         for s in tl.static_range(KERNEL_W):
             v = col + s * dil_w
             there = (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
-            acc += tl.load(w + step * KERNEL_W + s) * tl.load(line + s * dil_w, mask=there, other=0.0)
+            factor = tl.load(w + step * KERNEL_W + s).to(tl.float32)
+            acc += factor * tl.load(line + s * dil_w, mask=there, other=0.0).to(tl.float32)
     tl.store(y + (image * groups * kernels + filter_at) * out_h * out_w + at, acc, mask=at < out_h * out_w)
+
+
+@triton.jit(do_not_specialize=_THIN_SIZES)
+def direct_conv2d_thin_last(
+    x, w, bias, y,
+    channels, kernels, in_h, in_w, out_h, out_w,
+    kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups, w_pitch,
+    KERNEL_W: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr, DEPTHWISE: tl.constexpr,
+):  # fmt: skip
+    """Do BLOCK_P pixels of one image × BLOCK_K filters in NHWC; program ids are (pixels, filters, image).
+
+    DEPTHWISE: a group is one channel and one filter. LANES divides the filters of all groups.
+    """
+    at = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
+    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
+    filters = groups * kernels // LANES * LANES  # so that the compiler knows it to be a multiple
+    image, pitch = tl.program_id(2).to(tl.int64), filters if DEPTHWISE else groups * channels
+    row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
+    wanted = k // LANES < filters // LANES
+    x += image * in_h * in_w * pitch
+    seen = ((row * in_w + col) * pitch)[:, None] + (k if DEPTHWISE else k // kernels * channels)[None, :]
+    acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+    acc += tl.load(bias + k, mask=wanted, other=0.0).to(tl.float32)[None, :]
+    for step in range(channels * kernel_h):
+        h = row + step % kernel_h * dil_h
+        line = step % kernel_h * dil_h * in_w * pitch
+        if not DEPTHWISE:
+            line += step // kernel_h
+        for s in tl.static_range(KERNEL_W):
+            v = col + s * dil_w
+            there = (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
+            values = tl.load(
+                x + (line + s * dil_w * pitch) + seen, mask=there[:, None] & wanted[None, :], other=0.0
+            ).to(tl.float32)
+            factors = tl.load(w + (step * KERNEL_W + s) * w_pitch + k).to(tl.float32)
+            acc += factors[None, :] * values
+    place = (at * filters)[:, None] + k[None, :]
+    y += image * out_h * out_w * filters
+    tl.store(y + place, acc, mask=(at < out_h * out_w)[:, None] & wanted[None, :])
 
 
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
@@ -171,9 +282,13 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
     filters, channels = shape.weight[0] // shape.groups, shape.weight[1]
     taps, pixels = shape.weight[2] * shape.weight[3], output[0] * output[2] * output[3]
     if filters < 16 and shape.groups > 1:
+        if shape.layout == "nhwc":
+            return [Blocks2d("thin", many, points, 1, warps, 1) for many, points, warps in _THIN_LAST_SHAPES]
         return [Blocks2d("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
     every = []
-    for block_k, block_p, block_c, warps, stages, resident, efficiency in _SHAPES:
+    for block_k, block_p, block_c, warps, stages, resident, efficiency in (
+        _SHAPES if is_float32(shape) else _HALF_SHAPES
+    ):
         gathered = channels % block_c != 0 or max(shape.weight[2:]) > _TAPS_MOST
         if gathered and channels % 16 == 0 and max(shape.weight[2:]) <= _TAPS_MOST:
             continue  # smaller steps of this shape need no gathering
@@ -186,11 +301,16 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
 
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
-    """Lay the filters K × C/G × R × S out as the variant reads them: [G, rows, filters], rows and filters padded."""
+    """Lay the filters K × C/G × R × S out as the variant reads them: [G, rows, filters], rows and filters padded.
+
+    Their type is the weight's. "thin" reads them as they are in NCHW, as [channels · taps, K], padded, in NHWC.
+    """
+    last = shape.layout == "nhwc"
     if blocks.variant == "thin":
-        return weight.contiguous()
+        rows = weight.flatten(1).t()
+        return torch.nn.functional.pad(rows, (0, -rows.shape[1] % PITCH)).contiguous() if last else weight.contiguous()
     grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, R, S
-    order = (0, 3, 4, 2, 1) if blocks.variant == "taps" else (0, 2, 3, 4, 1)
+    order = (0, 3, 4, 2, 1) if last or blocks.variant == "taps" else (0, 2, 3, 4, 1)
     rows = grouped.permute(order).flatten(1, 3)
     missing = -rows.shape[1] % blocks.channels, -rows.shape[2] % PITCH
     return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
@@ -199,33 +319,51 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Te
 def launch(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
 ) -> None:
-    """Convolve x (N × C × H × W) with packed filters on the current stream.
+    """Convolve x (N × C × H × W, contiguous in the shape's layout) with packed filters on the current stream.
 
     Args:
         bias: of each filter; where the reduction is split it is added in each split.
-        y: splits × N × K × P × Q, each split's partial sum.
+        y: splits × N × K × P × Q, each split's partial sum in the memory order of the shape's layout.
     """
-    *_, filters, out_h, out_w = y.shape
-    images, in_channels, in_h, in_w = x.shape
-    groups, kernels, channels = shape.groups, filters // shape.groups, in_channels // shape.groups
-    sizes = channels, kernels, in_h, in_w, out_h, out_w
-    options = *shape.stride, *shape.padding, *shape.dilation, groups
     if blocks.variant == "thin":
-        direct_conv2d_thin[triton.cdiv(out_h * out_w, blocks.points), filters, images](
-            x, packed, bias, y, *sizes, shape.weight[2], *options,
-            KERNEL_W=shape.weight[3], BLOCK_P=blocks.points, num_warps=blocks.warps, num_stages=blocks.stages,
-        )  # fmt: skip
+        _launch_thin(x, packed, bias, y, shape, blocks)
         return
-    pixels, pointwise = images * out_h * out_w, is_pointwise(shape)
+    kernels, plane = y.shape[2] // shape.groups, y.shape[3] * y.shape[4]
+    pixels = x.shape[0] * plane
+    channels, last, element_bytes = shape.weight[1], shape.layout == "nhwc", x.element_size()
     steps = triton.cdiv(channels * shape.weight[2] * shape.weight[3], blocks.channels)
-    grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(pixels, blocks.points), groups, blocks.splits)
+    grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(pixels, blocks.points), shape.groups, blocks.splits)
     direct_conv2d[grid](
-        x, packed, bias, y, *sizes, pixels, shape.weight[2], shape.weight[3], *options,
-        packed.shape[1], packed.shape[2], triton.cdiv(steps, blocks.splits),
+        x, packed, bias, y, channels, kernels, *x.shape[2:], *y.shape[3:], pixels, *shape.weight[2:], *shape.stride,
+        *shape.padding, *shape.dilation, shape.groups, packed.shape[1], packed.shape[2],
+        triton.cdiv(steps, blocks.splits),
         BLOCK_K=blocks.filters, BLOCK_P=blocks.points, BLOCK_C=blocks.channels, GATHERED=blocks.variant == "gathered",
-        POINTWISE=pointwise and blocks.variant == "taps", VECTOR=1 if out_h * out_w % 4 else 4,
-        LONG=max(x.numel(), y[0].numel()) >= LONG_ELEMENTS, num_warps=blocks.warps, num_stages=blocks.stages,
+        POINTWISE=is_pointwise(shape) and blocks.variant == "taps",
+        VECTOR=lanes(element_bytes, kernels) if last else 1 if plane % 4 else lanes(element_bytes, plane),
+        LONG=max(x.numel(), y[0].numel()) >= LONG_ELEMENTS, PRECISION="ieee" if is_float32(shape) else "hmma",
+        LAST=last, LANES=lanes(element_bytes, channels) if last else 1,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
+
+
+def _launch_thin(
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
+) -> None:
+    """Launch the kernel of thin groups for the shape's layout; arguments as those of `launch`."""
+    *_, filters, out_h, out_w = y.shape
+    groups, kernels, channels = shape.groups, filters // shape.groups, shape.weight[1]
+    sizes = channels, kernels, *x.shape[2:], out_h, out_w, shape.weight[2]
+    options = *shape.stride, *shape.padding, *shape.dilation, groups
+    constants = {"KERNEL_W": shape.weight[3], "BLOCK_P": blocks.points}
+    constants |= {"num_warps": blocks.warps, "num_stages": blocks.stages}
+    across = triton.cdiv(out_h * out_w, blocks.points)
+    if shape.layout == "nhwc":
+        direct_conv2d_thin_last[across, triton.cdiv(filters, blocks.filters), x.shape[0]](
+            x, packed, bias, y, *sizes, *options, packed.shape[1], BLOCK_K=blocks.filters,
+            LANES=lanes(x.element_size(), filters), DEPTHWISE=channels == kernels == 1, **constants,
+        )  # fmt: skip
+    else:
+        direct_conv2d_thin[across, filters, x.shape[0]](x, packed, bias, y, *sizes, *options, **constants)
 
 
 def is_pointwise(shape: Convolution) -> bool:

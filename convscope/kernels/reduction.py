@@ -2,8 +2,9 @@
 
     y[i] = bias[filter of i] + part[0, i] + part[1, i] + …
 
-A program does BLOCK elements. It moves (splits + 1) · 4 bytes an element, mostly to and from the L2 cache, for
-`splits` additions: what it costs is its launch and those bytes.
+Parts and sums are of float32; y is rounded once, when it is stored in its own type. A program does BLOCK elements. It
+moves 4 · splits bytes an element and those of y, mostly to and from the L2 cache, for `splits` additions: what it costs
+is its launch and those bytes.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ _BLOCK = 512
 
 @triton.jit(do_not_specialize=["plane", "filters", "splits"])
 def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
-    """Do BLOCK elements; `plane` are the pixels of an output image."""
+    """Do BLOCK elements; `plane` is how many elements of one filter follow one another."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
-    total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0)
+    total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0).to(tl.float32)
     part = parts + at
     for _ in range(splits):
         total += tl.load(part, mask=wanted, other=0.0)
@@ -28,9 +29,13 @@ def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.const
     tl.store(y + at, total, mask=wanted)
 
 
-def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor) -> None:
-    """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y."""
-    elements, plane = y.numel(), y.shape[2] * y.shape[3]
+def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, last: bool = False) -> None:
+    """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y.
+
+    Args:
+        last: each part, and y, lies in memory with the filters last (NHWC).
+    """
+    elements, plane = y.numel(), 1 if last else y.shape[2] * y.shape[3]
     sum_splits[(triton.cdiv(elements, _BLOCK),)](
         parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK
     )

@@ -24,9 +24,17 @@ Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m
     operations   2 (m + 2)² C K T for the products, against 2 · 9 C K N H W of the definition: 2.25 and 4 times fewer;
                  about 32 (m = 2) or 156 (m = 4) additions for each tile and channel, repeated for every block of
                  BLOCK_K filters, because the transformed input never goes to memory
-    bytes        4 (C N H W + (m + 2)² C K + K N H W) at least: the filters grow 1.8 or 4 times
+    bytes        b (C N H W + (m + 2)² C K + K N H W) at least, b bytes an element: the filters grow 1.8 or 4 times
 Accuracy: the products are float32 (or TF32 where permitted) and summed in float32. The transforms of m = 4 have
 coefficients up to 8, so that its error is about ten times that of m = 2.
+16 bits (float16, bfloat16): the transforms are computed in float32; transformed input and filters are rounded to the
+tensors' type, once each, because the matrix unit multiplies them in it; sums and inverse transform are of float32, and
+the output is rounded once. On random numbers that is an error of 1.1 unit roundoffs of the type (2^-11, 2^-8), where
+the definition has the 0.42 of its output. It leaves no digits for m = 4, nor does TF32, which has float16's digits.
+With m = 2 the input's transform adds four numbers up, the filters' grows by 2.25 at most. So that no finite number
+leaves the range of float16 (65504) on the way, both are multiplied by 1/4 before they are rounded, and the output by
+16: exact, but inputs and filters below 2.4e-4 lose digits. bfloat16 has float32's range and is not scaled.
+Layouts: NCHW and NHWC, input and output in the same; only addresses differ, nothing is copied.
 Infinity and NaN: an infinity enters several sums of the transforms with both signs, and infinity minus infinity is NaN.
 So an output that sees one is not finite, though it may be NaN where the definition has an infinity; an output that sees
 a NaN is NaN. With m = 2 all others are right. With m = 4 outputs of the same tile that do not see it may be lost too.
@@ -40,7 +48,7 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
-from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, ranked, splits_for
+from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, is_float32, lanes, ranked, splits_for
 
 TRIED = 10  # block shapes that are timed for a shape
 K_PITCH, C_PITCH = 64, 16  # what `pack` rounds filters and channels up to, so that no load of U needs a mask
@@ -54,6 +62,7 @@ _SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multi
     (4, 16, 32, 8, 1, 1, 0.40),
     (4, 16, 16, 8, 1, 1, 0.40),
 )
+_SHRINK = {"float16": 0.25}  # factor that keeps transformed input and filters within the type's range
 _TRANSFORM_COST = {2: 110, 4: 330}  # of one tile and channel, in instructions
 
 # One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
@@ -123,15 +132,21 @@ def _unstack(m, count: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexp
 
 
 @triton.jit
-def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION: tl.constexpr):
+def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION: tl.constexpr, SHRINK: tl.constexpr):
     """Add U · V of `count` points from `at` on to sums[points, BLOCK_K, BLOCK_T]; `filters` are their addresses."""
     BLOCK_C: tl.constexpr = v[0].shape[0]
     BLOCK_T: tl.constexpr = v[0].shape[1]
     stacked = tl.permute(tl.reshape(_stack(v, at, 1, count), (BLOCK_C, BLOCK_T, count)), (2, 0, 1))
     factors = tl.permute(tl.load(filters), (0, 2, 1))
-    if PRECISION == "tf32":
-        stacked = tf32.rounded_block(stacked)
-    return tl.dot(factors, stacked, sums, input_precision=PRECISION)
+    if PRECISION == "hmma":
+        if SHRINK != 1:
+            stacked = stacked * SHRINK
+        sums = tl.dot(factors, stacked.to(factors.dtype), sums)
+    else:
+        if PRECISION == "tf32":
+            stacked = tf32.rounded_block(stacked)
+        sums = tl.dot(factors, stacked, sums, input_precision=PRECISION)
+    return sums
 
 
 @triton.jit
@@ -145,7 +160,8 @@ def _fits(start, EXTENT: tl.constexpr, limit):
 
 def _name(specialization):
     # In the kernel's name, because that is all that a profiler sees of the products' precision.
-    return "winograd_conv2d_tf32" if specialization.constants.get("PRECISION") == "tf32" else "winograd_conv2d"
+    precision = specialization.constants.get("PRECISION")
+    return f"winograd_conv2d_{precision}" if precision in ("tf32", "hmma") else "winograd_conv2d"
 
 
 @triton.jit(do_not_specialize=_SIZES, repr=_name)
@@ -154,9 +170,13 @@ def winograd_conv2d(
     channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
     pad_h, pad_w, groups, k_pitch, c_pitch, c_share,
     TILE: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
-    LONG: tl.constexpr, PRECISION: tl.constexpr,
+    LONG: tl.constexpr, PRECISION: tl.constexpr, SHRINK: tl.constexpr, LAST: tl.constexpr, LANES: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Do one block of filters × tiles of a group; program ids are (block, group, split)."""
+    """Do one block of filters × tiles of a group; program ids are (block, group, split).
+
+    With LAST (NHWC) LANES divides the channels of a group, VECTOR its filters.
+    """
     SIDE: tl.constexpr = TILE + 2
     k_blocks = tl.cdiv(kernels, BLOCK_K)
     group, split = tl.program_id(1), tl.program_id(2)
@@ -172,10 +192,17 @@ def winograd_conv2d(
     rows = _fits(top - pad_h, SIDE, in_h)[None, :]
     cols = _fits(left - pad_w, SIDE, in_w)[None, :]
     plane = in_h * in_w
-    corner = (image * groups + group) * channels * plane + (top - pad_h) * in_w + left - pad_w
+    if LAST:
+        pitch = channels // LANES * LANES * groups  # between neighbouring pixels, known to be a multiple
+        corner = image * plane * pitch + ((top - pad_h) * in_w + left - pad_w) * pitch + group * channels
+    else:
+        corner = (image * groups + group) * channels * plane + (top - pad_h) * in_w + left - pad_w
     first, last = split * c_share, min((split + 1) * c_share, channels)
-    # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it believes elements to adjoin.
-    offsets = tl.max_contiguous((first + c)[:, None] * plane + corner[None, :], (1, 2))
+    if LAST:
+        offsets = tl.multiple_of((first + c)[:, None] + corner[None, :], (LANES, 1))
+    else:
+        # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it is told elements adjoin.
+        offsets = tl.max_contiguous((first + c)[:, None] * plane + corner[None, :], (1, 2))
     # Blocks are powers of two: the 36 points of m = 4 are 16 + 16 + 4.
     of_block = (group * (SIDE * SIDE) * c_pitch + first + c)[None, :, None] * k_pitch + k[None, None, :]
     filters = u + of_block + tl.arange(0, 16)[:, None, None] * (c_pitch * k_pitch)
@@ -188,21 +215,27 @@ def winograd_conv2d(
         d = ()
         for i in tl.static_range(SIDE):
             for j in tl.static_range(SIDE):
-                there = (((rows >> i) & (cols >> j) & 1) != 0) & (start + c < channels)[:, None]
-                d = d + (tl.load(x + (i * in_w + j) + offsets, mask=there, other=0.0),)
+                there = ((rows >> i) & (cols >> j) & 1) != 0
+                if LAST:
+                    there = there & (c // LANES < (channels - start) // LANES)[:, None]
+                    at = (i * in_w + j) * pitch
+                else:
+                    there = there & (start + c < channels)[:, None]
+                    at = i * in_w + j
+                d = d + (tl.load(x + at + offsets, mask=there, other=0.0).to(tl.float32),)
         half = ()
         for j in tl.static_range(SIDE):
             half = half + _bt(d, j, SIDE, TILE)
         v = ()
         for i in tl.static_range(SIDE):
             v = v + _bt(half, i, SIDE, TILE)
-        sums = _product(filters, v, 0, 16, sums, PRECISION)
+        sums = _product(filters, v, 0, 16, sums, PRECISION, SHRINK)
         if TILE == 4:
-            more_sums = _product(filters + 16 * c_pitch * k_pitch, v, 16, 16, more_sums, PRECISION)
-            last_sums = _product(last_filters, v, 32, 4, last_sums, PRECISION)
+            more_sums = _product(filters + 16 * c_pitch * k_pitch, v, 16, 16, more_sums, PRECISION, SHRINK)
+            last_sums = _product(last_filters, v, 32, 4, last_sums, PRECISION, SHRINK)
             last_filters += BLOCK_C * k_pitch
         filters += BLOCK_C * k_pitch
-        offsets += BLOCK_C * plane
+        offsets += BLOCK_C if LAST else BLOCK_C * plane
     m = _unstack(tl.permute(sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
     if TILE == 4:
         m = m + _unstack(tl.permute(more_sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
@@ -210,24 +243,34 @@ def winograd_conv2d(
     half = ()
     for j in tl.static_range(SIDE):
         half = half + _at(m, j, SIDE, TILE)
-    added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0)[:, None]
-    y += split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
-    place = ((image * groups + group) * kernels)[None, :] + k[:, None]
-    place = place * (out_h * out_w) + (top * out_w + left)[None, :]
-    wanted = (k < kernels)[:, None] & inside[None, :]
+    added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
+    part = split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
+    if LAST:
+        y += tl.multiple_of(part, VECTOR)
+        out_pitch = kernels // VECTOR * VECTOR * groups
+        place = ((image * (out_h * out_w) + top * out_w + left) * out_pitch)[None, :]
+        place = tl.multiple_of(place + (group * kernels + k)[:, None], (VECTOR, 1))
+        wanted = (k // VECTOR < kernels // VECTOR)[:, None] & inside[None, :]
+    else:
+        y += part
+        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+        place = place * (out_h * out_w) + (top * out_w + left)[None, :]
+        wanted = (k < kernels)[:, None] & inside[None, :]
     for i in tl.static_range(TILE):
         row = _at(half, i, TILE, TILE)
         for j in tl.static_range(TILE):
             there = wanted & ((top + i < out_h) & (left + j < out_w))[None, :]
-            tl.store(y + place + (i * out_w + j), row[j] + added, mask=there)
+            value = row[j] if SHRINK == 1 else row[j] * (1 / (SHRINK * SHRINK))
+            at = (i * out_w + j) * out_pitch if LAST else i * out_w + j
+            tl.store(y + place + at, value + added, mask=there)
 
 
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
-    """Return the block shapes worth timing, the likeliest first. TF32 leaves no digits for m = 4."""
+    """Return the block shapes worth timing, the likeliest first. TF32 and 16 bits leave no digits for m = 4."""
     filters, steps = shape.weight[0] // shape.groups, -(-shape.weight[1] // _CHANNELS)
     every = []
     for tile, block_k, block_t, warps, stages, resident, efficiency in _SHAPES:
-        if tile == 4 and shape.math == "tf32":
+        if tile == 4 and precision(shape) != "ieee":
             continue
         tiles = output[0] * -(-output[2] // tile) * -(-output[3] // tile)
         programs = -(-filters // block_k) * -(-tiles // block_t) * shape.groups
@@ -242,15 +285,24 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
     """Transform the filters K × C/G × 3 × 3 to U = G w Gᵀ, laid out as [G · points, C/G, K/G], the last two padded.
 
-    In float64: it is done once, and every product has its rounding in it. With TF32 it ends at the nearest such number.
+    In float64: it is done once, and every product has its rounding in it. With TF32 it ends at the nearest such number,
+    in 16 bits at the nearest of the weight's type; in float16 U is multiplied by 1/4.
     """
     g = torch.tensor(_G[_tile(blocks)], dtype=torch.float64, device=weight.device)
     grouped = weight.double().unflatten(0, (shape.groups, -1))
-    transformed = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).float().flatten(0, 2)
-    if shape.math == "tf32":
+    exact = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).flatten(0, 2)
+    transformed = (exact * _SHRINK.get(shape.dtype, 1)).to(weight.dtype)
+    if precision(shape) == "tf32":
         transformed = tf32.rounded(transformed)
     missing = -transformed.shape[1] % C_PITCH, -transformed.shape[2] % K_PITCH
     return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
+
+
+def precision(shape: Convolution) -> str:
+    """Return the products' arithmetic: "ieee" (FMA), "tf32", or "hmma" (the matrix unit, in the tensors' 16 bits)."""
+    if not is_float32(shape):
+        return "hmma"
+    return "tf32" if shape.math == "tf32" else "ieee"
 
 
 def _tile(blocks: Blocks2d) -> int:
@@ -260,7 +312,7 @@ def _tile(blocks: Blocks2d) -> int:
 def launch(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
 ) -> None:
-    """Convolve x (N × C × H × W) with packed filters on the current stream; arguments as those of `direct.launch`."""
+    """Convolve x with packed filters on the current stream; arguments as those of `direct.launch`."""
     *_, filters, out_h, out_w = y.shape
     images, in_channels, in_h, in_w = x.shape
     tile, groups, kernels, channels = _tile(blocks), shape.groups, filters // shape.groups, shape.weight[1]
@@ -268,12 +320,15 @@ def launch(
     tiles = images * tiles_h * tiles_w
     share = triton.cdiv(triton.cdiv(channels, blocks.channels), blocks.splits) * blocks.channels
     grid = (triton.cdiv(kernels, blocks.filters) * triton.cdiv(tiles, blocks.points), groups, blocks.splits)
+    last, element_bytes = shape.layout == "nhwc", x.element_size()
     winograd_conv2d[grid](
         x, packed, bias, y, channels, kernels, in_h, in_w, out_h, out_w, tiles_h, tiles_w, tiles,
         *shape.padding, groups, packed.shape[2], packed.shape[1], share,
         TILE=tile, BLOCK_K=blocks.filters, BLOCK_T=blocks.points, BLOCK_C=blocks.channels,
         LONG=max(in_channels * in_h * in_w * images, y[0].numel()) >= LONG_ELEMENTS,
-        PRECISION="tf32" if shape.math == "tf32" else "ieee", num_warps=blocks.warps, num_stages=blocks.stages,
+        PRECISION=precision(shape), SHRINK=_SHRINK.get(shape.dtype, 1), LAST=last,
+        LANES=lanes(element_bytes, channels) if last else 1, VECTOR=lanes(element_bytes, kernels) if last else 1,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
 
 

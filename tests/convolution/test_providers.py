@@ -133,14 +133,14 @@ def test_triton_computes_what_cudnn_refuses_and_it_has(monkeypatch: pytest.Monke
 
 def test_where_triton_has_no_kernel_either_the_refusal_is_cudnns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(CudnnProvider, "plan", refuse)
-    half = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="float16")
+    double = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype="float64")
     with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
-        CudaOperator().plan(half, "winograd", CPU)
+        CudaOperator().plan(double, "winograd", CPU)
     with (
         backends.settings(provider="triton"),
-        pytest.raises(NotImplementedError, match="winograd by Triton needs float32"),
+        pytest.raises(NotImplementedError, match="winograd by Triton takes float32, float16 and bfloat16, not float64"),
     ):
-        CudaOperator().plan(half, "winograd", CPU)
+        CudaOperator().plan(double, "winograd", CPU)
 
 
 @pytest.mark.usefixtures("_no_card")
@@ -152,10 +152,13 @@ def test_a_provider_is_preferred_where_it_has_the_algorithm(provider: str | None
         assert CudaOperator().plan(SHAPE, "direct", CPU).execution.provider == "triton"
 
 
-def test_the_triton_kernels_read_nchw_only():
-    shape = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), layout="nhwc")
-    with pytest.raises(NotImplementedError, match="the Triton kernel of direct reads NCHW only"):
-        TritonProvider().plan("direct", shape, CPU)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_the_triton_kernels_take_16_bits_and_both_layouts(algorithm: str, layout: str, dtype: str):
+    shape = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), dtype=dtype, layout=layout)
+    assert TritonProvider().why_not(algorithm, shape) is None
+    assert TritonProvider().plan(algorithm, shape, CPU).execution == Execution(algorithm, "triton", 0)
 
 
 @pytest.mark.parametrize("module", [nn.Conv2d(4, 6, 3, padding=1, groups=2), nn.Conv3d(4, 6, (1, 2, 3), stride=2)])

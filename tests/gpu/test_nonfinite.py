@@ -34,7 +34,9 @@ IN_3D = {
     "grouped": dataclasses.replace(SPACE, weight=(34, 10, 2, 3, 3), groups=2, dilation=(1, 2, 1)),
 }
 NAMES = [(name,) for name in nonfinite.VALUES] + [("nan of a GPU", "inf", "-inf")]
-BOUNDS = {"fp32": 1e-5, "tf32": 2e-3, "fp16": 2e-3}
+BOUNDS = {"fp32": 1e-5, "tf32": 2e-3, "fp16": 2e-3, "float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2}
+OTHERS = [("float32", "nhwc"), *((dtype, layout) for dtype in ("float16", "bfloat16") for layout in ("nchw", "nhwc"))]
+"""Data types and layouts of the 2-D Triton kernels besides float32 in NCHW."""
 DEFINITION = ("implicit gemm", "implicit precomp gemm", "gemm")
 """The algorithms of cuDNN that compute each output from what it sees alone."""
 
@@ -53,6 +55,8 @@ def tensors(shape: Convolution, names: tuple[str, ...]) -> tuple[torch.Tensor, t
     drawn, dtype = torch.Generator(DEVICE).manual_seed(0), getattr(torch, shape.dtype)
     x, weight = (torch.randn(size, generator=drawn, device=DEVICE).to(dtype) for size in (shape.input, shape.weight))
     x = nonfinite.planted(x.cpu(), *names).to(DEVICE)
+    if len(shape.size) == 2:
+        x = x.contiguous(memory_format=backends.LAYOUTS[shape.layout])
     return x, weight, nonfinite.expected(shape, x.cpu(), weight.cpu()).to(DEVICE)
 
 
@@ -82,6 +86,34 @@ def test_winograd_keeps_nan_and_what_is_not_finite_in_its_tile(math: str, names:
         small = blocks.variant == "F2"
         outside = by_torch.isfinite() if small else ~nonfinite.tiles(~by_torch.isfinite(), 4)
         assert nonfinite.close(y, by_torch, outside, BOUNDS[math]), str(blocks)
+
+
+@each_value
+@pytest.mark.parametrize(("dtype", "layout"), OTHERS)
+@pytest.mark.parametrize("kind", IN_2D)
+def test_direct_gives_what_pytorch_gives_in_every_type_and_layout(
+    kind: str, dtype: str, layout: str, names: tuple[str, ...]
+):
+    shape = dataclasses.replace(IN_2D[kind], dtype=dtype, layout=layout)
+    x, weight, by_torch = tensors(shape, names)
+    for blocks in KERNELS["direct"].candidates(shape, by_torch.shape, 132)[:3]:
+        y = Conv2dPlan("direct", shape, DEVICE, blocks).run(x, weight)
+        assert nonfinite.same(y, by_torch, BOUNDS[dtype]), str(blocks)
+
+
+@each_value
+@pytest.mark.parametrize(("dtype", "layout"), OTHERS)
+def test_winograd_keeps_nan_and_what_is_not_finite_in_every_type_and_layout(
+    dtype: str, layout: str, names: tuple[str, ...]
+):
+    shape = dataclasses.replace(PLANE, math="fp32", dtype=dtype, layout=layout)
+    x, weight, by_torch = tensors(shape, names)
+    for blocks in KERNELS["winograd"].candidates(shape, by_torch.shape, 132)[:4]:
+        y = Conv2dPlan("winograd", shape, DEVICE, blocks).run(x, weight)
+        check_transformed(y, shape, x, by_torch)
+        small = blocks.variant == "F2"
+        outside = by_torch.isfinite() if small else ~nonfinite.tiles(~by_torch.isfinite(), 4)
+        assert nonfinite.close(y, by_torch, outside, BOUNDS[dtype]), str(blocks)
 
 
 @each_value

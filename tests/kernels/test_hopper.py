@@ -1,4 +1,4 @@
-"""Code that the compiler makes of the tuned 3-D kernel for Hopper: no GPU is needed to compile for one."""
+"""Code that the compiler makes of the tuned kernels for Hopper: no GPU is needed to compile for one."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from triton.runtime.jit import JITFunction
 
 from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
+from convscope.cudnn.shape import Convolution
+from convscope.kernels import direct, winograd
+from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 
@@ -101,3 +104,46 @@ def test_products_are_wgmma_in_tf32_that_nothing_serialises(
     assert re.findall(r"C75\d\d", said) == [], said  # wgmma serialised
     assert re.findall(r"[1-9]\d* bytes spill", said) == [], said
     assert made.metadata.shared <= 232_448
+
+
+def launch_2d(compiled: list[Any], module: Any, shape: Convolution, blocks: Blocks2d) -> Any:
+    """Return the 2-D kernel that a launch with these blocks compiles."""
+    dtype = getattr(torch, shape.dtype)
+    weight, bias = (torch.empty(size, dtype=dtype, device=META) for size in (shape.weight, shape.weight[:1]))
+    x, y = (torch.empty(size, dtype=dtype, device=META) for size in (shape.input, (1, *shape.output)))
+    module.launch(x, module.pack(weight, shape, blocks), bias, y, shape, blocks)
+    return compiled[-1]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+def test_2d_products_in_16_bits_run_on_the_matrix_unit_with_sums_of_float32(
+    compiled: list[Any], tmp_path: Path, dtype: str, where: str
+):
+    shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, dtype, "tf32", where)
+    kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    by_taps = launch_2d(compiled, direct, shape, Blocks2d("taps", 64, 64, 64, 4, 3))
+    fused = launch_2d(compiled, winograd, shape, Blocks2d("F2", 32, 32, 16, 16, 1))
+    assert (by_taps.name, fused.name) == ("direct_conv2d_hmma", "winograd_conv2d_hmma")
+    assert f"k16.f32.{kind}.{kind}" in by_taps.asm["ptx"]  # wgmma
+    assert f"k16.row.col.f32.{kind}.{kind}.f32" in fused.asm["ptx"]
+    for made in (by_taps, fused):
+        assert re.findall(r"C75\d\d|[1-9]\d* bytes spill", assembled(made.asm["ptx"], tmp_path)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kernel", [(3, 3), (1, 1)])
+def test_channels_last_moves_in_pieces_of_16_bytes(compiled: list[Any], dtype: str, kernel: tuple[int, int]):
+    shape = Convolution((1, 64, 28, 28), (64, 64, *kernel), (0, 0), (1, 1), (1, 1), 1, dtype, "fp32", "nhwc")
+    ptx = launch_2d(compiled, direct, shape, Blocks2d("taps", 64, 64, 32, 4, 3)).asm["ptx"]
+    copies = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", ptx)
+    assert set(copies) == {"0x10"}  # of input and filters
+    assert "st.global.v4" in ptx
+
+
+def test_depthwise_layers_in_channels_last_read_neighbouring_channels_together(compiled: list[Any]):
+    shape = Convolution((1, 96, 28, 28), (96, 1, 3, 3), (1, 1), (1, 1), (1, 1), 96, "float16", "fp32", "nhwc")
+    ptx = launch_2d(compiled, direct, shape, Blocks2d("thin", 64, 32, 1, 4, 1)).asm["ptx"]
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx
+    assert "fma.rn.f32" in ptx

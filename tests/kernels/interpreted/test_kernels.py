@@ -161,7 +161,8 @@ def test_partial_sums_are_added_with_the_bias():
     ("algorithm", "shape", "reason"),
     [
         ("gemm", convolution(), "gemm has no Triton kernel: choose direct or winograd"),
-        ("direct", convolution(dtype="float16"), "direct by Triton needs float32"),
+        ("direct", convolution(dtype="float64"), "direct by Triton takes float32, float16 and bfloat16, not float64"),
+        ("direct", convolution(layout="chwn"), "direct by Triton reads nchw and nhwc, not chwn"),
         ("winograd", convolution(kernel=(5, 5)), "winograd by Triton needs 3×3 kernels"),
         ("winograd", convolution(stride=(1, 2)), "winograd by Triton needs 3×3 kernels with stride 1"),
     ],
