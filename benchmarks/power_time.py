@@ -10,6 +10,7 @@ slope between two of its ticks. `run_profile.py --unsupported fallback` measures
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
 import threading
 import time
@@ -22,11 +23,12 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.cli.options import MATHS
-from convscope.convolution import backends, models, swap
+from convscope.convolution import backends, swap
 from convscope.convolution.assignment import assign
-from convscope.convolution.operator import card_check
+from convscope.convolution.operator import card_check, release
+from convscope.convolution.sources.network import Network
 from convscope.profiling.request import make_run
-from convscope.timing import graphs
+from convscope.timing import graphs, placement
 
 RAMP_S, TAIL_S = 1.5, 0.3  # at the ends, of which no tick is used
 
@@ -58,6 +60,20 @@ class Counter(threading.Thread):
         return (last_j - first_j) / (last_s - first_s)
 
 
+def replayed(captured: graphs.Captured, seconds: float) -> tuple[int, float, float]:
+    """Replay for some seconds; return the number of replays, the seconds of each, and the power in watts."""
+    graphs.settle(captured)
+    counter = Counter()
+    counter.start()
+    began_s, replays = time.perf_counter(), 0
+    while time.perf_counter() - began_s < seconds:
+        captured.replay()
+        torch.cuda.synchronize()
+        replays += 1
+    ended_s = time.perf_counter()
+    return replays, (ended_s - began_s) / replays, counter.power_w(began_s + RAMP_S, ended_s - TAIL_S)
+
+
 def main() -> int:
     """Print power, time and energy."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -65,29 +81,26 @@ def main() -> int:
     options.add_argument("--algorithm", default="fft")
     options.add_argument("--size", type=int, default=512)
     options.add_argument("--math", choices=MATHS, default="tf32")
-    options.add_argument("--seconds", type=float, default=12)
+    options.add_argument("--seconds", type=float, default=6, help="of replays in each placement")
+    options.add_argument("--placements", type=int, default=3, help="in memory, each with a capture of its own")
     asked = options.parse_args()
     device, edges = torch.device("cuda", torch.cuda.current_device()), (asked.size, asked.size)
     run = make_run(
         asked.model, asked.algorithm, num_sizes=1, input_size_range=edges, math=asked.math, unsupported="fallback"
     )
+    network = Network.of(run)
+    found_j = []
     with torch.inference_mode(), backends.math(asked.math):
-        model = models.build(asked.model).to(device)
-        layers = models.convolutions(asked.model, asked.size, 1)
-        swap.Swap(model).apply(dict(assign(run, layers, card_check(device)).algorithms))
-        with graphs.capture(partial(model, models.images(1, asked.size, 0).to(device))) as captured:
-            graphs.settle(captured)
-            counter = Counter()
-            counter.start()
-            began_s, replays = time.perf_counter(), 0
-            while time.perf_counter() - began_s < asked.seconds:
-                captured.replay()
-                torch.cuda.synchronize()
-                replays += 1
-            ended_s = time.perf_counter()
-    power_w, each_s = counter.power_w(began_s + RAMP_S, ended_s - TAIL_S), (ended_s - began_s) / replays
-    print(f"{torch.cuda.get_device_name()}, {run.model}, {run.algorithm}, {asked.size} px, {asked.math}")
-    print(f"{replays} replays, {each_s * 1e3:.3f} ms each, {power_w:.1f} W: {power_w * each_s:.3f} J")
+        model, inputs = network.on(device), network.inputs(asked.size, device)
+        swap.Swap(model).apply(dict(assign(run, network.layers(asked.size), card_check(device)).algorithms))
+        print(f"{torch.cuda.get_device_name()}, {run.model}, {run.algorithm}, {asked.size} px, {asked.math}")
+        for place in range(asked.placements):
+            with placement.moved(model, inputs, place) as there, graphs.capture(partial(model, *there)) as captured:
+                replays, each_s, power_w = replayed(captured, asked.seconds)
+            release(device)
+            found_j.append(power_w * each_s)
+            print(f"{replays} replays, {each_s * 1e3:.3f} ms each, {power_w:.1f} W: {found_j[-1]:.3f} J", flush=True)
+    print(f"mean: {statistics.fmean(found_j):.3f} J")
     return 0
 
 
