@@ -91,7 +91,8 @@ class _CandidateSwap:
         for algorithm in algorithms.ALGORITHMS.values():
             if algorithms.why_not_on_device(algorithm, run.device_type):
                 continue
-            reasons = assignment.why_not_each(algorithm, subject.layers, run.device_type, check)
+            given = run.device_type, check, run.dtype, run.layout
+            reasons = assignment.why_not_each(algorithm, subject.layers, *given)
             if all(reasons):
                 continue
             self.usable[algorithm.name] = [reason is None for reason in reasons]

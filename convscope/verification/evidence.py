@@ -111,7 +111,7 @@ def open_subject(run: Run) -> Iterator[Subject]:
     device = torch.device(run.device)
     size = run.input_sizes[0]
     with torch.inference_mode(), backends.math(run.math), contextlib.ExitStack() as stack:
-        stack.enter_context(backends.settings(provider=run.provider))
+        stack.enter_context(backends.settings(provider=run.provider, layout=run.layout))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
@@ -129,7 +129,7 @@ def gather(subject: Subject) -> Evidence:
         InputError: layers cannot use the algorithm, and the run names no other for them.
     """
     run, model, inputs = subject.run, subject.model, subject.inputs
-    assigned = assign(run, subject.layers, card_check(subject.device))
+    assigned = assign(run, subject.layers, card_check(subject.device, dtype=run.dtype))
     exact = _outputs(copy.deepcopy(model).double(), _in_double(inputs))
     swapped = swap.Swap(model)
     swapped.apply(assigned.algorithms)
