@@ -20,6 +20,7 @@ FALLBACK = "implicit precomp gemm"
 FFT_EXTENT_PX = 256
 FFT_TILE_PX = 32
 HOPPER = (9, 0)  # compute capability
+KNOWN_IN_NHWC = ("implicit gemm", "implicit precomp gemm")  # asked on an H200, cuDNN 9.19
 _NCHW_ONLY = ("fft", "fft tiling")  # cuDNN's reference: tensors packed in height and width
 _TYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("fft", "fft tiling", "winograd"), ("float32", "float16")),

@@ -36,8 +36,8 @@ def folder_name(
 
 def precision(dtype: str, layout: str) -> str:
     """Return data type and layout as people read them behind other settings: ", float16, nhwc", "" for the usual."""
-    named = (dtype if DTYPES[dtype] else "", layout if LAYOUTS[layout] else "")
-    return "".join(f", {name}" for name in named if name)
+    named = (dtype, layout)
+    return "".join(f", {name}" for name, usual in zip(named, ("float32", "nchw"), strict=True) if name != usual)
 
 
 def now_utc() -> str:
