@@ -65,7 +65,7 @@ def why_not_each(
     in_type = algorithms.why_not_in(algorithm, device_type, dtype, layout)
 
     def reason(layer: Layer) -> str | None:
-        by_rule = algorithms.why_not_by_rule(algorithm, layer, device_type) or in_type
+        by_rule = in_type or algorithms.why_not_by_rule(algorithm, layer, device_type)
         if by_rule or check is None or device_type == "cpu" or algorithm.name == "torch":
             return by_rule
         if layer.cost_key not in answers:
