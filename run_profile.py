@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
@@ -39,7 +39,7 @@ def parser() -> OneLineParser:
         "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
     )
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
-    made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>")
+    made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>…")
     made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
     any_card = "go on with a folder that another card of the same name began"
@@ -47,7 +47,9 @@ def parser() -> OneLineParser:
     made.add_take_over()
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--gpu", metavar="NAME", help="the GPU's name in the folder; checked against the card")
-    made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
+    made.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="nhwc: channels last")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
     made.add_argument("--max-workspace", metavar="BYTES", help="rule out larger workspaces: 512MB, 2GiB (GPU only)")
     made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
@@ -149,8 +151,8 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
         made.error(f"--num-sizes is {STAGES[-1]}'s: the stages before it have their own number of sizes")
     _refuse_without_energy(made, arguments, options)
 
-    def make(model: str, algorithm: str, gpu: str, stage: str) -> Run:
-        changed = vars(options) | {"model": model, "algorithm": algorithm, "gpu": gpu}
+    def make(model: str, algorithm: str, gpu: str, stage: str, named: Mapping[str, str]) -> Run:
+        changed = vars(options) | {"model": model, "algorithm": algorithm, "gpu": gpu} | dict(named)
         flags = {flag: flag_stage == stage for flag, flag_stage in STAGE_FLAGS.items()}
         return _request(argparse.Namespace(**changed | flags), run_elsewhere)
 
@@ -184,13 +186,14 @@ def _list(options: argparse.Namespace) -> int:
     if options.list_models:
         print(listing.model_list())
     if options.list_algorithms:
-        print(listing.algorithm_list(options.model, options.batch_size, options.input_range[0], options.device))
+        size, precision = options.input_range[0], (options.dtype, options.layout)
+        print(listing.algorithm_list(options.model, options.batch_size, size, options.device, *precision))
     if options.check_power:
         print(_check_power(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
         chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
-        print(listing.combination_list(*chosen), end="")
+        print(listing.combination_list(*chosen, options.dtype, options.layout), end="")
     if options.check_cuda:
         text, usable = listing.cuda_report()
         print(text)

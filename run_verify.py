@@ -28,11 +28,11 @@ from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
 IGNORED = {
-    "--algorithm": ("rounds", "dtype", "max_workspace", "output_dir", "overwrite", "take_over"),
+    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
     "--support": ("unsupported", "provider", "rounds"),
-    "--choice": ("unsupported", "provider", "dtype", "max_workspace"),
+    "--choice": ("unsupported", "provider", "max_workspace"),
 }
-SETTINGS = ("device", "math", "unsupported", "batch_size", "pretrained", "seed")
+SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
 
 
 def parser() -> OneLineParser:
@@ -47,13 +47,15 @@ def parser() -> OneLineParser:
     made.add_argument("--input-size", type=int, default=224, metavar="PX", help="pixels, default 224")
     made.add_argument("--batch-size", type=int, default=1)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
+    made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
+    types = ("float32", "float64", "float16", "bfloat16")
+    made.add_argument("--dtype", choices=types, help="default float32; float64 is for --support")
+    made.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="nhwc: channels last")
     made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
     made.add_argument("--provider", choices=PROVIDERS, help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice: captures of each candidate")
-    made.add_argument("--dtype", choices=("float32", "float64", "float16", "bfloat16"), help="for --support")
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
     made.add_argument("--output-dir", metavar="DIR", help="where --support and --choice save, default results/<study>")
     made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
@@ -124,7 +126,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
     if options.support:
         limit = options.max_workspace
         limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
-        request = _request(options, model, "guess", question=SUPPORT, dtype=options.dtype, limit_bytes=limit_bytes)
+        request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
         request = _request(options, model, "torch", question=CHOICE, rounds=options.rounds)
     if options.support and request.device_type == "cpu":

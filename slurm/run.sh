@@ -54,8 +54,9 @@ take_task() {
     mapfile -t lines <"$matrix"
     ((SLURM_ARRAY_TASK_ID < ${#lines[@]})) || die "$matrix has no line for task $SLURM_ARRAY_TASK_ID"
     IFS=$'\t' read -ra fields <<<"${lines[SLURM_ARRAY_TASK_ID]}"
-    ((${#fields[@]} == 3)) || die "$matrix, task $SLURM_ARRAY_TASK_ID: not model, algorithm, GPU"
-    take_names "${fields[@]}"
+    ((${#fields[@]} == 3 || ${#fields[@]} == 5)) || die "$matrix, task $SLURM_ARRAY_TASK_ID: not model, algorithm, GPU"
+    take_names "${fields[@]:0:3}"
+    ((${#fields[@]} == 3)) || flags+=(--dtype "${fields[3]}" --layout "${fields[4]}")
 }
 
 # Only steps get SLURM's warning signal (no "B:"), so Python must be one. srun forgets the job's CPUs since 22.05.

@@ -185,7 +185,28 @@ check_node() {
 
 folder() { # STAGE
     local bare=${model#torchvision:}
-    printf '%s/%s/%s_%s_%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu"
+    printf '%s/%s/%s_%s_%s%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu" "$(suffix)"
+}
+
+# The end of a folder's name by $flags: batch size, data type, layout (convscope/storage/paths.py, `folder_name`).
+suffix() {
+    local at word value batch='' dtype='' layout=''
+    for ((at = 0; at < ${#flags[@]}; at++)); do
+        word=${flags[at]} value=${flags[at + 1]-}
+        [[ $word != *=* ]] || { value=${word#*=} && word=${word%%=*}; }
+        # The command line takes the first letters of an option for it (convscope/cluster/flags.py).
+        case $word in
+            --b*) [[ --batch-size != "$word"* ]] || batch=$value ;;
+            --dt*) [[ --dtype != "$word"* ]] || dtype=$value ;;
+            --layo*) [[ --layout != "$word"* ]] || layout=$value ;;
+        esac
+    done
+    [[ ! $batch =~ ^[0-9]{1,9}$ ]] || ((10#$batch == 1)) || printf '_b%d' "$((10#$batch))"
+    case $dtype in
+        float16) printf _fp16 ;;
+        bfloat16) printf _bf16 ;;
+    esac
+    [[ $layout != nhwc ]] || printf _nhwc
 }
 
 note_event() { # STAGE JOB EVENT: one line of convscope/cluster/history.py's HISTORY

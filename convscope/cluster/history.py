@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from convscope.cli.parser import one_line
-from convscope.cluster import plain_files
+from convscope.cluster import flags, plain_files
 from convscope.cluster.plain_files import ForeignError
 from convscope.storage.paths import Combination
 
@@ -51,7 +51,7 @@ def is_combination(*names: object) -> bool:
 
 
 def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
-    """Return the jobs of a folder, the latest last, and the combination that the latest is for.
+    """Return the jobs of a folder, the latest last, and the combination that the latest is for, by its flags.
 
     A job may start before its submitter has written "submitted": that event counts only where the job has no other.
     Jobs that were forgotten are left out.
@@ -69,7 +69,7 @@ def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
     if content and not by_job:
         raise ForeignError(f"{HISTORY} has no line that can be read")
     last = [fields for fields in by_job.values() if fields[2] != FORGOTTEN]
-    return tuple(map(_job, last)), Combination(*last[-1][3:6]) if last else None
+    return tuple(map(_job, last)), _combination(last[-1]) if last else None
 
 
 def _is_event(fields: Sequence[str]) -> bool:
@@ -86,7 +86,16 @@ def _job(fields: Sequence[str]) -> Job:
     return Job(fields[1], word, int(code) if code.isdecimal() and len(code) < 4 else None, fields[6])
 
 
-def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, flags: Sequence[str]) -> None:
-    """Add a line to the history of a folder's jobs."""
-    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(flags))
+def _combination(fields: Sequence[str]) -> Combination:
+    try:
+        words = shlex.split(fields[6])
+    except ValueError:
+        words = []
+    model, algorithm, gpu = fields[3:6]
+    return flags.with_flags(Combination(model, algorithm, gpu), words)
+
+
+def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, words: Sequence[str]) -> None:
+    """Add a line to the history of a folder's jobs; `words` are the job's flags."""
+    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(words))
     plain_files.append_line(path / HISTORY, "\t".join(map(one_line, fields)))

@@ -27,6 +27,7 @@ from convscope import gpus
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
 from convscope.cluster import matrix, progress, submission
+from convscope.cluster.flags import of_line
 from convscope.errors import InputError, SensorError
 from convscope.power import nvml
 from convscope.storage import paths
@@ -162,7 +163,8 @@ class LocalBatch:
         """Return the command of one stage of a combination."""
         # Which card is free decides where a combination goes on, so a folder may hold sizes of several.
         any_card = ["--any-card"] if self.devices[0].uuid and "--any-card" not in self.flags else []
-        return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *self.flags, *any_card]
+        flags = [*self.flags, *of_line(name, self.flags), *any_card]
+        return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *flags]
 
     def _start(self, run: CombinationRun) -> CombinationRun:
         run.stage = run.stages.popleft()
@@ -228,7 +230,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     names = CPU if options.gpu == CPU and not options.gpus else options.gpus
     chosen = devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = label(chosen) if options.gpu == "local" else options.gpu
-    every = matrix.read(options.file, gpu)
+    every = matrix.read(options.file, gpu, flags=flags)
     requests = submission.requests(every, options.stages, flags, is_here=True)
     planner = submission.Planner(requests, options.stages, options.stages[0], paths.results(root))
     works = matrix.plan(planner, every).works

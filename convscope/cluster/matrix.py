@@ -1,5 +1,7 @@
 """File of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
 
+A fourth column may name a data type and a fifth a layout; without one, the flags or the defaults decide.
+
 `run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
 into the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks,
 without the combinations that are finished or queued.
@@ -8,6 +10,7 @@ without the combinations that are finished or queued.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import re
 import secrets
@@ -19,15 +22,21 @@ from pathlib import Path
 
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
+from convscope.cluster.flags import OF_RUNS, of_line
 from convscope.cluster.submission import Work
 from convscope.errors import InputError
-from convscope.storage.paths import SCRIPTS, SIZES_BY_STAGE, Combination
+from convscope.storage.paths import LAYOUTS, SCRIPTS, SIZES_BY_STAGE, Combination
 
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_COLUMNS = 5
 
 
-def read(path: Path, gpu: str | None = None, known_gpus: Collection[str] = ()) -> list[Combination]:
+def read(
+    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+) -> list[Combination]:
     """Return the combinations of a file, each once, in order; `gpu` stands in where a line names none.
+
+    A line's own data type and layout come before those of the flags.
 
     Raises:
         InputError: the file cannot be read, a line is no combination, or its GPU is none of `known_gpus`.
@@ -38,25 +47,38 @@ def read(path: Path, gpu: str | None = None, known_gpus: Collection[str] = ()) -
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
     entries = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     combinations = dict.fromkeys(
-        _combination(line, f"{path}, line {number}", gpu, known_gpus) for number, line in entries
+        _combination(line, f"{path}, line {number}", gpu, known_gpus, flags) for number, line in entries
     )
     if not combinations:
         raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
     return list(combinations)
 
 
-def _combination(line: str, where: str, gpu: str | None, known_gpus: Collection[str]) -> Combination:
+def _combination(
+    line: str, where: str, gpu: str | None, known_gpus: Collection[str], flags: Sequence[str]
+) -> Combination:
     fields = [field.strip() for field in line.split("\t")]
-    if len(fields) == 2 and gpu:
-        fields.append(gpu)
-    if len(fields) == 2:
-        raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
-    if len(fields) != 3 or not _GPU.fullmatch(fields[2]):
+    count = len(fields)
+    fields += [""] * (_COLUMNS - count)
+    if 2 <= count <= _COLUMNS and not fields[2]:
+        if not gpu:
+            raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
+        fields[2] = gpu
+    if not 2 <= count <= _COLUMNS or not _GPU.fullmatch(fields[2]):
         raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
     try:
-        return submission.find(fields[0], fields[1], fields[2], known_gpus)
+        found = submission.find(fields[0], fields[1], fields[2], known_gpus, flags)
+        return _in_precision(found, *fields[3:])
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def _in_precision(found: Combination, dtype: str, layout: str) -> Combination:
+    """Return a combination in the data type and layout that a line names, "" for none."""
+    for column, word, valid in (("dtype", dtype, OF_RUNS), ("layout", layout, tuple(LAYOUTS))):
+        if word and word not in valid:
+            raise InputError(f"{column} {word!r}: choose one of {', '.join(valid)}")
+    return dataclasses.replace(found, dtype=dtype or found.dtype, layout=layout or found.layout)
 
 
 def requested_sizes(stage: str, flags: Sequence[str]) -> int:
@@ -94,9 +116,12 @@ def slices(works: Sequence[Work], most: int) -> list[list[Work]]:
     return [same[at : at + most] for same in alike.values() for at in range(0, len(same), most)]
 
 
-def save(part: Sequence[Work], folder: Path, dry_run: bool = False) -> Path:
-    """Write the combinations of a part into a new file, whole under its name or not there; return its path."""
-    lines = ("\t".join((each.model, each.algorithm, each.gpu)) for each in (work.combination for work in part))
+def save(part: Sequence[Work], folder: Path, dry_run: bool = False, flags: Sequence[str] = ()) -> Path:
+    """Write the combinations of a part into a new file, whole under its name or not there; return its path.
+
+    A line names data type and layout where they are not those of the flags.
+    """
+    lines = (_line(work.combination, flags) for work in part)
     name = f"{part[0].combination.gpu}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.tsv"
     path = folder / name
     if not dry_run:
@@ -110,12 +135,17 @@ def save(part: Sequence[Work], folder: Path, dry_run: bool = False) -> Path:
     return path
 
 
+def _line(each: Combination, flags: Sequence[str]) -> str:
+    precision = (each.dtype, each.layout) if of_line(each, flags) else ()
+    return "\t".join((each.model, each.algorithm, each.gpu, *precision))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the files for job arrays; print path, GPU, number of lines, stages and --retry (or -) of each."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
     try:
-        every = read(options.file, options.gpu, options.known_gpus)
+        every = read(options.file, options.gpu, options.known_gpus, flags)
         found = submission.requests(every, options.stages, flags)
         planner = submission.Planner(found, options.stages, options.first or options.stages[0])
         left = plan(planner, every).works
@@ -123,7 +153,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{SCRIPTS[options.first or options.stages[0]]}: {one_line(error)}", file=sys.stderr)
         return 2
     for part in slices(left, options.most):
-        path = save(part, options.into, options.dry_run)
+        path = save(part, options.into, options.dry_run, flags)
         retry = "--retry" if part[0].retry else "-"
         print(path, part[0].combination.gpu, len(part), " ".join(part[0].stages), retry, sep="\t")
     return 0

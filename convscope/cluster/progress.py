@@ -27,7 +27,7 @@ from convscope.cluster.history import HISTORY, Job
 from convscope.cluster.plain_files import ForeignError
 from convscope.gpus import slowed_by
 from convscope.storage.lock import NAME as LOCK
-from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
+from convscope.storage.paths import DTYPES, KEPT, LAYOUTS, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 _TAIL_BYTES = 8192
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
@@ -59,7 +59,6 @@ class Progress:
     throttled: int = 0
     slowest_s: float = 0.0
     jobs: tuple[Job, ...] = ()
-    batch_size: int | None = None
     command: tuple[str, ...] = ()
     locked: bool = False
     written_s: float = 0.0
@@ -164,7 +163,7 @@ def _read(path: Path, stage: str) -> Progress | None:
     document, broken = _document(path / "run.json")
     jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
-    combination = Combination(run["model"], run["algorithm"], run["gpu"]) if document else submitted
+    combination = _combination(run) if document else submitted
     if combination is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     start = document.get("starts", [{}])[-1]
@@ -185,13 +184,18 @@ def _read(path: Path, stage: str) -> Progress | None:
         throttled=sum(bool(slowed_by(row.throttle_reasons)) for row in rows),
         slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
         jobs=jobs,
-        batch_size=run.get("batch_size"),
         command=tuple(start.get("command", document.get("command", ()))),
         locked=locked,
         written_s=written_s,
         broken=broken or unread,
         remark=remark,
     )
+
+
+def _combination(run: Mapping[str, Any]) -> Combination:
+    """Return the combination of a run; a setting that an older version did not have is as it was then."""
+    settings = (run.get("batch_size", 1), run.get("dtype", "float32"), run.get("layout", "nchw"))
+    return Combination(run["model"], run["algorithm"], run["gpu"], *settings)
 
 
 def _history(path: Path, document: Mapping[str, Any]) -> tuple[tuple[Job, ...], Combination | None, str]:
@@ -219,6 +223,7 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
         numbers = [*run["input_sizes"], *start.get("asked", run)["input_sizes"], run.get("batch_size", 1)]
         words = start.get("command", document.get("command", []))
         types = [type(each) is int for each in numbers] + [isinstance(each, str) for each in (*names, *words)]
+        types += [run.get("dtype", "float32") in DTYPES, run.get("layout", "nchw") in LAYOUTS]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "run.json cannot be read"
     if not all(types):

@@ -20,6 +20,7 @@ from typing import Any
 from convscope import slurm
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import history, progress
+from convscope.cluster.flags import with_flags
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
@@ -56,7 +57,8 @@ def requests(
     Raises:
         InputError: one of them cannot run; the message says which and why.
     """
-    lines = "".join(f"{each.model}\t{each.algorithm}\t{each.gpu}\n" for each in combinations)
+    columns = ((each.model, each.algorithm, each.gpu, each.dtype, each.layout) for each in combinations)
+    lines = "".join("\t".join(each) + "\n" for each in columns)
     options = ["--check-stages", ",".join(stages), *(["--here"] if is_here else [])]
     command = [sys.executable, str(ROOT / "run_profile.py"), *options, *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
@@ -176,11 +178,18 @@ def _output_dir(flags: Sequence[str]) -> str | None:
     return output_dir
 
 
-def find(model: str, algorithm: str, gpu: str, known_gpus: Collection[str] = ()) -> Combination:
-    """Return the combination of these names in the spelling of folders; InputError where one is unknown."""
+def find(
+    model: str, algorithm: str, gpu: str, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+) -> Combination:
+    """Return the combination of these names in the spelling of folders; InputError where one is unknown.
+
+    Args:
+        flags: those of its run, which name batch size, data type and layout.
+    """
     if known_gpus and gpu.lower() not in known_gpus:
         raise InputError(f"unknown GPU {gpu!r}: name one of {', '.join(known_gpus)}, or add it to your gpus.conf")
-    return Combination(names.check_model(model), algorithms.find(algorithm).name, gpu.lower())
+    named = Combination(names.check_model(model), algorithms.find(algorithm).name, gpu.lower())
+    return with_flags(named, flags)
 
 
 def check_quotes(model: str, words: Sequence[str], script: str) -> None:
@@ -202,7 +211,7 @@ def main(arguments: Sequence[str]) -> int:
     script = SCRIPTS[options.first or options.stages[0]]
     try:
         check_quotes(options.model, [options.algorithm, options.gpu, *itertools.takewhile(_is_word, flags)], script)
-        each = find(options.model, options.algorithm, options.gpu, options.known_gpus)
+        each = find(options.model, options.algorithm, options.gpu, options.known_gpus, flags)
         found = requests([each], options.stages, flags, options.here)
         if options.here:
             return 0

@@ -20,6 +20,8 @@ FALLBACK = "implicit precomp gemm"
 FFT_EXTENT_PX = 256
 FFT_TILE_PX = 32
 HOPPER = (9, 0)  # compute capability
+KNOWN_IN_NHWC = ("implicit gemm", "implicit precomp gemm")  # asked on an H200, cuDNN 9.19
+_NCHW_ONLY = ("fft", "fft tiling")  # cuDNN's reference: tensors packed in height and width
 _TYPES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("fft", "fft tiling", "winograd"), ("float32", "float16")),
     "winograd nonfused": ("float32", "float16", "bfloat16"),
@@ -193,6 +195,26 @@ def why_not_for_dtype(name: str, dtype: str) -> str | None:
     if dtype not in _TYPES.get(name, (dtype,)):
         return f"{name} needs {', '.join(_TYPES[name][:-1])} or {_TYPES[name][-1]}"
     return None
+
+
+def why_not_for_layout(name: str, layout: str) -> str | None:
+    """Return why cuDNN lacks an algorithm for a layout, or None where it has it, or where only the card can say."""
+    if layout == "nhwc" and name in _NCHW_ONLY:
+        return f"{name} reads NCHW only"
+    return None
+
+
+def why_not_in(algorithm: Algorithm, device_type: str, dtype: str, layout: str) -> str | None:
+    """Return why no library runs the algorithm in this data type and layout on this kind of device, or None.
+
+    Of an algorithm that cuDNN shares with another library only the card, and that library, can say.
+    """
+    if device_type == "cpu":
+        is_plain = algorithm.cpu_provider != "ai3" or (dtype, layout) == ("float32", "nchw")
+        return None if is_plain else f"ai3 computes {algorithm.name} on a CPU in float32 and NCHW only"
+    if algorithm.cuda_providers != ("cudnn",):
+        return None
+    return why_not_for_dtype(algorithm.name, dtype) or why_not_for_layout(algorithm.name, layout)
 
 
 def refusals(reasons: Iterable[str | None], model: str) -> tuple[str, ...]:

@@ -36,6 +36,14 @@ class AlgorithmRequest(Protocol):
     def device_type(self) -> str:
         """The kind of device, "cpu" or "cuda"."""
 
+    @property
+    def dtype(self) -> str:
+        """The data type of weights and inputs."""
+
+    @property
+    def layout(self) -> str:
+        """The order of channels in memory, "nchw" or "nhwc"."""
+
 
 @dataclass(frozen=True)
 class Assignment:
@@ -46,13 +54,18 @@ class Assignment:
 
 
 def why_not_each(
-    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, check: CardCheck | None
-) -> list[str | None]:
-    """Return for each layer why it cannot use the algorithm, None where it can: first by rule, then by the card."""
+    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, check: CardCheck | None,
+    dtype: str = "float32", layout: str = "nchw",
+) -> list[str | None]:  # fmt: skip
+    """Return for each layer why it cannot use the algorithm, None where it can: first by rule, then by the card.
+
+    The card is asked about the data type that `check` was made for, and the layout in force.
+    """
     answers: dict[tuple[object, ...], str | None] = {}
+    in_type = algorithms.why_not_in(algorithm, device_type, dtype, layout)
 
     def reason(layer: Layer) -> str | None:
-        by_rule = algorithms.why_not_by_rule(algorithm, layer, device_type)
+        by_rule = in_type or algorithms.why_not_by_rule(algorithm, layer, device_type)
         if by_rule or check is None or device_type == "cpu" or algorithm.name == "torch":
             return by_rule
         if layer.cost_key not in answers:
@@ -72,12 +85,13 @@ def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | No
             nothing runs the algorithm and no layer could fall back.
     """
     algorithm = algorithms.find(run.algorithm)
-    every = why_not_each(algorithm, layers, run.device_type, check)
+    given = run.device_type, check, run.dtype, run.layout
+    every = why_not_each(algorithm, layers, *given)
     nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
     if any(every) and (run.unsupported == "error" or nothing_to_measure):
         raise InputError(_message(algorithm, layers, every, run))
     fallback = algorithms.find(algorithms.FALLBACK)
-    of_fallback = why_not_each(fallback, layers, run.device_type, check) if any(every) else []
+    of_fallback = why_not_each(fallback, layers, *given) if any(every) else []
     cannot_fall_back = {layer.name for layer, reason in zip(layers, of_fallback, strict=False) if reason is not None}
     reasons = {layer.name: reason for layer, reason in zip(layers, every, strict=True) if reason is not None}
 

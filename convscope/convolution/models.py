@@ -59,17 +59,24 @@ def build(name: str, pretrained: bool = False, seed: int = 0) -> nn.Module:
 
 
 def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
-    """Give untrained batch normalisation the statistics of one batch of noise, in place.
+    """Give untrained batch normalisation the statistics of one batch of noise, in place (`settle`)."""
+    settle(model, (images(batch_size, input_size, seed),))
+
+
+def settle(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Give untrained batch normalisation the statistics of one batch, in place; all is on the CPU, in float32.
 
     Without them it scales nothing, and the numbers of a deep model grow out of half precision's range.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    if not norms:
+        return
     before = [norm.momentum for norm in norms]
     for norm in norms:
         norm.train()
         norm.momentum = None  # the mean of all batches seen, which is this one
     with torch.no_grad():
-        model(images(batch_size, input_size, seed))
+        model(*inputs)
     for norm, momentum in zip(norms, before, strict=True):
         norm.eval()
         norm.momentum = momentum

@@ -93,7 +93,7 @@ def reference_of(module: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
 _WIDE_BYTES = 8
 _CHUNK_BYTES = 2**28  # of images in float64, input and output together
 
-_MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
+MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
 _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
@@ -120,7 +120,7 @@ def allowed_error(
         return None
     if dtype not in _STORED and math == "fp32":
         moved *= max(tolerances, default=0.0) / _TF32_CUT
-    return max(tolerance.whole_model_tolerance(tolerances), _MARGIN * moved)
+    return max(tolerance.whole_model_tolerance(tolerances), MARGIN * moved)
 
 
 def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
@@ -131,10 +131,10 @@ def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
     float32, on the device of `given` (N × 3 × H × W), and left as it is.
     """
     with torch.no_grad():
-        return relative_distance(_rounded(model, dtype)(given), model(given).double()) or 0.0
+        return relative_distance(rounded(model, dtype)(given), model(given).double()) or 0.0
 
 
-def _rounded(model: nn.Module, dtype: str) -> nn.Module:
+def rounded(model: nn.Module, dtype: str) -> nn.Module:
     """Return a copy of a model whose layers round their factors, and their results where these are stored so."""
     model = copy.deepcopy(model)
     stored = _STORED.get(dtype)

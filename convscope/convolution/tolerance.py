@@ -17,6 +17,7 @@ WRONG = "wrong"
 
 UNIT_ROUNDOFF = {"fp32": 2.0**-24, "tf32": 2.0**-11}
 STORAGE_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # added where the result is stored in fewer bits
+_STORED = 2  # roundings to a 16-bit type: of the result, and of a partial sum or of the result before its bias
 _FIXED, _GROWING = 16, 8  # of the unit roundoff: for transforms and products, and for each √n of a sum
 # Error that the transforms of Winograd's algorithm add, in multiples of _FIXED by extent of the kernel. They round each
 # factor, and their numbers grow exponentially with the tile: 4×4 for 3×3 kernels, 9×9 for 5×5 ones in cuDNN (Barabasz
@@ -37,21 +38,33 @@ def fp32_tolerance(layer: Layer, algorithm: str) -> float:
 
 def why_wrong(error: float | None, allowed: float) -> str | None:
     """Return why a result with this relative error is wrong, None where it is within its tolerance or not known."""
-    wrong = error is not None and not error <= allowed  # not a number is wrong too
-    return f"relative error {error:.2g}, tolerance {allowed:.1g}" if wrong else None
+    if error is None or error <= allowed:  # not a number is wrong too
+        return None
+    infinite = "" if mathematics.isfinite(error) else ": numbers of this layer are not finite"
+    return f"relative error {error:.2g}, tolerance {allowed:.1g}{infinite}"
 
 
-def tolerance(layer: Layer, algorithm: str, math: str) -> float:
-    """Return the largest error to be expected of a layer in a math mode, "fp32" or "tf32".
+def tolerance(layer: Layer, algorithm: str, math: str, dtype: str = "float32") -> float:
+    """Return the largest error to be expected of a layer, against float64 of the same input and weights.
 
     TF32 rounds both factors of each product; how many are summed up does not change the relative error of the result.
+    The product of two 16-bit numbers is exact in float32, in which they are added up, in either math mode; what is
+    stored is rounded. Winograd's algorithm for 3×3 kernels may round both transformed factors too, which enlarges their
+    errors; for larger kernels no digit would be left, so that nothing is allowed for it.
+
+    Args:
+        math: "fp32" or "tf32", of float32.
+        dtype: the data type of input, weights and output.
     """
     exact = fp32_tolerance(layer, algorithm)
+    if dtype in STORAGE_ROUNDOFF:
+        rounds = algorithm.startswith("winograd") and max(layer.kernel) == 3
+        return exact + (_STORED + (2 * _WINOGRAD_GROWTH[3] if rounds else 0)) * STORAGE_ROUNDOFF[dtype]
     return exact if math == "fp32" else exact + 2 * UNIT_ROUNDOFF["tf32"]
 
 
 def stored_tolerance(layer: Layer, dtype: str, math: str) -> float:
-    """Return the largest error of a layer whose input, weights and output are kept in `dtype`.
+    """Return the largest error of a layer kept in `dtype` against the same layer in float32, or more bits.
 
     Fewer bits round both factors of each product and the result; the sums are of float32 all the same.
     """

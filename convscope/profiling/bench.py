@@ -8,11 +8,12 @@ steps matters, and is kept here alone: times, then energy, and last another proc
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -47,6 +48,14 @@ EAGER_S = 0.25  # eager passes are timed for this long
 CALIBRATION_SAMPLES = 40
 CALIBRATIONS_MOST = 3
 EAGER_WARMUP_MOST = 3  # the observed pass has warmed everything but the host's caches
+
+
+def is_finite(output: Any) -> bool:
+    """Tell whether all numbers of a model's output, a tensor or a collection of such, are finite."""
+    if isinstance(output, torch.Tensor):
+        return not output.is_floating_point() or bool(output.isfinite().all())
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return all(map(is_finite, parts))
 
 
 class Tracer(Protocol):
@@ -112,9 +121,18 @@ class Bench:
         observations = observe(self._model, given, check_errors)
         if len(observations) != len(layers):
             raise HookMismatchError(f"{len(observations)} convolutions ran, {len(layers)} were expected")
+        infinite = self._why_infinite(given)
         if self._device.type == "cpu":
-            return self._on_cpu(given, observations)
-        return self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
+            found = self._on_cpu(given, observations)
+        else:
+            found = self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
+        return dataclasses.replace(found, infinite=infinite)
+
+    def _why_infinite(self, given: Inputs) -> str | None:
+        """Return what is wrong with the output of a pass in 16 bits, None where all its numbers are finite."""
+        if self._run.dtype == "float32" or is_finite(self._model(*given)):
+            return None
+        return f"the model's output is not finite: its numbers leave the range of {self._run.dtype}"
 
     def layer_times_ms(self, given: Inputs, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).

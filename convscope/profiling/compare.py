@@ -23,6 +23,7 @@ from convscope.errors import InputError
 from convscope.profiling import judgement
 from convscope.profiling.judgement import estimate, verdict
 from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
+from convscope.storage import paths
 from convscope.storage.environment import ORIGIN, PROCESSOR, SOFTWARE
 from convscope.storage.paths import slug
 
@@ -31,9 +32,20 @@ VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 # Runs of the same kernels on an H200 were up to 4 % apart, from one place of their tensors in memory to another.
 TOLERANCE_PCT = 5.0
 
+USUAL = {"dtype": "float32", "layout": "nchw"}  # of runs of versions that had no other
 WORK = ("model", "batch_size", "dtype")
 ENVIRONMENT = ("device_type", "math", *SOFTWARE, "power_limit_w", "ecc")
-NOTED = ("algorithm", "unsupported", "pretrained", "warmup_iters", "measure_iters", "host", "gpu_uuid", "git_commit")
+NOTED = (
+    "algorithm",
+    "layout",
+    "unsupported",
+    "pretrained",
+    "warmup_iters",
+    "measure_iters",
+    "host",
+    "gpu_uuid",
+    "git_commit",
+)
 
 Differences = dict[str, tuple[Any, Any]]
 
@@ -90,7 +102,8 @@ def read(path: Path | str) -> Result:
         raise InputError(f"{path} has no row in {name}: wait until its run has measured a size")
     return Result(
         path,
-        run
+        USUAL
+        | run
         | document["environment"]
         | {"device_type": str(run.get("device", "")).split(":")[0]}
         | _origins(rows["overall"]),
@@ -229,7 +242,8 @@ def as_text(
 def _title(result: Result) -> str:
     about = result.about
     named = about["model"], about["algorithm"], about["math"], f"batch {about['batch_size']}"
-    return f"{result.path}: {', '.join(named)}, on {about['gpu_name'] or about['cpu']}"
+    precision = paths.precision(about["dtype"], about["layout"])
+    return f"{result.path}: {', '.join(named)}{precision}, on {about['gpu_name'] or about['cpu']}"
 
 
 def _table(found: Sequence[Comparison]) -> str:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from convscope import failures
-from convscope.convolution import models
+from convscope.convolution import backends, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import release
 from convscope.convolution.sources.source import Inputs
@@ -95,7 +95,7 @@ def measure(model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_e
     measured: dict[tuple[object, ...], LayerEnergy] = {}
     energies = []
     for layer, call in zip(layers, calls, strict=True):
-        copied = not call.given.is_contiguous()
+        copied = not call.given.is_contiguous(memory_format=backends.LAYOUTS[backends.settings_in_force().layout])
         key = (layer.cost_key, copied, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
             measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), inputs[0].device)

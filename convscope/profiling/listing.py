@@ -12,12 +12,13 @@ from convscope import gpus
 from convscope.cli import driver
 from convscope.cli.display import table
 from convscope.cli.options import at_least, find_device, gpu_count
-from convscope.convolution import algorithms, assignment, models
+from convscope.convolution import algorithms, assignment, backends, models
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check
 from convscope.cudnn import library
 from convscope.errors import CudnnError
+from convscope.storage import paths
 from convscope.storage.paths import slug
 
 
@@ -27,8 +28,12 @@ def combination_list(
     gpu: str | None,
     input_range: tuple[int, int],
     unsupported: str = "error",
+    dtype: str = "float32",
+    layout: str = "nchw",
 ) -> str:
     """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
+
+    Data type and layout follow where they are not float32 and nchw, behind an empty column where no GPU is named.
 
     A combination against the rules is a comment with the reason. No GPU is used: cuDNN may refuse more than its rules.
 
@@ -41,20 +46,23 @@ def combination_list(
         InputError: an unknown model or algorithm.
     """
     chosen = [algorithms.find(name) for name in algorithm_names or algorithms.ALGORITHMS]
+    precision = (dtype, layout) if paths.precision(dtype, layout) else ()
     lines = []
     for name in map(models.check_name, model_names or models.MODELS):
         layers = [layer for size in sorted(set(input_range)) for layer in models.convolutions(name, size)]
         for algorithm in chosen:
-            why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported)
-            fields = filter(None, (name, algorithm.name, gpu))
-            lines.append(f"# {name} {algorithm.name}: {why}" if why else "\t".join(fields))
+            why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported, (dtype, layout))
+            fields = "\t".join((name, algorithm.name, gpu or "", *precision)).rstrip()
+            lines.append(f"# {name} {algorithm.name}: {why}" if why else fields)
     return "\n".join(lines) + "\n"
 
 
-def _why_not(algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str) -> str | None:
+def _why_not(
+    algorithm: Algorithm, layers: Sequence[Layer], device_type: str, unsupported: str, precision: tuple[str, str]
+) -> str | None:
     if nowhere := algorithms.why_not_on_device(algorithm, device_type):
         return nowhere
-    reasons = assignment.why_not_each(algorithm, layers, device_type, None)
+    reasons = assignment.why_not_each(algorithm, layers, device_type, None, *precision)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None
 
@@ -65,7 +73,9 @@ def model_list() -> str:
     return "\n".join([*models.MODELS, *(models.PREFIX + name for name in others)])
 
 
-def algorithm_list(model: str | None, batch_size: int, input_size: int, device_name: str) -> str:
+def algorithm_list(
+    model: str | None, batch_size: int, input_size: int, device_name: str, dtype: str = "float32", layout: str = "nchw"
+) -> str:
     """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
     On a GPU cuDNN decides, without one its rules, and the text says so.
@@ -78,19 +88,20 @@ def algorithm_list(model: str | None, batch_size: int, input_size: int, device_n
     device = find_device(device_name)
     name = models.check_name(model)
     layers = models.convolutions(name, input_size, batch_size)
-    check = card_check(device)
+    check = card_check(device, dtype=dtype)
     rows = []
     for kind in ("cpu", "cuda"):
         for algorithm in algorithms.ALGORITHMS.values():
             if kind == "cpu" and algorithm.cpu_provider is None:
                 continue
-            every_reason = assignment.why_not_each(algorithm, layers, kind, check)
+            with backends.settings(layout=layout):
+                every_reason = assignment.why_not_each(algorithm, layers, kind, check, dtype, layout)
             usable = sum(reason is None for reason in every_reason)
             no_device = algorithms.why_not_on_device(algorithm, kind)
             reason = no_device or "; ".join(algorithms.refusals(every_reason, slug(name)))
             rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", reason))
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
-    title = f"{slug(name)} at {input_size} px, batch {batch_size} ({where})"
+    title = f"{slug(name)} at {input_size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
 
 

@@ -46,6 +46,7 @@ class Measurement:
     idle_power_w: float | None = None
     peak_memory_bytes: int | None = None
     breakdown: Breakdown | None = None
+    infinite: str | None = None  # why the model's output means nothing, None where its numbers are finite
     layers_pass_ms: float | None = None  # mean of the passes that the layers were timed in, None where it is `passes`
 
 
@@ -86,7 +87,7 @@ def overall_row(
         started_utc=started_utc,
         wall_s=wall_s,
         status=WRONG if wrong else "ok",
-        reason="; ".join(filter(None, (said, remark))) or None,
+        reason="; ".join(filter(None, (said, found.infinite, remark))) or None,
         **cells,
     )
 
@@ -161,7 +162,7 @@ def _layer_row(
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
     timed = () if skipped else (times, traced)
-    allowed = tolerance.tolerance(layer, observed.execution.algorithm, run.math)
+    allowed = tolerance.tolerance(layer, observed.execution.algorithm, run.math, run.dtype)
     wrong = tolerance.why_wrong(observed.relative_error, allowed)
     reasons = wrong, reason, alone.reason if alone and not reason else None, observed.unchecked
     return fill(

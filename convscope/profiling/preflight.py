@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from convscope import gpus
@@ -18,8 +18,9 @@ from convscope.errors import InputError, SensorError
 from convscope.profiling.request import Run
 
 LOCAL = "local"  # the GPU that is here, whatever it is
-MakeRun = Callable[[str, str, str, str], Run]
-"""Decides the request of a model, an algorithm and a GPU in a stage."""
+MakeRun = Callable[[str, str, str, str, Mapping[str, str]], Run]
+"""Decides the request of a model, an algorithm and a GPU in a stage; the last are settings that its line names."""
+_COLUMNS = ("dtype", "layout")  # that a line may name behind model, algorithm and GPU
 
 
 def answer(
@@ -28,7 +29,7 @@ def answer(
     """Return the requests of combinations in these stages, in the order of the lines; none where the GPU is `LOCAL`.
 
     Args:
-        lines: model, algorithm and GPU, separated by tabs.
+        lines: model, algorithm and GPU, and data type and layout or neither, separated by tabs.
         device: as `--device` names it.
         is_here: they are to run on this machine, so their GPU must be here.
         note: called with a line that says what could not be checked.
@@ -40,11 +41,12 @@ def answer(
     unsure: list[Run] = []
     for line in lines:
         try:
-            model, algorithm, gpu = line.split("\t")
+            model, algorithm, gpu, *more = line.split("\t")
+            named = dict(zip(_COLUMNS, more, strict=True)) if more else {}
         except ValueError:
             raise InputError(f"standard input: {line!r} is not model, algorithm, GPU, separated by tabs") from None
         try:
-            runs = _runs(model, algorithm, gpu, stages, make)
+            runs = _runs((model, algorithm, gpu), named, stages, make)
             if is_here and runs and gpu != "cpu":
                 _check_here(gpu, device)
         except InputError as error:
@@ -56,12 +58,15 @@ def answer(
     return requests
 
 
-def _runs(model: str, algorithm: str, gpu: str, stages: Sequence[str], make: MakeRun) -> list[Run]:
+def _runs(
+    combination: tuple[str, str, str], named: Mapping[str, str], stages: Sequence[str], make: MakeRun
+) -> list[Run]:
+    model, algorithm, gpu = combination
     if gpu == LOCAL:
         names.check_model(model)
         algorithms.find(algorithm)
         return []
-    return [make(model, algorithm, gpu, stage) for stage in stages]
+    return [make(model, algorithm, gpu, stage, named) for stage in stages]
 
 
 def _named(combination: str, message: str, count: int) -> str:
@@ -106,7 +111,7 @@ def _check_layers(runs: Sequence[Run], count: int, note: Callable[[str], None]) 
     done: set[tuple[object, ...]] = set()
     for run in runs:
         for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])):
-            key = (run.model, run.algorithm, run.device_type, run.unsupported, size)
+            key = (run.model, run.algorithm, run.device_type, run.unsupported, run.dtype, run.layout, size)
             if key in done:
                 continue
             done.add(key)

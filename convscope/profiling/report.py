@@ -16,6 +16,7 @@ from convscope.power.sensor_test import SensorReport
 from convscope.profiling.request import Run
 from convscope.profiling.rows import OverallRow
 from convscope.storage.environment import Environment
+from convscope.storage.paths import precision
 from convscope.storage.table import write_atomically
 
 
@@ -25,13 +26,14 @@ def log_header(run: Run, environment: Environment, command: Sequence[str]) -> st
     card = f"GPU: {here.gpu_name} ({here.gpu_uuid}), driver {here.driver or '-'}, power limit "
     card += or_dash(here.power_limit_w, ".0f", " W")
     versions = {"torch": here.torch, "CUDA": here.cuda, "cuDNN": here.cudnn, "Triton": here.triton, "ai3": here.ai3}
+    settings = f"batch {run.batch_size}, {run.math}{precision(run.dtype, run.layout)}"
     pixels = " to ".join(str(size) for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])))
     lines = [
         f"command: {shlex.join(command)}",
         (card if here.gpu_name else f"CPU: {here.cpu}, {here.cpu_threads} threads") + f", on {here.host}",
         "versions: " + ", ".join(f"{name} {version}" for name, version in versions.items() if version),
         f"commit: {here.git_commit or '-'}",
-        f"sizes: {len(run.input_sizes)}, {pixels} px, batch {run.batch_size}, {run.math}",
+        f"sizes: {len(run.input_sizes)}, {pixels} px, {settings}",
     ]
     return "\n".join(lines)
 

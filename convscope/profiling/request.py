@@ -10,6 +10,7 @@ from convscope.cli import options
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
+from convscope.storage import paths
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Run:
 
     @property
     def folder_name(self) -> str:
-        """`<model>_<algorithm>_<gpu>`, the name of the folder under `results/<stage>/`."""
-        return f"{self.stem}_{slug(self.gpu)}"
+        """The name of the folder under `results/<stage>/` (`paths.folder_name`)."""
+        return paths.folder_name(self.model, self.algorithm, self.gpu, self.batch_size, self.dtype, self.layout)
 
     @property
     def stem(self) -> str:
@@ -75,6 +76,7 @@ class Run:
 
 
 UNSUPPORTED = ("error", "fallback", "skip")
+DTYPES = ("float32", "float16", "bfloat16")
 PROVIDERS = ("cudnn", "triton")
 SIZES_MOST = 10_000
 
@@ -196,12 +198,22 @@ def _check(run: Run) -> None:
         if run.device_type == "cpu":
             raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
     options.one_of("--unsupported", run.unsupported, UNSUPPORTED)
+    _check_precision(run)
     if run.provider is not None:
         options.one_of("--provider", run.provider, PROVIDERS)
         if run.device_type == "cpu":
             raise InputError(f"--provider {run.provider} needs a CUDA device")
         if reason := algorithms.why_not_by_provider(algorithms.find(run.algorithm), run.provider):
             raise InputError(f"--provider {run.provider}: {reason}")
+
+
+def _check_precision(run: Run) -> None:
+    options.one_of("--dtype", run.dtype, DTYPES)
+    options.one_of("--layout", run.layout, tuple(paths.LAYOUTS))
+    if reason := algorithms.why_not_in(algorithms.find(run.algorithm), run.device_type, run.dtype, run.layout):
+        usual = {"--dtype": (run.dtype, "float32"), "--layout": (run.layout, "nchw")}
+        asked = " ".join(f"{option} {value}" for option, (value, default) in usual.items() if value != default)
+        raise InputError(f"{asked}: {reason}" + (": algorithm torch does, or a GPU" if run.device == "cpu" else ""))
 
 
 def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:

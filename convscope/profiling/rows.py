@@ -83,6 +83,7 @@ class OverallRow:
     batch_size: int | None = None
     math: str | None = None
     dtype: str | None = None
+    layout: str | None = None
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None
@@ -143,6 +144,8 @@ class LayerRow:
     energy_uncertainty_j: float | None = None
     energy_attribution: str | None = None
     math: str | None = None
+    dtype: str | None = None
+    layout: str | None = None
     status: str = "ok"
     reason: str | None = None
 

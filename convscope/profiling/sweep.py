@@ -111,7 +111,8 @@ class Sweep:
         """
         run = self.run
         try:
-            with torch.inference_mode(), backends.math(run.math), backends.settings(provider=run.provider):
+            settings = backends.settings(provider=run.provider, layout=run.layout)
+            with torch.inference_mode(), backends.math(run.math), settings:
                 return self._measure_into(path, reuse)
         except RuntimeError as error:  # leaving what a lost device was used by may raise once more
             fault = self._fault or failures.device_fault(self.device)
@@ -162,7 +163,8 @@ class Sweep:
 
     def _assign(self, size: int) -> Assignment:
         try:
-            return assign(self.run, self._layers(size), card_check(self.device, self.run.max_workspace_bytes))
+            check = card_check(self.device, self.run.max_workspace_bytes, self.run.dtype)
+            return assign(self.run, self._layers(size), check)
         finally:
             if self.device.type == "cuda":
                 cuda_operator().release()

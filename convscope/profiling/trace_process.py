@@ -144,7 +144,9 @@ class _Tracer:
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
-        with torch.inference_mode(), backends.math(self._run.math), backends.settings(provider=self._run.provider):
+        run = self._run
+        settings = backends.settings(provider=run.provider, layout=run.layout)
+        with torch.inference_mode(), backends.math(run.math), settings:
             yield
 
     def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:

@@ -31,6 +31,27 @@ def slug(name: str) -> str:
     return _IN_PATHS.sub("_", bare)
 
 
+DTYPES = {"float32": "", "float64": "_fp64", "float16": "_fp16", "bfloat16": "_bf16"}  # ends of folders' names
+LAYOUTS = {"nchw": "", "nhwc": "_nhwc"}
+
+
+def folder_name(
+    model: str, algorithm: str, gpu: str, batch_size: int = 1, dtype: str = "float32", layout: str = "nchw"
+) -> str:
+    """Return `<model>_<algorithm>_<gpu>`, behind it batch size, data type and layout other than 1, float32, nchw.
+
+    "resnet50_gemm_h200_b8_fp16_nhwc"; `suffix` of slurm/stage.sh says the same.
+    """
+    names = "_".join(slug(name) for name in (model, algorithm, gpu))
+    return names + (f"_b{batch_size}" if batch_size != 1 else "") + DTYPES[dtype] + LAYOUTS[layout]
+
+
+def precision(dtype: str, layout: str) -> str:
+    """Return data type and layout as people read them behind other settings: ", float16, nhwc", "" for the usual."""
+    named = (dtype, layout)
+    return "".join(f", {name}" for name, usual in zip(named, ("float32", "nchw"), strict=True) if name != usual)
+
+
 def now_utc() -> str:
     """Return the time as the files say it."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -60,19 +81,23 @@ def spread(count: int, low: int, high: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Combination:
-    """One model with one algorithm on one GPU, by the names that people write."""
+    """One model with one algorithm on one GPU, by the names that people write, in one batch size, type and layout."""
 
     model: str
     algorithm: str
     gpu: str
+    batch_size: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
 
     @property
     def folder_name(self) -> str:
-        """`<model>_<algorithm>_<gpu>`, the folder under `results/<stage>/`."""
-        return "_".join(slug(name) for name in (self.model, self.algorithm, self.gpu))
+        """The folder under `results/<stage>/`, as the function of this name says it."""
+        return folder_name(self.model, self.algorithm, self.gpu, self.batch_size, self.dtype, self.layout)
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.algorithm}, {self.gpu}"
+        batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
+        return f"{self.model}, {self.algorithm}, {self.gpu}{batch}{precision(self.dtype, self.layout)}"
 
 
 ROOT = Path(__file__).parents[2]

@@ -148,7 +148,8 @@ class Schema:
             any_card: another card of the same name is no difference.
         """
         free = {*self.free, *(["gpu_uuid"] if any_card else [])}
-        asked, then = plain(request), document[self.request]
+        # A setting that an older version did not have is as it was then, which is its default.
+        asked, then = plain(request), _defaults(request) | document[self.request]
         then = {"device_type": str(then.get("device", "")).split(":")[0]} | then
         now = {"device_type": request.device_type} | asked
         then = _usual(request) | then  # an older version did not have all settings
@@ -232,6 +233,14 @@ def plain(request: Any) -> dict[str, Any]:
     """Return a request as JSON gives it back: tuples are lists there."""
     found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(request)))
     return found
+
+
+def _defaults(request: Any) -> dict[str, Any]:
+    """Return the settings of a request that have a default, as JSON gives it back."""
+    fields = dataclasses.fields(request)
+    found = {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+    plain_found: dict[str, Any] = json.loads(json.dumps(found))
+    return plain_found
 
 
 def _is_a(value: object, kind: type[Any]) -> bool:

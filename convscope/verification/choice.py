@@ -91,7 +91,8 @@ class _CandidateSwap:
         for algorithm in algorithms.ALGORITHMS.values():
             if algorithms.why_not_on_device(algorithm, run.device_type):
                 continue
-            reasons = assignment.why_not_each(algorithm, subject.layers, run.device_type, check)
+            given = run.device_type, check, run.dtype, run.layout
+            reasons = assignment.why_not_each(algorithm, subject.layers, *given)
             if all(reasons):
                 continue
             self.usable[algorithm.name] = [reason is None for reason in reasons]
@@ -138,7 +139,7 @@ def _leave_out_wrong(subject: Subject, swapped: _CandidateSwap, note: Note) -> N
     for name, usable in swapped.usable.items():
         observations = swapped.run(name, lambda: observe(subject.model, subject.inputs, check_errors=True))
         for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
-            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math)
+            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math, subject.run.dtype)
             if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
                 usable[index] = False
                 note(f"{name} is wrong for {layer.name} and left out there: {reason}")
@@ -311,7 +312,7 @@ def _same_kernels(one: Mapping[str, int] | None, other: Mapping[str, int] | None
     return bool(working) and working == kernel_families.working(other or {})
 
 
-def pass_rows(key: ModelKey, passes: Mapping[str, PassRounds]) -> list[PassRow]:
+def pass_rows(key: ModelKey, run: Run, passes: Mapping[str, PassRounds]) -> list[PassRow]:
     """Return a row for each judged assignment, compared round by round with the fastest together, and with PyTorch."""
     fastest, torchs = passes.get(TOGETHER), passes.get(HEURISTIC)
     found = []
@@ -320,7 +321,7 @@ def pass_rows(key: ModelKey, passes: Mapping[str, PassRounds]) -> list[PassRow]:
         saved = paired_difference(torchs.passes_ms, one.passes_ms, CONFIDENCE) if torchs else None
         times = summary.summarize(one.passes_ms)
         found.append(fill(
-            PassRow, key, times, convolutions_by=name, rounds=times.count,
+            PassRow, key, times, run, convolutions_by=name, rounds=times.count,
             layers_us=summary.summarize(one.layers_ms).mean_ms * 1e3,
             regret_us=None if regret is None else regret.mean_ms * 1e3,
             regret_ci99_us=None if regret is None else regret.half_width_ms * 1e3,

@@ -18,7 +18,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
-from convscope.convolution.reference import relative_distance
+from convscope.convolution.reference import relative_distance, rounded
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, first_tensor
 from convscope.profiling.request import Run
@@ -62,9 +62,9 @@ class LayerEvidence:
         """True where the name of a kernel says that it uses tensor cores."""
         return any(kernel_families.uses_tensor_cores(kernel) for kernel in self.kernels or {})
 
-    def tolerance(self, math_mode: str) -> float:
-        """Return the largest error to be expected in this math mode, "fp32" or "tf32"."""
-        return tolerance.tolerance(self.layer, self.algorithm, math_mode)
+    def tolerance(self, math_mode: str, dtype: str = "float32") -> float:
+        """Return the largest error to be expected in this math mode, "fp32" or "tf32", and data type."""
+        return tolerance.tolerance(self.layer, self.algorithm, math_mode, dtype)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Evidence:
 
     `last_error` and `output_error` are errors of the whole model against float64, at its last convolution and at its
     output (whose last bias may outweigh everything, so that it shows nothing). `swapped` and `torch` are times of the
-    pass; `kernels_missing` is the reason why there are no kernels.
+    pass; `kernels_missing` is the reason why there are no kernels. `moved` is how far the model's numbers go where each
+    layer rounds to a 16-bit type, None in float32.
     """
 
     run: Run
@@ -85,6 +86,7 @@ class Evidence:
     time: Difference
     tf32_override: str | None = None
     kernels_missing: str | None = None
+    moved: float | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def open_subject(run: Run) -> Iterator[Subject]:
     device = torch.device(run.device)
     size = run.input_sizes[0]
     with torch.inference_mode(), backends.math(run.math), contextlib.ExitStack() as stack:
-        stack.enter_context(backends.settings(provider=run.provider))
+        stack.enter_context(backends.settings(provider=run.provider, layout=run.layout))
         if device.type == "cuda":
             stack.enter_context(torch.cuda.device(device))
             stack.callback(cuda_operator().release)
@@ -130,8 +132,9 @@ def gather(subject: Subject) -> Evidence:
         InputError: layers cannot use the algorithm, and the run names no other for them.
     """
     run, model, inputs = subject.run, subject.model, subject.inputs
-    assigned = assign(run, subject.layers, card_check(subject.device))
-    exact = _outputs(copy.deepcopy(model).double(), _in_double(inputs))
+    assigned = assign(run, subject.layers, card_check(subject.device, dtype=run.dtype))
+    exact = _outputs(copy.deepcopy(model).double(), _cast(inputs, torch.float64))
+    moved = None if run.dtype == "float32" else _moved(subject, exact)
     swapped = swap.Swap(model)
     swapped.apply(assigned.algorithms)
     try:
@@ -156,11 +159,19 @@ def gather(subject: Subject) -> Evidence:
         time=summary.difference(ours, torchs, CONFIDENCE),
         tf32_override=os.environ.get("NVIDIA_TF32_OVERRIDE"),
         kernels_missing=kernels_missing,
+        moved=moved,
     )
 
 
-def _in_double(inputs: Inputs) -> Inputs:
-    return tuple(given.double() if given.is_floating_point() else given for given in inputs)
+def _moved(subject: Subject, exact: tuple[torch.Tensor, torch.Tensor]) -> float:
+    """Return the larger distance of last convolution and output from the exact ones, if layers round to the type."""
+    model = rounded(copy.deepcopy(subject.model).float(), subject.run.dtype)
+    found = _outputs(model, _cast(subject.inputs, torch.float32))
+    return max(relative_distance(one, wide) or 0.0 for one, wide in zip(found, exact, strict=True))
+
+
+def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    return tuple(given.to(dtype) if given.is_floating_point() else given for given in inputs)
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

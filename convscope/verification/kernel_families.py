@@ -23,16 +23,19 @@ OTHER = "other"
 # The first pattern that is found in a name decides. cuDNN keeps implicit_convolve_* for kernels that compute their
 # indices as they go; its XMMA and CUTLASS "fprop" kernels are the ones with indices or descriptors computed before.
 _PATTERNS: tuple[tuple[str, str], ...] = (
-    (LAYOUT, r"nchwToNhwc|nhwcToNchw|transpose_readWrite|tensorTransform|convertTensor"),
+    (LAYOUT, r"nchwToNhwc|nhwcToNchw|[Ff]oldedN[hc]|AddPadding|transpose_readWrite|tensorTransform|convertTensor"),
     (WINOGRAD, r"winograd"),
     (FFT, r"fft|flip_filter|cgemm|cf32cf32|(gemv|gemm|region_transform).*float2"),
     (IM2COL, r"im2col|explicit_convolve"),
-    (DIRECT, r"grouped_direct|convolve_common_engine|conv_depthwise|direct_conv"),
+    (DIRECT, r"grouped_direct|convolve_common_engine|conv_depthwise|direct_conv|conv2d_c1_k1"),
     (IMPLICIT, r"implicit_convolve"),
-    (PRECOMPUTED, r"fprop|implicit_gemm|scudnn|computeOffsets"),
+    (PRECOMPUTED, r"fprop|implicit_gemm|[hs]\d*cudnn|computeOffsets"),
     (PRODUCT, r"gemm|gemv|splitK"),
 )
-_TENSOR_CORE = re.compile(r"tensorop|tensor\d|s1688|s16816|tf32|hmma|gmma|warpgroup", re.IGNORECASE)
+# Shapes of a matrix instruction are written without signs (16×8×16 is 16816): h adds in 16 bits, s in 32.
+_TENSOR_CORE = re.compile(
+    r"tensorop|tensor\d|[hs](884|1684|1688|16816|161616)(?!\d)|tf32|hmma|wmma|gmma|warpgroup", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def family(kernel: str) -> str:
 
 
 def uses_tensor_cores(kernel: str) -> bool:
-    """Tell whether a kernel's name says that it computes on tensor cores (for float32 data: in TF32)."""
+    """Tell whether a kernel's name says that it computes on tensor cores (float32 data in TF32, or 16-bit data)."""
     return _TENSOR_CORE.search(kernel) is not None
 
 

@@ -9,6 +9,7 @@ import torch
 from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
+from convscope.storage.paths import precision
 from convscope.verification import choice
 from convscope.verification.rows import ChoiceRow, PassRow
 
@@ -17,7 +18,8 @@ def subject_title(run: Run) -> str:
     """Return one line with model, algorithm, setting and device."""
     on_gpu = run.device_type == "cuda"
     where = f"{torch.cuda.get_device_name(run.device)}, cuDNN {library.version()}" if on_gpu else "a CPU"
-    return f"{run.model}, {run.algorithm}, {run.input_sizes[0]} px, batch {run.batch_size}, {run.math}, on {where}"
+    settings = f"{run.input_sizes[0]} px, batch {run.batch_size}, {run.math}{precision(run.dtype, run.layout)}"
+    return f"{run.model}, {run.algorithm}, {settings}, on {where}"
 
 
 def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, PassRow]) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from convscope.cli.options import at_least
+from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run
-from convscope.storage.paths import slug
+from convscope.storage.paths import DTYPES, LAYOUTS, slug
 
 SUPPORT, CHOICE = "support", "choice"
 
@@ -29,7 +30,8 @@ class Verification(Run):
     @property
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
-        return f"{slug(self.model)}_{slug(self.gpu)}_{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
+        settings = f"{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
+        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{DTYPES[self.dtype]}{LAYOUTS[self.layout]}"
 
 
 def make_verification(
@@ -46,7 +48,7 @@ def make_verification(
     """Decide every setting of a verification.
 
     Args:
-        dtype: of input and weights, for support; None is float32.
+        dtype: of input and weights; None is float32, and float64 is for support only.
         settings: those of `make_run`.
 
     Raises:
@@ -54,7 +56,11 @@ def make_verification(
     """
     if rounds is not None:
         at_least("--rounds", rounds, 2)
+    dtype = dtype or "float32"
+    if dtype == "float64" and question != SUPPORT:
+        raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
+    settings["dtype"] = "float32" if dtype == "float64" else dtype
     run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), energy=False, **settings)
-    fields = dataclasses.asdict(run) | {"dtype": dtype or run.dtype}
+    fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
     return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)

@@ -23,7 +23,7 @@ class ModelKey:
 class SupportRow:
     """One layer with one algorithm. `predicted_status` is the rules' word, `status` what the card said.
 
-    `agrees` is empty where the rules have no word: they do not know a workspace's size.
+    `agrees` is empty where the rules have no word: they do not know a workspace's size, and few layouts.
     `same_kernels_as` is the first algorithm that launched the same kernels for this layer.
     """
 
@@ -63,6 +63,7 @@ class SupportRow:
     slurm_job_id: str | None = None
     git_commit: str | None = None
     start: int | None = None
+    layout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ class ChoiceRow:
     slurm_job_id: str | None = None
     git_commit: str | None = None
     start: int | None = None
+    dtype: str | None = None
+    layout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,8 @@ class PassRow:
     regret_ci99_us: float | None = None
     saved_us: float | None = None
     saved_ci99_us: float | None = None
+    dtype: str | None = None
+    layout: str | None = None
 
 
 _CHOICE = {

@@ -64,7 +64,7 @@ class VerificationStudy:
         bench.calibrate(run.input_sizes[0])
         result = choice.study(subject, bench, self.note, run.rounds or choice.ROUNDS)
         rows = choice.rows(run, environment, subject.layers, result.candidates)
-        return [*rows, *choice.pass_rows(key, result.passes)]
+        return [*rows, *choice.pass_rows(key, run, result.passes)]
 
 
 def support_text(store: Store) -> tuple[str, bool]:

@@ -33,6 +33,7 @@ GENERATION = "not on this GPU generation"
 SHAPE = "shape"
 TYPE = "type or layout"
 WORKSPACE = "workspace over the limit"
+UNKNOWN = "not known"
 FAILED = "failed when run"
 
 ALGORITHMS = tuple(name for _, name in sorted(NAMES_BY_CUDNN_NUMBER.items()))
@@ -50,8 +51,10 @@ class Answer:
     relative_error: float | None = None
 
 
-def predict(layer: Layer, algorithm: str, capability: tuple[int, int], dtype: str = "float32") -> Answer:
-    """Return the answer of the rules for a layer, before the card is asked.
+def predict(
+    layer: Layer, algorithm: str, capability: tuple[int, int], dtype: str = "float32", layout: str = "nchw"
+) -> Answer:
+    """Return the answer of the rules for a layer, before the card is asked; `UNKNOWN` where there is no rule.
 
     Args:
         capability: the card's compute capability, (9, 0) for Hopper.
@@ -62,8 +65,11 @@ def predict(layer: Layer, algorithm: str, capability: tuple[int, int], dtype: st
         return Answer(GENERATION, by_generation)
     if by_shape := algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda"):
         return Answer(SHAPE, by_shape)
-    by_type = algorithms.why_not_for_dtype(algorithm, dtype)
-    return Answer(TYPE, by_type) if by_type else Answer(OK)
+    if by_type := algorithms.why_not_for_dtype(algorithm, dtype) or algorithms.why_not_for_layout(algorithm, layout):
+        return Answer(TYPE, by_type)
+    if layout == "nhwc" and algorithm not in algorithms.KNOWN_IN_NHWC:
+        return Answer(UNKNOWN, f"no rule says whether cuDNN has {algorithm} in NHWC")
+    return Answer(OK)
 
 
 def survey(
@@ -76,7 +82,7 @@ def survey(
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
     """
     device = subject.device
-    capability = torch.cuda.get_device_capability(device)
+    capability, layout = torch.cuda.get_device_capability(device), subject.run.layout
     limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
 
     def on_card(layer: Layer) -> list[Outcome]:
@@ -87,9 +93,9 @@ def survey(
     outcomes: dict[tuple[object, ...], list[Outcome]] = {}
     for layer in subject.layers:
         if layer.cost_key not in outcomes:
-            outcomes[layer.cost_key] = outcomes_of(layer, capability, dtype, on_card)
+            outcomes[layer.cost_key] = outcomes_of(layer, capability, dtype, on_card, layout)
     return [
-        row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype), siblings)
+        row(subject.run, here, dtype, layer, one, predict(layer, one.algorithm, capability, dtype, layout), siblings)
         for layer in subject.layers
         for siblings in (outcomes[layer.cost_key],)
         for one in siblings
@@ -106,15 +112,16 @@ class Outcome:
 
 
 def outcomes_of(
-    layer: Layer, capability: tuple[int, int], dtype: str, on_card: Callable[[Layer], list[Outcome]]
-) -> list[Outcome]:
+    layer: Layer, capability: tuple[int, int], dtype: str, on_card: Callable[[Layer], list[Outcome]],
+    layout: str = "nchw",
+) -> list[Outcome]:  # fmt: skip
     """Return the outcome of each algorithm for a layer; the card is asked only where the layer is a plain convolution.
 
     Args:
         on_card: asks the card.
     """
     if algorithms.why_not_by_module(ALGORITHMS[0], layer):  # the same for each: no card can know of it
-        return [Outcome(name, predict(layer, name, capability, dtype)) for name in ALGORITHMS]
+        return [Outcome(name, predict(layer, name, capability, dtype, layout)) for name in ALGORITHMS]
     return on_card(layer)
 
 
@@ -123,7 +130,8 @@ def row(
 ) -> SupportRow:
     """Return the row of one layer with one algorithm; `siblings` are all algorithms of this layer."""
     answer = one.answer
-    agrees = None if answer.status == WORKSPACE else answer.status == predicted.status
+    unruled = answer.status == WORKSPACE or predicted.status == UNKNOWN
+    agrees = None if unruled else answer.status == predicted.status
     kinds = sorted({kernel_families.family(kernel) for kernel in kernel_families.working(one.kernels or {})})
     return fill(
         SupportRow,
@@ -220,8 +228,9 @@ class _Trial:
         """Tell a shape, or a type, that is refused from an algorithm that the card does not have at all."""
         if self._accepts(EASY, algorithm, self._dtype):
             return SHAPE
-        if self._accepts(EASY, algorithm, "float32"):
-            return TYPE
+        with backends.settings(layout="nchw"):
+            if self._accepts(EASY, algorithm, "float32"):
+                return TYPE
         return NEVER if algorithm == "direct" else GENERATION
 
     def _accepts(self, layer: Layer, algorithm: str, dtype: str) -> bool:
@@ -241,8 +250,7 @@ class _Trial:
 
 def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:
     """Judge a result with this relative error against float64, by the tolerance of its layer."""
-    allowed = tolerance.tolerance(layer, algorithm, backends.math_in_force())
-    allowed += tolerance.STORAGE_ROUNDOFF.get(dtype, 0.0)
+    allowed = tolerance.tolerance(layer, algorithm, backends.math_in_force(), dtype)
     if error is not None and not error <= allowed:
         reason = f"its error against float64 is {error:.1e}, allowed are {allowed:.1e}"
         return Answer(tolerance.WRONG, reason, workspace_bytes, error)

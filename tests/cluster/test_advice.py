@@ -63,7 +63,7 @@ def test_sizes_that_are_unsupported_are_not_measured_again(tmp_path: Path):
 
 def test_of_failed_and_unsupported_sizes_the_failed_are_retried(tmp_path: Path):
     rows = (224, "ok", ""), (256, "failed", "x"), (288, "unsupported", "too small")
-    measured(note(tmp_path, "ended 1", flags=("--retry", "--overwrite")), *rows)
+    measured(note(tmp_path, "ended 1", flags=("--retry", "--overwrite")), *rows, batch_size=1)
     assert offered(tmp_path) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --retry"]
 
 
@@ -90,6 +90,11 @@ def test_a_run_by_hand_is_offered_by_its_own_command_without_overwrite(tmp_path:
     ):
         (folder / "run.json").write_text(json.dumps(document | {"command": words}))
         assert offered(tmp_path) == shown
+
+
+def test_another_data_type_is_offered_with_its_flags(tmp_path: Path):
+    note(tmp_path, "ended 1", flags=("--dtype", "float16", "--layout", "nhwc"))
+    assert offered(tmp_path) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --dtype float16 --layout nhwc"]
 
 
 def test_a_copy_of_a_folder_is_not_offered_in_the_name_of_the_original(tmp_path: Path):

@@ -44,6 +44,40 @@ def test_a_line_that_is_no_combination_is_named(tmp_path: Path, text: str, why: 
         matrix.read(written(tmp_path, text))
 
 
+def test_further_columns_are_data_type_and_layout_and_come_before_the_flags(tmp_path: Path):
+    lines = "alexnet\tfft\th200\tfloat16\tnhwc\nalexnet\tfft\t\tbfloat16\nalexnet\tfft\th200\t\tnhwc\nalexnet\tfft\n"
+    found = matrix.read(written(tmp_path, lines), "l40s", flags=["--dtype", "float16", "--batch-size", "4"])
+    assert [each.folder_name for each in found] == [  # the third is the first again
+        "alexnet_fft_h200_b4_fp16_nhwc", "alexnet_fft_l40s_b4_bf16", "alexnet_fft_l40s_b4_fp16",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("alexnet\tfft\th200\thalf", "line 1: dtype 'half': choose one of float32, float16, bfloat16"),
+        ("alexnet\tfft\th200\tfloat64", "line 1: dtype 'float64': choose one of float32, float16, bfloat16"),
+        ("alexnet\tfft\th200\tfloat16\tchwn", "line 1: layout 'chwn': choose one of nchw, nhwc"),
+        ("alexnet\tfft\th200\tfloat16\tnhwc\t8", "is not model, algorithm, GPU, separated by tabs"),
+        ("alexnet\tfft\t\tfloat16", "line 1 names no GPU"),
+    ],
+)
+def test_a_data_type_or_layout_that_is_none_is_named(tmp_path: Path, line: str, why: str):
+    with pytest.raises(InputError, match=why):
+        matrix.read(written(tmp_path, line))
+
+
+def test_a_part_names_data_types_that_its_flags_do_not(tmp_path: Path):
+    half = Combination("alexnet", "gemm", "h200", dtype="float16")
+    works = [Work(half, ("2_quick",)), Work(WHO, ("2_quick",))]
+    assert matrix.save(works, tmp_path).read_text() == "alexnet\tgemm\th200\tfloat16\tnchw\nalexnet\tfft\th200\n"
+    flags = ["--dtype", "float16"]
+    text = matrix.save(works, tmp_path, flags=flags).read_text()
+    assert text == "alexnet\tgemm\th200\nalexnet\tfft\th200\tfloat32\tnchw\n"
+    (tmp_path / "part").write_text(text)
+    assert matrix.read(tmp_path / "part", flags=flags) == [half, WHO]
+
+
 def test_names_are_taken_in_any_case(tmp_path: Path):
     path = written(tmp_path, "TorchVision:ResNet18\tFFT_Tiling\tL40S\nVGG16\tgemm\tl40s\nvgg16\tGEMM\tL40S\n")
     assert matrix.read(path) == [

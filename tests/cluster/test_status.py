@@ -214,22 +214,28 @@ def test_an_unknown_algorithm_in_a_filter_is_one_line_with_those_there_are(
 
 def test_batch_sizes_and_folders_of_other_names_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ok = [(size, "ok", "") for size in SIZES]
-    measured(tmp_path / "1_sanity" / WHO.folder_name, *ok, batch_size=1)
-    measured(tmp_path / "2_quick" / WHO.folder_name, *ok, batch_size=8)
+    name = "alexnet_implicit_gemm_h200"
+    measured(tmp_path / "1_sanity" / name, *ok, batch_size=1)
+    measured(tmp_path / "2_quick" / f"{name}_b8", *ok, batch_size=8)
+    measured(tmp_path / "2_quick" / f"{name}_b8_fp16_nhwc", *ok, batch_size=8, dtype="float16", layout="nhwc")
     measured(tmp_path / "2_quick" / "a_copy", *ok, batch_size=1)
     assert status.main([], tmp_path, slurm()) == 0
-    lines = capsys.readouterr().out.splitlines()[1:4]
+    lines = capsys.readouterr().out.splitlines()[1:5]
     assert [line.split("  ")[0] for line in lines] == [
         "alexnet, implicit gemm, h200",
         "alexnet, implicit gemm, h200, batch 8",
+        "alexnet, implicit gemm, h200, batch 8, float16, nhwc",
         "alexnet, implicit gemm, h200, in a_copy",
     ]
-    assert [line.count("done 3/3") for line in lines] == [1, 1, 1]
+    assert [line.count("done 3/3") for line in lines] == [1, 1, 1, 1]
 
 
-def test_the_batch_size_of_a_job_that_waits_is_that_of_its_flags(tmp_path: Path):
-    note(tmp_path, "submitted", flags=("--seed", "1", "--batch-size=16"))
-    assert advice.batch_size(only(tmp_path, slurm()).progress) == 16
+def test_the_settings_of_a_job_that_waits_are_those_of_its_flags(tmp_path: Path):
+    folder = note(tmp_path, "submitted", flags=("--seed", "1", "--batch-size=16", "--dtype", "bfloat16"))
+    found = only(tmp_path, slurm()).progress.combination
+    assert (found.batch_size, found.dtype, found.layout) == (16, "bfloat16", "nchw")
+    assert folder.name == "alexnet_implicit_gemm_h200_b16_bf16"
+    assert json.loads(status.as_json([only(tmp_path, slurm())]))[0]["dtype"] == "bfloat16"
 
 
 # ---- forgetting

@@ -47,6 +47,21 @@ def test_eight_bits_fewer_than_float32_are_told_from_tf32():
         assert error_of(conv, given, roundings=7) > tolerance.tolerance(described, "gemm", "tf32")
 
 
+@pytest.mark.parametrize(("dtype", "bits"), [(torch.float16, 10), (torch.bfloat16, 7)])
+@pytest.mark.parametrize(("channels", "kernel"), [(1, 1), (3, 7), (64, 3), (512, 3)])
+def test_16_bits_stay_within_their_tolerance_and_two_bits_less_do_not(dtype, bits, channels: int, kernel: int):
+    torch.manual_seed(0)
+    conv = torch.nn.Conv2d(channels, 8, kernel).to(dtype)
+    given = torch.randn(1, channels, 32, 32).to(dtype)
+    described = models.describe("0", 0, conv, given.shape)
+    allowed = tolerance.tolerance(described, "gemm", "fp32", str(dtype).removeprefix("torch."))
+    with torch.inference_mode():
+        exact = reference_of(conv)(given.double())
+        output = torch.nn.functional.conv2d(given.float(), conv.weight.float(), conv.bias.float())
+        assert relative_distance(output.to(dtype), exact) <= allowed / 3
+        assert relative_distance(rounded(output, bits - 3), exact) > allowed
+
+
 def test_the_tolerance_grows_with_the_root_of_the_sum():
     small, large = (tolerance.fp32_tolerance(layer(in_channels=count), "gemm") for count in (64, 256))
     assert small < large < 2 * small

@@ -42,11 +42,29 @@ def test_pytorch_may_take_winograds_algorithm_where_the_stride_is_1(stride: tupl
         (0.0005, None),
         (0.001, None),
         (0.00123, "relative error 0.0012, tolerance 0.001"),
-        (float("nan"), "relative error nan, tolerance 0.001"),
+        (float("nan"), "relative error nan, tolerance 0.001: numbers of this layer are not finite"),
+        (float("inf"), "relative error inf, tolerance 0.001: numbers of this layer are not finite"),
     ],
 )
 def test_an_error_above_its_tolerance_or_not_a_number_is_wrong(error: float | None, reason: str | None):
     assert tolerance.why_wrong(error, 0.001) == reason
+
+
+@pytest.mark.parametrize(("dtype", "rounding"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+@pytest.mark.parametrize("math", ["fp32", "tf32"])
+@pytest.mark.parametrize(
+    ("algorithm", "kernel", "units", "roundings"),
+    [
+        ("gemm", (3, 3), 16 + 8 * 12, 2),
+        ("fft", (3, 3), 16 + 8 * 12, 2),
+        ("winograd", (3, 3), 8 * 16 + 8 * 12, 2 + 2 * 8),
+        ("winograd nonfused", (5, 5), 1024 * 16 + 8 * 20, 2),
+        ("torch", (3, 3), 8 * 16 + 8 * 12, 2),
+    ],
+)
+def test_16_bits_round_what_is_stored_in_either_math_mode(dtype, rounding, math, algorithm, kernel, units, roundings):
+    one = layer(kernel=kernel)
+    assert tolerance.tolerance(one, algorithm, math, dtype) == units * UNIT + roundings * rounding
 
 
 @pytest.mark.parametrize(("dtype", "rounding"), [("float16", 2.0**-11), ("bfloat16", 2.0**-8)])

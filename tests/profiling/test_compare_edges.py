@@ -16,7 +16,7 @@ from convscope.profiling.compare import Comparison, Result
 from convscope.profiling.rows import LayerRow, OverallRow, profile_store
 
 ABOUT = {
-    "model": "alexnet", "algorithm": "direct", "math": "fp32", "batch_size": 1, "dtype": "float32",
+    "model": "alexnet", "algorithm": "direct", "math": "fp32", "batch_size": 1, "dtype": "float32", "layout": "nchw",
     "device_type": "cuda", "gpu_name": "NVIDIA H200", "cpu": "a processor",
 }  # fmt: skip
 PASS = dataclasses.replace(OVERALL, mean=1.0, std=0.0, samples=20, sm_clock_mhz=2000, throttle_reasons="none")

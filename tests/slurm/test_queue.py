@@ -151,6 +151,8 @@ def test_a_chain_of_a_later_stage_submits_an_earlier_one_only_where_it_is_missin
     chain = ("./2_quick_sweep.sh", "--chain", *LIMITED)
     done = cluster.call(*chain, *LIGHT, SBATCH_PARTITION="closed")
     assert [line.split(":")[0] for line in done.stdout.splitlines()[:-1]] == ["3_full"]
-    other = cluster.call(*chain, *LIGHT, "--batch-size", "2", SBATCH_PARTITION="closed")
+    other = cluster.call(*chain, *LIGHT, "--seed", "1", SBATCH_PARTITION="closed")
     assert other.returncode == 2
-    assert "holds a run with other settings (batch_size 1, now 2)" in other.stderr
+    assert "holds a run with other settings (seed 0, now 1)" in other.stderr
+    other = cluster.call(*chain, *LIGHT, "--batch-size", "2", "--dry-run")
+    assert "squeezenet1_1_torch_cpu_b2" in other.stdout

@@ -117,7 +117,7 @@ def judged(**rounds_ms: Sequence[float]) -> dict[str, choice.PassRow]:
     """Return the rows of passes with these times, of which the convolutions are half."""
     names = {"together": choice.TOGETHER, "torch": "torch", "guess": "guess"}
     passes = {names[name]: choice.PassRounds(ms, [one / 2 for one in ms]) for name, ms in rounds_ms.items()}
-    return {row.convolutions_by: row for row in choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), passes)}
+    return {row.convolutions_by: row for row in choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), run(), passes)}
 
 
 def test_the_interval_of_a_total_covers_the_truth_where_a_round_has_an_error_that_all_layers_share():
@@ -130,7 +130,7 @@ def test_the_interval_of_a_total_covers_the_truth_where_a_round_has_an_error_tha
             for ms in (0.010, 0.012)
         )
         passes = {choice.TOGETHER: choice.PassRounds(fastest, fastest), "torch": choice.PassRounds(torchs, torchs)}
-        row = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), passes)[1]
+        row = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), run(), passes)[1]
         covered += abs(row.regret_us - 53 * 2) <= row.regret_ci99_us
     assert 0.985 <= covered / draws <= 0.996
 

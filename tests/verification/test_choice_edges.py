@@ -100,7 +100,7 @@ def test_regret_and_saving_have_students_interval_at_99_percent():
         choice.TOGETHER: choice.PassRounds([1.0, 2.0, 3.0], [0.5, 1.0, 1.5]),
         choice.HEURISTIC: choice.PassRounds([2.0, 3.5, 5.0], [1.0, 2.0, 3.0]),
     }
-    together, torchs = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), passes)
+    together, torchs = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), run(), passes)
     half_us = 500 * 9.92484320091807 / 3**0.5  # two degrees of freedom
     assert (together.layers_us, torchs.layers_us) == (1000.0, 2000.0)
     assert (torchs.regret_us, torchs.regret_ci99_us) == (1000.0, pytest.approx(half_us))

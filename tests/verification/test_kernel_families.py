@@ -68,6 +68,58 @@ RECORDED = [
 ]
 
 
+# Of 16-bit types and NHWC: names in public traces of PyTorch and TensorRT, not recorded by this project.
+HALF_XMMA = (
+    "sm80_xmma_fprop_implicit_gemm_f16f16_f16f32_f32_nhwckrsc_nhwc_tilesize128x128x32_stage4_warpsize2x2x1_g1_"
+    "tensor16x8x16_execute_kernel__5x_cudnn"
+)
+HALF_SM90 = "sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize64x64x64_warpgroupsize1x1x1_g1"
+HALF_CUTLASS = "void cutlass__5x_cudnn::Kernel<cutlass_tensorop_f16_s16816fprop_optimized_f16_64x64_32x6_nhwc_align8>()"
+VOLTA, TURING = (
+    "volta_h884cudnn_256x128_ldg8_relu_exp_small_nhwc_tn_v1",
+    "turing_h1688cudnn_256x64_ldg8_relu_exp_small_nhwc_tn_v1",
+)
+HALF_PRODUCT = "ampere_h16816gemm_128x64_ldg8_stages_64x3_nn"
+DEPTHWISE_NHWC = "void conv2d_c1_k1_nhwc_kernel_specialized<__half, __half, __half, float, float, 5, 1, 8, 3, true>()"
+HALF_LAYOUT = [
+    "void cudnn::ops::nchwToNhwcKernel<__half, __half, float, false, true, (cudnnKernelDataType_t)0>()",
+    "void cudnn::ops::nhwcToNchwKernel<__nv_bfloat16, __nv_bfloat16, float, true, false, (cudnnKernelDataType_t)0>()",
+    "void nhwcAddPaddingKernel<__half, __half, float, true, (cudnnKernelDataType_t)0>()",
+    "void nchwAddPaddingKernel<__half, __half, float, true>()",
+    "void cudnn::ops::nhwcToFoldedNhwcKernel<__half, __half, float, true>()",
+    "void cudnn::ops::foldedNhwcToNhwcKernel<__half, __half, float, true>()",
+    "void nchwToFoldedNhwcKernel<__half, __half, float, true>()",
+]
+HALF = [
+    *((name, PRECOMPUTED) for name in (HALF_XMMA, HALF_SM90, HALF_CUTLASS, VOLTA, TURING)),
+    (HALF_PRODUCT, PRODUCT),
+    (DEPTHWISE_NHWC, DIRECT),
+    *((name, LAYOUT) for name in HALF_LAYOUT),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), HALF)
+def test_a_kernel_of_16_bits_is_of_its_family(name: str, family: str):
+    assert kernel_families.family(name) == family
+
+
+@pytest.mark.parametrize("name", [HALF_XMMA, HALF_SM90, HALF_CUTLASS, VOLTA, TURING, HALF_PRODUCT])
+def test_kernels_of_16_bits_on_the_matrix_unit_say_so_in_their_names(name: str):
+    assert kernel_families.uses_tensor_cores(name)
+
+
+@pytest.mark.parametrize("name", [DEPTHWISE_NHWC, *HALF_LAYOUT])
+def test_kernels_of_16_bits_without_the_matrix_unit_do_not_pass_for_such(name: str):
+    assert not kernel_families.uses_tensor_cores(name)
+
+
+def test_changes_of_layout_speak_neither_for_nor_against_an_algorithm_in_16_bits():
+    kernels = [*HALF_LAYOUT, HALF_XMMA]
+    assert kernel_families.stranger("implicit precomp gemm", kernels, pointwise=False) is None
+    assert kernel_families.stranger("implicit precomp gemm", HALF_LAYOUT, pointwise=False) == ""
+    assert kernel_families.working(dict.fromkeys(kernels, 1)) == {HALF_XMMA: 1}
+
+
 @pytest.mark.parametrize(("name", "family"), RECORDED)
 def test_a_recorded_kernel_is_of_its_family(name: str, family: str):
     assert kernel_families.family(name) == family

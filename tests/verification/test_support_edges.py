@@ -140,7 +140,7 @@ def test_the_numbers_of_a_trial_are_seeded_and_give_results_of_about_one():
     assert float(trial._exact.std()) == pytest.approx(1.0, rel=0.1)
 
 
-@pytest.mark.parametrize(("dtype", "storage"), [("float32", 0.0), ("float16", 2.0**-11), ("bfloat16", 2.0**-8)])
+@pytest.mark.parametrize(("dtype", "storage"), [("float32", 0.0), ("float16", 2 * 2.0**-11), ("bfloat16", 2 * 2.0**-8)])
 def test_an_error_that_is_just_allowed_is_ok(dtype: str, storage: float):
     allowed = (16 + 8 * 12) * 2.0**-24 + storage
     assert support.judged(layer(), "gemm", allowed, 3, dtype) == Answer(support.OK, None, 3, allowed)

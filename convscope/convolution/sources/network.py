@@ -11,6 +11,10 @@ from torch import nn
 from convscope.convolution import backends, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources.source import Inputs, Size, Source
+from convscope.errors import InputError
+
+_SHORT_RANGE = ("float16", "bfloat16")
+_SETTLED_PX, _SETTLED_BATCH = 224, 8  # whatever the sizes to measure, so that all starts of a run have one model
 
 
 class NetworkRequest(Protocol):
@@ -59,8 +63,16 @@ class Network:
         return cls(found, request.batch_size, request.seed, request.pretrained, request.dtype, request.layout)
 
     def on(self, device: torch.device) -> nn.Module:
-        """Build the model on a device, in evaluation mode."""
+        """Build the model on a device, in evaluation mode.
+
+        In 16 bits an untrained model has settled statistics (`models.settle`); in float32 it is as it was drawn.
+
+        Raises:
+            InputError: the source cannot be built, or its statistics cannot be settled.
+        """
         model = self.source.build(self.seed, self.pretrained)
+        if self.dtype in _SHORT_RANGE and not self.pretrained:
+            self._settle(model)
         return model.to(device, getattr(torch, self.dtype)).to(memory_format=self._memory)
 
     def inputs(self, size: Size, device: torch.device) -> Inputs:
@@ -71,6 +83,16 @@ class Network:
     def layers(self, size: Size) -> tuple[Layer, ...]:
         """List the convolutions of one pass at this size (`models.layers_of`)."""
         return models.layers_of(self.source, size, self.batch_size)
+
+    def _settle(self, model: nn.Module) -> None:
+        try:
+            models.settle(model, self.source.inputs(_SETTLED_PX, _SETTLED_BATCH, self.seed))
+        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
+            size, cause = f"{_SETTLED_PX}×{_SETTLED_PX}", str(error).splitlines()[0]
+            raise InputError(
+                f"{self.source.name} cannot be settled for {self.dtype} with {size} images ({cause}): "
+                "--dtype float32, or --pretrained"
+            ) from None
 
     def _placed(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         if not tensor.is_floating_point():
