@@ -5,7 +5,6 @@ A folder's files may be a stranger's, and the reader pastes the line into a shel
 
 from __future__ import annotations
 
-import itertools
 import re
 import shlex
 from collections.abc import Sequence
@@ -24,21 +23,19 @@ _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?", re.ASCII)
 
 
 class Row(NamedTuple):
-    """Line of the status table: a combination at one batch size; `folder` where that is not the combination's own."""
+    """Line of the status table: a combination; `folder` where that is not the combination's own."""
 
     combination: Combination
-    batch_size: int
     folder: str
 
     def __str__(self) -> str:
-        batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
-        return f"{self.combination}{batch}" + (f", in {self.folder}" if self.folder else "")
+        return f"{self.combination}" + (f", in {self.folder}" if self.folder else "")
 
 
 def row_of(folder: Progress) -> Row:
     """Return the line of the status table that a folder belongs to."""
     own = folder.path.name == folder.combination.folder_name or folder.combination.algorithm == "?"
-    return Row(folder.combination, batch_size(folder), "" if own else folder.path.name)
+    return Row(folder.combination, "" if own else folder.path.name)
 
 
 def again(standings: Sequence[Standing]) -> list[str]:
@@ -63,16 +60,6 @@ def again(standings: Sequence[Standing]) -> list[str]:
                 words = ["--local"] * (not folder.job.of_slurm) + _with_retry(flags, folder)
                 groups.setdefault((folder.stage, shlex.join(words)), []).append(folder.combination)
     return [_command(stage, flags, names) for (stage, flags), names in groups.items()] + by_hand
-
-
-def batch_size(folder: Progress) -> int:
-    """Return the batch size of a folder's run, else that of its job's flags; 1 where none is said."""
-    if folder.batch_size is not None:
-        return folder.batch_size
-    words = (kept_flags(folder.job) if folder.job else None) or []
-    said = [word.partition("=")[2] for word in words if word.startswith("--batch-size=")]
-    said += [value for word, value in itertools.pairwise(words) if word == "--batch-size"]
-    return int(said[-1]) if said and re.fullmatch(r"\d{1,9}", said[-1], re.ASCII) else 1
 
 
 def is_known(combination: Combination) -> bool:

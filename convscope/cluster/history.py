@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from convscope.cli.fields import naming
 from convscope.cli.parser import one_line
 from convscope.cluster import plain_files
 from convscope.cluster.plain_files import ForeignError
@@ -69,7 +70,17 @@ def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
     if content and not by_job:
         raise ForeignError(f"{HISTORY} has no line that can be read")
     last = [fields for fields in by_job.values() if fields[2] != FORGOTTEN]
-    return tuple(map(_job, last)), Combination(*last[-1][3:6]) if last else None
+    return tuple(map(_job, last)), _combination(last[-1]) if last else None
+
+
+def _combination(event: Sequence[str]) -> Combination:
+    """Return the combination of an event; its flags name the folder too, as far as they can be read."""
+    model, algorithm, gpu, flags = event[3:7]
+    try:
+        words = shlex.split(flags)
+    except ValueError:
+        words = []
+    return Combination(model, algorithm, gpu, **naming(words))
 
 
 def _is_event(fields: Sequence[str]) -> bool:

@@ -1,6 +1,7 @@
-"""File of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
+"""File of combinations, one a line: model, algorithm, GPU and settings, separated by tabs; `#` begins a comment.
 
-`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
+A setting is an option of `run_profile.py` and its value, "batch_size=8". `run_profile.py --list-combinations` writes
+such a file, of a study file (`--study`) too. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
 into the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks,
 without the combinations that are finished or queued.
 """
@@ -11,56 +12,101 @@ import argparse
 import os
 import re
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from convscope.cli.fields import naming
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
 from convscope.cluster.submission import Work
 from convscope.errors import InputError
-from convscope.storage.paths import SCRIPTS, SIZES_BY_STAGE, Combination
+from convscope.storage.paths import ROOT, SCRIPTS, SIZES_BY_STAGE, Combination
 
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def read(path: Path, gpu: str | None = None, known_gpus: Collection[str] = ()) -> list[Combination]:
-    """Return the combinations of a file, each once, in order; `gpu` stands in where a line names none.
+def read(
+    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+) -> list[Combination]:
+    """Return the combinations of a file, each once, in order.
+
+    Args:
+        gpu: stands in where a line names none.
+        flags: as `run_profile.py` gets them with each line.
 
     Raises:
-        InputError: the file cannot be read, a line is no combination, or its GPU is none of `known_gpus`.
+        InputError: the file cannot be read, a line is no combination, its GPU is none of `known_gpus`, or two lines
+            have the same folder and other settings.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
+    return _combinations(lines, path, gpu, known_gpus, flags)
+
+
+def read_study(
+    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+) -> list[Combination]:
+    """Return the combinations of a study file that no rule excludes, as `read` does; the others are counted aloud.
+
+    Raises:
+        InputError: as `read`; the file is no study.
+    """
+    command = [sys.executable, str(ROOT / "run_profile.py"), "--study", str(path), "--list-combinations"]
+    done = subprocess.run([*command, *(["--gpu", gpu] if gpu else [])], capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
+        raise InputError(message.removeprefix("run_profile.py: "))
+    lines = done.stdout.splitlines()
+    if excluded := [line for line in lines if line.startswith("#")]:
+        print(f"{len(excluded)} of {len(lines)} combinations are excluded by rules, and left out:", file=sys.stderr)
+        print(*excluded, sep="\n", file=sys.stderr)
+    return _combinations(lines, path, gpu, known_gpus, flags)
+
+
+def _combinations(
+    lines: Sequence[str], path: Path, gpu: str | None, known_gpus: Collection[str], flags: Sequence[str]
+) -> list[Combination]:
     entries = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     combinations = dict.fromkeys(
-        _combination(line, f"{path}, line {number}", gpu, known_gpus) for number, line in entries
+        _combination(line, f"{path}, line {number}", gpu, known_gpus, flags) for number, line in entries
     )
     if not combinations:
-        raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
+        raise InputError(f"{path} has no combination: a line is model, algorithm, GPU, separated by tabs")
+    folders: dict[str, Combination] = {}
+    for each in combinations:
+        other = folders.setdefault(each.folder_name, each)
+        if other != each:
+            raise InputError(f"{path}: {each} stands there twice, with other settings: a folder holds one run")
     return list(combinations)
 
 
-def _combination(line: str, where: str, gpu: str | None, known_gpus: Collection[str]) -> Combination:
-    fields = [field.strip() for field in line.split("\t")]
-    if len(fields) == 2 and gpu:
-        fields.append(gpu)
-    if len(fields) == 2:
+def _combination(
+    line: str, where: str, gpu: str | None, known_gpus: Collection[str], flags: Sequence[str]
+) -> Combination:
+    cells = [cell.strip() for cell in line.split("\t")]
+    names, settings = [cell for cell in cells if "=" not in cell], [cell for cell in cells if "=" in cell]
+    if len(names) == 2 and gpu:
+        names.append(gpu)
+    if len(names) == 2:
         raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
-    if len(fields) != 3 or not _GPU.fullmatch(fields[2]):
+    if len(names) != 3 or not _GPU.fullmatch(names[2]):
         raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
     try:
-        return submission.find(fields[0], fields[1], fields[2], known_gpus)
+        return submission.find(names[0], names[1], names[2], known_gpus, flags, settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
 def requested_sizes(stage: str, flags: Sequence[str]) -> int:
     """Return the number of sizes that `run_profile.py` measures in a stage with these flags."""
+    if naming(flags).get("input_shape"):
+        return 1
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
     return parser.parse_known_args(list(flags))[0].num_sizes or SIZES_BY_STAGE[stage]
@@ -96,7 +142,7 @@ def slices(works: Sequence[Work], most: int) -> list[list[Work]]:
 
 def save(part: Sequence[Work], folder: Path, dry_run: bool = False) -> Path:
     """Write the combinations of a part into a new file, whole under its name or not there; return its path."""
-    lines = ("\t".join((each.model, each.algorithm, each.gpu)) for each in (work.combination for work in part))
+    lines = (submission.line_of(work.combination) for work in part)
     name = f"{part[0].combination.gpu}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.tsv"
     path = folder / name
     if not dry_run:
@@ -115,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
     try:
-        every = read(options.file, options.gpu, options.known_gpus)
+        every = (read_study if options.study else read)(options.file, options.gpu, options.known_gpus, flags)
         found = submission.requests(every, options.stages, flags)
         planner = submission.Planner(found, options.stages, options.first or options.stages[0])
         left = plan(planner, every).works
@@ -140,6 +186,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m convscope matrix", description=description)
     parser.add_argument("file", type=Path, metavar="FILE")
     submission.add_stages(parser)
+    parser.add_argument("--study", action="store_true", help="FILE is a study file")
     parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
     parser.add_argument("--into", type=Path, required=True, metavar="DIR")
     parser.add_argument("--most", type=_count, default=1000, metavar="N", help="lines in a file")

@@ -30,6 +30,7 @@ from convscope.storage.lock import NAME as LOCK
 from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 _TAIL_BYTES = 8192
+_NAMING = ("batch_size", "dtype", "layout", "input_shape")  # settings in a folder's name, beside the three names
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
 
 
@@ -59,7 +60,6 @@ class Progress:
     throttled: int = 0
     slowest_s: float = 0.0
     jobs: tuple[Job, ...] = ()
-    batch_size: int | None = None
     command: tuple[str, ...] = ()
     locked: bool = False
     written_s: float = 0.0
@@ -164,7 +164,7 @@ def _read(path: Path, stage: str) -> Progress | None:
     document, broken = _document(path / "run.json")
     jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
-    combination = Combination(run["model"], run["algorithm"], run["gpu"]) if document else submitted
+    combination = _combination(run) if document else submitted
     if combination is None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     start = document.get("starts", [{}])[-1]
@@ -185,13 +185,18 @@ def _read(path: Path, stage: str) -> Progress | None:
         throttled=sum(bool(slowed_by(row.throttle_reasons)) for row in rows),
         slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
         jobs=jobs,
-        batch_size=run.get("batch_size"),
         command=tuple(start.get("command", document.get("command", ()))),
         locked=locked,
         written_s=written_s,
         broken=broken or unread,
         remark=remark,
     )
+
+
+def _combination(run: Mapping[str, Any]) -> Combination:
+    """Return the combination of a request; `_document` has checked its types."""
+    naming = {name: run[name] for name in _NAMING if run.get(name) is not None}
+    return Combination(run["model"], run["algorithm"], run["gpu"], **naming)
 
 
 def _history(path: Path, document: Mapping[str, Any]) -> tuple[tuple[Job, ...], Combination | None, str]:
@@ -217,7 +222,8 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
         run, start = document["run"], document.get("starts", [{}])[-1]
         names = [run[name] for name in ("model", "algorithm", "gpu")]
         numbers = [*run["input_sizes"], *start.get("asked", run)["input_sizes"], run.get("batch_size", 1)]
-        words = start.get("command", document.get("command", []))
+        words = [*start.get("command", document.get("command", []))]
+        words += [run[name] for name in _NAMING[1:] if run.get(name) is not None]
         types = [type(each) is int for each in numbers] + [isinstance(each, str) for each in (*names, *words)]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "run.json cannot be read"

@@ -92,7 +92,6 @@ def _plain(each: Standing) -> dict[str, object]:
     return {
         "stage": folder.stage,
         **dataclasses.asdict(folder.combination),
-        "batch_size": advice.batch_size(folder),
         "folder": folder.path.name,
         "state": each.state,
         "detail": each.detail,

@@ -55,8 +55,8 @@ class Source(abc.ABC):
             torch.manual_seed(seed)
             return self._built(pretrained).eval()
 
-    def inputs(self, size: int, batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
-        """Return the arguments of one call on the CPU: random images, batch × 3 × size × size, drawn from `seed`."""
+    def inputs(self, size: int | tuple[int, int], batch_size: int, seed: int) -> tuple[torch.Tensor, ...]:
+        """Return the arguments of one call on the CPU: random images of this side, or height and width, in pixels."""
         return (images(batch_size, size, seed),)
 
     @abc.abstractmethod
@@ -134,9 +134,9 @@ def _timm() -> Any:
     return timm
 
 
-def images(batch_size: int, size_px: int, seed: int) -> torch.Tensor:
-    """Return a batch of noise drawn from `seed`, batch × 3 × size × size in float32 on the CPU."""
-    return torch.randn(batch_size, 3, size_px, size_px, generator=torch.Generator().manual_seed(seed))
+def images(batch_size: int, size_px: int | tuple[int, int], seed: int) -> torch.Tensor:
+    """Return a batch of noise drawn from `seed`, batch × 3 × height × width in float32 on the CPU."""
+    return torch.randn(batch_size, 3, *_sides(size_px), generator=torch.Generator().manual_seed(seed))
 
 
 def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: int = 8) -> None:
@@ -207,22 +207,31 @@ def shapes_only(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model).float().to("meta").eval()
 
 
-def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+def _sides(size_px: int | tuple[int, int]) -> tuple[int, int]:
+    return (size_px, size_px) if isinstance(size_px, int) else size_px
+
+
+def convolutions(name: str, input_size: int | tuple[int, int], batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions of a model by name, as `layers_of` does."""
     return layers_of(find_source(name), input_size, batch_size)
 
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
-def layers_of(source: Source, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+def layers_of(source: Source, input_size: int | tuple[int, int], batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions that one pass of a model calls, as `called` does, for inputs of this size.
+
+    Args:
+        input_size: side of the images in pixels, or height and width.
 
     Raises:
         InputError: the model cannot take this size.
     """
+    sides = _sides(input_size)
     try:
-        given = torch.empty(batch_size, 3, input_size, input_size, device="meta")
+        given = torch.empty(batch_size, 3, *sides, device="meta")
     except RuntimeError:  # more bytes than 64 bits count
-        raise InputError(f"a batch of {batch_size:,} images of {input_size} px fits into no memory") from None
+        side = "×".join(map(str, dict.fromkeys(sides)))
+        raise InputError(f"a batch of {batch_size:,} images of {side} px fits into no memory") from None
     return tuple(called(source.name, _on_meta(source.name), (given,)))
 
 

@@ -31,7 +31,7 @@ VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 # Runs of the same kernels on an H200 were up to 4 % apart, from one place of their tensors in memory to another.
 TOLERANCE_PCT = 5.0
 
-WORK = ("model", "batch_size", "dtype")
+WORK = ("model", "batch_size", "input_shape", "dtype")
 ENVIRONMENT = ("device_type", "math", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = ("algorithm", "unsupported", "pretrained", "warmup_iters", "measure_iters", "host", "gpu_uuid", "git_commit")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ from convscope.cli import options
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread, suffix
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Run:
     energy_budget_s: float = 5.0
     layer_energy: bool = False
     max_workspace_bytes: int | None = None
+    input_shape: str | None = None  # "480x640", height and width of images that are not square
 
     @property
     def device_type(self) -> str:
@@ -46,8 +48,15 @@ class Run:
 
     @property
     def folder_name(self) -> str:
-        """`<model>_<algorithm>_<gpu>`, the name of the folder under `results/<stage>/`."""
-        return f"{self.stem}_{slug(self.gpu)}"
+        """`<model>_<algorithm>_<gpu>` and `paths.suffix`, the name of the folder under `results/<stage>/`."""
+        return f"{self.stem}_{slug(self.gpu)}{suffix(self.batch_size, self.dtype, self.layout, self.input_shape)}"
+
+    def image_size(self, size: int) -> int | tuple[int, int]:
+        """Return the images that one of `input_sizes` stands for: its side, or height and width, in pixels.
+
+        Images that are not square have one size, their longer side.
+        """
+        return parse_shape(self.input_shape) if self.input_shape else size
 
     @property
     def stem(self) -> str:
@@ -127,8 +136,12 @@ def _decided(
     input_size_range: tuple[int, int],
     stage: str | None,
     math: str | None = None,
+    input_shape: str | None = None,
     **settings: Any,
 ) -> Run:
+    shape = parse_shape(input_shape) if input_shape else None
+    if shape:
+        num_sizes, input_size_range = 1, (max(shape), max(shape))
     run = Run(
         model=model,
         algorithm=algorithm,
@@ -137,6 +150,7 @@ def _decided(
         input_sizes=spread_sizes(num_sizes, input_size_range),
         device=device,
         math=options.math_for(device.split(":")[0], math),
+        input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,
         **settings,
     )
     _check(run)
@@ -187,6 +201,14 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
     if count > high - low + 1:
         raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
     return spread(count, low, high)
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return height and width in pixels from "480x640", else InputError."""
+    found = re.fullmatch(r"(\d{1,9})[x×](\d{1,9})", text.strip().lower(), re.ASCII)
+    if found is None or not all(map(int, found.groups())):
+        raise InputError(f"--input-shape {text}: say height and width in pixels, such as 480x640")
+    return int(found[1]), int(found[2])
 
 
 def stage_of(num_sizes: int) -> str:

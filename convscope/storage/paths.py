@@ -45,21 +45,43 @@ def spread(count: int, low: int, high: int) -> tuple[int, ...]:
     return (low,) if count == 1 else tuple(low + int(i * (high - low) / (count - 1)) for i in range(count))
 
 
+_SHORT = {"float32": "", "float16": "fp16", "bfloat16": "bf16", "nchw": ""}  # data types and layouts in folder names
+
+
+def suffix(batch_size: int = 1, dtype: str = "float32", layout: str = "nchw", input_shape: str | None = None) -> str:
+    """Return the end of a folder's name for what is not batch 1, float32, NCHW, square: "_b8_fp16_nhwc_480x640"."""
+    batch = "" if batch_size == 1 else f"b{batch_size}"
+    words = batch, _SHORT.get(dtype, dtype), _SHORT.get(layout, layout), input_shape or ""
+    return "".join(f"_{word}" for word in words if word)
+
+
 @dataclass(frozen=True)
 class Combination:
-    """One model with one algorithm on one GPU, by the names that people write."""
+    """One model with one algorithm on one GPU, by the names that people write, and the settings that name its folder.
+
+    Attributes:
+        settings: further fields of its line in a matrix, "warmup=5", as they stand there.
+    """
 
     model: str
     algorithm: str
     gpu: str
+    batch_size: int = 1
+    dtype: str = "float32"
+    layout: str = "nchw"
+    input_shape: str | None = None
+    settings: tuple[str, ...] = ()
 
     @property
     def folder_name(self) -> str:
-        """`<model>_<algorithm>_<gpu>`, the folder under `results/<stage>/`."""
-        return "_".join(slug(name) for name in (self.model, self.algorithm, self.gpu))
+        """`<model>_<algorithm>_<gpu>` and `suffix`, the folder under `results/<stage>/`."""
+        names = "_".join(slug(name) for name in (self.model, self.algorithm, self.gpu))
+        return names + suffix(self.batch_size, self.dtype, self.layout, self.input_shape)
 
     def __str__(self) -> str:
-        return f"{self.model}, {self.algorithm}, {self.gpu}"
+        batch = f"batch {self.batch_size}" if self.batch_size != 1 else ""
+        others = suffix(1, self.dtype, self.layout, self.input_shape).split("_")
+        return ", ".join(filter(None, (self.model, self.algorithm, self.gpu, batch, *others)))
 
 
 ROOT = Path(__file__).parents[2]

@@ -66,12 +66,12 @@ class Network:
         model = self.source.build(self.seed, self.pretrained)
         return model.to(device, getattr(torch, self.dtype)).to(memory_format=self._memory)
 
-    def inputs(self, size: int, device: torch.device) -> Inputs:
-        """Return the arguments of one call for images of this size, on a device."""
+    def inputs(self, size: int | tuple[int, int], device: torch.device) -> Inputs:
+        """Return the arguments of one call for images of this side, or height and width, in pixels, on a device."""
         given = self.source.inputs(size, self.batch_size, self.seed)
         return tuple(self._placed(tensor, device) for tensor in given)
 
-    def layers(self, size: int) -> tuple[Layer, ...]:
+    def layers(self, size: int | tuple[int, int]) -> tuple[Layer, ...]:
         """List the convolutions of one pass at this size (`models.layers_of`)."""
         return models.layers_of(self.source, size, self.batch_size)
 
