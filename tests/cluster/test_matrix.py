@@ -37,11 +37,53 @@ def test_a_line_is_model_algorithm_and_gpu_and_each_counts_once(tmp_path: Path):
         ("$(touch x)\tfft\th200\n", "unknown model"),
         ("alexnet\tnone\th200\n", "none"),
         ("# nothing\n", "has no combination"),
+        ("alexnet\tfft\th200\tbatch_size=8;x\n", "is no setting"),
+        ("alexnet\tfft\th200\tbatch_size=8\tbatch_size=1\n", "has a setting twice"),
     ],
 )
 def test_a_line_that_is_no_combination_is_named(tmp_path: Path, text: str, why: str):
     with pytest.raises(InputError, match=why.replace("(", r"\(")):
         matrix.read(written(tmp_path, text))
+
+
+def test_further_columns_are_settings_and_the_first_four_name_the_folder(tmp_path: Path):
+    path = written(tmp_path, "vgg16\tgemm\th200\tbatch_size=8\tdtype=float16\twarmup=5\nvgg16\tgemm\tbatch_size=4\n")
+    first, second = matrix.read(path, "l40s", flags=["--batch-size", "2", "--layout", "nhwc"])
+    assert first.folder_name == "vgg16_gemm_h200_b8_fp16_nhwc"
+    assert first.settings == ("batch_size=8", "dtype=float16", "warmup=5")
+    assert second.folder_name == "vgg16_gemm_l40s_b4_nhwc"
+
+
+def test_settings_stand_in_the_file_of_an_array(tmp_path: Path):
+    line = "vgg16\tgemm\th200\tbatch_size=8\twarmup=5"
+    (each,) = matrix.read(written(tmp_path, line))
+    assert matrix.save([Work(each, ("2_quick",))], tmp_path / "arrays").read_text() == f"{line}\n"
+
+
+def test_two_lines_of_one_folder_with_other_settings_are_refused(tmp_path: Path):
+    path = written(tmp_path, "vgg16\tgemm\th200\twarmup=5\nvgg16\tgemm\th200\twarmup=6\n")
+    with pytest.raises(InputError, match="vgg16, gemm, h200 stands there twice, with other settings"):
+        matrix.read(path)
+
+
+def test_a_study_is_a_matrix_without_what_rules_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "study.toml"
+    path.write_text('models = ["alexnet"]\nalgorithms = ["gemm", "smm"]\ngpus = ["h200"]\nbatch_sizes = [1, 8]\n')
+    read = matrix.read_study(path)
+    assert [each.folder_name for each in read] == ["alexnet_gemm_h200", "alexnet_gemm_h200_b8"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "2 of 4 combinations are excluded by rules, and left out:"
+    assert said[1].startswith("# alexnet, smm, h200: smm runs on a CPU only")
+
+
+def test_a_study_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "study.toml"
+    path.write_text('models = ["alexnett"]\nalgorithms = ["gemm"]\n')
+    arguments = [str(path), "--study", "--stages", "2_quick", "--into", str(tmp_path / "arrays")]
+    assert matrix.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"2_quick_sweep.sh: {path}: unknown model 'alexnett'")
+    assert said.count("\n") == 1
 
 
 def test_names_are_taken_in_any_case(tmp_path: Path):

@@ -19,7 +19,7 @@ from fakes import RUN
 NOW_S = 2_000_000_000.0
 WHO = Combination("alexnet", "implicit gemm", "h200")
 SIZES = (224, 256, 288)
-FLAGS = ("--batch-size", "2")
+FLAGS = ("--seed", "2")
 
 
 def note(
@@ -40,7 +40,7 @@ def note(
 
 def measured(folder: Path, *rows: tuple[int, str, str], who: Combination = WHO, **settings: Any) -> None:
     """Write `run.json` and a table with rows of size, status and reason."""
-    run = dataclasses.asdict(RUN) | dataclasses.asdict(who) | {"input_sizes": SIZES, "batch_size": 2}
+    run = dataclasses.asdict(RUN) | dataclasses.asdict(who) | {"input_sizes": SIZES, "seed": 2}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run": run | settings}))
     header = columns(OverallRow)
