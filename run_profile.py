@@ -266,7 +266,9 @@ def _study_items(made: OneLineParser, options: argparse.Namespace, gpu: str | No
     from convscope.profiling.request import run_elsewhere
 
     def make(model: str, algorithm: str, gpu: str, settings: Sequence[str]) -> Run:
-        return _request(_with_line(made, options, (model, algorithm, gpu), fields.flags(settings)), run_elsewhere)
+        line = _with_line(made, options, (model, algorithm, gpu), fields.flags(settings))
+        line.device = "auto"  # that of its GPU
+        return _request(line, run_elsewhere)
 
     return study.items(study.read(options.study), gpu, make, note_by(NAME))
 

@@ -14,7 +14,12 @@ from convscope.errors import InputError
 from convscope.storage.paths import STAGES
 
 _FIELD = re.compile(r"[a-z][a-z_]{0,40}=[A-Za-z0-9][A-Za-z0-9._ -]{0,99}", re.ASCII)
-_NAMING = {"batch-size": r"\d{1,9}", "dtype": r"[a-z0-9]{1,20}", "layout": r"[a-z0-9]{1,20}", "input-shape": r"\d+x\d+"}
+_NAMING = {
+    "batch-size": r"\d{1,9}",
+    "dtype": r"[a-z0-9]{1,20}",
+    "layout": r"[a-z0-9]{1,20}",
+    "input-shape": r"\d{1,9}[xX]\d{1,9}",
+}
 
 
 def check(fields: Sequence[str]) -> tuple[str, ...]:
@@ -54,6 +59,6 @@ def naming(words: Sequence[str]) -> dict[str, Any]:
     if "batch_size" in kept:
         settings["batch_size"] = int(kept["batch_size"])
     if "input_shape" in kept:
-        height, width = map(int, kept["input_shape"].split("x"))
+        height, width = map(int, kept["input_shape"].lower().split("x"))
         settings["input_shape"] = None if height == width else f"{height}x{width}"
     return settings

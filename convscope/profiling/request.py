@@ -205,7 +205,7 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
 
 def parse_shape(text: str) -> tuple[int, int]:
     """Return height and width in pixels from "480x640", else InputError."""
-    found = re.fullmatch(r"(\d{1,9})[x×](\d{1,9})", text.strip().lower(), re.ASCII)
+    found = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text, re.ASCII)
     if found is None or not all(map(int, found.groups())):
         raise InputError(f"--input-shape {text}: say height and width in pixels, such as 480x640")
     return int(found[1]), int(found[2])
