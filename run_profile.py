@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
+import gc
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
-from convscope.cli.signals import GRACE_S, STOPPED, StopSignal
+from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
 from convscope.convolution.names import KINDS, MODELS, check_model, with_arguments
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
+    from convscope.planning.study import Item
     from convscope.profiling.request import Run
 
 NAME = "run_profile.py"
@@ -34,12 +36,20 @@ def parser() -> OneLineParser:
     sizes.add_argument("--quick", action="store_true", help="10 input sizes")
     sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
     made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help="pixels")
-    made.add_argument("--batch-size", type=int, default=1)
+    shape = "images that are not square, height x width in pixels: 480x640; one size"
+    made.add_argument("--input-shape", metavar="HxW", help=shape)
+    batches = made.add_mutually_exclusive_group()
+    batches.add_argument("--batch-size", type=int, default=1)
+    several = "one run each, one after the other, each in a folder of its own"
+    batches.add_argument("--batch-sizes", type=_whole_numbers, metavar="N,N,…", help=several)
+    study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
+    made.add_argument("--study", type=Path, metavar="FILE", help=study)
     made.add_argument(
         "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
     )
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
-    made.add_argument("--output-dir", metavar="DIR", help="default results/<stage>/<model>_<algorithm>_<gpu>…")
+    folder = "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each inside DIR"
+    made.add_argument("--output-dir", metavar="DIR", help=folder)
     made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
     any_card = "go on with a folder that another card of the same name began"
@@ -70,10 +80,18 @@ def parser() -> OneLineParser:
     made.add_argument("--list-combinations", action="store_true", help="what ./3_full_run.sh --matrix FILE reads")
     made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
     made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
+    made.add_argument("--estimate", action="store_true", help="GPU-hours that this would take; measures nothing")
     made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
     made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
     made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
     return made
+
+
+def _whole_numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: say different numbers with commas between, such as 1,8,32")
+    return [int(part) for part in parts]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -89,18 +107,30 @@ def main(arguments: list[str] | None = None) -> int:
         return command(NAME, lambda stop: _check_stages(made, arguments, options), 0)
     lists = options.list_models, options.list_algorithms, options.list_combinations
     asks_to_list = any(lists) or options.check_cuda or options.check_power
-    if not asks_to_list and not (options.model and options.algorithm):
+    if options.study:
+        made.refuse_ignored(arguments, BESIDE_NO_STUDY, "--study")
+    elif not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     if not asks_to_list:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
-        _refuse_without_energy(made, arguments, options)
-    grace_s = 0 if asks_to_list else GRACE_S
-    return command(NAME, lambda stop: _list(options) if asks_to_list else _profile(options, stop), grace_s)
+        _refuse_contradictions(made, arguments, options)
+    measures = not (asks_to_list or options.estimate)
+
+    def work(stop: StopSignal) -> int:
+        if options.estimate:
+            return _estimate(made, options)
+        if options.study:
+            return _print_study(made, options) if asks_to_list else _profile_study(made, options, stop)
+        return _list(options) if asks_to_list else _profile(options, stop)
+
+    return command(NAME, work, GRACE_S if measures else 0)
 
 
-def _refuse_without_energy(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
+def _refuse_contradictions(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
     if not options.energy:
         made.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
+    if options.input_shape:
+        made.refuse_ignored(arguments, ("test", "quick", "num_sizes", "input_range"), "--input-shape")
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -108,20 +138,63 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
 
     options.model = check_model(with_arguments(options.model, options.model_args))  # PyTorch's import takes seconds
     algorithms.find(options.algorithm)
+    if options.batch_sizes is None:
+        return _measure(_request(options), options, options.output_dir, stop)
+    return _profile_each([_request(each) for each in _by_batch_size(options)], options, stop)
+
+
+def _by_batch_size(options: argparse.Namespace) -> list[argparse.Namespace]:
+    sizes = options.batch_sizes or [options.batch_size]
+    return [argparse.Namespace(**vars(options) | {"batch_size": size}) for size in sizes]
+
+
+def _profile_each(runs: Sequence[Run], options: argparse.Namespace, stop: StopSignal) -> int:
+    """Measure runs one after the other, each into a folder of its own; return the highest exit code.
+
+    Bad input of one is a line and leaves the others; a signal, a GPU that is lost and a full disk end them all.
+    """
+    import torch
+
+    from convscope.convolution.operator import release
+    from convscope.errors import InputError
+
+    worst = 0
+    for number, run in enumerate(runs, 1):
+        if stop():
+            line = f"stopped by {stop.said} after {number - 1} of {len(runs)} runs: the same command goes on"
+            note_by(NAME)(line)
+            return stop.exit_code
+        print(f"{number} of {len(runs)}: {run.folder_name}", flush=True)
+        folder = str(Path(options.output_dir) / run.folder_name) if options.output_dir else None
+        try:
+            code = _measure(run, options, folder, stop)
+        except InputError as error:
+            note_by(NAME)(f"{run.folder_name}: {error}")
+            code = InputError.exit_code
+        if code in (STOPPED, ENDED):
+            return code
+        worst = max(worst, code)
+        gc.collect()  # models hold themselves in cycles
+        release(torch.device(run.device))
+    return worst
+
+
+def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: StopSignal) -> int:
+    """Measure one run into a folder, None for its own under `results/`; return the exit code."""
     from convscope.profiling.report import results_table
     from profiler import UnifiedProfiler
 
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
-    profiler = UnifiedProfiler.of(_request(options), stop, note_by(NAME), log)
+    profiler = UnifiedProfiler.of(run, stop, note_by(NAME), log)
     overall, layers = profiler.run(
-        options.output_dir,
+        folder,
         overwrite=options.overwrite,
         retry=options.retry,
         any_card=options.any_card,
         take_over=options.take_over,
     )
     print(results_table(overall, layers))
-    print(f"results: {options.output_dir or profiler.folder}")
+    print(f"results: {folder or profiler.folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
         line = f"{NAME}: stopped {why} with {len(overall)} sizes in the folder: the same command goes on"
@@ -133,11 +206,15 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
 # What a stage sets itself, or what measures nothing.
 OF_STAGES = (
     *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
-    *("models", "algorithms", "check_cuda", "check_power"),
+    *("models", "algorithms", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
 )
+# What a line of a matrix cannot set either: it is for the whole submission.
+OF_SUBMISSION = ("device", "output_dir", "overwrite", "retry", "any_card", "take_over")
 
 
 def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
+    from convscope.cli import fields
+    from convscope.errors import InputError
     from convscope.profiling import preflight
     from convscope.profiling.request import run_elsewhere
 
@@ -149,10 +226,17 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     made.refuse_ignored(arguments, OF_STAGES, "a stage")
     if options.num_sizes is not None and stages != [STAGES[-1]]:
         made.error(f"--num-sizes is {STAGES[-1]}'s: the stages before it have their own number of sizes")
-    _refuse_without_energy(made, arguments, options)
+    _refuse_contradictions(made, arguments, options)
+    given = sys.argv[1:] if arguments is None else arguments
 
-    def make(model: str, algorithm: str, gpu: str, stage: str, named: Mapping[str, str]) -> Run:
-        changed = vars(options) | {"model": model, "algorithm": algorithm, "gpu": gpu} | dict(named)
+    def make(model: str, algorithm: str, gpu: str, stage: str, settings: Sequence[str]) -> Run:
+        own = fields.flags(fields.check(settings), stage)
+        made.refuse_ignored(own, (*OF_STAGES, *OF_SUBMISSION), "a line of a matrix")
+        line = made.parse_args([*given, *own])
+        _refuse_contradictions(made, own, line)
+        if line.input_shape and stage != STAGES[-1]:
+            raise InputError(f"--input-shape is {STAGES[-1]}'s: it is one size, the stages before it have their own")
+        changed = vars(line) | {"model": model, "algorithm": algorithm, "gpu": gpu}
         flags = {flag: flag_stage == stage for flag, flag_stage in STAGE_FLAGS.items()}
         return _request(argparse.Namespace(**changed | flags), run_elsewhere)
 
@@ -161,6 +245,107 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     reuse = {name: getattr(options, name) for name in ("overwrite", "retry", "output_dir")}
     print(json.dumps(reuse | {"requests": requests}))
     return 0
+
+
+# What a study file says itself, or what asks for something else.
+BESIDE_NO_STUDY = (
+    *(
+        "model",
+        "algorithm",
+        "num_sizes",
+        "input_range",
+        "input_shape",
+        "batch_size",
+        "batch_sizes",
+        "warmup",
+        "measure",
+    ),
+    *("math", "unsupported", "max_workspace", "provider", "pretrained", "seed", "no_energy", "energy_warmup"),
+    *("energy_precision", "energy_budget", "layer_energy", "check_power", "list_models", "list_algorithms"),
+    *("models", "algorithms", "check_cuda"),
+)
+
+
+def _study_items(made: OneLineParser, options: argparse.Namespace, gpu: str | None) -> list[Item]:
+    from convscope.cli import fields
+    from convscope.planning import study
+    from convscope.profiling.request import run_elsewhere
+
+    def make(model: str, algorithm: str, gpu: str, settings: Sequence[str]) -> Run:
+        line = _with_line(made, options, (model, algorithm, gpu), fields.flags(settings))
+        line.device = "auto"  # that of its GPU
+        return _request(line, run_elsewhere)
+
+    return study.items(study.read(options.study), gpu, make, note_by(NAME))
+
+
+def _with_line(
+    made: OneLineParser, options: argparse.Namespace, names: Sequence[str], flags: Sequence[str]
+) -> argparse.Namespace:
+    """Return the options of one line of a study; of the command line, what it says of device and sizes counts."""
+    from convscope.errors import InputError
+
+    line = made.parse_args(flags)
+    _refuse_contradictions(made, flags, line)
+    kept = {name: getattr(options, name) for name in ("device", "test", "quick")}
+    if options.test or options.quick:
+        kept["num_sizes"] = None
+        if line.input_shape:
+            raise InputError("--test and --quick make no use of input_shapes: each is one size")
+    model, algorithm, gpu = names
+    return argparse.Namespace(**vars(line) | kept | {"model": model, "algorithm": algorithm, "gpu": gpu})
+
+
+def _print_study(made: OneLineParser, options: argparse.Namespace) -> int:
+    gpu = "cpu" if options.device == "cpu" else options.gpu
+    print(*(item.text for item in _study_items(made, options, gpu)), sep="\n")
+    return 0
+
+
+def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopSignal) -> int:
+    """Run the combinations of a study that are for the GPU that is here; return the highest exit code."""
+    from convscope.cli import fields
+    from convscope.cli.options import find_device, folder_gpu
+    from convscope.errors import InputError
+    from convscope.planning import study
+
+    study.read(options.study)  # before PyTorch is imported, which takes seconds
+    gpu = folder_gpu(options.gpu, find_device(options.device))
+    every = _study_items(made, options, gpu)
+    here = [item for item in every if item.line[2] == gpu]
+    if not here:
+        gpus = ", ".join(dict.fromkeys(item.line[2] for item in every))
+        raise InputError(f"{options.study} is for {gpus}, and here is {gpu}: run it there, or add {gpu} to its gpus")
+    lines = [item.line for item in here if item.why_not is None]
+    print(*(item.text for item in here if item.why_not), sep="\n", end="\n" if len(lines) < len(here) else "")
+    runs = [_request(_with_line(made, options, line[:3], fields.flags(line[3:]))) for line in lines]
+    return _profile_each(runs, options, stop)
+
+
+def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
+    """Print the hours that the runs asked for will take; return 1 where nothing is known of one."""
+    from convscope.planning import estimate
+    from convscope.profiling.request import run_elsewhere
+    from convscope.storage.paths import RESULTS
+
+    gpu = "cpu" if options.device == "cpu" else options.gpu
+    if options.study:
+        runs = [item.run for item in _study_items(made, options, gpu) if item.run and item.why_not is None]
+    else:
+        model = check_model(with_arguments(options.model, options.model_args))
+        named = {"model": model, "gpu": gpu or _gpu_here(options.device)}
+        by_size = _by_batch_size(options)
+        runs = [_request(argparse.Namespace(**vars(each) | named), run_elsewhere) for each in by_size]
+    earlier = estimate.read(RESULTS)
+    found = [estimate.estimate(run, earlier, options.overwrite) for run in runs]
+    print(estimate.report(found))
+    return 0 if all(each.seconds is not None for each in found) else 1
+
+
+def _gpu_here(device: str) -> str:
+    from convscope.cli.options import find_device, folder_gpu
+
+    return folder_gpu(None, find_device(device))
 
 
 def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None) -> Run:
@@ -182,14 +367,16 @@ def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None
 
 def _list(options: argparse.Namespace) -> int:
     from convscope.profiling import listing
+    from convscope.profiling.request import parse_shape
 
     if options.list_models:
         print(listing.model_list())
     if options.list_algorithms:
-        size, precision = options.input_range[0], (options.dtype, options.layout)
+        size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
+        precision = (options.dtype, options.layout)
         print(listing.algorithm_list(options.model, options.batch_size, size, options.device, *precision))
     if options.check_power:
-        print(_check_power(options.device))
+        print(listing.power_check(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
         chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
@@ -199,35 +386,6 @@ def _list(options: argparse.Namespace) -> int:
         print(text)
         return 0 if usable else 1
     return 0
-
-
-def _check_power(device_name: str) -> str:
-    import torch
-
-    from convscope import gpus
-    from convscope.cli.options import find_device
-    from convscope.errors import InputError, SensorError
-    from convscope.power import nvml, sensor_test
-    from convscope.profiling import report
-    from convscope.storage.paths import RESULTS
-    from convscope.timing import graphs
-
-    device = find_device(device_name)
-    if device.type == "cpu":
-        raise InputError("--check-power tests a GPU's sensors: there is none here")
-    properties = torch.cuda.get_device_properties(device)
-    name = properties.name
-    try:
-        card = nvml.NvmlCard(gpus.uuid(name, properties.uuid))
-    except SensorError as error:
-        raise InputError(f"--check-power: {error}") from None
-    with contextlib.closing(card), torch.cuda.device(device):
-        if card.reason:
-            raise InputError(f"--check-power: {card.reason}")
-        found = sensor_test.check(card, graphs.full_load(), name)
-    path = RESULTS / f"sensor_{gpus.label(name)}.json"
-    report.save(found, path)
-    return f"{report.sensor_report(found)}\nsaved: {path}"
 
 
 if __name__ == "__main__":

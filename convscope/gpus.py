@@ -62,6 +62,11 @@ def identify(device_name: str) -> Gpu | None:
     return next((gpu for gpu in GPUS if re.search(rf"\b{gpu.pattern}(?!\w)", device_name, re.IGNORECASE)), None)
 
 
+def by_label(short_name: str) -> Gpu | None:
+    """Return the catalogue's entry for a short name ("h200"), the plain card where there are variants, or None."""
+    return next((gpu for gpu in reversed(GPUS) if gpu.label == short_name), None)
+
+
 def is_slice(device_name: str) -> bool:
     """Tell whether a device of this name is a part of a card (MIG): "NVIDIA H100 80GB HBM3 MIG 1g.10gb"."""
     return " MIG " in device_name

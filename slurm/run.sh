@@ -49,14 +49,15 @@ run_job() {
 }
 
 take_task() {
-    local lines fields
+    local lines cells
     [[ -n ${SLURM_ARRAY_TASK_ID:-} ]] || die "--matrix in a job needs a job array: start ./${script[$this]} by hand"
     mapfile -t lines <"$matrix"
     ((SLURM_ARRAY_TASK_ID < ${#lines[@]})) || die "$matrix has no line for task $SLURM_ARRAY_TASK_ID"
-    IFS=$'\t' read -ra fields <<<"${lines[SLURM_ARRAY_TASK_ID]}"
-    ((${#fields[@]} == 3 || ${#fields[@]} == 5)) || die "$matrix, task $SLURM_ARRAY_TASK_ID: not model, algorithm, GPU"
-    take_names "${fields[@]:0:3}"
-    ((${#fields[@]} == 3)) || flags+=(--dtype "${fields[3]}" --layout "${fields[4]}")
+    IFS=$'\t' read -ra cells <<<"${lines[SLURM_ARRAY_TASK_ID]}"
+    ((${#cells[@]} >= 3)) || die "$matrix, task $SLURM_ARRAY_TASK_ID: not model, algorithm, GPU"
+    take_names "${cells[@]:0:3}"
+    take_fields "$this" "${cells[@]:3}"
+    flags+=("${fields[@]}")
 }
 
 # Only steps get SLURM's warning signal (no "B:"), so Python must be one. srun forgets the job's CPUs since 22.05.
@@ -163,7 +164,7 @@ keep_log() { # FILE; copies its input there and on, to the end of the input
 }
 
 run_matrix_here() {
-    local command=(python -m convscope local "$matrix" --stages)
+    local command=(python -m convscope local "$matrix" ${study:+"$study"} --stages)
     mapfile -t -O "${#command[@]}" command < <(wanted_stages)
     [[ ${#names[@]} == 0 ]] || command+=(--gpu "${names[0],,}")
     [[ -z $gpus ]] || command+=(--gpus "$gpus")

@@ -40,15 +40,16 @@ die() {
 usage() {
     cat <<END
 usage: ./${script[$this]} MODEL ALGORITHM GPU [OPTION …] [FLAG …]
-       ./${script[$this]} --matrix FILE [GPU] [OPTION …] [FLAG …]
+       ./${script[$this]} --matrix FILE | --study FILE [GPU] [OPTION …] [FLAG …]
 
   --chain          this stage and those after it, each after the one before has succeeded; those before it if missing
   --matrix FILE    a job array over the combinations of a file; GPU for lines that name none
+  --study FILE     the same of a study file (examples/study.toml)
   --throttle N     at most N tasks of an array at a time (4)
   --no-requeue     a job that nears its time limit stops, and is not put into the queue again
   --dry-run        print what would be submitted
   --local          run here, without SLURM; GPU may then be cpu or local (whatever is here)
-  --gpus 0,1,…     with --local --matrix: one process a GPU, of these (all); cpu,cpu: two without a GPU
+  --gpus 0,1,…     with --local and a file: one process a GPU, of these (all); cpu,cpu: two without a GPU
 
 FLAGs go to run_profile.py as they are. GPUs: $(gpu_names).
 END
@@ -58,15 +59,19 @@ END
 
 parse() {
     names=() flags=() own=()
-    dry_run='' here='' chain='' matrix='' gpus='' throttle=4 requeue=yes
+    dry_run='' here='' chain='' matrix='' study='' gpus='' throttle=4 requeue=yes
     while (($#)); do
         case $1 in
-            --matrix=* | --throttle=* | --gpus=*)
+            --matrix=* | --study=* | --throttle=* | --gpus=*)
                 set -- "${1%%=*}" "${1#*=}" "${@:2}"
                 continue
                 ;;
-            --matrix | --throttle | --gpus) (($# > 1)) || die "$1 needs a value" ;;&
-            --matrix) matrix=$2 && shift ;;
+            --matrix | --study | --throttle | --gpus) (($# > 1)) || die "$1 needs a value" ;;&
+            --matrix | --study)
+                [[ -z $matrix ]] || die "name one file, --matrix FILE or --study FILE"
+                matrix=$2 && [[ $1 == --matrix ]] || study=--study
+                shift
+                ;;
             --throttle) throttle=$2 && shift ;;
             --gpus) gpus=$2 && shift ;;
             --dry-run) dry_run=yes ;;
@@ -89,8 +94,8 @@ parse() {
 
 check_arguments() {
     if [[ -n $matrix ]]; then
-        ((${#names[@]} <= 1)) || die "--matrix FILE may be followed by a GPU, not by ${names[*]@Q}"
-        [[ -r $matrix ]] || die "--matrix ${matrix@Q} cannot be read (run_profile.py --list-combinations writes one)"
+        ((${#names[@]} <= 1)) || die "${study:---matrix} FILE may be followed by a GPU, not by ${names[*]@Q}"
+        [[ -r $matrix ]] || die "${study:---matrix} ${matrix@Q} cannot be read (run_profile.py --list-combinations writes one)"
         [[ $matrix == /* ]] || matrix=$PWD/$matrix
     else
         ((${#names[@]} == 3)) || die "say MODEL ALGORITHM GPU first, then flags (--help lists the options)"
@@ -185,28 +190,44 @@ check_node() {
 
 folder() { # STAGE
     local bare=${model#torchvision:}
-    printf '%s/%s/%s_%s_%s%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu" "$(suffix)"
+    printf '%s/%s/%s_%s_%s%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu" "$(suffix "${flags[@]}")"
 }
 
-# The end of a folder's name by $flags: batch size, data type, layout (convscope/storage/paths.py, `folder_name`).
-suffix() {
-    local at word value batch='' dtype='' layout=''
-    for ((at = 0; at < ${#flags[@]}; at++)); do
-        word=${flags[at]} value=${flags[at + 1]-}
-        [[ $word != *=* ]] || { value=${word#*=} && word=${word%%=*}; }
-        # The command line takes the first letters of an option for it (convscope/cluster/flags.py).
-        case $word in
-            --b*) [[ --batch-size != "$word"* ]] || batch=$value ;;
-            --dt*) [[ --dtype != "$word"* ]] || dtype=$value ;;
-            --layo*) [[ --layout != "$word"* ]] || layout=$value ;;
+# The end of a folder's name, by flags: `suffix` of convscope/storage/paths.py, options as convscope/cli/fields.py has them.
+suffix() { # FLAG …
+    local batch=1 dtype=float32 layout=nchw shape='' value
+    while (($#)); do
+        if [[ $1 == --*=* ]]; then value=${1#*=}; else value=${2-}; fi
+        case ${1%%=*} in
+            --batch-size) [[ ! $value =~ ^[0-9]{1,9}$ ]] || batch=$((10#$value)) ;;
+            --dt | --dty | --dtyp | --dtype) [[ ! $value =~ ^[a-z0-9]+$ ]] || dtype=$value ;;
+            --layo | --layou | --layout) [[ ! $value =~ ^[a-z0-9]+$ ]] || layout=$value ;;
+            --input-s | --input-sh | --input-sha | --input-shap | --input-shape)
+                [[ ! ${value,,} =~ ^([0-9]{1,9})x([0-9]{1,9})$ ]] ||
+                    shape=$((10#${BASH_REMATCH[1]}))x$((10#${BASH_REMATCH[2]}))
+                ;;
         esac
+        shift
     done
-    [[ ! $batch =~ ^[0-9]{1,9}$ ]] || ((10#$batch == 1)) || printf '_b%d' "$((10#$batch))"
-    case $dtype in
-        float16) printf _fp16 ;;
-        bfloat16) printf _bf16 ;;
-    esac
-    [[ $layout != nhwc ]] || printf _nhwc
+    ((batch == 1)) || printf '_b%s' "$batch"
+    case $dtype in float32) ;; float16) printf _fp16 ;; bfloat16) printf _bf16 ;; *) printf '_%s' "$dtype" ;; esac
+    [[ $layout == nchw ]] || printf '_%s' "$layout"
+    [[ -z $shape || ${shape%x*} == "${shape#*x}" ]] || printf '_%s' "$shape"
+}
+
+# Sets fields to the flags that stand in a line of a matrix, behind model, algorithm and GPU.
+take_fields() { # STAGE FIELD …
+    local of_stage=$1 field words
+    shift
+    fields=()
+    for field in "$@"; do
+        [[ $field =~ ^[a-z][a-z_]*=[A-Za-z0-9][A-Za-z0-9._\ -]*$ ]] || die "${field@Q} is no setting: write option=value, such as batch_size=8"
+        [[ $field != num_sizes=* || -z ${sizes[$of_stage]} ]] || continue # the other stages have their own number
+        read -ra words <<<"${field#*=}"
+        field=${field%%=*}
+        fields+=("--${field//_/-}")
+        [[ ${words[*]} == true ]] || fields+=("${words[@]}")
+    done
 }
 
 note_event() { # STAGE JOB EVENT: one line of convscope/cluster/history.py's HISTORY

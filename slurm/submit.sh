@@ -43,7 +43,7 @@ submit_one() {
         options=("--job-name=${each}_${path##*/}" "--output=$path/%x_%j.out" "--error=$path/%x_%j.err")
         [[ -z $job ]] || options+=("--dependency=afterok:$job" --kill-on-invalid-dep=yes)
         send "$each" "$model" "$algorithm" "$gpu"
-        events+=("$each" "$job" "$model" "$algorithm" "$gpu" "$retry" "")
+        events+=("$each" "$job" "$model" "$algorithm" "$gpu" "$retry" '')
     done
 }
 
@@ -54,7 +54,7 @@ submit_matrix() {
     cut=(--into "$into" --most "${most:-1001}")
     [[ ${#names[@]} == 0 ]] || cut+=(--gpu "${names[0],,}")
     [[ -z $dry_run ]] || cut+=(--dry-run)
-    parts=$(python -m convscope matrix "$matrix" "${known[@]}" "${cut[@]}" -- "${flags[@]}") || exit 2
+    parts=$(python -m convscope matrix "$matrix" ${study:+"$study"} "${known[@]}" "${cut[@]}" -- "${flags[@]}") || exit 2
     [[ -n $parts ]] || return 0
     while IFS=$'\t' read -r part gpu tasks needed retry <&3; do
         submit_array "$part" "$tasks"
@@ -62,7 +62,7 @@ submit_matrix() {
 }
 
 submit_array() { # FILE TASKS; gpu, needed and retry are set
-    local each job='' task model algorithm dtype layout
+    local each job='' task cells fields
     find_gpu
     for each in $needed; do
         make_folder "$results/$each"
@@ -71,8 +71,9 @@ submit_array() { # FILE TASKS; gpu, needed and retry are set
         [[ -z $job ]] || options+=("--dependency=aftercorr:$job" --kill-on-invalid-dep=yes)
         send "$each" --matrix "$1"
         [[ -n $dry_run ]] || for ((task = 0; task < $2; task++)); do
-            IFS=$'\t' read -r model algorithm _ dtype layout
-            events+=("$each" "${job}_$task" "$model" "$algorithm" "$gpu" "$retry" "${dtype:+--dtype $dtype --layout $layout}")
+            IFS=$'\t' read -ra cells
+            take_fields "$each" "${cells[@]:3}"
+            events+=("$each" "${job}_$task" "${cells[@]:0:2}" "$gpu" "$retry" "${fields[*]}")
         done <"$1"
     done
 }
@@ -134,12 +135,12 @@ commit() {
 
 # Noted when all are queued: where a later stage of a chain is refused, none of it was.
 note_submitted() {
-    local at model algorithm gpu given=("${flags[@]}") flags of_line
+    local at model algorithm gpu given=("${flags[@]}") flags
     [[ -z $dry_run ]] || return 0
     for ((at = 0; at < ${#events[@]}; at += 7)); do
         model=${events[at + 2]} algorithm=${events[at + 3]} gpu=${events[at + 4]}
-        read -ra of_line <<<"${events[at + 6]}"
-        flags=("${given[@]}" "${of_line[@]}")
+        read -ra flags <<<"${events[at + 6]}" # fields have no spaces but between words
+        flags=("${given[@]}" "${flags[@]}")
         [[ ${events[at + 5]} == - ]] || flags+=("${events[at + 5]}")
         note_event "${events[at]}" "${events[at + 1]}" submitted
     done

@@ -23,6 +23,7 @@ STUDIES = ("profiling", "verification", "inference", "training", "conv3d")
 BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 # What imports less than all that stands before it; entries with a dot are single modules.
 NARROWER = {
+    "planning": {*BELOW_STUDIES, "profiling"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
@@ -32,7 +33,7 @@ NARROWER = {
     "report": {"storage", "cli", "dataset", "prediction"},
 }
 WITHOUT_TORCH = (
-    *("storage", "cluster", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
+    *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
     *("convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
 )
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from convscope.cli.fields import naming
 from convscope.cli.parser import one_line
-from convscope.cluster import flags, plain_files
+from convscope.cluster import plain_files
 from convscope.cluster.plain_files import ForeignError
 from convscope.storage.paths import Combination
 
@@ -51,7 +52,7 @@ def is_combination(*names: object) -> bool:
 
 
 def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
-    """Return the jobs of a folder, the latest last, and the combination that the latest is for, by its flags.
+    """Return the jobs of a folder, the latest last, and the combination that the latest is for.
 
     A job may start before its submitter has written "submitted": that event counts only where the job has no other.
     Jobs that were forgotten are left out.
@@ -72,6 +73,16 @@ def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
     return tuple(map(_job, last)), _combination(last[-1]) if last else None
 
 
+def _combination(event: Sequence[str]) -> Combination:
+    """Return the combination of an event; its flags name the folder too, as far as they can be read."""
+    model, algorithm, gpu, flags = event[3:7]
+    try:
+        words = shlex.split(flags)
+    except ValueError:
+        words = []
+    return Combination(model, algorithm, gpu, **naming(words))
+
+
 def _is_event(fields: Sequence[str]) -> bool:
     return (
         len(fields) == 7
@@ -86,16 +97,7 @@ def _job(fields: Sequence[str]) -> Job:
     return Job(fields[1], word, int(code) if code.isdecimal() and len(code) < 4 else None, fields[6])
 
 
-def _combination(fields: Sequence[str]) -> Combination:
-    try:
-        words = shlex.split(fields[6])
-    except ValueError:
-        words = []
-    model, algorithm, gpu = fields[3:6]
-    return flags.with_flags(Combination(model, algorithm, gpu), words)
-
-
-def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, words: Sequence[str]) -> None:
-    """Add a line to the history of a folder's jobs; `words` are the job's flags."""
-    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(words))
+def note_event(path: Path, time_utc: str, job: str, event: str, combination: Combination, flags: Sequence[str]) -> None:
+    """Add a line to the history of a folder's jobs."""
+    fields = (time_utc, job, event, combination.model, combination.algorithm, combination.gpu, shlex.join(flags))
     plain_files.append_line(path / HISTORY, "\t".join(map(one_line, fields)))

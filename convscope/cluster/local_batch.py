@@ -24,10 +24,10 @@ from typing import Any
 from tqdm import tqdm
 
 from convscope import gpus
+from convscope.cli import fields
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
 from convscope.cluster import matrix, progress, submission
-from convscope.cluster.flags import of_line
 from convscope.errors import InputError, SensorError
 from convscope.power import nvml
 from convscope.storage import paths
@@ -134,7 +134,8 @@ class LocalBatch:
         waiting, free = deque(self.combinations), deque(self.devices)
         running: list[CombinationRun] = []
         level, kill_at_s = 0, math.inf
-        total = len(self.combinations) * sum(matrix.requested_sizes(stage, self.flags) for stage in self.stages)
+        each_with = [(stage, each) for each in self.combinations for stage in self.stages]
+        total = sum(matrix.requested_sizes(stage, self._flags(each, stage)) for stage, each in each_with)
         with tqdm(total=total, unit="size", desc="sizes", disable=None, dynamic_ncols=True) as bar:
             while running or (waiting and not stop.level):
                 while free and waiting and not stop.level:
@@ -163,8 +164,11 @@ class LocalBatch:
         """Return the command of one stage of a combination."""
         # Which card is free decides where a combination goes on, so a folder may hold sizes of several.
         any_card = ["--any-card"] if self.devices[0].uuid and "--any-card" not in self.flags else []
-        flags = [*self.flags, *of_line(name, self.flags), *any_card]
+        flags = [*self._flags(name, stage), *any_card]
         return [f"./{SCRIPTS[stage]}", "--local", name.model, name.algorithm, name.gpu, *flags]
+
+    def _flags(self, name: Combination, stage: str) -> list[str]:
+        return [*self.flags, *fields.flags(name.settings, stage)]
 
     def _start(self, run: CombinationRun) -> CombinationRun:
         run.stage = run.stages.popleft()
@@ -230,7 +234,7 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     names = CPU if options.gpu == CPU and not options.gpus else options.gpus
     chosen = devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = label(chosen) if options.gpu == "local" else options.gpu
-    every = matrix.read(options.file, gpu, flags=flags)
+    every = _combinations(options, gpu, flags)
     requests = submission.requests(every, options.stages, flags, is_here=True)
     planner = submission.Planner(requests, options.stages, options.stages[0], paths.results(root))
     works = matrix.plan(planner, every).works
@@ -245,10 +249,25 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
         return batch.run(stop)
 
 
+def _combinations(options: argparse.Namespace, gpu: str, flags: Sequence[str]) -> list[Combination]:
+    """Return the combinations of the file; of a study those for the GPU that is here, InputError for none."""
+    if not options.study:
+        return matrix.read(options.file, gpu, flags=flags)
+    every = matrix.read_study(options.file, gpu, flags=flags)
+    here = [each for each in every if each.gpu == gpu]
+    if not here:
+        gpus_of_file = ", ".join(dict.fromkeys(each.gpu for each in every))
+        raise InputError(
+            f"{options.file} is for {gpus_of_file}, and here is {gpu}: run it there, or add {gpu} to its gpus"
+        )
+    return here
+
+
 def _parser() -> argparse.ArgumentParser:
     description = "Run a matrix here, one process a GPU. After -- stands what run_profile.py is given."
     parser = OneLineParser(prog="python -m convscope local", description=description)
     parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("--study", action="store_true", help="FILE is a study file")
     parser.add_argument(
         "--stages", nargs="+", choices=STAGES, required=True, help="in this order, up to one that fails"
     )

@@ -1,8 +1,7 @@
-"""File of combinations, one a line: model, algorithm and GPU, separated by tabs; `#` begins a comment.
+"""File of combinations, one a line: model, algorithm, GPU and settings, separated by tabs; `#` begins a comment.
 
-A fourth column may name a data type and a fifth a layout; without one, the flags or the defaults decide.
-
-`run_profile.py --list-combinations` writes it. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
+A setting is an option of `run_profile.py` and its value, "batch_size=8". `run_profile.py --list-combinations` writes
+such a file, of a study file (`--study`) too. `python -m convscope matrix FILE --stages 3_full --into DIR` cuts it
 into the files that the stages submit: for each GPU, files of at most as many lines as one job array may have tasks,
 without the combinations that are finished or queued.
 """
@@ -10,79 +9,105 @@ without the combinations that are finished or queued.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import os
 import re
 import secrets
+import subprocess
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from convscope.cli.fields import naming
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
-from convscope.cluster.flags import OF_RUNS, of_line
 from convscope.cluster.submission import Work
 from convscope.errors import InputError
-from convscope.storage.paths import LAYOUTS, SCRIPTS, SIZES_BY_STAGE, Combination
+from convscope.storage.paths import ROOT, SCRIPTS, SIZES_BY_STAGE, Combination
 
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_COLUMNS = 5
 
 
 def read(
     path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
 ) -> list[Combination]:
-    """Return the combinations of a file, each once, in order; `gpu` stands in where a line names none.
+    """Return the combinations of a file, each once, in order.
 
-    A line's own data type and layout come before those of the flags.
+    Args:
+        gpu: stands in where a line names none.
+        flags: as `run_profile.py` gets them with each line.
 
     Raises:
-        InputError: the file cannot be read, a line is no combination, or its GPU is none of `known_gpus`.
+        InputError: the file cannot be read, a line is no combination, its GPU is none of `known_gpus`, or two lines
+            have the same folder and other settings.
     """
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
+    return _combinations(lines, path, gpu, known_gpus, flags)
+
+
+def read_study(
+    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+) -> list[Combination]:
+    """Return the combinations of a study file that no rule excludes, as `read` does; the others are counted aloud.
+
+    Raises:
+        InputError: as `read`; the file is no study.
+    """
+    command = [sys.executable, str(ROOT / "run_profile.py"), "--study", str(path), "--list-combinations"]
+    done = subprocess.run([*command, *(["--gpu", gpu] if gpu else [])], capture_output=True, text=True, check=False)
+    if done.returncode:
+        message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
+        raise InputError(message.removeprefix("run_profile.py: "))
+    lines = done.stdout.splitlines()
+    if excluded := [line for line in lines if line.startswith("#")]:
+        print(f"{len(excluded)} of {len(lines)} combinations are excluded by rules, and left out:", file=sys.stderr)
+        print(*excluded, sep="\n", file=sys.stderr)
+    return _combinations(lines, path, gpu, known_gpus, flags)
+
+
+def _combinations(
+    lines: Sequence[str], path: Path, gpu: str | None, known_gpus: Collection[str], flags: Sequence[str]
+) -> list[Combination]:
     entries = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     combinations = dict.fromkeys(
         _combination(line, f"{path}, line {number}", gpu, known_gpus, flags) for number, line in entries
     )
     if not combinations:
-        raise InputError(f"--matrix {path} has no combination: a line is model, algorithm, GPU, separated by tabs")
+        raise InputError(f"{path} has no combination: a line is model, algorithm, GPU, separated by tabs")
+    folders: dict[str, Combination] = {}
+    for each in combinations:
+        other = folders.setdefault(each.folder_name, each)
+        if other != each:
+            raise InputError(f"{path}: {each} stands there twice, with other settings: a folder holds one run")
     return list(combinations)
 
 
 def _combination(
     line: str, where: str, gpu: str | None, known_gpus: Collection[str], flags: Sequence[str]
 ) -> Combination:
-    fields = [field.strip() for field in line.split("\t")]
-    count = len(fields)
-    fields += [""] * (_COLUMNS - count)
-    if 2 <= count <= _COLUMNS and not fields[2]:
-        if not gpu:
-            raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
-        fields[2] = gpu
-    if not 2 <= count <= _COLUMNS or not _GPU.fullmatch(fields[2]):
+    cells = [cell.strip() for cell in line.split("\t")]
+    first = next((at for at, cell in enumerate(cells) if at > 1 and "=" in cell), len(cells))
+    names, settings = cells[:first], cells[first:]
+    if len(names) == 2 and gpu:
+        names.append(gpu)
+    if len(names) == 2:
+        raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
+    if len(names) != 3 or not _GPU.fullmatch(names[2]):
         raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
     try:
-        found = submission.find(fields[0], fields[1], fields[2], known_gpus, flags)
-        return _in_precision(found, *fields[3:])
+        return submission.find(names[0], names[1], names[2], known_gpus, flags, settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _in_precision(found: Combination, dtype: str, layout: str) -> Combination:
-    """Return a combination in the data type and layout that a line names, "" for none."""
-    for column, word, valid in (("dtype", dtype, OF_RUNS), ("layout", layout, tuple(LAYOUTS))):
-        if word and word not in valid:
-            raise InputError(f"{column} {word!r}: choose one of {', '.join(valid)}")
-    return dataclasses.replace(found, dtype=dtype or found.dtype, layout=layout or found.layout)
-
-
 def requested_sizes(stage: str, flags: Sequence[str]) -> int:
     """Return the number of sizes that `run_profile.py` measures in a stage with these flags."""
+    if naming(flags).get("input_shape"):
+        return 1
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
     return parser.parse_known_args(list(flags))[0].num_sizes or SIZES_BY_STAGE[stage]
@@ -116,12 +141,9 @@ def slices(works: Sequence[Work], most: int) -> list[list[Work]]:
     return [same[at : at + most] for same in alike.values() for at in range(0, len(same), most)]
 
 
-def save(part: Sequence[Work], folder: Path, dry_run: bool = False, flags: Sequence[str] = ()) -> Path:
-    """Write the combinations of a part into a new file, whole under its name or not there; return its path.
-
-    A line names data type and layout where they are not those of the flags.
-    """
-    lines = (_line(work.combination, flags) for work in part)
+def save(part: Sequence[Work], folder: Path, dry_run: bool = False) -> Path:
+    """Write the combinations of a part into a new file, whole under its name or not there; return its path."""
+    lines = (submission.line_of(work.combination) for work in part)
     name = f"{part[0].combination.gpu}-{datetime.now(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(4)}.tsv"
     path = folder / name
     if not dry_run:
@@ -135,17 +157,12 @@ def save(part: Sequence[Work], folder: Path, dry_run: bool = False, flags: Seque
     return path
 
 
-def _line(each: Combination, flags: Sequence[str]) -> str:
-    precision = (each.dtype, each.layout) if of_line(each, flags) else ()
-    return "\t".join((each.model, each.algorithm, each.gpu, *precision))
-
-
 def main(arguments: Sequence[str]) -> int:
     """Write the files for job arrays; print path, GPU, number of lines, stages and --retry (or -) of each."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
     try:
-        every = read(options.file, options.gpu, options.known_gpus, flags)
+        every = (read_study if options.study else read)(options.file, options.gpu, options.known_gpus, flags)
         found = submission.requests(every, options.stages, flags)
         planner = submission.Planner(found, options.stages, options.first or options.stages[0])
         left = plan(planner, every).works
@@ -153,7 +170,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{SCRIPTS[options.first or options.stages[0]]}: {one_line(error)}", file=sys.stderr)
         return 2
     for part in slices(left, options.most):
-        path = save(part, options.into, options.dry_run, flags)
+        path = save(part, options.into, options.dry_run)
         retry = "--retry" if part[0].retry else "-"
         print(path, part[0].combination.gpu, len(part), " ".join(part[0].stages), retry, sep="\t")
     return 0
@@ -170,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m convscope matrix", description=description)
     parser.add_argument("file", type=Path, metavar="FILE")
     submission.add_stages(parser)
+    parser.add_argument("--study", action="store_true", help="FILE is a study file")
     parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
     parser.add_argument("--into", type=Path, required=True, metavar="DIR")
     parser.add_argument("--most", type=_count, default=1000, metavar="N", help="lines in a file")

@@ -27,9 +27,10 @@ from convscope.cluster.history import HISTORY, Job
 from convscope.cluster.plain_files import ForeignError
 from convscope.gpus import slowed_by
 from convscope.storage.lock import NAME as LOCK
-from convscope.storage.paths import DTYPES, KEPT, LAYOUTS, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
+from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 _TAIL_BYTES = 8192
+_NAMING = ("batch_size", "dtype", "layout", "input_shape")  # settings in a folder's name, beside the three names
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
 
 
@@ -193,9 +194,9 @@ def _read(path: Path, stage: str) -> Progress | None:
 
 
 def _combination(run: Mapping[str, Any]) -> Combination:
-    """Return the combination of a run; a setting that an older version did not have is as it was then."""
-    settings = (run.get("batch_size", 1), run.get("dtype", "float32"), run.get("layout", "nchw"))
-    return Combination(run["model"], run["algorithm"], run["gpu"], *settings)
+    """Return the combination of a request; `_document` has checked its types."""
+    naming = {name: run[name] for name in _NAMING if run.get(name) is not None}
+    return Combination(run["model"], run["algorithm"], run["gpu"], **naming)
 
 
 def _history(path: Path, document: Mapping[str, Any]) -> tuple[tuple[Job, ...], Combination | None, str]:
@@ -221,9 +222,9 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
         run, start = document["run"], document.get("starts", [{}])[-1]
         names = [run[name] for name in ("model", "algorithm", "gpu")]
         numbers = [*run["input_sizes"], *start.get("asked", run)["input_sizes"], run.get("batch_size", 1)]
-        words = start.get("command", document.get("command", []))
+        words = [*start.get("command", document.get("command", []))]
+        words += [run[name] for name in _NAMING[1:] if run.get(name) is not None]
         types = [type(each) is int for each in numbers] + [isinstance(each, str) for each in (*names, *words)]
-        types += [run.get("dtype", "float32") in DTYPES, run.get("layout", "nchw") in LAYOUTS]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return {}, "run.json cannot be read"
     if not all(types):

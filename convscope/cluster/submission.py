@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from convscope import slurm
+from convscope.cli import fields
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import history, progress
-from convscope.cluster.flags import with_flags
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
@@ -57,8 +57,7 @@ def requests(
     Raises:
         InputError: one of them cannot run; the message says which and why.
     """
-    columns = ((each.model, each.algorithm, each.gpu, each.dtype, each.layout) for each in combinations)
-    lines = "".join("\t".join(each) + "\n" for each in columns)
+    lines = "".join(f"{line_of(each)}\n" for each in combinations)
     options = ["--check-stages", ",".join(stages), *(["--here"] if is_here else [])]
     command = [sys.executable, str(ROOT / "run_profile.py"), *options, *flags]
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
@@ -178,18 +177,34 @@ def _output_dir(flags: Sequence[str]) -> str | None:
     return output_dir
 
 
+def line_of(each: Combination) -> str:
+    """Return the line of a matrix that names a combination."""
+    return "\t".join((each.model, each.algorithm, each.gpu, *each.settings))
+
+
 def find(
-    model: str, algorithm: str, gpu: str, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+    model: str,
+    algorithm: str,
+    gpu: str,
+    known_gpus: Collection[str] = (),
+    flags: Sequence[str] = (),
+    settings: Sequence[str] = (),
 ) -> Combination:
-    """Return the combination of these names in the spelling of folders; InputError where one is unknown.
+    """Return the combination of these names in the spelling of folders.
 
     Args:
-        flags: those of its run, which name batch size, data type and layout.
+        known_gpus: other names are refused; none refuses none.
+        flags: as `run_profile.py` gets them.
+        settings: further fields of its line in a matrix; what they say counts more than the flags.
+
+    Raises:
+        InputError: a name is unknown, or a field is no setting.
     """
     if known_gpus and gpu.lower() not in known_gpus:
         raise InputError(f"unknown GPU {gpu!r}: name one of {', '.join(known_gpus)}, or add it to your gpus.conf")
-    named = Combination(names.check_model(model), algorithms.find(algorithm).name, gpu.lower())
-    return with_flags(named, flags)
+    naming = fields.naming([*flags, *fields.flags(fields.check(settings))])
+    name = algorithms.find(algorithm).name
+    return Combination(names.check_model(model), name, gpu.lower(), **naming, settings=tuple(settings))
 
 
 def check_quotes(model: str, words: Sequence[str], script: str) -> None:
@@ -224,8 +239,8 @@ def main(arguments: Sequence[str]) -> int:
     for work in plan.works:
         if work.retry:
             print(f"{script}: {each} has sizes that failed, measured again by --retry", file=sys.stderr)
-        fields = (each.model, each.algorithm, each.gpu, " ".join(work.stages), "--retry" if work.retry else "-")
-        print(*fields, sep="\t")
+        retry = "--retry" if work.retry else "-"
+        print(each.model, each.algorithm, each.gpu, " ".join(work.stages), retry, sep="\t")
     return 0
 
 

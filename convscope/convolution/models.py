@@ -160,7 +160,11 @@ def _on_cpu(name: str, model: nn.Module, inputs: Callable[[], Inputs], refused: 
     return called(name, model, given)
 
 
-def convolutions(name: str, input_size: int, batch_size: int = 1) -> tuple[Layer, ...]:
+def _sides(size_px: int | tuple[int, int]) -> tuple[int, int]:
+    return (size_px, size_px) if isinstance(size_px, int) else size_px
+
+
+def convolutions(name: str, input_size: int | tuple[int, int], batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions of a model by name, as `layers_of` does."""
     return layers_of(find_source(name), input_size, batch_size)
 

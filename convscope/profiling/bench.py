@@ -171,7 +171,7 @@ class Bench:
         release(self._device)
 
     def _inputs(self, size: int) -> Inputs:
-        return self._network.inputs(size, self._device)
+        return self._network.inputs(self._run.image_size(size), self._device)
 
     def _on_cpu(self, given: Inputs, observations: list[Observation]) -> Measurement:
         run = self._run

@@ -33,7 +33,7 @@ VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 TOLERANCE_PCT = 5.0
 
 USUAL = {"dtype": "float32", "layout": "nchw"}  # of runs of versions that had no other
-WORK = ("model", "batch_size", "dtype")
+WORK = ("model", "batch_size", "input_shape", "dtype")
 ENVIRONMENT = ("device_type", "math", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = (
     "algorithm",

@@ -1,7 +1,8 @@
-"""Lists of `run_profile.py`: combinations for `--matrix`, algorithms, and the machine's GPUs."""
+"""Lists of `run_profile.py`: combinations for `--matrix`, algorithms, the machine's GPUs and their power sensors."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 
@@ -17,9 +18,13 @@ from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check
 from convscope.cudnn import library
-from convscope.errors import CudnnError
+from convscope.convolution.sources.source import Size
+from convscope.errors import CudnnError, InputError, SensorError
+from convscope.power import nvml, sensor_test
+from convscope.profiling import report
 from convscope.storage import paths
-from convscope.storage.paths import slug
+from convscope.storage.paths import RESULTS, slug
+from convscope.timing import graphs
 
 
 def combination_list(
@@ -74,7 +79,7 @@ def model_list() -> str:
 
 
 def algorithm_list(
-    model: str | None, batch_size: int, input_size: int, device_name: str, dtype: str = "float32", layout: str = "nchw"
+    model: str | None, batch_size: int, input_size: Size, device_name: str, dtype: str = "float32", layout: str = "nchw"
 ) -> str:
     """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
@@ -101,7 +106,8 @@ def algorithm_list(
             reason = no_device or "; ".join(algorithms.refusals(every_reason, slug(name)))
             rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", reason))
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
-    title = f"{slug(name)} at {input_size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
+    size = input_size if isinstance(input_size, int) else "×".join(map(str, input_size))
+    title = f"{slug(name)} at {size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
 
 
@@ -129,3 +135,27 @@ def _peaks(device_name: str) -> str:
         return ""
     tf32 = f"{gpu.tf32_tflops:g} TFLOP/s tf32, " if gpu.tf32_tflops else ""
     return f": {gpu.fp32_tflops:g} TFLOP/s fp32, {tf32}{gpu.bandwidth_gbps:g} GB/s by {gpu.source}"
+
+
+def power_check(device_name: str) -> str:
+    """Test the power sensors of a GPU, save what was found under `results/`, and return it as text.
+
+    Raises:
+        InputError: there is no GPU here, or its sensors cannot be read.
+    """
+    device = find_device(device_name)
+    if device.type == "cpu":
+        raise InputError("--check-power tests a GPU's sensors: there is none here")
+    properties = torch.cuda.get_device_properties(device)
+    name = properties.name
+    try:
+        card = nvml.NvmlCard(gpus.uuid(name, properties.uuid))
+    except SensorError as error:
+        raise InputError(f"--check-power: {error}") from None
+    with contextlib.closing(card), torch.cuda.device(device):
+        if card.reason:
+            raise InputError(f"--check-power: {card.reason}")
+        found = sensor_test.check(card, graphs.full_load(), name)
+    path = RESULTS / f"sensor_{gpus.label(name)}.json"
+    report.save(found, path)
+    return f"{report.sensor_report(found)}\nsaved: {path}"

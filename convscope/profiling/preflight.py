@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from convscope import gpus
@@ -18,9 +18,8 @@ from convscope.errors import InputError, SensorError
 from convscope.profiling.request import Run
 
 LOCAL = "local"  # the GPU that is here, whatever it is
-MakeRun = Callable[[str, str, str, str, Mapping[str, str]], Run]
-"""Decides the request of a model, an algorithm and a GPU in a stage; the last are settings that its line names."""
-_COLUMNS = ("dtype", "layout")  # that a line may name behind model, algorithm and GPU
+MakeRun = Callable[[str, str, str, str, Sequence[str]], Run]
+"""Decides the request of a model, an algorithm and a GPU in a stage, by further settings: "batch_size=8"."""
 
 
 def answer(
@@ -29,7 +28,7 @@ def answer(
     """Return the requests of combinations in these stages, in the order of the lines; none where the GPU is `LOCAL`.
 
     Args:
-        lines: model, algorithm and GPU, and data type and layout or neither, separated by tabs.
+        lines: model, algorithm, GPU and further settings, separated by tabs.
         device: as `--device` names it.
         is_here: they are to run on this machine, so their GPU must be here.
         note: called with a line that says what could not be checked.
@@ -37,36 +36,33 @@ def answer(
     Raises:
         InputError: one of them cannot run; the message names it where there are several.
     """
-    requests: list[dict[str, Any]] = []
-    unsure: list[Run] = []
+    requests: list[Run] = []
     for line in lines:
         try:
-            model, algorithm, gpu, *more = line.split("\t")
-            named = dict(zip(_COLUMNS, more, strict=True)) if more else {}
+            model, algorithm, gpu, *settings = line.split("\t")
         except ValueError:
             raise InputError(f"standard input: {line!r} is not model, algorithm, GPU, separated by tabs") from None
         try:
-            runs = _runs((model, algorithm, gpu), named, stages, make)
+            runs = _runs(model, algorithm, gpu, stages, make, settings)
             if is_here and runs and gpu != "cpu":
                 _check_here(gpu, device)
         except InputError as error:
             raise InputError(_named(f"{model}, {algorithm}, {gpu}", str(error), len(lines))) from None
-        requests += [dataclasses.asdict(run) for run in runs]
-        unsure += [run for run in runs if _layers_decide(run)]
-    if unsure:
-        _check_layers(unsure, len(lines), note)
-    return requests
+        requests += runs
+    for run, reason in zip(requests, why_not_by_layers(requests, note), strict=True):
+        if reason:
+            raise InputError(_named(f"{run.model}, {run.algorithm}, {run.gpu}", reason, len(lines)))
+    return [dataclasses.asdict(run) for run in requests]
 
 
 def _runs(
-    combination: tuple[str, str, str], named: Mapping[str, str], stages: Sequence[str], make: MakeRun
+    model: str, algorithm: str, gpu: str, stages: Sequence[str], make: MakeRun, settings: Sequence[str]
 ) -> list[Run]:
-    model, algorithm, gpu = combination
     if gpu == LOCAL:
         names.check_model(model)
         algorithms.find(algorithm)
         return []
-    return [make(model, algorithm, gpu, stage, named) for stage in stages]
+    return [make(model, algorithm, gpu, stage, settings) for stage in stages]
 
 
 def _named(combination: str, message: str, count: int) -> str:
@@ -94,29 +90,39 @@ def _card_name(index: int) -> str:
 
 def _layers_decide(run: Run) -> bool:
     """Tell whether a model's layers or input sizes may be against a request; no layer of the six is against a CPU."""
-    if run.input_sizes[0] < names.SMALLEST_INPUT_PX or not names.takes_usual_sizes(run.model):
+    if run.input_shape or run.input_sizes[0] < names.SMALLEST_INPUT_PX or not names.takes_usual_sizes(run.model):
         return True
     algorithm = algorithms.find(run.algorithm)
     takes_all = algorithm.takes_any_shape if run.device_type == "cuda" else run.model in names.MODELS
     return run.unsupported == "error" and not takes_all and algorithm.name != "torch"
 
 
-def _check_layers(runs: Sequence[Run], count: int, note: Callable[[str], None]) -> None:
+def why_not_by_layers(runs: Sequence[Run], note: Callable[[str], None]) -> list[str | None]:
+    """Return for each request why its model's layers or sizes rule it out, None where they do not.
+
+    PyTorch is imported where one of them needs it; where there is none, that is noted and none is ruled out.
+    """
+    decided = [not _layers_decide(run) for run in runs]
+    if all(decided):
+        return [None] * len(runs)
     try:
         from convscope.convolution import models
         from convscope.convolution.assignment import assign
     except ModuleNotFoundError as error:
         note(f"the layers are not checked here ({error}): a rule against them ends the job when it starts")
-        return
-    done: set[tuple[object, ...]] = set()
-    for run in runs:
-        for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])):
-            key = (run.model, run.algorithm, run.device_type, run.unsupported, run.dtype, run.layout, size)
-            if key in done:
-                continue
-            done.add(key)
+        return [None] * len(runs)
+    known: dict[tuple[object, ...], str | None] = {}
+
+    def reason(run: Run) -> str | None:
+        sizes = [run.image_size(size) for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1]))]
+        key = (run.model, run.algorithm, run.device_type, run.unsupported, run.dtype, run.layout, *sizes)
+        if key not in known:
+            known[key] = None
             try:
-                assign(run, models.convolutions(run.model, size), None)
+                for size in sizes:
+                    assign(run, models.convolutions(run.model, size), None)
             except InputError as error:
-                combination = f"{run.model}, {run.algorithm}, {run.gpu}"
-                raise InputError(_named(combination, str(error), count)) from None
+                known[key] = str(error)
+        return known[key]
+
+    return [None if is_decided else reason(run) for run, is_decided in zip(runs, decided, strict=True)]

@@ -27,7 +27,8 @@ def log_header(run: Run, environment: Environment, command: Sequence[str]) -> st
     card += or_dash(here.power_limit_w, ".0f", " W")
     versions = {"torch": here.torch, "CUDA": here.cuda, "cuDNN": here.cudnn, "Triton": here.triton, "ai3": here.ai3}
     settings = f"batch {run.batch_size}, {run.math}{precision(run.dtype, run.layout)}"
-    pixels = " to ".join(str(size) for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1])))
+    ends = dict.fromkeys((run.input_sizes[0], run.input_sizes[-1]))
+    pixels = run.input_shape or " to ".join(map(str, ends))
     lines = [
         f"command: {shlex.join(command)}",
         (card if here.gpu_name else f"CPU: {here.cpu}, {here.cpu_threads} threads") + f", on {here.host}",
@@ -40,7 +41,7 @@ def log_header(run: Run, environment: Environment, command: Sequence[str]) -> st
 
 def log_line(row: OverallRow, done: int, total: int) -> str:
     """Return a line of a log: sizes that have a row so far, size, mean time, mean power; or status and reason."""
-    begin = f"{done:{len(str(total))}}/{total}  {row.input_size} px  "
+    begin = f"{done:{len(str(total))}}/{total}  {row.input_shape or row.input_size} px  "
     if row.mean is None or row.status != "ok":
         return f"{begin}{row.status}: {row.reason}"
     return f"{begin}{row.mean:.2f} ms  {or_dash(row.power_mean_w, '.0f', ' W')}"
@@ -54,7 +55,8 @@ def results_table(overall: pd.DataFrame, layers: pd.DataFrame) -> str:
 
 
 def _size_line(row: dict[Any, Any], layers: pd.DataFrame) -> tuple[str, ...]:
-    size = str(row["input_size"])
+    shape = row.get("input_shape")
+    size = shape if isinstance(shape, str) else str(row["input_size"])
     if pd.isna(row["mean"]):
         return size, row["status"], "-", "-", row["reason"]
     times = f"{row['mean']:.3f} ± {or_dash(row['std'], '.3f')}"

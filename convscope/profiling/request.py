@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.storage import paths
-from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread
+from convscope.storage.paths import SIZES_BY_STAGE, STAGES, slug, spread, suffix
 
 if TYPE_CHECKING:
-    from convscope.convolution.sources.source import Source
+    from convscope.convolution.sources.source import Size, Source
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Run:
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: each distinct layer is replayed alone, for its energy (`layer_energy.measure`).
         max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
+        input_shape: "480x640", height and width of images that are not square; None for square ones.
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
     """
 
@@ -58,6 +60,7 @@ class Run:
     energy_budget_s: float = 5.0
     layer_energy: bool = False
     max_workspace_bytes: int | None = None
+    input_shape: str | None = None
 
     @property
     def device_type(self) -> str:
@@ -66,8 +69,15 @@ class Run:
 
     @property
     def folder_name(self) -> str:
-        """The name of the folder under `results/<stage>/` (`paths.folder_name`)."""
-        return paths.folder_name(self.model, self.algorithm, self.gpu, self.batch_size, self.dtype, self.layout)
+        """`<model>_<algorithm>_<gpu>` and `paths.suffix`, the name of the folder under `results/<stage>/`."""
+        return f"{self.stem}_{slug(self.gpu)}{suffix(self.batch_size, self.dtype, self.layout, self.input_shape)}"
+
+    def image_size(self, size: int) -> Size:
+        """Return the images that one of `input_sizes` stands for: its side, or height and width, in pixels.
+
+        Images that are not square have one size, their longer side.
+        """
+        return parse_shape(self.input_shape) if self.input_shape else size
 
     @property
     def stem(self) -> str:
@@ -113,6 +123,8 @@ def make_run(
     )
     if run.pretrained and not found.trained_weights:
         raise InputError(f"{run.model} brings its own weights: leave out --pretrained")
+    if run.input_shape and found.fixed_px is not None:
+        raise InputError(f"{run.model} takes the inputs that it comes with: leave out --input-shape")
     sizes = run.input_sizes if found.fixed_px is None else (found.fixed_px,)
     return dataclasses.replace(run, input_sizes=sizes, model_digest=found.digest)
 
@@ -162,8 +174,12 @@ def _decided(
     input_size_range: tuple[int, int],
     stage: str | None,
     math: str | None = None,
+    input_shape: str | None = None,
     **settings: Any,
 ) -> Run:
+    shape = parse_shape(input_shape) if input_shape else None
+    if shape:
+        num_sizes, input_size_range = 1, (max(shape), max(shape))
     run = Run(
         model=model,
         algorithm=algorithm,
@@ -172,6 +188,7 @@ def _decided(
         input_sizes=spread_sizes(num_sizes, input_size_range),
         device=device,
         math=options.math_for(device.split(":")[0], math),
+        input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,
         **settings,
     )
     _check(run)
@@ -232,6 +249,14 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
     if count > high - low + 1:
         raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
     return spread(count, low, high)
+
+
+def parse_shape(text: str) -> tuple[int, int]:
+    """Return height and width in pixels from "480x640", else InputError."""
+    found = re.fullmatch(r"(\d{1,9})[xX](\d{1,9})", text, re.ASCII)
+    if found is None or not all(map(int, found.groups())):
+        raise InputError(f"--input-shape {text}: say height and width in pixels, such as 480x640")
+    return int(found[1]), int(found[2])
 
 
 def stage_of(num_sizes: int) -> str:

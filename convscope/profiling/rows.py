@@ -81,6 +81,7 @@ class OverallRow:
     peak_memory_bytes: int | None = None
     oom_asked_bytes: int | None = None
     batch_size: int | None = None
+    input_shape: str | None = None
     math: str | None = None
     dtype: str | None = None
     layout: str | None = None

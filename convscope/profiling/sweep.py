@@ -159,7 +159,7 @@ class Sweep:
             return tables["overall"], tables["layers"]
 
     def _layers(self, size: int) -> tuple[Layer, ...]:
-        return self._network.layers(size)
+        return self._network.layers(self.run.image_size(size))
 
     def _assign(self, size: int) -> Assignment:
         try:

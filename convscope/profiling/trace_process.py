@@ -156,7 +156,7 @@ class _Tracer:
         try:
             with self._settings():
                 self._swap.apply(algorithms)
-                given = self._network.inputs(size, self._device)
+                given = self._network.inputs(self._run.image_size(size), self._device)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
                         recording.add(there)

@@ -31,19 +31,15 @@ def slug(name: str) -> str:
     return _IN_PATHS.sub("_", bare)
 
 
-DTYPES = {"float32": "", "float64": "_fp64", "float16": "_fp16", "bfloat16": "_bf16"}  # ends of folders' names
-LAYOUTS = {"nchw": "", "nhwc": "_nhwc"}
+DTYPES = {"float32": "", "float64": "fp64", "float16": "fp16", "bfloat16": "bf16"}  # as they stand in folders' names
+LAYOUTS = {"nchw": "", "nhwc": "nhwc"}
 
 
-def folder_name(
-    model: str, algorithm: str, gpu: str, batch_size: int = 1, dtype: str = "float32", layout: str = "nchw"
-) -> str:
-    """Return `<model>_<algorithm>_<gpu>`, behind it batch size, data type and layout other than 1, float32, nchw.
-
-    "resnet50_gemm_h200_b8_fp16_nhwc"; `suffix` of slurm/stage.sh says the same.
-    """
-    names = "_".join(slug(name) for name in (model, algorithm, gpu))
-    return names + (f"_b{batch_size}" if batch_size != 1 else "") + DTYPES[dtype] + LAYOUTS[layout]
+def suffix(batch_size: int = 1, dtype: str = "float32", layout: str = "nchw", input_shape: str | None = None) -> str:
+    """Return the end of a folder's name for what is not batch 1, float32, NCHW, square: "_b8_fp16_nhwc_480x640"."""
+    batch = "" if batch_size == 1 else f"b{batch_size}"
+    words = batch, DTYPES.get(dtype, dtype), LAYOUTS.get(layout, layout), input_shape or ""
+    return "".join(f"_{word}" for word in words if word)
 
 
 def precision(dtype: str, layout: str) -> str:
@@ -81,7 +77,11 @@ def spread(count: int, low: int, high: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Combination:
-    """One model with one algorithm on one GPU, by the names that people write, in one batch size, type and layout."""
+    """One model with one algorithm on one GPU, by the names that people write, and the settings that name its folder.
+
+    Attributes:
+        settings: further fields of its line in a matrix, "warmup=5", as they stand there.
+    """
 
     model: str
     algorithm: str
@@ -89,15 +89,20 @@ class Combination:
     batch_size: int = 1
     dtype: str = "float32"
     layout: str = "nchw"
+    input_shape: str | None = None
+    settings: tuple[str, ...] = ()
 
     @property
     def folder_name(self) -> str:
-        """The folder under `results/<stage>/`, as the function of this name says it."""
-        return folder_name(self.model, self.algorithm, self.gpu, self.batch_size, self.dtype, self.layout)
+        """`<model>_<algorithm>_<gpu>` and `suffix`, the folder under `results/<stage>/`."""
+        names = "_".join(slug(name) for name in (self.model, self.algorithm, self.gpu))
+        return names + suffix(self.batch_size, self.dtype, self.layout, self.input_shape)
 
     def __str__(self) -> str:
         batch = f", batch {self.batch_size}" if self.batch_size != 1 else ""
-        return f"{self.model}, {self.algorithm}, {self.gpu}{batch}{precision(self.dtype, self.layout)}"
+        shape = f", {self.input_shape}" if self.input_shape else ""
+        names = f"{self.model}, {self.algorithm}, {self.gpu}"
+        return names + batch + precision(self.dtype, self.layout) + shape
 
 
 ROOT = Path(__file__).parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 from convscope.cli.options import at_least
 from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run
-from convscope.storage.paths import DTYPES, LAYOUTS, slug
+from convscope.storage.paths import slug, suffix
 
 SUPPORT, CHOICE = "support", "choice"
 
@@ -31,7 +31,7 @@ class Verification(Run):
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
         settings = f"{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
-        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{DTYPES[self.dtype]}{LAYOUTS[self.layout]}"
+        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}"
 
 
 def make_verification(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -104,8 +105,8 @@ def test_a_copy_of_a_folder_is_not_offered_in_the_name_of_the_original(tmp_path:
 
 def test_batch_sizes_of_one_combination_are_offered_each(tmp_path: Path):
     note(tmp_path, "ended 1", stage="1_sanity", flags=())
-    note(tmp_path, "ended 1", flags=("--batch-size", "8"))
-    note(tmp_path, "ended 1", who=Combination("vgg16", "fft", "h200"), flags=("--batch-size", "8"))
+    note(tmp_path, "ended 1", who=dataclasses.replace(WHO, batch_size=8), flags=("--batch-size", "8"))
+    note(tmp_path, "ended 1", who=Combination("vgg16", "fft", "h200", 8), flags=("--batch-size", "8"))
     assert advice.again(survey(tmp_path, run_command=slurm("")).standings) == [
         "./1_sanity_check.sh alexnet 'implicit gemm' h200",
         "./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' alexnet 'implicit gemm' h200 vgg16 fft h200)"

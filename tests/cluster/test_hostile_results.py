@@ -38,7 +38,7 @@ def test_escape_sequences_are_shown_and_not_sent(tmp_path: Path, capsys: pytest.
     (note(tmp_path, "ended 1", stage="1_sanity") / "x.err").write_text(f"{ESCAPE}it broke\n")
     text = shown(tmp_path, capsys)
     assert is_printable(text)
-    assert "failed: 1_sanity alexnet, implicit gemm, h200, batch 2: \\x1b[2J\\x07\\x9bit broke" in text
+    assert "failed: 1_sanity alexnet, implicit gemm, h200: \\x1b[2J\\x07\\x9bit broke" in text
     assert "odd\\x1b[2J\\x07\\x9b\\nagain:\\n  touch owned, ?, ?" in text
     assert "last: w\\x1b[2J" in text
 

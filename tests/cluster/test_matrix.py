@@ -37,6 +37,8 @@ def test_a_line_is_model_algorithm_and_gpu_and_each_counts_once(tmp_path: Path):
         ("$(touch x)\tfft\th200\n", "unknown model"),
         ("alexnet\tnone\th200\n", "none"),
         ("# nothing\n", "has no combination"),
+        ("alexnet\tfft\th200\tbatch_size=8;x\n", "is no setting"),
+        ("alexnet\tfft\th200\tbatch_size=8\tbatch_size=1\n", "has a setting twice"),
     ],
 )
 def test_a_line_that_is_no_combination_is_named(tmp_path: Path, text: str, why: str):
@@ -44,38 +46,44 @@ def test_a_line_that_is_no_combination_is_named(tmp_path: Path, text: str, why: 
         matrix.read(written(tmp_path, text))
 
 
-def test_further_columns_are_data_type_and_layout_and_come_before_the_flags(tmp_path: Path):
-    lines = "alexnet\tfft\th200\tfloat16\tnhwc\nalexnet\tfft\t\tbfloat16\nalexnet\tfft\th200\t\tnhwc\nalexnet\tfft\n"
-    found = matrix.read(written(tmp_path, lines), "l40s", flags=["--dtype", "float16", "--batch-size", "4"])
-    assert [each.folder_name for each in found] == [  # the third is the first again
-        "alexnet_fft_h200_b4_fp16_nhwc", "alexnet_fft_l40s_b4_bf16", "alexnet_fft_l40s_b4_fp16",
-    ]  # fmt: skip
+def test_further_columns_are_settings_and_the_first_four_name_the_folder(tmp_path: Path):
+    path = written(tmp_path, "vgg16\tgemm\th200\tbatch_size=8\tdtype=float16\twarmup=5\nvgg16\tgemm\tbatch_size=4\n")
+    first, second = matrix.read(path, "l40s", flags=["--batch-size", "2", "--layout", "nhwc"])
+    assert first.folder_name == "vgg16_gemm_h200_b8_fp16_nhwc"
+    assert first.settings == ("batch_size=8", "dtype=float16", "warmup=5")
+    assert second.folder_name == "vgg16_gemm_l40s_b4_nhwc"
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("alexnet\tfft\th200\thalf", "line 1: dtype 'half': choose one of float32, float16, bfloat16"),
-        ("alexnet\tfft\th200\tfloat64", "line 1: dtype 'float64': choose one of float32, float16, bfloat16"),
-        ("alexnet\tfft\th200\tfloat16\tchwn", "line 1: layout 'chwn': choose one of nchw, nhwc"),
-        ("alexnet\tfft\th200\tfloat16\tnhwc\t8", "is not model, algorithm, GPU, separated by tabs"),
-        ("alexnet\tfft\t\tfloat16", "line 1 names no GPU"),
-    ],
-)
-def test_a_data_type_or_layout_that_is_none_is_named(tmp_path: Path, line: str, why: str):
-    with pytest.raises(InputError, match=why):
-        matrix.read(written(tmp_path, line))
+def test_settings_stand_in_the_file_of_an_array(tmp_path: Path):
+    line = "vgg16\tgemm\th200\tbatch_size=8\twarmup=5"
+    (each,) = matrix.read(written(tmp_path, line))
+    assert matrix.save([Work(each, ("2_quick",))], tmp_path / "arrays").read_text() == f"{line}\n"
 
 
-def test_a_part_names_data_types_that_its_flags_do_not(tmp_path: Path):
-    half = Combination("alexnet", "gemm", "h200", dtype="float16")
-    works = [Work(half, ("2_quick",)), Work(WHO, ("2_quick",))]
-    assert matrix.save(works, tmp_path).read_text() == "alexnet\tgemm\th200\tfloat16\tnchw\nalexnet\tfft\th200\n"
-    flags = ["--dtype", "float16"]
-    text = matrix.save(works, tmp_path, flags=flags).read_text()
-    assert text == "alexnet\tgemm\th200\nalexnet\tfft\th200\tfloat32\tnchw\n"
-    (tmp_path / "part").write_text(text)
-    assert matrix.read(tmp_path / "part", flags=flags) == [half, WHO]
+def test_two_lines_of_one_folder_with_other_settings_are_refused(tmp_path: Path):
+    path = written(tmp_path, "vgg16\tgemm\th200\twarmup=5\nvgg16\tgemm\th200\twarmup=6\n")
+    with pytest.raises(InputError, match="vgg16, gemm, h200 stands there twice, with other settings"):
+        matrix.read(path)
+
+
+def test_a_study_is_a_matrix_without_what_rules_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "study.toml"
+    path.write_text('models = ["alexnet"]\nalgorithms = ["gemm", "smm"]\ngpus = ["h200"]\nbatch_sizes = [1, 8]\n')
+    read = matrix.read_study(path)
+    assert [each.folder_name for each in read] == ["alexnet_gemm_h200", "alexnet_gemm_h200_b8"]
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "2 of 4 combinations are excluded by rules, and left out:"
+    assert said[1].startswith("# alexnet, smm, h200: smm runs on a CPU only")
+
+
+def test_a_study_that_cannot_be_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "study.toml"
+    path.write_text('models = ["alexnett"]\nalgorithms = ["gemm"]\n')
+    arguments = [str(path), "--study", "--stages", "2_quick", "--into", str(tmp_path / "arrays")]
+    assert matrix.main(arguments) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"2_quick_sweep.sh: {path}: unknown model 'alexnett'")
+    assert said.count("\n") == 1
 
 
 def test_names_are_taken_in_any_case(tmp_path: Path):

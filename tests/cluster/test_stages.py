@@ -13,6 +13,9 @@ from pathlib import Path
 import pytest
 from fakes import ROOT
 
+from convscope.cli import fields
+from convscope.cluster import submission
+
 
 def call(
     *arguments: str, script: str = "1_sanity_check.sh", config: Path | str = "/nonexistent", **more: str
@@ -134,6 +137,61 @@ def test_a_line_of_gpus_conf_that_cannot_be_is_refused_with_its_number(tmp_path:
     assert done.returncode == 2
     assert f"{tmp_path}/gpus.conf, line 2: {why}" in done.stderr.replace("'", "")
     assert done.stderr.count("\n") == 1
+
+
+NAMING = [
+    [],
+    ["--batch-size", "8"],
+    ["--batch-size=08", "--seed", "1"],
+    ["--batch-size", "1"],
+    ["--batch-size", "4", "--batch-size", "16", "--layout", "nhwc", "--dtype", "bfloat16"],
+    ["--dty=float16", "--layo=nchw"],
+    ["--input-shape", "480X640"],
+    ["--input-s=0224x224"],
+    ["--batch-size", "$(touch x)", "--dtype", "../x", "--input-shape", "4"],
+]
+
+
+@pytest.mark.parametrize("flags", NAMING, ids=" ".join)
+def test_shell_and_python_agree_on_the_name_of_a_folder(tmp_path: Path, flags: list[str]):
+    said = in_stage(f"suffix {shlex.join(flags)}", tmp_path).stdout
+    assert f"vgg16_gemm_h200{said}" == submission.find("vgg16", "gemm", "h200", flags=flags).folder_name
+
+
+SETTINGS = ("batch_size=8", "num_sizes=25", "input_range=64 128", "no_energy=true", "max_workspace=512MB")
+
+
+@pytest.mark.parametrize("stage", ["1_sanity", "3_full"])
+def test_shell_and_python_agree_on_the_flags_of_a_line(tmp_path: Path, stage: str):
+    script = f"take_fields {stage} {shlex.join(SETTINGS)}; printf '%s\\n' \"${{fields[@]}}\""
+    assert in_stage(script, tmp_path).stdout.split("\n")[:-1] == fields.flags(SETTINGS, stage)
+
+
+def test_a_task_of_an_array_measures_with_the_settings_of_its_line(tmp_path: Path):
+    (tmp_path / "part").write_text("vgg16\tgemm\tl40s\nvgg16\tgemm\tl40s\tbatch_size=8\twarmup=5\n")
+    script = """
+        flags=(--seed 3); matrix=part SLURM_ARRAY_TASK_ID=1; take_task
+        profile_command 1_sanity; printf '%s ' "${profile[@]}" "$(folder 1_sanity)"
+    """
+    said = in_stage(script, tmp_path).stdout
+    assert said.rstrip().endswith("--seed 3 --batch-size 8 --warmup 5 results/1_sanity/vgg16_gemm_l40s_b8")
+
+
+@pytest.mark.parametrize("field", ["batch_size=8;touch x", "--overwrite", "x=$(touch x)", "seed=--overwrite"])
+def test_a_task_whose_line_has_no_setting_is_refused(tmp_path: Path, field: str):
+    done = in_stage(f"take_fields 1_sanity {shlex.quote(field)}", tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "is no setting" in done.stderr
+
+
+def test_a_study_is_submitted_as_arrays_and_another_batch_size_has_another_folder(tmp_path: Path):
+    lists = 'models = ["vgg16"]\nalgorithms = ["gemm"]\ngpus = ["l40s"]\nbatch_sizes = [1, 8]\n'
+    (tmp_path / "study.toml").write_text(lists)
+    done = call("--study", str(tmp_path / "study.toml"), "--dry-run", CONVSCOPE_RESULTS=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "'--array=0-1%4'" in done.stdout
+    one = call("vgg16", "gemm", "l40s", "--dry-run", "--batch-size", "8")
+    assert "'--output=results/1_sanity/vgg16_gemm_l40s_b8/%x_%j.out'" in one.stdout
 
 
 def test_results_may_lie_on_another_disk(tmp_path: Path):
@@ -314,6 +372,8 @@ def test_a_matrix_runs_here_two_at_a_time_and_the_status_says_what_failed(projec
     [
         (("--gpus", "0", "vgg16", "gemm", "l40s"), "--gpus goes with --local --matrix FILE"),
         (("--matrix", "nowhere"), "--matrix nowhere cannot be read"),
+        (("--study", "nowhere"), "--study nowhere cannot be read"),
+        (("--study", "a", "--matrix", "b"), "name one file, --matrix FILE or --study FILE"),
         (("--throttle", "0", "vgg16", "gemm", "l40s"), "--throttle 0: a number of tasks, at least 1"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_run_that_holds_its_folder_runs_and_once_killed_does_not(tmp_path: Pat
     found = only(tmp_path, now_s=time.time())
     assert found.state == "stale"
     assert f"process {run.pid} on {os.uname().nodename}, which ran it, is gone" in found.detail
-    assert advice.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --local --batch-size 2"]
+    assert advice.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --local --seed 2"]
 
 
 def test_a_second_run_on_a_held_folder_leaves_it_running_and_is_said(
@@ -76,7 +76,7 @@ def test_a_second_run_on_a_held_folder_leaves_it_running_and_is_said(
         assert status.main([], tmp_path, slurm()) == 3
     said = capsys.readouterr().out
     assert "running 1/3" in said
-    assert "refused: 2_quick alexnet, implicit gemm, h200, batch 2: job local-13" in said
+    assert "refused: 2_quick alexnet, implicit gemm, h200: job local-13" in said
     assert "the folder is held by process 12" in said
     assert "again:" not in said
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def test_sizes_that_failed_are_a_failure_and_are_retried_when_submitted_again(tm
     measured(note(tmp_path, "ended 1"), (224, "ok", ""), (256, "ok", ""), (288, "oom", "needs 90 GB"))
     found = only(tmp_path, slurm(""))
     assert (found.state, found.detail) == ("failed", "of 3 sizes 1 oom; last: needs 90 GB")
-    assert advice.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --batch-size 2 --retry"]
+    assert advice.again([found]) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --seed 2 --retry"]
 
 
 def test_a_job_that_failed_shows_its_last_line_and_not_sruns(tmp_path: Path):
@@ -87,7 +88,7 @@ def test_what_failed_is_submitted_again_as_a_matrix_and_each_combination_from_it
     found = survey(tmp_path, run_command=slurm("")).standings
     assert [each.state for each in found] == ["failed"] * 4
     names = "alexnet 'implicit gemm' h200 vgg16 fft h200"
-    assert advice.again(found) == [f"./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' {names}) --batch-size 2"]
+    assert advice.again(found) == [f"./2_quick_sweep.sh --matrix <(printf '%s\\t%s\\t%s\\n' {names}) --seed 2"]
 
 
 def test_the_table_has_a_line_a_combination_and_a_column_a_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -96,7 +97,7 @@ def test_the_table_has_a_line_a_combination_and_a_column_a_stage(tmp_path: Path,
     assert status.main([], tmp_path, slurm("7|PENDING|Priority|1:00|7\n")) == 3
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["combination", "1_sanity", "2_quick", "fallback", "throttled"]
-    assert lines[1].startswith("alexnet, implicit gemm, h200, batch 2  queued 0/1, Priority  queued 0/10, Priority")
+    assert lines[1].startswith("alexnet, implicit gemm, h200  queued 0/1, Priority  queued 0/10, Priority")
 
 
 def test_filters_and_json_are_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -214,28 +215,24 @@ def test_an_unknown_algorithm_in_a_filter_is_one_line_with_those_there_are(
 
 def test_batch_sizes_and_folders_of_other_names_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     ok = [(size, "ok", "") for size in SIZES]
-    name = "alexnet_implicit_gemm_h200"
-    measured(tmp_path / "1_sanity" / name, *ok, batch_size=1)
-    measured(tmp_path / "2_quick" / f"{name}_b8", *ok, batch_size=8)
-    measured(tmp_path / "2_quick" / f"{name}_b8_fp16_nhwc", *ok, batch_size=8, dtype="float16", layout="nhwc")
+    measured(tmp_path / "1_sanity" / WHO.folder_name, *ok, batch_size=1)
+    measured(tmp_path / "2_quick" / f"{WHO.folder_name}_b8", *ok, batch_size=8)
+    measured(tmp_path / "3_full" / WHO.folder_name, *ok, batch_size=8)  # as an older version named it
     measured(tmp_path / "2_quick" / "a_copy", *ok, batch_size=1)
     assert status.main([], tmp_path, slurm()) == 0
     lines = capsys.readouterr().out.splitlines()[1:5]
     assert [line.split("  ")[0] for line in lines] == [
         "alexnet, implicit gemm, h200",
         "alexnet, implicit gemm, h200, batch 8",
-        "alexnet, implicit gemm, h200, batch 8, float16, nhwc",
+        "alexnet, implicit gemm, h200, batch 8, in alexnet_implicit_gemm_h200",
         "alexnet, implicit gemm, h200, in a_copy",
     ]
     assert [line.count("done 3/3") for line in lines] == [1, 1, 1, 1]
 
 
-def test_the_settings_of_a_job_that_waits_are_those_of_its_flags(tmp_path: Path):
-    folder = note(tmp_path, "submitted", flags=("--seed", "1", "--batch-size=16", "--dtype", "bfloat16"))
-    found = only(tmp_path, slurm()).progress.combination
-    assert (found.batch_size, found.dtype, found.layout) == (16, "bfloat16", "nchw")
-    assert folder.name == "alexnet_implicit_gemm_h200_b16_bf16"
-    assert json.loads(status.as_json([only(tmp_path, slurm())]))[0]["dtype"] == "bfloat16"
+def test_the_batch_size_of_a_job_that_waits_is_that_of_its_flags(tmp_path: Path):
+    note(tmp_path, "submitted", flags=("--seed", "1", "--batch-size=16"))
+    assert only(tmp_path, slurm()).progress.combination == dataclasses.replace(WHO, batch_size=16)
 
 
 # ---- forgetting
@@ -249,7 +246,7 @@ def test_bad_input_is_not_offered_again_and_can_be_forgotten(tmp_path: Path, cap
     assert "1_sanity_check" not in said
     assert "bad input is not offered again: correct the command; ./check_status.sh --forget takes it off" in said
     assert status.main(["--forget"], tmp_path, slurm("")) == 0
-    assert "forgotten: 1_sanity alexnet, implicit gemm, h200, batch 2: job 7" in capsys.readouterr().out
+    assert "forgotten: 1_sanity alexnet, implicit gemm, h200: job 7" in capsys.readouterr().out
     (left,) = survey(tmp_path, run_command=slurm("")).standings
     assert (left.progress.stage, left.state) == ("2_quick", "failed")
     assert status.main(["--forget"], tmp_path, slurm("")) == 0

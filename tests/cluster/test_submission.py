@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -116,9 +117,44 @@ def test_requests_are_those_of_the_command_with_the_same_flags():
     assert (found.overwrite, found.retry, found.output_dir) == (False, True, None)
 
 
+def test_settings_of_a_line_count_more_than_flags():
+    flags = ["--batch-size", "4", "--warmup", "3"]
+    each = submission.find("alexnet", "gemm", "l40s", flags=flags, settings=["batch_size=8", "num_sizes=5"])
+    found = submission.requests([each], ["2_quick", "3_full"], flags)
+    quick, full = found.runs[each, "2_quick"], found.runs[each, "3_full"]
+    assert (quick["batch_size"], quick["warmup_iters"]) == (8, 3)
+    assert (len(quick["input_sizes"]), len(full["input_sizes"])) == (10, 5)
+
+
+@pytest.mark.parametrize("setting", ["overwrite=true", "model=vgg16", "colour=red", "batch_size=many"])
+def test_a_setting_that_no_line_can_have_is_refused(setting: str):
+    each = submission.find("alexnet", "gemm", "l40s", settings=[setting])
+    with pytest.raises(InputError, match=setting.partition("=")[0].replace("_", "-")):
+        submission.requests([each], ["2_quick"], [])
+
+
+def test_images_that_are_not_square_are_for_the_last_stage():
+    each = submission.find("alexnet", "gemm", "l40s", flags=["--input-shape", "480x640"])
+    assert each.folder_name == "alexnet_gemm_l40s_480x640"
+    assert submission.requests([each], ["3_full"], ["--input-shape", "480x640"]).runs[each, "3_full"][
+        "input_sizes"
+    ] == [640]
+    with pytest.raises(InputError, match="--input-shape is 3_full's: it is one size"):
+        submission.requests([each], ["2_quick"], ["--input-shape", "480x640"])
+
+
+def test_a_combination_of_another_batch_size_has_another_folder(tmp_path: Path):
+    measured(tmp_path, "2_quick")
+    each = dataclasses.replace(WHO, batch_size=4)
+    requests = Requests({(each, "2_quick"): SETTINGS | {"input_sizes": [224], "batch_size": 4}}, False, False, None)
+    plan = Planner(requests, ["2_quick"], "2_quick", tmp_path, lambda command: "").plan([each])
+    assert [work.stages for work in plan.works] == [("2_quick",)]
+
+
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
+        (["--batch-sizes", "1,8"], "a stage makes no use of --batch-sizes"),
         (["--num-sizes", "5"], "--num-sizes is 3_full's"),
         (["--model", "vgg16"], "a stage makes no use of --model"),
         (["--provider", "triton"], "gemm is not one of triton's"),

@@ -202,3 +202,12 @@ def test_the_digest_of_a_source_is_of_name_and_library(monkeypatch: pytest.Monke
 def test_a_batch_whose_bytes_cannot_be_counted_is_bad_input():
     with pytest.raises(InputError, match=r"a batch of 2,932,031,007,403 images of 512 px fits into no memory"):
         models.convolutions("alexnet", 512, 2932031007403)
+
+
+def test_images_need_not_be_square():
+    source = models.find_source("alexnet")
+    (given,) = source.inputs((96, 128), 2, seed=1)
+    assert given.shape == (2, 3, 96, 128)
+    first = models.layers_of(source, (96, 128), 2)[0]
+    assert first.input == (2, 3, 96, 128)
+    assert models.layers_of(source, (96, 96))[0] == models.layers_of(source, 96)[0]

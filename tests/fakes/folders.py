@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from convscope.cluster import history
-from convscope.cluster.flags import with_flags
 from convscope.cluster.standing import Standing, survey
 from convscope.profiling.rows import SCHEMA_VERSION, OverallRow
 from convscope.slurm import RunCommand
@@ -18,9 +17,9 @@ from convscope.storage.table import columns
 from fakes import RUN
 
 NOW_S = 2_000_000_000.0
-WHO = Combination("alexnet", "implicit gemm", "h200", batch_size=2)
+WHO = Combination("alexnet", "implicit gemm", "h200")
 SIZES = (224, 256, 288)
-FLAGS = ("--batch-size", "2")
+FLAGS = ("--seed", "2")
 
 
 def note(
@@ -32,7 +31,7 @@ def note(
     flags: Sequence[str] = FLAGS,
 ) -> Path:
     """Write events of a job into the history of a combination's folder; return the folder."""
-    folder = results / stage / with_flags(Combination(who.model, who.algorithm, who.gpu), flags).folder_name
+    folder = results / stage / who.folder_name
     folder.mkdir(parents=True, exist_ok=True)
     for event in events:
         history.note_event(folder, "2026-01-01T00:00:00Z", job, event, who, flags)
@@ -41,7 +40,7 @@ def note(
 
 def measured(folder: Path, *rows: tuple[int, str, str], who: Combination = WHO, **settings: Any) -> None:
     """Write `run.json` and a table with rows of size, status and reason."""
-    run = dataclasses.asdict(RUN) | dataclasses.asdict(who) | {"input_sizes": SIZES}
+    run = dataclasses.asdict(RUN) | dataclasses.asdict(who) | {"input_sizes": SIZES, "seed": 2}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "run.json").write_text(json.dumps({"schema_version": SCHEMA_VERSION, "run": run | settings}))
     header = columns(OverallRow)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import pytest
 from fakes import ROOT
@@ -17,8 +17,9 @@ from convscope.profiling.request import Run, run_elsewhere
 def answer(line: str, is_here: bool = False, count: int = 2, **settings: object) -> list[dict[str, object]]:
     """Return the answer for a combination of model, algorithm and GPU at `count` sizes."""
 
-    def make(model: str, algorithm: str, gpu: str, stage: str, named: Mapping[str, str]) -> Run:
-        return run_elsewhere(model, algorithm, gpu=gpu, num_sizes=count, stage=stage, **settings | dict(named))
+    def make(model: str, algorithm: str, gpu: str, stage: str, of_line: Sequence[str]) -> Run:
+        assert not of_line
+        return run_elsewhere(model, algorithm, gpu=gpu, num_sizes=count, stage=stage, **settings)
 
     return preflight.answer([line.replace(", ", "\t")], ["2_quick"], make, "auto", is_here, lambda line: None)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from convscope.cli.options import find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
-from convscope.profiling.request import Run, make_run, spread_sizes, stage_of
+from convscope.profiling.request import Run, make_run, parse_shape, run_elsewhere, spread_sizes, stage_of
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ASKED: dict[str, Any] = {
@@ -177,3 +177,25 @@ def test_a_number_of_bytes_may_have_a_unit(text: str, count: int):
 def test_what_is_no_number_of_bytes_is_refused(text: str):
     with pytest.raises(InputError, match="say a number of bytes, such as 1048576, 512MB or 2GiB"):
         parse_bytes("--max-workspace", text)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes", "kept", "name"),
+    [
+        ("480x640", (640,), "480x640", "alexnet_gemm_h200_480x640"),
+        ("0640X480", (640,), "640x480", "alexnet_gemm_h200_640x480"),
+        ("224x224", (224,), None, "alexnet_gemm_h200"),
+    ],
+)
+def test_images_that_are_not_square_are_one_size_with_a_folder_of_its_own(
+    shape: str, sizes: tuple[int, ...], kept: str | None, name: str
+):
+    run = run_elsewhere("alexnet", "gemm", gpu="h200", input_shape=shape)
+    assert (run.input_sizes, run.input_shape, run.folder_name) == (sizes, kept, name)
+    assert run.image_size(640) == (tuple(map(int, kept.split("x"))) if kept else 640)
+
+
+@pytest.mark.parametrize("shape", ["480", "0x5", "4x", "axb", "480x640x3", "-1x5"])
+def test_what_is_no_height_and_width_is_refused(shape: str):
+    with pytest.raises(InputError, match="say height and width in pixels, such as 480x640"):
+        parse_shape(shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -198,6 +199,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ([*TINY, "--math", "tf32"], "--math tf32 needs a CUDA device"),
         ([*TINY, "--math", "fp64"], "argument --math: invalid choice: 'fp64'"),
         ([*TINY, "--num-sizes", "many"], "argument --num-sizes: invalid int value: 'many'"),
+        ([*TINY, "--batch-sizes", "1,1"], "argument --batch-sizes: '1,1': say different numbers with commas"),
+        ([*TINY, "--batch-sizes", "8", "--batch-size", "8"], "argument --batch-size: not allowed with argument"),
+        ([*TINY, "--batch-sizes", "0,8"], "--batch-size 0: it must be at least 1"),
+        ([*TINY, "--input-shape", "480x640"], "--input-shape makes no use of --num-sizes, --input-range: leave them"),
+        ([*ALEXNET[:6], "--input-shape", "480"], "--input-shape 480: say height and width in pixels, such as 480x640"),
+        (["--study", "nowhere.toml"], "--study nowhere.toml cannot be read"),
+        (["--study", "s", "--model", "vgg16"], "--study makes no use of --model: leave it out"),
         ([*TINY, "--test"], "argument --test: not allowed with argument --num-sizes"),
         ([*TINY, "--algorithm", "winograd"], "winograd needs a CUDA device: on a CPU choose direct, smm or torch"),
         (["--model", "alexnet"], "say --model NAME and --algorithm NAME"),
@@ -355,6 +363,118 @@ def test_each_stage_has_its_folder_and_number_of_sizes(
     call("--model", "alexnet", "--algorithm", "direct", "--device", "cpu", *option)
     assert runs[0].folder.parts[-2:] == (stage, "alexnet_direct_cpu")
     assert len(runs[0].request.input_sizes) == count
+
+
+def test_batch_sizes_are_runs_one_after_the_other_each_in_its_folder(call, tmp_path: Path):
+    printed = call(*TINY, "--batch-sizes", "1,2", "--output-dir", str(tmp_path))
+    assert (printed.code, printed.err) == (0, "")
+    assert [line for line in printed.out.splitlines() if " of 2: " in line] == [
+        "1 of 2: tiny_direct_cpu",
+        "2 of 2: tiny_direct_cpu_b2",
+    ]
+    tables = [pd.read_csv(path) for path in sorted(tmp_path.glob("*/tiny_direct_overall.csv"))]
+    assert [list(table["batch_size"]) for table in tables] == [[1], [2]]
+    assert f"results: {tmp_path}/tiny_direct_cpu_b2\n" in printed.out
+
+
+def test_of_several_batch_sizes_the_worst_exit_code_counts_and_bad_input_of_one_leaves_the_others(call, tmp_path: Path):
+    call(*TINY, "--batch-size", "1", "--seed", "7", "--output-dir", str(tmp_path / "tiny_direct_cpu"))
+    printed = call(*TINY, "--batch-sizes", "1,2", "--output-dir", str(tmp_path))
+    assert printed.code == 2
+    assert printed.err.startswith("run_profile.py: tiny_direct_cpu: ")
+    assert "seed 7, now 0" in printed.err
+    assert printed.err.count("\n") == 1
+    overall = tmp_path / "tiny_direct_cpu_b2" / "tiny_direct_overall.csv"
+    overall.write_text(overall.read_text().replace(",ok,", ",oom,too large"))
+    assert call(*TINY, "--batch-sizes", "2,3", "--output-dir", str(tmp_path)).code == 1
+
+
+def test_a_signal_ends_several_batch_sizes_where_they_are(call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    import profiler
+
+    run = profiler.UnifiedProfiler.run
+
+    def signalled(self: profiler.UnifiedProfiler, *arguments: object, **options: object) -> tuple:
+        found = run(self, *arguments, **options)
+        signal.raise_signal(signal.SIGUSR2)
+        return found
+
+    monkeypatch.setattr(profiler.UnifiedProfiler, "run", signalled)
+    printed = call(*TINY, "--batch-sizes", "1,2", "--output-dir", str(tmp_path))
+    assert printed.code == 85
+    assert printed.err == "run_profile.py: stopped by USR2 after 1 of 2 runs: the same command goes on\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny_direct_cpu"]
+
+
+def test_images_that_are_not_square_are_one_size_by_their_longer_side(call, tmp_path: Path):
+    sizeless = [*TINY[:4], "--device", "cpu", *TINY[-5:]]
+    printed = call(*sizeless, "--input-shape", "48x64", "--output-dir", str(tmp_path))
+    assert printed.code == 0
+    assert "\n48x64  " in printed.out
+    overall = pd.read_csv(tmp_path / "tiny_direct_overall.csv").iloc[0]
+    assert (overall["input_size"], overall["input_shape"]) == (64, "48x64")
+    layers = pd.read_csv(tmp_path / "tiny_direct_layers.csv")
+    assert layers.iloc[0][["in_height_px", "in_width_px"]].tolist() == [48, 64]
+    assert json.loads((tmp_path / "run.json").read_text())["run"]["input_shape"] == "48x64"
+    again = call(*sizeless, "--input-shape", "64x48", "--output-dir", str(tmp_path))
+    assert "input_shape 48x64, now 64x48" in again.err
+
+
+STUDY = """
+models = ["torchvision:tiny"]
+algorithms = ["direct", "gemm"]
+gpus = ["cpu", "h200"]
+batch_sizes = [1, 2]
+warmup = 0
+measure = 2
+no-energy = true
+[sizes]
+count = 1
+range = [64, 96]
+"""
+
+
+@pytest.fixture
+def study_file(tmp_path: Path) -> str:
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY)
+    return str(path)
+
+
+def test_a_study_runs_what_is_for_the_device_that_is_here(call, tmp_path: Path, study_file: str):
+    printed = call("--study", study_file, "--device", "cpu", "--output-dir", str(tmp_path / "o"))
+    assert (printed.code, printed.err) == (0, "")
+    assert {path.name for path in (tmp_path / "o").iterdir()} == {"tiny_direct_cpu", "tiny_direct_cpu_b2"}
+    assert printed.out.startswith("# torchvision:tiny, gemm, cpu: gemm needs a CUDA device\n")
+    run = json.loads((tmp_path / "o" / "tiny_direct_cpu_b2" / "run.json").read_text())["run"]
+    assert (run["batch_size"], run["measure_iters"], run["energy"], run["input_sizes"]) == (2, 2, False, [64])
+
+
+def test_a_study_is_listed_as_a_matrix(call, study_file: str):
+    printed = call("--study", study_file, "--list-combinations")
+    assert printed.code == 0
+    lines = printed.out.splitlines()
+    assert len(lines) == 8
+    fields = "batch_size=1\tnum_sizes=1\tinput_range=64 96\twarmup=0\tmeasure=2\tno_energy=true"
+    assert lines[0] == f"torchvision:tiny\tdirect\tcpu\t{fields}"
+
+
+def test_a_study_for_other_gpus_is_refused(call, tmp_path: Path):
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY.replace('"cpu", ', ""))
+    printed = call("--study", str(path), "--device", "cpu")
+    assert printed.code == 2
+    assert printed.err == f"run_profile.py: {path} is for h200, and here is cpu: run it there, or add cpu to its gpus\n"
+
+
+def test_hours_are_estimated_without_measuring(call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("convscope.storage.paths.RESULTS", tmp_path)
+    printed = call("--study", study_file, "--estimate")
+    assert printed.code == 1  # nothing is known of the CPU
+    last = printed.out.splitlines()[-2:]
+    assert last[0].startswith("cpu: no estimate for 2 of 2 runs: nothing was measured on cpu yet")
+    assert last[1].startswith("h200: 0.0")
+    assert [*tmp_path.iterdir()] == [Path(study_file)]
 
 
 @pytest.mark.long

@@ -1,0 +1,1 @@
+"""Before anything is measured: study files with their combinations, and the GPU-hours of runs."""
