@@ -104,7 +104,8 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
 
     names.check_model(options.model)  # before PyTorch is imported, which takes seconds
     algorithms.find(options.algorithm)
-    from convscope.profiling.report import results_table
+    from convscope.profiling.report import results_table, work_line
+    from convscope.profiling.rows import profile_store
     from profiler import UnifiedProfiler
 
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
@@ -117,7 +118,10 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
         take_over=options.take_over,
     )
     print(results_table(overall, layers))
-    print(f"results: {options.output_dir or profiler.folder}")
+    folder = options.output_dir or profiler.folder
+    if line := work_line(profile_store(folder, profiler.request.stem).read("work")):
+        print(line)
+    print(f"results: {folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
         line = f"{NAME}: stopped {why} with {len(overall)} sizes in the folder: the same command goes on"

@@ -20,7 +20,8 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.names import MODELS as MODELS
 from convscope.convolution.names import PREFIX as PREFIX
 from convscope.errors import InputError
-from convscope.timing.hooks import convolution_modules, hooked
+from convscope.timing.calls import Call, watched
+from convscope.timing.hooks import convolution_modules
 
 TIMM_PREFIX = "timm:"
 
@@ -188,11 +189,14 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
     peculiarities = {layer: peculiarity(module) for layer, module in convolution_modules(model).items()}
 
     def note(layer: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        if isinstance(module, Call):
+            layers.append(Layer.of_call(layer, len(layers), module, given.shape))
+            return
         assert isinstance(module, nn.Conv2d)
         described = describe(layer, len(layers), module, given.shape)
         layers.append(dataclasses.replace(described, peculiarity=peculiarities[layer]))
 
-    with torch.inference_mode(), hooked(model, after=note):
+    with torch.inference_mode(), watched(model, after=note):
         try:
             model(*inputs)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:

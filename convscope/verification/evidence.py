@@ -14,7 +14,7 @@ from torch import nn
 
 from convscope.convolution import backends, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
-from convscope.convolution.layer import Layer
+from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
@@ -22,7 +22,7 @@ from convscope.convolution.reference import relative_distance
 from convscope.convolution.sources.network import Inputs, Network
 from convscope.profiling.request import Run
 from convscope.timing import placement, summary, trace
-from convscope.timing.hooks import hooked
+from convscope.timing.calls import watched
 from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import Difference, Summary
 from convscope.verification import kernel_families
@@ -137,7 +137,8 @@ def gather(subject: Subject) -> Evidence:
         observations = observe(model, inputs, check_errors=True)
         outputs = _outputs(model, inputs)
         ours, torchs = (summary.summarize(times) for times in _pass_times_ms(swapped, assigned, inputs))
-        traces, kernels_missing = trace.trace_pass(model, inputs)  # CUPTI must not be there while times are taken
+        # CUPTI must not be there while times are taken.
+        traces, kernels_missing = trace.trace_pass(model, inputs, has_calls(subject.layers))
     finally:
         swapped.restore()
     kernels: Sequence[Mapping[str, int] | None] = [traced.kernels for traced in traces] or [None] * len(observations)
@@ -163,15 +164,15 @@ def _in_double(inputs: Inputs) -> Inputs:
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of the last convolution of a pass, and that of the model."""
+    """Return the output of the last convolution of a pass, and that of the model, twice where it has none."""
     last: list[torch.Tensor] = []
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         last[:] = [output.clone()]  # the layer that follows may change it in place
 
-    with hooked(model, after=after):
+    with watched(model, after=after):
         output: torch.Tensor = model(*inputs)
-    return last[0], output
+    return last[0] if last else output, output
 
 
 def _pass_times_ms(swapped: swap.Swap, assigned: Assignment, inputs: Inputs) -> list[list[float]]:
