@@ -31,8 +31,8 @@ from convscope.profiling.request import Run, make_run
 from convscope.profiling.sweep import AT_ONCE, Profiled, Reuse, Sweep, measure_each
 from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
+from convscope.timing.calls import watched
 from convscope.timing.completions import Count
-from convscope.timing.hooks import hooked
 
 
 class PowerMonitor:
@@ -253,18 +253,19 @@ class CUDALayerTimer:
 
     On a GPU it lays a pair of CUDA events around each: enter it while a graph is captured, and each replay of that
     graph writes the times anew. On a CPU it reads the host's clock. The hooks are there only inside the `with` block.
+    With `calls` those outside `nn.Conv2d` modules too; a dispatch mode sees them, which costs the host some time.
     """
 
-    def __init__(self, model: nn.Module, device_type: str) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, device_type: str, calls: bool = False) -> None:
+        self._model, self.calls = model, calls
         self._on_gpu = device_type == "cuda"
         self._marks: list[tuple[Any, Any]] = []
         self._open: list[Any] = []
         self._hooks = contextlib.ExitStack()
 
     def __enter__(self) -> CUDALayerTimer:
-        self._marks.clear()
-        self._hooks.enter_context(hooked(self._model, self._before, self._after))
+        self._marks, self._open = [], []
+        self._hooks.enter_context(watched(self._model, self._before, self._after, self.calls))
         return self
 
     def __exit__(self, *_: object) -> None:

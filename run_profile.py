@@ -181,7 +181,8 @@ def _profile_each(runs: Sequence[Run], options: argparse.Namespace, stop: StopSi
 
 def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: StopSignal) -> int:
     """Measure one run into a folder, None for its own under `results/`; return the exit code."""
-    from convscope.profiling.report import results_table
+    from convscope.profiling.report import results_table, work_line
+    from convscope.profiling.rows import profile_store
     from profiler import UnifiedProfiler
 
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
@@ -194,7 +195,10 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
         take_over=options.take_over,
     )
     print(results_table(overall, layers))
-    print(f"results: {folder or profiler.folder}")
+    folder = folder or str(profiler.folder)
+    if line := work_line(profile_store(folder, profiler.request.stem).read("work")):
+        print(line)
+    print(f"results: {folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
         line = f"{NAME}: stopped {why} with {len(overall)} sizes in the folder: the same command goes on"

@@ -67,5 +67,9 @@ class HostTooSlowError(RuntimeError):
     """The host never got its launch out before the spin in front of it ended."""
 
 
+class NotCapturableError(RuntimeError):
+    """A pass cannot be captured as a CUDA graph; the message has CUDA's or PyTorch's reason."""
+
+
 class TraceMissingError(RuntimeError):
     """CUPTI gave no kernels: it is not permitted here, or another profiler holds it."""

@@ -15,7 +15,10 @@ import torch
 
 from convscope import errors
 
-_FAILED = (errors.CudnnError, errors.HostTooSlowError, errors.WorkerError, subprocess.CalledProcessError)
+_FAILED = (
+    *(errors.CudnnError, errors.HostTooSlowError, errors.NotCapturableError, errors.WorkerError),
+    subprocess.CalledProcessError,
+)
 # Beginnings of the messages with which CUDA and its libraries refuse a call.
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
 _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
@@ -54,14 +57,15 @@ def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
 
 def classify(error: Exception) -> Failure | None:
     """Return the row's status and reason for an error of one cell, None for an error of the program."""
-    for link in _chain(error):  # an allocation that fails during a graph's capture comes out as the capture's error
+    for link in chain(error):  # an allocation that fails during a graph's capture comes out as the capture's error
         if _is_out_of_memory(link):
             return Failure("oom", _line(link), asked_bytes(str(link)))
     status = "unsupported" if _is_unsupported(error) else "failed" if _is_failed(error) else None
     return Failure(status, _line(error)) if status else None
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, what it was raised from or beside, and so on to the first."""
     link: BaseException | None = error
     while link is not None:
         yield link

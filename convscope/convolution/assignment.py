@@ -88,7 +88,7 @@ def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | No
     given = run.device_type, check, run.dtype, run.layout
     every = why_not_each(algorithm, layers, *given)
     nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
-    if any(every) and (run.unsupported == "error" or nothing_to_measure):
+    if nothing_to_measure or (any(every) and run.unsupported == "error"):
         raise InputError(_message(algorithm, layers, every, run))
     fallback = algorithms.find(algorithms.FALLBACK)
     of_fallback = why_not_each(fallback, layers, *given) if any(every) else []
@@ -113,5 +113,6 @@ def _message(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str 
     by_torch = run.device_type == "cpu" or all(layer.peculiarity for layer in refused)
     instead = "PyTorch" if by_torch else algorithms.FALLBACK
     shown = ", ".join(layer.name for layer in refused[:_SHAPES_SHOWN]) + (" …" if len(refused) > _SHAPES_SHOWN else "")
-    size = f" at {layers[0].in_height} px" if algorithm.rule_depends_on_size and layers else ""
+    flat = [layer.in_height for layer in layers if len(layer.size) == 2]
+    size = f" at {flat[0]} px" if algorithm.rule_depends_on_size and flat else ""
     return f"{sentences}{size} ({shown}); --unsupported fallback runs these with {instead}"

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math as mathematics
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from convscope.cudnn.shape import Convolution, Geometry, dimensions
+
+if TYPE_CHECKING:
+    from convscope.timing.calls import Call
+
+MODULE = "module"
+"""The kind of a layer that is an `nn.Conv2d` module."""
 
 _SIZES = ("batch", "in_channels", "out_channels", "size", "kernel", "stride", "padding", "dilation", "groups")
 _PLACE = ("name", "position", "bias", "padding_mode", "uneven_padding", "peculiarity")
@@ -15,13 +22,17 @@ _USUAL = {"stride": 1, "padding": 0, "dilation": 1}
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Geometry):
-    """One call of a convolution, 2-D or 3-D, in a forward pass.
+    """One call of a convolution in a forward pass: 1-D, 2-D or 3-D, transposed or not.
+
+    The weight of a transposed one is C × K/groups × kernel.
 
     Attributes:
-        name: the module's name in the model.
+        name: the module's name in the model, with that of the call where it is no `nn.Conv2d`: "block.conv2d".
         position: the number of the call in the pass, from 0.
         uneven_padding: padding 'same' of an even span, one more behind than in front; `padding` has the lesser.
-        peculiarity: what its module does besides the convolution described here; "" for a plain `nn.Conv2d`.
+        peculiarity: what its module does besides the convolution described here; "" for a plain `nn.Conv2d`. Of a
+            call, why no other algorithm can take its place.
+        kind: `MODULE`, or the function whose call was seen: "conv1d", "conv_transpose2d".
     """
 
     name: str
@@ -30,6 +41,19 @@ class Layer(Geometry):
     padding_mode: str = "zeros"
     uneven_padding: bool = False
     peculiarity: str = ""
+    kind: str = MODULE
+    output_padding: tuple[int, ...] = ()
+
+    @classmethod
+    def of_call(cls, name: str, position: int, call: Call, given: Sequence[int]) -> Layer:
+        """Return the layer that a call outside `nn.Conv2d` modules is; `given` is the shape of its input."""
+        weight = tuple(call.weight.shape)
+        return cls(
+            input=tuple(given) if len(given) == len(weight) else (1, *given), weight=weight, padding=call.padding,
+            stride=call.stride, dilation=call.dilation, groups=call.groups, name=name, position=position,
+            bias=call.bias is not None, uneven_padding=call.uneven_padding, peculiarity=call.peculiarity,
+            kind=call.kind, output_padding=call.output_padding if call.transposed else (),
+        )  # fmt: skip
 
     @classmethod
     def of_sizes(
@@ -72,14 +96,43 @@ class Layer(Geometry):
         return self.output[-1]
 
     @property
+    def transposed(self) -> bool:
+        """True for a transposed convolution."""
+        return "transpose" in self.kind
+
+    @property
+    def out_channels(self) -> int:
+        """The channels of the output, of all groups."""
+        return self.weight[1] * self.groups if self.transposed else super().out_channels
+
+    @property
+    def terms(self) -> int:
+        """The number of products that are summed up for one output; with strides, of a transposed one the most."""
+        if not self.transposed:
+            return super().terms
+        return mathematics.prod((self.weight[0] // self.groups, *self.kernel))
+
+    @property
     def output(self) -> tuple[int, ...]:
         """N × K × spatial of the output; padding 'same' keeps the input's extents."""
+        if self.transposed:
+            return self.batch, self.out_channels, *self._transposed_extents()
         return (self.batch, self.out_channels, *self.size) if self.uneven_padding else super().output
+
+    def _transposed_extents(self) -> tuple[int, ...]:
+        sizes = self.size, self.kernel, self.padding, self.stride, self.dilation, self.output_padding
+        return tuple(
+            (extent - 1) * step - 2 * pad + gap * (width - 1) + more + 1
+            for extent, width, pad, step, gap, more in zip(*sizes, strict=True)
+        )
 
     @property
     def flops(self) -> int:
         """The floating-point operations by the direct definition; the bias adds one for each output."""
-        return super().flops + mathematics.prod(self.output) * int(self.bias)
+        # Each number of a transposed one's input is multiplied by each of its channel's weights.
+        inputs = mathematics.prod(self.input) * mathematics.prod(self.weight[1:])
+        products = 2 * inputs if self.transposed else super().flops
+        return products + mathematics.prod(self.output) * int(self.bias)
 
     def minimum_bytes(self, element_bytes: int = 4) -> int:
         """Return the bytes that must cross the memory at least, the bias among them."""
@@ -88,14 +141,15 @@ class Layer(Geometry):
     @property
     def cost_key(self) -> tuple[object, ...]:
         """All that the cost of the layer depends on: two layers of one key are the same work."""
-        options = self.bias, self.padding_mode, self.uneven_padding, self.peculiarity
+        options = self.bias, self.padding_mode, self.uneven_padding, self.peculiarity, self.kind, self.output_padding
         return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options
 
     def columns(self) -> dict[str, Any]:
-        """Return the place and the shape of a 2-D layer by the names of columns; pairs as "3x3"."""
+        """Return the place and the shape by the names of columns: sizes as "3x3", heights and widths of 2-D layers."""
         pairs = {name: dimensions(getattr(self, name)) for name in ("stride", "padding", "dilation")}
         counts = {name: getattr(self, name) for name in ("position", "in_channels", "out_channels", "groups")}
-        sizes = {"batch_size": self.batch, "in_height_px": self.in_height, "in_width_px": self.in_width}
+        height, width = self.size if len(self.size) == 2 else (None, None)
+        sizes = {"batch_size": self.batch, "in_height_px": height, "in_width_px": width}
         return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel)}
 
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
@@ -111,3 +165,8 @@ class Layer(Geometry):
             parts += [] if set(value) == {usual} else [f"{name} {dimensions(value, short=True)}"]
         parts += [f"groups {self.groups}"] if self.groups > 1 else []
         return f"{', '.join(parts)}, batch {self.batch}"
+
+
+def has_calls(layers: Sequence[Layer]) -> bool:
+    """Tell whether some of these layers are calls outside `nn.Conv2d` modules."""
+    return any(layer.kind != MODULE for layer in layers)

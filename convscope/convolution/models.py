@@ -21,7 +21,8 @@ from convscope.convolution.sources.shapes import ExportedSource, TableSource
 from convscope.convolution.sources.source import Inputs, Size, Source, on_meta
 from convscope.convolution.sources.source import images as images
 from convscope.errors import InputError
-from convscope.timing.hooks import convolution_modules, hooked
+from convscope.timing.calls import Call, watched
+from convscope.timing.hooks import convolution_modules
 
 _KINDS: dict[str | None, type[Source]] = {
     names.FILE: CallableSource,
@@ -114,11 +115,14 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
     peculiarities = {layer: peculiarity(module) for layer, module in convolution_modules(model).items()}
 
     def note(layer: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        if isinstance(module, Call):
+            layers.append(Layer.of_call(layer, len(layers), module, given.shape))
+            return
         assert isinstance(module, nn.Conv2d)
         described = describe(layer, len(layers), module, given.shape)
         layers.append(dataclasses.replace(described, peculiarity=peculiarities[layer]))
 
-    with torch.inference_mode(), hooked(model, after=note):
+    with torch.inference_mode(), watched(model, after=note):
         try:
             model(*inputs)
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:

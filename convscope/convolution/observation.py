@@ -11,7 +11,8 @@ from convscope.convolution import models, swap
 from convscope.convolution.operator import recording
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
-from convscope.timing.hooks import convolution_modules, hooked
+from convscope.timing.calls import Call, watched
+from convscope.timing.hooks import convolution_modules
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,14 @@ def observe(model: nn.Module, inputs: tuple[torch.Tensor, ...], check_errors: bo
     """
     observations: list[Observation] = []
     peculiar = {name: models.peculiarity(module) for name, module in convolution_modules(model).items()}
-    checking = False  # the reference of a layer may be a call of the same module
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        nonlocal checking
-        if checking:
-            return
-        checking = check_errors
         execution, carried = swap.what_ran(module), swap.carried(module)
-        error, unchecked = (
-            _error(module, given, output, carried == "torch" and peculiar[name] != "") if check_errors else (None, None)
-        )
+        odd = carried == "torch" and not isinstance(module, Call) and peculiar[name] != ""
+        error, unchecked = _error(module, given, output, odd) if check_errors else (None, None)
         observations.append(Observation(carried, execution, error, unchecked))
-        checking = False
 
-    with recording(), hooked(model, after=after):
+    with recording(), watched(model, after=after):
         model(*inputs)
     if check_errors and inputs[0].is_cuda:
         torch.cuda.empty_cache()  # the memory of the references is needed for what is measured

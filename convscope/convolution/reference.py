@@ -15,6 +15,7 @@ from torch.func import functional_call
 from convscope.convolution import swap, tolerance
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
+from convscope.timing.calls import Call
 
 
 @dataclass(frozen=True)
@@ -53,13 +54,18 @@ def relative_error(module: nn.Module, given: torch.Tensor, output: torch.Tensor,
     images at a time, so that little memory is needed.
     """
     exact = reference_of(module)
-    if given.dim() == 3:
+    if given.dim() == _dimensions(module) + 1:
         given, output = given.unsqueeze(0), output.unsqueeze(0)
     image_bytes = _WIDE_BYTES * (given[:1].numel() + output[:1].numel())
     count = max(1, _CHUNK_BYTES // max(1, image_bytes)) if plain else len(given)
     parts = zip(given.split(count), output.split(count), strict=True)
     distances = [_squared_norms(result, exact(some.double())) for some, result in parts]
     return _ratio(*map(sum, zip(*distances, strict=True)))
+
+
+def _dimensions(module: nn.Module) -> int:
+    """Return the number of a convolution's spatial dimensions."""
+    return module.dimensions if isinstance(module, Call) else 2
 
 
 def relative_distance(output: torch.Tensor, reference: torch.Tensor) -> float | None:

@@ -3,7 +3,8 @@
 The stock ai3 replaces each `nn.Conv2d` by a module that calls the operator `ai3::conv2d` with the algorithm's name. On
 a CPU ai3 computes it; on a GPU the kernel of `operator` does. A `Conv2d` takes the place of ai3's module: it runs the
 same plans, and skips the operator where it may. A module that is more than a plain convolution is left to PyTorch
-(`models.peculiarity`): ai3 would put a plain one in its place.
+(`models.peculiarity`): ai3 would put a plain one in its place. A call outside such modules is replaced when it is made:
+the model's `forward` then runs in a dispatch mode, which costs the host some microseconds for each operator.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import ai3
 import torch
@@ -25,6 +27,8 @@ from convscope.convolution.operator import CudaOperator, cuda_operator, shape_of
 from convscope.convolution.providers import CudnnPlan, Execution, Plan
 from convscope.errors import InputError
 from convscope.kernels.operands import Operands
+from convscope.timing import calls
+from convscope.timing.calls import Call
 from convscope.timing.hooks import convolution_modules
 
 _BATCHED = 4  # dimensions of N × C × H × W
@@ -189,17 +193,23 @@ class Swap:
         every_name = model.named_modules(remove_duplicate=False)
         self._names = {name: module for name, module in every_name if id(module) in known}
         self._assignment: dict[str, str] = dict.fromkeys(self.originals, "torch")
+        self._calls: dict[str, str] = {}
+        self._own_forward = vars(model).get("forward")
         operator.cpu_operator()
-        if next(model.parameters()).is_cuda:
+        if any(parameter.is_cuda for parameter in model.parameters()):
             cuda_operator()
 
     def apply(self, assignment: Mapping[str, str]) -> None:
         """Give each layer its algorithm; "torch", or no entry, leaves the layer to PyTorch.
 
         Raises:
-            InputError: an algorithm is meant for a layer that is not a plain convolution.
+            InputError: an algorithm is meant for a layer that is not a plain convolution; for a call, when it is made.
         """
-        whole = {name: assignment.get(name, "torch") for name in self.originals}
+        self._apply_to_modules({name: assignment.get(name, "torch") for name in self.originals})
+        others = assignment.keys() - self.originals.keys()
+        self._apply_to_calls({name: assignment[name] for name in others if assignment[name] != "torch"})
+
+    def _apply_to_modules(self, whole: dict[str, str]) -> None:
         if whole == self._assignment:
             return
         for name, why in self._peculiar.items():
@@ -210,8 +220,42 @@ class Swap:
             self._swap(whole)
         self._assignment = whole
 
+    def _apply_to_calls(self, wanted: dict[str, str]) -> None:
+        """Have calls by name run these algorithms from now on, and only these."""
+        if wanted == self._calls:
+            return
+        self._restore_forward()
+        self._calls = wanted
+        if not wanted:
+            return
+        forward, mode = self.model.forward, calls.substituting(self.model, self._substitute)
+
+        def replaced(*given: Any, **named: Any) -> Any:
+            with mode:
+                return forward(*given, **named)
+
+        replaced.replaces_calls = True  # type: ignore[attr-defined]
+        vars(self.model)["forward"] = replaced  # past nn.Module, whose own attributes are parameters and modules
+
+    def _substitute(self, name: str, call: Call, given: torch.Tensor) -> torch.Tensor | None:
+        algorithm = self._calls.get(name, "torch")
+        if algorithm == "torch":
+            return None
+        if call.peculiarity or call.uneven_padding:
+            why = call.peculiarity or "its padding 'same' is uneven"
+            raise InputError(f"{name} cannot run {algorithm}: only plain convolutions can be replaced, and {why}")
+        output: torch.Tensor = call.with_algorithm(algorithm)(given)
+        return output
+
+    def _restore_forward(self) -> None:
+        vars(self.model).pop("forward", None)
+        if self._own_forward is not None:
+            vars(self.model)["forward"] = self._own_forward
+
     def restore(self) -> None:
-        """Put PyTorch's own modules back."""
+        """Put PyTorch's own modules back, and leave calls to PyTorch."""
+        self._restore_forward()
+        self._calls = {}
         for name, module in self._names.items():
             models.set_module(self.model, name, module)
         self._assignment = dict.fromkeys(self.originals, "torch")
@@ -254,18 +298,25 @@ def what_ran(module: nn.Module) -> Execution:
 
     It is the last one recorded: the call must have been made in a block of `operator.recording`.
     """
-    if not isinstance(module, SwappedConv2d):
+    if carried(module) == "torch":
         return Execution("torch", "torch")
     executions = operator.recorded()
     assert executions, "a swapped convolution ran outside of operator.recording(), or without its kernel"
     return executions[-1]
 
 
+def replaces_calls(model: nn.Module) -> bool:
+    """Tell whether calls outside `nn.Conv2d` modules are replaced while this model runs."""
+    return getattr(vars(model).get("forward"), "replaces_calls", False)
+
+
 def original(module: nn.Module) -> nn.Module:
     """Return PyTorch's own module of a convolution: the one in whose place a swapped one stands, else itself."""
+    if isinstance(module, Call):
+        return module.with_algorithm("torch")
     return vars(module)["original"] if isinstance(module, SwappedConv2d) else module
 
 
 def carried(module: nn.Module) -> str:
     """Return the algorithm's name that a convolution carries, "torch" where it is PyTorch's own module."""
-    return str(module.algorithm) if isinstance(module, SwappedConv2d) else "torch"
+    return str(module.algorithm) if isinstance(module, (SwappedConv2d, Call)) else "torch"

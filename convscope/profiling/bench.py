@@ -18,18 +18,19 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from convscope.convolution.layer import Layer
+from convscope.convolution import swap
+from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import Observation, observe
 from convscope.convolution.operator import release
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs
-from convscope.errors import HookMismatchError, HostTooSlowError
+from convscope.errors import HookMismatchError, HostTooSlowError, NotCapturableError
 from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run
-from convscope.timing import graphs, placement
+from convscope.timing import eager, graphs, placement, trace
 from convscope.timing.graphs import HostLoad
 from convscope.timing.layer_times import (
     LayerTimer,
@@ -40,6 +41,7 @@ from convscope.timing.layer_times import (
     plausible_overhead_us,
     plausible_reference_us,
 )
+from convscope.timing.shares import Work, of_operators
 from convscope.timing.stopwatch import CPU_METHOD, Stopwatch
 from convscope.timing.summary import Summary, summarize, summarize_placed
 from convscope.timing.trace import LayerTrace
@@ -59,10 +61,26 @@ def is_finite(output: Any) -> bool:
 
 
 class Tracer(Protocol):
-    """Kernels and spans of the layers of a pass, from another process (`trace_process.TraceProcess`)."""
+    """Kernels and spans of the layers of a pass, from another process (`trace_process.TraceProcess`).
+
+    `work` has the kernels of the pass that was traced last, `work_method` the way in which they were timed.
+    """
+
+    work: list[Work]
+    work_method: str
 
     def trace(self, size: int, algorithms: Mapping[str, str]) -> tuple[list[LayerTrace], str | None]:
         """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
+
+
+OPERATORS_METHOD = "torch.profiler, own time of operators"
+REPLACING = ", calls replaced in the pass"  # which takes the host time in each
+
+
+def _method(placed: Sequence[LayerTimes]) -> str:
+    """Return the name of the way in which the placements were timed, with a remark where samples were overfull."""
+    ways = list(dict.fromkeys(times.way for times in placed))
+    return "; ".join(ways) + (graphs.OVERFULL if any(times.overfull for times in placed) else "")
 
 
 class Bench:
@@ -84,6 +102,8 @@ class Bench:
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
+        self._waits: str | None = None  # why no launch of the pass can be hidden
+        self._refused: str | None = None  # why the pass cannot be captured
         self.reference_us: float | None = None
         self.idle_power_w: float | None = None
 
@@ -97,12 +117,17 @@ class Bench:
         if self._device.type == "cuda":
             # Where even this does not fit, the row of the size will report it.
             with contextlib.suppress(torch.OutOfMemoryError, HostTooSlowError):
-                self.reference_us = self._reference_us(self._inputs(size))
+                given = self._inputs(size)
+                self._ask_to_capture(given)
+                self.reference_us = self._reference_us(given)
             self.release()
 
     def _reference_us(self, given: Inputs) -> float | None:
         for _ in range(CALIBRATIONS_MOST):
-            measured_us = self._layer_times(given, CALIBRATION_SAMPLES).pair_overhead_us
+            times = self._layer_times(given, CALIBRATION_SAMPLES)
+            measured_us = times.pair_overhead_us
+            if not times.layers_ms or times.way == eager.INCLUDED_METHOD:
+                return None
             reference_us = plausible_reference_us(measured_us)
             if reference_us is not None:
                 return reference_us
@@ -118,6 +143,7 @@ class Bench:
             algorithms: those that the model's layers have, by name, for the process that traces the same pass.
         """
         given = self._inputs(size)
+        self.expect(layers)
         observations = observe(self._model, given, check_errors)
         if len(observations) != len(layers):
             raise HookMismatchError(f"{len(observations)} convolutions ran, {len(layers)} were expected")
@@ -125,6 +151,7 @@ class Bench:
         if self._device.type == "cpu":
             found = self._on_cpu(given, observations)
         else:
+            self._ask_to_capture(given)
             found = self._on_gpu(given, observations, layers, partial(self._traces, size, algorithms or {}))
         return dataclasses.replace(found, infinite=infinite)
 
@@ -133,6 +160,10 @@ class Bench:
         if self._run.dtype == "float32" or is_finite(self._model(*given)):
             return None
         return f"the model's output is not finite: its numbers leave the range of {self._run.dtype}"
+
+    def expect(self, layers: Sequence[Layer]) -> None:
+        """Prepare to time these layers: calls outside `nn.Conv2d` modules too where there are some."""
+        self._timer.calls = has_calls(layers)
 
     def layer_times_ms(self, given: Inputs, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
@@ -148,7 +179,7 @@ class Bench:
         with placement.moved(self._model, given, place) as there:
             self._model(*there)
             times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
-        return [fmean(samples) for samples in times.less(self._overhead_us([times]))]
+        return [fmean(samples) for samples in times.less(self._overhead_us([times]) or 0.0)]
 
     def steady_energy(self, load: SteadyLoad) -> tuple[LoadEnergy | None, str | None]:
         """Measure the energy of a steady load as the run asks for it; a missing energy is noted once."""
@@ -183,17 +214,19 @@ class Bench:
             passes=summarize(passes_ms),
             layers=layers,
             layers_pass_ms=layers_pass_ms,
-            method=CPU_METHOD,
+            method=CPU_METHOD + (REPLACING if swap.replaces_calls(self._model) else ""),
             observations=observations,
             eager=summarize(passes_ms),
             energy=energy,
             energy_reason=energy_reason,
             idle_power_w=self.idle_power_w,
+            work=of_operators(trace.record_operators(self._model, given), trace.EAGER),
+            work_method=OPERATORS_METHOD,
         )
 
     def _on_gpu(
         self, given: Inputs, observations: list[Observation], layers: Sequence[Layer],
-        trace: Callable[[], list[LayerTrace]],
+        traced: Callable[[], list[LayerTrace]],
     ) -> Measurement:  # fmt: skip
         run = self._run
         torch.cuda.reset_peak_memory_stats()
@@ -202,12 +235,12 @@ class Bench:
         before = self._meter.state()
         placed, peak_bytes = self._placed(given)
         conditions = Conditions(before, self._meter.state())
-        energy, energy_reason = self._energy(given)
-        alone = layer_energy.measure(self._model, given, layers, self.steady_energy) if run.layer_energy else None
+        energy, energy_reason = self._energy(given, placed[-1])
+        alone = self._alone(given, layers) if run.layer_energy else None
         self.release()
-        traces = trace()
-        overhead_us, method = self._overhead_us(placed), graphs.replay_method(sum(each.overfull for each in placed))
-        by_layer = zip(*(each.less(overhead_us) for each in placed), strict=True)
+        traces = traced()
+        overhead_us, method = self._overhead_us(placed), _method(placed)
+        by_layer = zip(*(each.less(overhead_us or 0.0) for each in placed), strict=True)
         seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
         times = [layer_time(events_ms, each, method) for events_ms, each in zip(by_layer, seen, strict=True)]
         return Measurement(
@@ -216,16 +249,19 @@ class Bench:
             layer_methods=[of_layer.method for of_layer in times],
             method=method,
             observations=observations,
-            eager=summarize(eager_ms),
+            eager=None if swap.replaces_calls(self._model) else summarize(eager_ms),
             repeated=sum(each.repeated for each in placed),
             overhead_us=overhead_us,
             traces=traces,
+            work=self._tracer.work if self._tracer else (),
+            work_method=self._tracer.work_method if self._tracer else "",
             energy=energy,
             energy_reason=energy_reason,
             conditions=conditions,
             breakdown=alone,
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=peak_bytes,
+            remark=f"timed eagerly: {self._refused}" if self._refused else None,
         )
 
     def _placed(self, given: Inputs) -> tuple[list[LayerTimes], int]:
@@ -247,9 +283,11 @@ class Bench:
         with placement.moved(self._model, given, index) as there:
             return self._layer_times(there, samples, self._run.warmup_iters)
 
-    def _energy(self, given: Inputs) -> tuple[LoadEnergy | None, str | None]:
+    def _energy(self, given: Inputs, times: LayerTimes) -> tuple[LoadEnergy | None, str | None]:
         if not self._run.energy:
             return None, None
+        if self._refused:
+            return self.steady_energy(eager.eager_load(partial(self._model, *given), times))
         with graphs.capture(partial(self._model, *given)) as plain:
             return self.steady_energy(graphs.settle(plain))
 
@@ -257,9 +295,28 @@ class Bench:
         return self._stopwatch.eager(partial(self._model, *given), samples=samples, enough_s=enough_s).all_ms
 
     def _layer_times(self, given: Inputs, samples: int, warmup: int = 0) -> LayerTimes:
+        """Time a pass and its layers by replays of graphs, or eagerly where the pass cannot be captured."""
         step = partial(self._model, *given)
-        with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
-            return watched.times(samples, warmup)
+        if self._refused is None:
+            try:
+                with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
+                    return watched.times(samples, warmup)
+            except NotCapturableError as error:
+                self._refuse(str(error))
+        return eager.eager_times(step, self._timer, samples, warmup, hides=self._waits is None)
+
+    def _ask_to_capture(self, given: Inputs) -> None:
+        """Find out whether the pass of these inputs may be captured, as far as that is known without a capture."""
+        self._refused = self._waits = eager.why_synchronizes(partial(self._model, *given))
+        if self._waits:
+            self._refuse(self._waits)
+
+    def _refuse(self, reason: str) -> None:
+        self._refused = reason
+        self._note_once(f"passes are timed eagerly: {reason}")
+
+    def _alone(self, given: Inputs, layers: Sequence[Layer]) -> layer_energy.Breakdown:
+        return layer_energy.measure(self._model, given, layers, self.steady_energy, self._refused)
 
     def _cpu_layers(self, given: Inputs) -> tuple[list[Summary], float]:
         """Return the times of the layers, and the mean of the passes that they were timed in."""
@@ -270,7 +327,10 @@ class Bench:
             samples.append(self._timer.read_ms())
         return [summarize(times) for times in zip(*samples, strict=True)], fmean(passes_ms)
 
-    def _overhead_us(self, placed: Sequence[LayerTimes]) -> float:
+    def _overhead_us(self, placed: Sequence[LayerTimes]) -> float | None:
+        """Return the overhead of a pair of events, None where there is none, or the host's launch outweighs it."""
+        if not placed[0].layers_ms or any(times.way == eager.INCLUDED_METHOD for times in placed):
+            return None
         added_ms = [added for times in placed for added in times.added_ms]
         measured_us = pair_overhead_us(added_ms, len(placed[0].layers_ms))
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)

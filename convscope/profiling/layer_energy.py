@@ -25,8 +25,9 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.operator import release
 from convscope.convolution.sources.source import Inputs
 from convscope.power.energy import LoadEnergy
+from convscope.timing import calls as calls_outside
 from convscope.timing import graphs
-from convscope.timing.hooks import hooked
+from convscope.timing.calls import Call, watched
 
 L2_MULTIPLE = 2.0  # the copies together hold this many times the L2 cache
 CALLS_LEAST = 64  # in one graph, so that its launch does not matter; fewer where a replay is long enough for that
@@ -75,7 +76,10 @@ class _Call:
     output: torch.Tensor
 
 
-def measure(model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_energy: EnergyMeasurement) -> Breakdown:
+def measure(
+    model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_energy: EnergyMeasurement,
+    refused: str | None = None,
+) -> Breakdown:  # fmt: skip
     """Measure every distinct layer of a pass alone, and the rest of the pass.
 
     A layer that does not fit into memory beside its copies, or that fails alone, has a reason instead of an energy.
@@ -83,6 +87,7 @@ def measure(model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_e
     Args:
         inputs: the arguments of one call of the model, on the GPU.
         layers: the calls of convolutions in the pass, in order.
+        refused: why the pass, and so its rest, cannot be captured; None where it can.
 
     Raises:
         RuntimeError: the GPU is lost, or a mistake of the program.
@@ -100,6 +105,8 @@ def measure(model: nn.Module, inputs: Inputs, layers: Sequence[Layer], measure_e
         if key not in measured:
             measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), inputs[0].device)
         energies.append(measured[key])
+    if refused:
+        return Breakdown(tuple(energies), None, f"no energy: {refused}")
     rest = _or_reason(functools.partial(_rest, model, inputs, calls, measure_energy), inputs[0].device)
     return Breakdown(tuple(energies), rest.energy_j, rest.reason)
 
@@ -139,7 +146,7 @@ def _calls(model: nn.Module, inputs: Inputs) -> list[_Call]:
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         calls.append(_Call(name, module, given.detach().clone(), output.detach().clone()))
 
-    with hooked(model, after=after):
+    with watched(model, after=after):
         model(*inputs)
     return calls
 
@@ -182,11 +189,15 @@ class _Stub(nn.Module):
 
 @contextlib.contextmanager
 def _stubbed(model: nn.Module, calls: Sequence[_Call]) -> Iterator[None]:
-    modules = {call.name: call.module for call in calls}
+    modules = {call.name: call.module for call in calls if not isinstance(call.module, Call)}
+    outputs = {call.name: itertools.cycle([one.output for one in calls if one.name == call.name]) for call in calls}
+    has_calls = len(modules) < len(outputs)
     for name in modules:
         models.set_module(model, name, _Stub([call.output for call in calls if call.name == name]))
+    stored = calls_outside.substituting(model, lambda name, call, given: next(outputs[name]))
     try:
-        yield
+        with stored if has_calls else contextlib.nullcontext():
+            yield
     finally:
         for name, module in modules.items():
             models.set_module(model, name, module)

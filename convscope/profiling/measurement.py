@@ -11,12 +11,14 @@ from convscope.convolution import roofline, tolerance
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
+from convscope.cudnn.shape import dimensions
 from convscope.failures import Failure
 from convscope.power.energy import Conditions, LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.profiling.request import Run
-from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
 from convscope.storage.table import fill
+from convscope.timing.shares import Work
 from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
 
@@ -47,6 +49,9 @@ class Measurement:
     peak_memory_bytes: int | None = None
     breakdown: Breakdown | None = None
     infinite: str | None = None  # why the model's output means nothing, None where its numbers are finite
+    work: Sequence[Work] = ()
+    work_method: str = ""
+    remark: str | None = None  # on how the pass was timed
     layers_pass_ms: float | None = None  # mean of the passes that the layers were timed in, None where it is `passes`
 
 
@@ -87,7 +92,7 @@ def overall_row(
         started_utc=started_utc,
         wall_s=wall_s,
         status=WRONG if wrong else "ok",
-        reason="; ".join(filter(None, (said, found.infinite, remark))) or None,
+        reason="; ".join(filter(None, (said, found.infinite, found.remark, remark))) or None,
         **cells,
     )
 
@@ -143,6 +148,18 @@ def failed_row(run: Run, size: int, failure: Failure, started_utc: str, wall_s: 
     )  # fmt: skip
 
 
+def work_rows(run: Run, size: int, found: Measurement) -> list[WorkRow]:
+    """Return a row for the kernels of each name in each module, the longest first."""
+    whole_ms = sum(work.kernel_ms for work in found.work)
+    return [
+        fill(
+            WorkRow, run, work, input_size=size, timing_method=found.work_method,
+            share_pct=100 * work.kernel_ms / whole_ms if whole_ms else None,
+        )
+        for work in found.work
+    ]  # fmt: skip
+
+
 def layer_rows(
     run: Run, size: int, layers: Sequence[Layer], found: Measurement, assigned: Assignment
 ) -> list[LayerRow]:
@@ -179,8 +196,11 @@ def _layer_row(
         mean_ci95_ms=None if skipped else times.ci95_ms,
         samples=None if skipped else times.count,
         timing_method=None if skipped else method,
-        out_height_px=layer.out_height,
-        out_width_px=layer.out_width,
+        kind=layer.kind,
+        in_size=dimensions(layer.size),
+        out_size=dimensions(layer.output_size),
+        out_height_px=layer.out_height if len(layer.size) == 2 else None,
+        out_width_px=layer.out_width if len(layer.size) == 2 else None,
         ran_algorithm=observed.execution.algorithm,
         ran_provider=observed.execution.provider,
         flops=layer.flops,

@@ -18,6 +18,9 @@ from convscope.profiling.rows import OverallRow
 from convscope.storage.environment import Environment
 from convscope.storage.paths import precision
 from convscope.storage.table import write_atomically
+from convscope.timing.shares import shares_pct
+
+SHARE_LEAST_PCT = 0.5
 
 
 def log_header(run: Run, environment: Environment, command: Sequence[str]) -> str:
@@ -69,6 +72,13 @@ def _slowest(layers: pd.DataFrame) -> str:
         return ""
     timed: list[dict[Any, Any]] = layers.dropna(subset=["mean_ms"]).nlargest(3, "mean_ms").to_dict("records")
     return ", ".join(f"{row['layer']} {row['mean_ms']:.3f} ({row['percentage']:.0f} %)" for row in timed)
+
+
+def work_line(work: pd.DataFrame) -> str:
+    """Return the shares of all sizes' passes by kind of work on one line, "" where nothing is known of it."""
+    times_ms: list[tuple[str, float]] = list(zip(work["category"], work["kernel_ms"], strict=True))
+    shares = [f"{kind} {share:.0f} %" for kind, share in shares_pct(times_ms).items() if share >= SHARE_LEAST_PCT]
+    return f"work: {', '.join(shares)}" if shares else ""
 
 
 def sensor_report(report: SensorReport) -> str:

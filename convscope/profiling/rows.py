@@ -1,4 +1,4 @@
-"""Tables of a profile: the whole model and its layers at each input size, and their schema.
+"""Tables of a profile: the whole model, its layers and its work at each input size, and their schema.
 
 A column is a field: its name carries its unit, and None is an empty cell.
 """
@@ -117,10 +117,13 @@ class LayerRow:
     dilation: str
     groups: int
     batch_size: int
-    in_height_px: int
-    in_width_px: int
-    out_height_px: int
-    out_width_px: int
+    in_height_px: int | None
+    in_width_px: int | None
+    out_height_px: int | None
+    out_width_px: int | None
+    kind: str | None = None
+    in_size: str | None = None
+    out_size: str | None = None
     ran_algorithm: str | None = None
     ran_provider: str | None = None
     workspace_bytes: int | None = None
@@ -151,6 +154,24 @@ class LayerRow:
     reason: str | None = None
 
 
+@dataclass(frozen=True)
+class WorkRow:
+    """The kernels of one name (on a CPU one operator) in one module of a pass at one input size."""
+
+    model: str
+    algorithm: str
+    input_size: int
+    category: str
+    module: str | None
+    kernel: str
+    calls: int
+    kernel_ms: float
+    share_pct: float | None
+    timing_method: str
+    batch_size: int | None = None
+    math: str | None = None
+
+
 Row = OverallRow | LayerRow
 
 
@@ -161,6 +182,7 @@ def _from_1(document: dict[str, Any]) -> dict[str, Any]:
 
 
 _TABLES = {
+    "work": Table(WorkRow, unique=("input_size", "category", "module", "kernel"), first=10),
     "layers": Table(LayerRow, unique=("input_size", "position"), first=6),
     "overall": Table(OverallRow, unique=("input_size",), first=9),
 }

@@ -38,9 +38,9 @@ from convscope.power.meter import Meter
 from convscope.profiling import report
 from convscope.profiling.bench import Bench
 from convscope.profiling.deadline import Deadline, read_end_s
-from convscope.profiling.measurement import WRONG, failed_row, layer_rows, overall_row
+from convscope.profiling.measurement import WRONG, failed_row, layer_rows, overall_row, work_rows
 from convscope.profiling.request import Run
-from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, profile_store
+from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, WorkRow, profile_store
 from convscope.profiling.trace_process import TraceProcess
 from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.paths import RESULTS, RETRIED, now_utc
@@ -48,7 +48,7 @@ from convscope.storage.store import Store
 from convscope.timing.layer_times import LayerTimer
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
-Rows = tuple[OverallRow, list[LayerRow]]
+Rows = tuple[OverallRow, list[LayerRow | WorkRow]]
 
 
 @dataclass(frozen=True)
@@ -282,7 +282,7 @@ class Sweep:
             self.note(f"{size} px: {failure.status}: {failure.reason}")
             return failed_row(run, size, failure, started_utc, time.perf_counter() - started_s), []
         else:
-            return row, layers
+            return row, [*layers, *work_rows(run, size, found)]
         finally:
             bench.release()
 

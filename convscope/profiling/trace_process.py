@@ -22,14 +22,16 @@ import torch
 from torch import nn
 
 from convscope.convolution import backends, swap
+from convscope.convolution.layer import has_calls
 from convscope.convolution.operator import release
 from convscope.convolution.sources.files import ModuleSource
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, Source
-from convscope.errors import TraceMissingError
+from convscope.errors import NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.paths import ROOT
-from convscope.timing import graphs, placement, trace
+from convscope.timing import eager, graphs, placement, trace
+from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
 
 TRACED_REPLAYS = 4  # in each placement, where they do not take longer than this:
@@ -39,12 +41,18 @@ _TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph
 _ENDING_S = 10.0
 
 Traced = tuple[list[LayerTrace], str | None]
+WORK_METHOD = "cupti, kernels of replays, in a process of its own"
+EAGER_WORK_METHOD = "cupti, kernels of an eager pass, in a process of its own"
 
 
 class TraceProcess:
     """The process that traces a run's passes, seen from the one that times them. A context manager; it is started here.
 
     A process that ends or hangs leaves a reason in the place of kernels, and never ends the study.
+
+    Attributes:
+        work: the kernels of the pass that `trace` traced last, by kind of work and module; `work_method` names the way
+            in which they were timed.
     """
 
     def __init__(
@@ -65,6 +73,8 @@ class TraceProcess:
                 self._reason = (
                     f"the model cannot be handed to the process that traces ({type(error).__name__}: {error})"
                 )
+        self.work: list[Work] = []
+        self.work_method = WORK_METHOD
         self._pipe, far_end = Pipe()
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
@@ -91,8 +101,11 @@ class TraceProcess:
     def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
         """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
         self._send((size, dict(algorithms)))
-        found = self._receive(_TRACING_S)
-        return ([], self._reason) if self._reason or found is None else found
+        found, self.work = self._receive(_TRACING_S), []
+        if self._reason or found is None:
+            return [], self._reason
+        layers, reason, self.work, self.work_method = found
+        return layers, reason
 
     def _send(self, message: object) -> None:
         if self._reason is None:
@@ -129,6 +142,9 @@ class TraceProcess:
             self._process.wait()
 
 
+_Answer = tuple[list[LayerTrace], str | None, list[Work], str]
+
+
 class _Tracer:
     """The model of the tracing process."""
 
@@ -149,12 +165,14 @@ class _Tracer:
         with torch.inference_mode(), backends.math(run.math), settings:
             yield
 
-    def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
+    def trace(self, size: int, algorithms: Mapping[str, str]) -> _Answer:
+        """Trace passes at one size; return layers and reason as `TraceProcess.trace`, the work, and its method."""
         if self._device.type == "cpu":
-            return [], trace.CPU_REASON
+            return [], trace.CPU_REASON, [], WORK_METHOD
         recording = _Recording(self._model, len(self._placements))
         try:
             with self._settings():
+                recording.calls = has_calls(self._network.layers(size))
                 self._swap.apply(algorithms)
                 given = self._network.inputs(self._run.image_size(size), self._device)
                 for index in self._placements:
@@ -164,19 +182,17 @@ class _Tracer:
         except torch.OutOfMemoryError:
             release(self._device)
             if not recording.eager:
-                return [], "the process that traces was out of memory"
+                return [], "the process that traces was out of memory", [], WORK_METHOD
         except RuntimeError as error:
-            return [], f"the pass cannot be traced: {str(error).splitlines()[0]}"
-        try:
-            return trace.by_layer(recording.eager, recording.placements, recording.replays), None
-        except TraceMissingError as error:
-            return [], str(error)
+            return [], f"the pass cannot be traced: {str(error).splitlines()[0]}", [], WORK_METHOD
+        return recording.answer()
 
 
 class _Recording:
     """Traces of one pass: an eager one, which says whose each kernel is, and replays in one placement after another.
 
-    `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`.
+    `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
+    pass that cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it.
     """
 
     def __init__(self, model: nn.Module, placements: int) -> None:
@@ -184,19 +200,40 @@ class _Recording:
         self.eager: list[dict[str, Any]] = []
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
+        self.calls = False
 
     def add(self, given: Inputs) -> None:
         """Trace the pass of these inputs where they lie, unless replays would take too long."""
         if not self.replays:
             return
-        with graphs.capture(partial(self._model, *given)) as plain:
-            graphs.settle(plain)
-            if not self.eager:
-                began_s = time.monotonic()
-                self.eager = trace.record_layers(self._model, given)
-                self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
-            if self.replays:
-                self.placements.append(trace.record_replays(plain.replay, self.replays))
+        step = partial(self._model, *given)
+        try:
+            if not self.eager and eager.why_synchronizes(step):
+                self._give_up_replays(given)
+                return
+            with graphs.capture(step) as plain:
+                graphs.settle(plain)
+                if not self.eager:
+                    began_s = time.monotonic()
+                    self.eager = trace.record_layers(self._model, given, self.calls)
+                    self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
+                if self.replays:
+                    self.placements.append(trace.record_replays(plain.replay, self.replays))
+        except NotCapturableError:
+            self._give_up_replays(given)
+
+    def _give_up_replays(self, given: Inputs) -> None:
+        self.replays = 0
+        self.eager = self.eager or trace.record_layers(self._model, given, self.calls)
+
+    def answer(self) -> _Answer:
+        """Return what was traced, as `_Tracer.trace` does."""
+        found = self.eager, self.placements, self.replays
+        try:
+            layers, work = trace.by_layer(*found), trace.work_of(*found)
+        except TraceMissingError as error:
+            return [], str(error), [], WORK_METHOD
+        return layers, None, work, WORK_METHOD if trace.replays_match(*found) else EAGER_WORK_METHOD
 
 
 def replays_within(budget_s: float, pass_s: float, placements: int) -> int:

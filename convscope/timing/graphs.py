@@ -14,11 +14,12 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 
-from convscope.errors import HostTooSlowError
+from convscope import failures
+from convscope.errors import HostTooSlowError, NotCapturableError
 from convscope.timing.completions import Completions
 
 
@@ -118,23 +119,55 @@ def capture(
 ) -> Captured:
     """Run a step once on a side stream, then capture it; nothing in it may wait for the GPU.
 
+    Raises:
+        NotCapturableError: CUDA or PyTorch refuses to capture it; the device can be used all the same.
+
     Args:
         around: entered for the captured step only.
         memory_of: a graph of the same step whose memory the new graph uses, address by address; the two must never be
             replayed at the same time. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so
             graphs that are compared must share memory.
     """
-    side = _side_stream(torch.cuda.current_device())
-    side.wait_stream(torch.cuda.current_stream())
+    side, current = _side_stream(torch.cuda.current_device()), torch.cuda.current_stream()
+    side.wait_stream(current)
     with torch.cuda.stream(side):
         step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    pool = memory_of.graph.pool() if memory_of else None
-    with holding() as held, around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
-        step()
+    pool = memory_of.graph.pool() if memory_of else torch.cuda.graph_pool_handle()
+    try:
+        with holding() as held, around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
+            step()
+    except RuntimeError as error:
+        torch.cuda.set_stream(current)  # PyTorch leaves the side stream the current one
+        _end_broken(pool)
+        if reason := capture_refusal(error):
+            raise NotCapturableError(f"the pass cannot be captured as a CUDA graph: {reason}") from error
+        raise
     return Captured(graph, step, held)
+
+
+def capture_refusal(error: BaseException) -> str | None:
+    """Return why a capture failed, the first line of the first error that speaks of it; None for other errors."""
+    links = list(failures.chain(error))
+    if any(isinstance(link, torch.OutOfMemoryError) for link in links):
+        return None
+    said = [str(link).strip().splitlines()[0] for link in links if "captur" in str(link)]
+    return said[-1] if said else None
+
+
+def _end_broken(pool: tuple[int, int]) -> None:
+    """End what PyTorch leaves open where a capture breaks: allocations from its pool, and the generator's part."""
+    index = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(index, pool)
+    except RuntimeError:  # the capture was ended in order: the error was in the step, not in the capture
+        return
+    torch._C._cuda_releasePool(index, pool)
+    generator = torch.cuda.default_generators[index]
+    generator.graphsafe_set_state(generator.clone_state())
+    torch.cuda.synchronize()
 
 
 @functools.cache
@@ -157,10 +190,11 @@ class LaunchHider:
     which are not proved as the others are.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cycles: int = SPIN_CYCLES) -> None:
+        """Begin with a spin of some clock cycles."""
         self.repeated = 0
         self.overfull = 0
-        self._cycles = SPIN_CYCLES
+        self._cycles = cycles
         self._spun = torch.cuda.Event()
 
     def sample(self, launch: Callable[[], None], read: Callable[[], T]) -> T:
@@ -228,6 +262,13 @@ def replay_method(overfull: int) -> str:
     return REPLAY_METHOD + (OVERFULL if overfull else "")
 
 
+class Replayable(Protocol):
+    """Work that can be launched again and again."""
+
+    def replay(self) -> None:
+        """Launch it once on the current stream."""
+
+
 class Shifts:
     """Shifts of repeated passes against a power sensor: now and then a wait of a random part of a pass.
 
@@ -259,7 +300,7 @@ class ReplayLoad:
 
     pause_s = 0.0005
 
-    def __init__(self, captured: Captured, pass_ms: float) -> None:
+    def __init__(self, captured: Replayable, pass_ms: float) -> None:
         self._captured = captured
         self.pass_ms = pass_ms
         self._depth = max(2, min(_QUEUED_MOST, round(_QUEUED_MS / max(pass_ms, 1e-3))))

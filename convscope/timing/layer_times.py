@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from convscope.timing import graphs
 from convscope.timing.graphs import Captured, EventTimer, LaunchHider
@@ -15,10 +15,29 @@ from convscope.timing.trace import LayerTrace
 
 
 class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
-    """Times each convolution of the pass that runs, or is captured, inside its `with` block."""
+    """Times each convolution of the pass that runs, or is captured, inside its `with` block.
+
+    Attributes:
+        calls: the convolutions outside `nn.Conv2d` modules too (`timing.calls`).
+    """
+
+    calls: bool
 
     def read_ms(self) -> list[float]:
         """Return the times of the last pass, one for each call of a convolution, in order."""
+
+
+T = TypeVar("T")
+
+
+class Sampler(Protocol):
+    """Takes samples of launched work: `graphs.LaunchHider`, or one that does not hide the launch (`eager`)."""
+
+    repeated: int
+    overfull: int
+
+    def sample(self, launch: Callable[[], None], read: Callable[[], T]) -> T:
+        """Launch the work, and read the sample when it has finished."""
 
 
 _PLAUSIBLE = 1.3  # factor between two measurements of a pair's overhead in one model
@@ -34,7 +53,8 @@ class LayerTimes:
     """Repeated times of a pass, and of the layers inside it as their events read, in milliseconds.
 
     `layers_ms[i][k]` is layer i in sample k, the overhead of its pair of events still in it. `added_ms` is the time
-    that all pairs together added to the pass; `repeated` and `overfull` are those of `graphs.LaunchHider`.
+    that all pairs together added to the pass; `repeated` and `overfull` are those of `graphs.LaunchHider`, `way` is
+    the name of the way of timing.
     """
 
     passes_ms: list[float]
@@ -42,6 +62,7 @@ class LayerTimes:
     added_ms: list[float]
     repeated: int
     overfull: int = 0
+    way: str = graphs.REPLAY_METHOD
 
     @property
     def pair_overhead_us(self) -> float:
@@ -63,7 +84,15 @@ def layer_times(
     Args:
         read_layers_ms: reads the events of the last replay of `instrumented`, one time for each layer.
     """
-    bare, watched, hider = EventTimer(plain.replay), EventTimer(instrumented.replay), LaunchHider()
+    return launched_times(plain.replay, instrumented.replay, read_layers_ms, count, LaunchHider())
+
+
+def launched_times(
+    plain: Callable[[], object], instrumented: Callable[[], object], read_layers_ms: Callable[[], list[float]],
+    count: int, hider: Sampler, way: str = graphs.REPLAY_METHOD,
+) -> LayerTimes:  # fmt: skip
+    """Time a pass and its layers from two functions that launch it, the second with events around each layer."""
+    bare, watched = EventTimer(plain), EventTimer(instrumented)
     passes_ms, added_ms, samples = list[float](), list[float](), list[list[float]]()
     for _ in range(count):
         passes_ms.append(hider.sample(bare.launch, bare.read_ms))
@@ -71,7 +100,7 @@ def layer_times(
         added_ms.append(watched_ms - passes_ms[-1])
         samples.append(layers_ms)
     by_layer = [list(times) for times in zip(*samples, strict=True)]
-    return LayerTimes(passes_ms, by_layer, added_ms, hider.repeated, hider.overfull)
+    return LayerTimes(passes_ms, by_layer, added_ms, hider.repeated, hider.overfull, way)
 
 
 @dataclass(frozen=True)

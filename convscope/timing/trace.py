@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,15 +24,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.autograd import profiler as autograd_profiler
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from convscope.errors import TraceMissingError
-from convscope.timing import graphs
-from convscope.timing.hooks import hooked
+from convscope.timing import graphs, shares
+from convscope.timing.calls import watched
+from convscope.timing.hooks import module_ranges
+from convscope.timing.shares import RANGE, Launch, Work
 
-RANGE = "convscope:"
 EAGER, REPLAY = RANGE + "eager", RANGE + "replay"
-LAYER = RANGE + "layer:"
+LAYER, MODULE_RANGE = RANGE + "layer:", shares.MODULE
+_SILENT = "99"
 _NANOSECOND_MS = 1e-6  # resolution of a trace
 CPU_REASON = "a CPU launches none"
 _GPU_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
@@ -107,8 +110,12 @@ def record(work: Callable[[], None]) -> list[dict[str, Any]]:
     return events
 
 
-def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
-    """Trace one eager pass with a range around each convolution, named by its position; `by_layer` reads the result."""
+def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...], calls: bool = False) -> list[dict[str, Any]]:
+    """Trace one eager pass with a range around each convolution, named by its position; `by_layer` reads the result.
+
+    Args:
+        calls: around those outside `nn.Conv2d` modules too.
+    """
     opened: list[record_function] = []
     positions = itertools.count()
 
@@ -120,10 +127,28 @@ def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[di
         opened.pop().__exit__(None, None, None)
 
     def work() -> None:
-        with hooked(model, before, after), record_function(EAGER):
+        ranges = module_ranges(model, MODULE_RANGE)
+        with ranges, watched(model, before, after, calls), record_function(EAGER):
             model(*inputs)
 
     return record(work)
+
+
+def record_operators(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[dict[str, Any]]:
+    """Trace one pass on a CPU, its modules as ranges; `shares.of_operators` reads the result.
+
+    By the profiler under torch.profiler: that one imports PyTorch's compiler, which takes seconds.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", _SILENT)  # it looks for GPUs, and says on stderr that there are none
+    with autograd_profiler.profile() as profiler, module_ranges(model, MODULE_RANGE), record_function(EAGER):
+        model(*inputs)
+    return [
+        {
+            "ph": "X", "cat": "user_annotation" if event.name.startswith(RANGE) else "cpu_op", "name": event.name,
+            "ts": event.time_range.start, "dur": event.time_range.elapsed_us(), "tid": event.thread,
+        }
+        for event in profiler.function_events or ()
+    ]  # fmt: skip
 
 
 def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, Any]]:
@@ -139,12 +164,14 @@ def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, A
     return record(work)
 
 
-def trace_pass(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[list[LayerTrace], str | None]:
-    """Trace an eager pass; return the kernels of each layer without times, or none and the reason."""
+def trace_pass(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], calls: bool = False
+) -> tuple[list[LayerTrace], str | None]:
+    """Trace an eager pass as `record_layers` does; return the kernels of each layer without times, or none and why."""
     if not inputs[0].is_cuda:
         return [], CPU_REASON
     try:
-        return by_layer(record_layers(model, inputs)), None
+        return by_layer(record_layers(model, inputs, calls)), None
     except TraceMissingError as error:
         return [], str(error)
 
@@ -190,17 +217,67 @@ def by_layer(
     Raises:
         TraceMissingError: the trace has no kernels.
     """
+    eager, owners, matched = _matched(events, recorded, replays)
+    positions = sorted(int(named.name.removeprefix(LAYER)) for named in _ranges(events, LAYER))
+    return [_layer_trace(f"{LAYER}{position}", eager, owners, matched) for position in positions]
+
+
+def work_of(
+    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]] = (), replays: int = 0
+) -> list[Work]:
+    """Return the kernels of a pass by kind of work and module; arguments and errors as those of `by_layer`.
+
+    Their times are those in the replays, the mean over the placements of the median of each, or those in the eager pass
+    where the replays could not be matched.
+    """
+    eager, owners, matched = _matched(events, recorded, replays)
+    times_us = [kernel.duration_us for kernel in eager]
+    if matched:
+        places = [[_in_order_of(eager, owners, replay) for replay in place] for place in matched]
+        times_us = [fmean(_median_us(place, index) for place in places) for index in range(len(eager))]
+    calls = _launch_calls(events)
+    launches = [
+        Launch(kernel.name, float(calls[kernel.correlation]["ts"]), calls[kernel.correlation].get("tid"), time_us / 1e3)
+        for kernel, time_us in zip(eager, times_us, strict=True)
+    ]
+    return shares.of_launches(events, launches)
+
+
+def replays_match(
+    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]], replays: int
+) -> bool:
+    """Tell whether the replays launched the kernels of the eager pass; arguments and errors as those of `by_layer`."""
+    return bool(_matched(events, recorded, replays)[2])
+
+
+def _median_us(replays: Sequence[Sequence[Kernel]], index: int) -> float:
+    return statistics.median(kernels[index].duration_us for kernels in replays)
+
+
+def _matched(
+    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]], replays: int
+) -> tuple[list[Kernel], list[str | None], list[list[Sequence[Kernel]]]]:
+    """Return the eager pass's kernels, the layer of each, and the replays by placement; none if they do not match."""
     kernels = kernels_in_order(events)
     if not kernels:
         raise TraceMissingError("CUPTI recorded no kernels (clusters often reserve it to administrators)")
-    launches = _launch_times_us(events)
+    launches, layers = _launch_times_us(events), _ranges(events, LAYER)
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
-    layers = _ranges(events, LAYER)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
     placements = [_split(_replayed(trace), replays, eager, owners) for trace in recorded]
-    positions = sorted(int(named.name.removeprefix(LAYER)) for named in layers)
-    matched = placements if all(placements) else []
-    return [_layer_trace(f"{LAYER}{position}", eager, owners, matched) for position in positions]
+    return eager, owners, placements if all(placements) else []
+
+
+def _in_order_of(eager: Sequence[Kernel], owners: Sequence[str | None], part: Sequence[Kernel]) -> list[Kernel]:
+    """Return a replay's kernels in the order of the eager pass's; those of one name in a run of one owner by start."""
+    ordered: list[Kernel] = []
+    for _, run in itertools.groupby(range(len(eager)), key=lambda index: owners[index]):
+        indices = list(run)
+        waiting: dict[str, deque[Kernel]] = defaultdict(deque)
+        for index in indices:
+            waiting[part[index].name].append(part[index])
+        ordered += [waiting[eager[index].name].popleft() for index in indices]
+    return ordered
 
 
 def _replayed(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
@@ -226,8 +303,13 @@ def _span_ms(run: Sequence[Kernel]) -> float:
 
 def _launch_times_us(events: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Map each correlation number to the time of the host's call."""
+    return {correlation: float(event["ts"]) for correlation, event in _launch_calls(events).items()}
+
+
+def _launch_calls(events: Sequence[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
+    """Map each correlation number to the host's call."""
     return {
-        int(event["args"]["correlation"]): float(event["ts"])
+        int(event["args"]["correlation"]): event
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from convscope import failures
 from convscope.convolution import algorithms, assignment, backends, swap, tolerance
 from convscope.convolution.backends import PlanThread
-from convscope.convolution.layer import Layer
+from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check
 from convscope.profiling.bench import Bench
@@ -124,6 +124,7 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         bench: made for the subject's model, and calibrated.
         note: called with one line for each candidate that is left out, with the reason.
     """
+    bench.expect(subject.layers)
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
         _leave_out_wrong(subject, swapped, note)
         times_by_name = _rounds(subject, bench, swapped, note, range(rounds), list(swapped.assignments))
@@ -168,6 +169,7 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
 
     "torch", which leaves a layer to PyTorch, is one of them.
     """
+    bench.expect(subject.layers)
     with contextlib.closing(_CandidateSwap(subject)) as swapped:
         _leave_out_wrong(subject, swapped, note)
         names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
@@ -208,7 +210,7 @@ def _traced(subject: Subject, swapped: _CandidateSwap, timed: Candidate) -> Cand
 def _executed(subject: Subject) -> tuple[list[str | None], list[Mapping[str, int] | None]]:
     """Return for each convolution of a pass the algorithm that ran, None where PyTorch ran it, and its kernels."""
     ran = [observation.algorithm for observation in observe(subject.model, subject.inputs, check_errors=False)]
-    traces, _ = trace.trace_pass(subject.model, subject.inputs)
+    traces, _ = trace.trace_pass(subject.model, subject.inputs, has_calls(subject.layers))
     return ran, [traced.kernels for traced in traces] or [None] * len(ran)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from convscope.convolution import backends, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
-from convscope.convolution.layer import Layer
+from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.providers import Execution
@@ -23,7 +23,7 @@ from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, first_tensor
 from convscope.profiling.request import Run
 from convscope.timing import placement, summary, trace
-from convscope.timing.hooks import hooked
+from convscope.timing.calls import watched
 from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import Difference, Summary
 from convscope.verification import kernel_families
@@ -141,7 +141,8 @@ def gather(subject: Subject) -> Evidence:
         observations = observe(model, inputs, check_errors=True)
         outputs = _outputs(model, inputs)
         ours, torchs = (summary.summarize(times) for times in _pass_times_ms(swapped, assigned, inputs))
-        traces, kernels_missing = trace.trace_pass(model, inputs)  # CUPTI must not be there while times are taken
+        # CUPTI must not be there while times are taken.
+        traces, kernels_missing = trace.trace_pass(model, inputs, has_calls(subject.layers))
     finally:
         swapped.restore()
     kernels: Sequence[Mapping[str, int] | None] = [traced.kernels for traced in traces] or [None] * len(observations)
@@ -175,13 +176,13 @@ def _cast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
 
 
 def _outputs(model: nn.Module, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the output of the last convolution of a pass, and that of the model."""
+    """Return the output of the last convolution of a pass, and that of the model, twice where it has none."""
     last: list[torch.Tensor] = []
 
     def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
         last[:] = [output.clone()]  # the layer that follows may change it in place
 
-    with hooked(model, after=after):
+    with watched(model, after=after):
         output = first_tensor(model(*inputs))
     return last[0] if last else output, output
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from convscope.timing.shares import short_name as short_name
+
 IMPLICIT = "implicit GEMM"
 PRECOMPUTED = "precomputed implicit GEMM"
 DIRECT = "direct"
@@ -68,12 +70,6 @@ def family(kernel: str) -> str:
 def uses_tensor_cores(kernel: str) -> bool:
     """Tell whether a kernel's name says that it computes on tensor cores (float32 data in TF32, or 16-bit data)."""
     return _TENSOR_CORE.search(kernel) is not None
-
-
-def short_name(kernel: str) -> str:
-    """Return a kernel's name without return type, template arguments and parameters."""
-    plain = re.sub(r"^(void|std::enable_if<.*?>::type) ", "", kernel)
-    return re.split(r"[<(]", plain, maxsplit=1)[0].split("_tilesize")[0].strip()
 
 
 def allowed(algorithm: str, *, pointwise: bool) -> Allowed | None:

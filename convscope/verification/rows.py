@@ -48,8 +48,8 @@ class SupportRow:
     padding: str
     dilation: str
     groups: int
-    in_height_px: int
-    in_width_px: int
+    in_height_px: int | None
+    in_width_px: int | None
     input_size: int
     batch_size: int
     math: str

@@ -35,14 +35,14 @@ class Tiny(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def register(patched: pytest.MonkeyPatch) -> None:
-    """Have torchvision know it, until the patch is undone."""
+def register(patched: pytest.MonkeyPatch, name: str = "tiny", kind: type[nn.Module] = Tiny) -> None:
+    """Have torchvision know it, or another model of this name, until the patch is undone."""
 
-    def tiny(weights: None = None, **options: Any) -> Tiny:
-        return Tiny(**options)
+    def made(weights: None = None, **options: Any) -> nn.Module:
+        return kind(**options)
 
-    tiny.__module__ = "torchvision.models.tiny"
-    patched.setitem(_api.BUILTIN_MODELS, "tiny", tiny)
+    made.__module__ = f"torchvision.models.{name}"
+    patched.setitem(_api.BUILTIN_MODELS, name, made)
     for listed in ("torchvision_classifiers", "torchvision_models"):
-        known = [*(getattr(names, listed)() or ()), "tiny"]
+        known = [*(getattr(names, listed)() or ()), name]
         patched.setattr(names, listed, lambda known=known: known)

@@ -82,16 +82,16 @@ def test_the_timer_is_entered_for_the_passes_that_it_times_only():
     assert timer.entered == 3
 
 
-def test_passes_are_one_that_looks_the_warm_up_the_measured_and_the_timed():
+def test_passes_are_one_that_looks_the_warm_up_the_measured_the_timed_and_one_by_operator():
     model = Counting()
     measure(model)
-    assert len(model.given) == 1 + 2 + 3 + 3
+    assert len(model.given) == 1 + 2 + 3 + 3 + 1
 
 
 def test_without_warm_up_there_are_fewer_passes():
     model = Counting()
     measure(model, warmup_iters=0)
-    assert len(model.given) == 1 + 3 + 3
+    assert len(model.given) == 1 + 3 + 3 + 1
 
 
 def test_every_pass_gets_the_same_input_of_the_batch_and_size_asked_for():

@@ -65,11 +65,11 @@ def call(capsys: pytest.CaptureFixture[str]):
     return main
 
 
-def test_a_run_from_a_shell_ends_with_0_and_leaves_three_files(tmp_path: Path):
+def test_a_run_from_a_shell_ends_with_0_and_leaves_four_files(tmp_path: Path):
     done = command(*ALEXNET, "--output-dir", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "alexnet_direct_layers.csv", "alexnet_direct_overall.csv", "run.json",
+        "alexnet_direct_layers.csv", "alexnet_direct_overall.csv", "alexnet_direct_work.csv", "run.json",
     ]  # fmt: skip
     assert json.loads((tmp_path / "run.json").read_text())["command"][-1] == str(tmp_path)
 
@@ -104,10 +104,11 @@ def test_a_run_whose_output_is_no_terminal_logs_a_header_and_a_line_a_size_then_
     assert [line.split(":")[0] for line in lines[:5]] == ["command", "CPU", "versions", "commit", "sizes"]
     assert lines[4] == "sizes: 1, 64 px, batch 1, fp32"
     assert re.fullmatch(r"1/1  64 px  \d+\.\d\d ms  (-|\d+ W)", lines[5])
-    header, line, where = lines[6:]
+    header, line, work, where = lines[6:]
     assert header.split()[:4] == ["size", "mean", "±", "std,"]
     assert line.split()[0] == "64"
     assert line.count(" %)") == 3
+    assert re.match(r"work: (\w+( \w+)? \d+ %, )*convolution \d+ %", work)
     assert where == f"results: {tmp_path}"
     assert printed.err == ""
 

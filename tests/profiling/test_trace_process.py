@@ -56,7 +56,8 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
         trace_process.graphs, "capture", lambda step: contextlib.nullcontext(types.SimpleNamespace(replay=None))
     )
     monkeypatch.setattr(trace_process.graphs, "settle", lambda captured: None)
-    monkeypatch.setattr(trace, "record_layers", lambda model, given: ["eager"])
+    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: None)
+    monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
     monkeypatch.setattr(trace, "record_replays", lambda replay, count: [f"{count} replays"])
     recording = trace_process._Recording(torch.nn.ReLU(), 3)
     for _ in range(3):
