@@ -138,12 +138,12 @@ def build_model(inference: Inference) -> nn.Module:
     """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
     source = models.find_source(inference.model)
     model = source.build(inference.seed, inference.pretrained)
-    if not inference.pretrained:
-        try:
+    try:
+        if not inference.pretrained:
             models.settle_statistics(model, inference.image_size_px, inference.seed)
-        except (RuntimeError, AssertionError, ValueError) as error:
-            size, cause = inference.image_size_px, str(error).splitlines()[0]
-            raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
-    with torch.inference_mode():
-        output = model(models.images(1, inference.image_size_px, inference.seed))
+        with torch.inference_mode():
+            output = model(models.images(1, inference.image_size_px, inference.seed))
+    except (RuntimeError, AssertionError, ValueError) as error:
+        size, cause = inference.image_size_px, str(error).splitlines()[0]
+        raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
     return model if isinstance(output, torch.Tensor) else FirstTensor(model).eval()

@@ -17,16 +17,15 @@ from convscope.cli import fields
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.profiling.preflight import why_not_by_layers
-from convscope.profiling.request import Run, parse_shape
-from convscope.storage.paths import Combination
+from convscope.profiling.request import DTYPES, Run, parse_shape
+from convscope.storage.paths import LAYOUTS, Combination
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-DTYPES, LAYOUTS = ("float32", "float16", "bfloat16"), ("nchw", "nhwc")
-# Every list multiplies the number of combinations; its defaults are written into no line.
+# Every list multiplies the number of combinations.
 LISTS: Mapping[str, type] = {
     "models": str,
     "algorithms": str,
@@ -90,10 +89,7 @@ class Study:
         own = {"batch_size": batch_size, "dtype": dtype, "layout": layout, "input_shape": shape}
         given = {"batch_size": "batch_sizes", "dtype": "dtypes", "layout": "layouts", "input_shape": "input_shapes"}
         named = [f"{name}={value}" for name, value in own.items() if given[name] in self.lists]
-        return (*(field for field in named if field not in _DEFAULTS), *(() if shape else self.sizes), *self.settings)
-
-
-_DEFAULTS = ("dtype=float32", "layout=nchw")  # written into no line: a program without these options reads it too
+        return (*named, *(() if shape else self.sizes), *self.settings)
 
 
 @dataclass(frozen=True)
@@ -175,7 +171,7 @@ def _study(path: Path, content: Mapping[str, Any]) -> Study:
     lists = {name: _list(name, content[name], kind) for name, kind in LISTS.items() if name in content}
     lists["models"] = tuple(map(names.check_model, lists["models"]))
     lists["algorithms"] = tuple(algorithms.find(name).name for name in lists["algorithms"])
-    for name, valid in (("dtypes", DTYPES), ("layouts", LAYOUTS)):
+    for name, valid in (("dtypes", DTYPES), ("layouts", tuple(LAYOUTS))):
         if wrong := [each for each in lists.get(name, ()) if each not in valid]:
             raise InputError(f"{name} has {wrong[0]!r}: choose of {', '.join(valid)}")
     if "gpus" in lists:

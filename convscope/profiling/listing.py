@@ -17,8 +17,8 @@ from convscope.convolution import algorithms, assignment, backends, models
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check
-from convscope.cudnn import library
 from convscope.convolution.sources.source import Size
+from convscope.cudnn import library
 from convscope.errors import CudnnError, InputError, SensorError
 from convscope.power import nvml, sensor_test
 from convscope.profiling import report
@@ -38,7 +38,7 @@ def combination_list(
 ) -> str:
     """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
 
-    Data type and layout follow where they are not float32 and nchw, behind an empty column where no GPU is named.
+    Data type and layout follow as settings where they are not float32 and nchw.
 
     A combination against the rules is a comment with the reason. No GPU is used: cuDNN may refuse more than its rules.
 
@@ -51,14 +51,15 @@ def combination_list(
         InputError: an unknown model or algorithm.
     """
     chosen = [algorithms.find(name) for name in algorithm_names or algorithms.ALGORITHMS]
-    precision = (dtype, layout) if paths.precision(dtype, layout) else ()
+    named = (("dtype", dtype, "float32"), ("layout", layout, "nchw"))
+    precision = [f"{name}={value}" for name, value, usual in named if value != usual]
     lines = []
     for name in map(models.check_name, model_names or models.MODELS):
         layers = [layer for size in sorted(set(input_range)) for layer in models.convolutions(name, size)]
         for algorithm in chosen:
             why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported, (dtype, layout))
-            fields = "\t".join((name, algorithm.name, gpu or "", *precision)).rstrip()
-            lines.append(f"# {name} {algorithm.name}: {why}" if why else fields)
+            fields = filter(None, (name, algorithm.name, gpu, *precision))
+            lines.append(f"# {name} {algorithm.name}: {why}" if why else "\t".join(fields))
     return "\n".join(lines) + "\n"
 
 

@@ -170,6 +170,8 @@ class WorkRow:
     timing_method: str
     batch_size: int | None = None
     math: str | None = None
+    dtype: str | None = None
+    layout: str | None = None
 
 
 Row = OverallRow | LayerRow

@@ -94,7 +94,8 @@ def test_a_run_by_hand_is_offered_by_its_own_command_without_overwrite(tmp_path:
 
 
 def test_another_data_type_is_offered_with_its_flags(tmp_path: Path):
-    note(tmp_path, "ended 1", flags=("--dtype", "float16", "--layout", "nhwc"))
+    half = dataclasses.replace(WHO, dtype="float16", layout="nhwc")
+    note(tmp_path, "ended 1", who=half, flags=("--dtype", "float16", "--layout", "nhwc"))
     assert offered(tmp_path) == ["./2_quick_sweep.sh alexnet 'implicit gemm' h200 --dtype float16 --layout nhwc"]
 
 

@@ -288,7 +288,7 @@ def test_a_history_that_is_no_plain_file_is_not_written_to_and_that_is_said(tmp_
 
 
 def test_a_task_of_an_array_measures_in_the_data_type_and_layout_of_its_line(tmp_path: Path):
-    (tmp_path / "part").write_text("vgg16\tgemm\th100\tfloat16\tnhwc\nvgg16\tgemm\th100\n")
+    (tmp_path / "part").write_text("vgg16\tgemm\th100\tdtype=float16\tlayout=nhwc\nvgg16\tgemm\th100\n")
     script = "matrix=part flags=(--batch-size 4); SLURM_ARRAY_TASK_ID={}; take_task; folder 1_sanity; echo; "
     script += "in_job() {{ return 0; }}; profile_command 2_quick; printf '%s ' \"${{profile[@]}}\""
     first, second = (in_stage(script.format(task), tmp_path).stdout.splitlines() for task in (0, 1))
@@ -299,14 +299,14 @@ def test_a_task_of_an_array_measures_in_the_data_type_and_layout_of_its_line(tmp
 
 
 def test_a_submitted_task_is_noted_in_its_own_folder_with_the_flags_of_its_line(tmp_path: Path):
-    (tmp_path / "part").write_text("vgg16\tgemm\th100\tfloat16\tnchw\nvgg16\tgemm\th100\n")
+    (tmp_path / "part").write_text("vgg16\tgemm\th100\tdtype=float16\nvgg16\tgemm\th100\n")
     state = "needed=1_sanity retry=--retry gpu=h100 dry_run='' throttle=4 events=() own=() flags=(--seed 3)"
     fakes = "find_gpu() { :; }; make_folder() { :; }; send() { job=7; }"
     done = in_stage(f"{fakes}; {state}; submit_array part 2; note_submitted", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     logs = {path.parent.name: path.read_text().split("\t") for path in tmp_path.glob("results/1_sanity/*/jobs.log")}
     assert {name: (fields[1], fields[6].strip()) for name, fields in logs.items()} == {
-        "vgg16_gemm_h100_fp16": ("7_0", "--seed 3 --dtype float16 --layout nchw --retry"),
+        "vgg16_gemm_h100_fp16": ("7_0", "--seed 3 --dtype float16 --retry"),
         "vgg16_gemm_h100": ("7_1", "--seed 3 --retry"),
     }
 

@@ -13,7 +13,7 @@ from fakes import ROOT
 
 import run_conv3d
 from convscope.conv3d import study as conv3d_study
-from convscope.conv3d.layersets import COLUMNS
+from convscope.convolution.sources.table import columns
 from convscope.kernels import conv3d as kernels
 from convscope.kernels.conv3d import catalogue
 
@@ -35,7 +35,7 @@ sys.exit(run_conv3d.main(sys.argv[1:]))
 def layers(tmp_path: Path) -> str:
     """Return the path of a set of one small layer."""
     path = tmp_path / "tiny.csv"
-    path.write_text(",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\n")
+    path.write_text(",".join(columns(3)) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\n")
     return str(path)
 
 

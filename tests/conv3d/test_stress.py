@@ -15,11 +15,11 @@ from fakes import layer3d
 from convscope.conv3d import stress
 from convscope.conv3d import stress as stress_test
 from convscope.conv3d.implementations import Implementations, Prepared
-from convscope.conv3d.layersets import why_invalid
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import reference as references
 from convscope.convolution.reference import Reference
+from convscope.convolution.sources.table import why_invalid
 from convscope.cudnn.shape import Convolution
 from convscope.errors import DeviceFaultError
 from convscope.kernels.autotune import BlockCache

@@ -19,18 +19,19 @@ from fakes import ROOT, layer3d
 
 import run_conv3d
 from convscope.conv3d import comparison, implementations, report
-from convscope.conv3d.layersets import COLUMNS, load
+from convscope.conv3d.layersets import load
 from convscope.conv3d.rows import SCHEMA, Conv3dRow
 from convscope.convolution import tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
+from convscope.convolution.sources.table import columns
 from convscope.errors import InputError
 from convscope.kernels.conv3d import candidates, catalogue, layout
 from convscope.timing import summary
 
 LAYER = layer3d(6, 5, (4, 5, 6), (3, 3, 2), batch=2, padding=(1, 1, 0))
-TINY = ",".join(COLUMNS) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
+TINY = ",".join(columns(3)) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
 
 
 def small() -> tuple[torch.Tensor, torch.Tensor, Reference]:

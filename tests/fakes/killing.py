@@ -96,13 +96,14 @@ class Victims:
 
 
 def assert_whole(folder: Path, sizes: tuple[int, ...] = SIZES) -> None:
-    """Every size once, with each of its layers once; nothing else in the folder."""
+    """Every size once, with each of its layers once, and its work; nothing else in the folder."""
     overall, layers = both(profile_store(folder, STEM))
     assert sorted(overall["input_size"]) == list(sizes)
     assert set(overall["status"]) == {"ok"}
     keys = sorted(zip(layers["input_size"], layers["position"], strict=True))
     assert keys == [(size, position) for size in sizes for position in range(CONVOLUTIONS)]
-    expected = {f"{STEM}_layers.csv", f"{STEM}_overall.csv", "run.json"}
+    assert {*profile_store(folder, STEM).read("work")["input_size"]} == {*sizes}
+    expected = {f"{STEM}_layers.csv", f"{STEM}_overall.csv", f"{STEM}_work.csv", "run.json"}
     assert {path.name for path in folder.iterdir()} == expected
     document = json.loads((folder / "run.json").read_text())
     assert document["started_utc"] <= document["ended_utc"]

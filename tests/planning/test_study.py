@@ -34,13 +34,12 @@ def items(tmp_path: Path, text: str, gpu: str | None = None) -> list[study.Item]
     return study.items(study.read(written(tmp_path, text)), gpu, make, lambda line: None)
 
 
-def test_lists_multiply_and_defaults_of_type_and_layout_stand_in_no_line(tmp_path: Path):
+def test_lists_multiply_and_name_their_settings_in_each_line(tmp_path: Path):
     lists = 'gpus = ["H200"]\nbatch_sizes = [1, 8]\ndtypes = ["float32", "float16"]\nlayouts = ["nchw"]\n'
     assert study.read(written(tmp_path, NAMES + lists)).lines() == [
-        ("alexnet", "gemm", "h200", "batch_size=1"),
-        ("alexnet", "gemm", "h200", "batch_size=8"),
-        ("alexnet", "gemm", "h200", "batch_size=1", "dtype=float16"),
-        ("alexnet", "gemm", "h200", "batch_size=8", "dtype=float16"),
+        ("alexnet", "gemm", "h200", f"batch_size={batch_size}", f"dtype={dtype}", "layout=nchw")
+        for dtype in ("float32", "float16")
+        for batch_size in (1, 8)
     ]
 
 

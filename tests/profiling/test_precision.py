@@ -39,7 +39,7 @@ def test_pytorch_is_profiled_on_a_cpu_in_16_bits_and_channels_last(tmp_path: Pat
     assert (layers["relative_error"] < roundoff).all()
     assert dtype == "float32" or (layers["relative_error"] > roundoff / 20).all()
     assert {path.name for path in tmp_path.iterdir()} == {
-        "tiny_torch_overall.csv", "tiny_torch_layers.csv", "run.json",
+        "tiny_torch_overall.csv", "tiny_torch_layers.csv", "tiny_torch_work.csv", "run.json",
     }  # fmt: skip
 
 
@@ -55,7 +55,8 @@ def test_a_folder_of_another_data_type_or_layout_is_refused(tmp_path: Path):
 
 
 def without_layout(folder: Path) -> None:
-    """Make a folder one of a version that knew no layout."""
+    """Make a folder one of a version that knew no layout, and no table of the work."""
+    next(folder.glob("*_work.csv")).unlink()
     document = json.loads((folder / "run.json").read_text())
     del document["run"]["layout"]
     (folder / "run.json").write_text(json.dumps(document))
@@ -147,20 +148,6 @@ def test_the_command_line_refuses_in_one_line_with_2(capsys: pytest.CaptureFixtu
     assert said.startswith("run_profile.py: --layout nhwc: ai3 computes smm on a CPU in float32 and NCHW only")
 
 
-def test_a_line_of_a_stage_may_name_data_type_and_layout():
-    def make(model, algorithm, gpu, stage, named):
-        return run_elsewhere(model, algorithm, gpu=gpu, num_sizes=1, stage=stage, **named)
-
-    def asked(line: str) -> dict[str, object]:
-        return preflight.answer([line], ["1_sanity"], make, "auto", False, lambda line: None)[0]
-
-    found = asked("alexnet\tgemm\th200\tfloat16\tnhwc")
-    assert (found["dtype"], found["layout"]) == ("float16", "nhwc")
-    assert asked("alexnet\tgemm\th200")["dtype"] == "float32"
-    with pytest.raises(InputError, match="is not model, algorithm, GPU, separated by tabs"):
-        asked("alexnet\tgemm\th200\tfloat16")
-
-
 def test_combinations_are_listed_with_data_type_and_layout_and_without_what_has_none():
     def listed(gpu: str | None, *precision: str) -> list[str]:
         names = ["fft", "torch"]
@@ -169,8 +156,11 @@ def test_combinations_are_listed_with_data_type_and_layout_and_without_what_has_
     assert listed("h200") == ["alexnet\tfft\th200", "alexnet\ttorch\th200"]
     assert listed(None) == ["alexnet\tfft", "alexnet\ttorch"]
     refused, plain = listed("h200", "float16", "nhwc")
-    assert (refused, plain) == ("# alexnet fft: fft reads NCHW only", "alexnet\ttorch\th200\tfloat16\tnhwc")
-    assert listed(None, "bfloat16", "nchw")[1] == "alexnet\ttorch\t\tbfloat16\tnchw"
+    assert (refused, plain) == (
+        "# alexnet fft: fft reads NCHW only",
+        "alexnet\ttorch\th200\tdtype=float16\tlayout=nhwc",
+    )
+    assert listed(None, "bfloat16", "nchw")[1] == "alexnet\ttorch\tdtype=bfloat16"
 
 
 # ---- numbers that leave the range of a type

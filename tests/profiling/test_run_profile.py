@@ -79,7 +79,8 @@ def test_bad_input_from_a_shell_ends_with_2_and_one_line():
     assert done.returncode == 2
     assert done.stderr == (
         "run_profile.py: unknown model 'lenet': choose one of vgg16, densenet121, resnet152, googlenet, alexnet, "
-        "resnet50, or torchvision:NAME (nearest: alexnet, googlenet)\n"
+        "resnet50, or torchvision:NAME, timm:NAME, hf:NAME, FILE.py:callable, package.module:callable, FILE.pt2, "
+        "layers.csv (nearest: alexnet, googlenet)\n"
     )
 
 
@@ -187,7 +188,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("arguments", "line"),
     [
         (["--model", "lenet", "--algorithm", "direct"], "unknown model 'lenet'"),
-        (["--model", "torchvision:lenet", "--algorithm", "direct"], "torchvision has no classification model 'lenet'"),
+        (["--model", "torchvision:lenet", "--algorithm", "direct"], "torchvision has no model 'lenet'"),
         (["--model", "alexnet", "--algorithm", "fastest"], "unknown algorithm 'fastest'"),
         ([*TINY, "--num-sizes", "0"], "--num-sizes 0: it must be at least 1"),
         ([*TINY, "--batch-size", "0"], "--batch-size 0: it must be at least 1"),

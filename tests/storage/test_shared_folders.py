@@ -24,7 +24,7 @@ from convscope.storage.store import Store
 
 NOW = datetime(2026, 11, 21, 9, 31, tzinfo=timezone.utc)
 STEM = "alexnet_direct"
-TABLES = [f"{STEM}_layers.csv", f"{STEM}_overall.csv", "run.json"]
+TABLES = [f"{STEM}_layers.csv", f"{STEM}_overall.csv", f"{STEM}_work.csv", "run.json"]
 
 
 def measured(folder: Path) -> Store:

@@ -40,6 +40,7 @@ def test_a_call_convolves_its_input_anew_to_the_output_that_the_pass_had(kind):
             assert torch.equal(module(x), output)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 def test_a_call_without_a_batch_and_with_uneven_padding_is_convolved_as_pytorch_does():
     class Model(nn.Module):
         def __init__(self) -> None:

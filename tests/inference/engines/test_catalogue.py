@@ -210,7 +210,9 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch):
             raise OSError("no network")
         return nn.Linear(1, 1)
 
-    fake = SimpleNamespace(is_model=lambda name: name == "resnet50", create_model=create)
+    fake = SimpleNamespace(
+        is_model=lambda name: name == "resnet50", create_model=create, list_models=lambda: ["resnet50"]
+    )
     monkeypatch.setitem(sys.modules, "timm", fake)
     assert models.find_source(" timm:resnet50").name == "timm:resnet50"
     one, two = (models.find_source("timm:resnet50").build(3) for _ in range(2))
