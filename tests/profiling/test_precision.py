@@ -13,7 +13,7 @@ from torch import nn
 
 import run_profile
 from convscope.errors import InputError
-from convscope.profiling import compare, listing, preflight
+from convscope.profiling import compare, listing
 from convscope.profiling.bench import Bench, is_finite
 from convscope.profiling.request import make_run, run_elsewhere
 from profiler import UnifiedProfiler
