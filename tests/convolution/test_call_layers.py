@@ -212,7 +212,7 @@ def test_a_call_with_uneven_padding_is_refused():
 
     model = Model()
     Swap(model).apply({"conv2d": "direct"})
-    with pytest.raises(InputError, match="and its padding 'same' is uneven$"):
+    with pytest.raises(InputError, match=r"and its padding 'same' is uneven$"):
         model(torch.randn(1, 3, 8, 8))
 
 
