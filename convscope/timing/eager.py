@@ -95,7 +95,7 @@ def passes_ms(step: Callable[[], object], samples: int, hides: bool = True) -> l
 
 
 def _taken(take: Callable[[Sampler, str], T], hides: bool) -> T:
-    """Take samples with the launch hidden, or with it where that fails; `take` gets the sampler and the name of the way."""
+    """Take samples with the launch hidden, or with it where that fails; `take` gets the sampler and the way's name."""
     if hides:
         try:
             return take(LaunchHider(_FIRST_CYCLES), HIDDEN_METHOD)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import fakes
 import pytest
-import torch
 
 from convscope.timing import eager
 from convscope.timing.eager import HIDDEN_METHOD, INCLUDED_METHOD, Unhidden, eager_load, eager_times, passes_ms
