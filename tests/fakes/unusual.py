@@ -97,6 +97,20 @@ class Fetching(nn.Module):
         return self.two(self.one(x).cpu().to(x.device))
 
 
+class Waiting(nn.Module):
+    """Waits for the GPU in a way that PyTorch's debug mode does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        return self.two(x)
+
+
 class Guided(nn.Module):
     """Two inputs; the numbers of the second, and those computed of the first, say which calls are made."""
 
