@@ -180,9 +180,11 @@ def test_a_pass_in_which_the_host_waits_is_timed_eagerly_and_never_captured(
 ):
     monkeypatch.setattr(bench.graphs, "capture", lambda *_: pytest.fail("a capture of a pass that waits"))
     notes: list[str] = []
-    made = on_gpu(Steps(gpu, waits=True), notes)
+    model = Steps(gpu, waits=True)
+    made = on_gpu(model, notes)
     made._ask_to_capture(GIVEN)
     times = made._layer_times(GIVEN, samples=3)
+    assert model.passes == 2 + 2 * 3  # asked, then sampled at once with the launch
     assert times.way == eager.INCLUDED_METHOD
     assert times.passes_ms == pytest.approx([3.0] * 3)
     assert notes == ["passes are timed eagerly: the host waits for the GPU in the pass"]

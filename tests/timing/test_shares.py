@@ -121,6 +121,11 @@ def test_a_kernel_has_the_module_and_the_kind_of_what_was_open_on_its_thread_at_
     ]
 
 
+@pytest.mark.parametrize(("launched_us", "kind"), [(40, "elementwise"), (50, "elementwise"), (51, "rest")])
+def test_an_operator_is_open_from_its_start_to_its_end(launched_us: float, kind: str):
+    assert of_launches(EVENTS, [Launch("k", launched_us, 1, 1.0)])[0].category == kind
+
+
 def test_the_order_of_events_and_launches_does_not_matter():
     launches = [Launch("a", 15, 1, 0.5), Launch("b", 45, 1, 0.25)]
     assert of_launches(EVENTS[::-1], launches[::-1]) == of_launches(EVENTS, launches)
