@@ -148,7 +148,7 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: released.append(swapped.name))
-    subject = SimpleNamespace(run=run(), given=torch.zeros(1))
+    subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=torch.device("cpu"))
     times = choice._rounds(subject, bench, swapped, noted.append, range(3), ["fft", "gemm"])
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]
@@ -164,7 +164,9 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
-    subject = SimpleNamespace(run=run(), given=torch.zeros(1), model=torch.nn.Identity())
+    subject = SimpleNamespace(
+        run=run(), inputs=(torch.zeros(1),), device=torch.device("cpu"), model=torch.nn.Identity()
+    )
     found = choice._judge(subject, bench, swapped, print, 3)
     names = [choice.TOGETHER, choice.HEURISTIC]
     assert places == [(name, place) for place in (3, 4, 5) for name in names]
