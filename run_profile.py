@@ -44,8 +44,9 @@ def parser() -> OneLineParser:
     batches.add_argument("--batch-sizes", type=_whole_numbers, metavar="N,N,…", help=several)
     study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
     made.add_argument("--study", type=Path, metavar="FILE", help=study)
-    before = "passes before measuring"
-    made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help=before)
+    made.add_argument(
+        "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
+    )
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
     folder = (
         "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each inside DIR"
@@ -66,8 +67,9 @@ def parser() -> OneLineParser:
     made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
-    without = "leave the energy window out (a second a size)"
-    made.add_argument("--no-energy", dest="energy", action="store_false", help=without)
+    made.add_argument(
+        "--no-energy", dest="energy", action="store_false", help="leave the energy window out (a second a size)"
+    )
     load = "seconds of load before the window"
     made.add_argument("--energy-warmup", dest="energy_warmup_s", type=float, default=0.2, metavar="S", help=load)
     made.add_argument("--energy-precision", type=float, default=0.01, metavar="P", help="uncertainty over energy")
