@@ -35,6 +35,7 @@ from convscope.timing.hooks import convolution_modules, hooked
 CALLS = 20  # in a row, a few kernels each: less than the GPU's queue holds, so that the host never waits for it
 PASSES, REPEATS, SIZE_PX = 100, 15, 224
 ON_A_CPU = {"passes": 3, "repeats": 1, "size_px": 64}
+CUDNN = "cudnnConvolutionForward"
 WAYS = "PyTorch", "ai3's module, ai3::conv2d", "swapped module, its plan"
 
 
@@ -118,11 +119,16 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         "    launch of the plan": partial(plan.launch, x, weight, bias),
         "      an output": plan._output,
         "      a workspace": take_workspace,
-        "      cudnnConvolutionForward": run,
+        f"      {CUDNN}": run,
     }
     if bias is not None:
         costs["      the bias"] = lambda: y.add_(bias.view(1, -1, 1, 1))
     return costs
+
+
+def cudnns(module: nn.Module, x: torch.Tensor) -> Callable[[], object] | None:
+    """Return cuDNN's own part of a call of a swapped module, None where another library computes it."""
+    return next((call for part, call in parts(module, x).items() if part.endswith(CUDNN)), None)
 
 
 def read_command_line() -> argparse.Namespace:
@@ -154,6 +160,12 @@ def cost_rows(
         issued_ms, ended_ms = pass_ms(partial(model, images), device, passes)
         ends = f"{min(calls_us):.1f} … {max(calls_us):.1f}"
         rows.append((f"{issued_ms:.2f}", f"{ended_ms:.2f}", f"{statistics.fmean(calls_us):.1f}", ends, way))
+    if device.type == "cuda":
+        calls_us = [
+            call_us(cudnn, device, repeats) for name in swapped if (cudnn := cudnns(swapped[name], given[name]))
+        ]
+        ends = f"{min(calls_us):.1f} … {max(calls_us):.1f}"
+        rows.append(("-", "-", f"{statistics.fmean(calls_us):.1f}", ends, f"{CUDNN} alone, {len(calls_us)} layers"))
     name = list(swapped)[len(swapped) // 2]
     within = parts(swapped[name], given[name]) if device.type == "cuda" else {}
     costs: list[tuple[str, ...]] = [(f"{call_us(call, device, repeats):.1f}", part) for part, call in within.items()]

@@ -3,21 +3,23 @@
 
 python benchmarks/models.py [--models timm:convnext_tiny …] [--settings fp32 tf32 float16,nhwc] [--batch-sizes 1 32]
 
-Each line is two commands, each in a process of its own: `run_profile.py --algorithm torch` at one input size, and
+Each line is two commands in a process of its own: `run_profile.py --algorithm torch` at one input size, and
 `run_verify.py --choice`. A table that is there already in --results is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-import os
+import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -46,23 +48,15 @@ def flags_of(setting: str) -> list[str]:
     return [*named, *(["--layout", layout] if layout else [])]
 
 
-def forked(call: Callable[[list[str]], int], arguments: Sequence[str], log: Path) -> int:
-    """Run a command's main in a fork, which has PyTorch imported and no GPU touched; its output goes into a file."""
-    process = os.fork()
-    if process:
-        return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-    code = 1
-    try:
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(descriptor, 1)
-        os.dup2(descriptor, 2)
-        code = call(list(arguments))
-    except SystemExit as end:
-        code = int(end.code or 0)
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+def measure(commands: Sequence[Sequence[str]]) -> int:
+    """Run a profile, and a choice after it, in this process: the one is timed without CUPTI, the other traces last."""
+    for call, arguments in zip((run_profile.main, run_verify.main), commands, strict=False):
+        if code := call(list(arguments)):
+            return code
+        gc.collect()  # models hold themselves in cycles
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return 0
 
 
 def families(kernels: pd.Series) -> str:
@@ -106,18 +100,16 @@ def line(model: str, setting: str, batch_size: int, asked: argparse.Namespace) -
     size, log = str(asked.input_size), folder / "log.txt"
     profile = ["--algorithm", "torch", "--num-sizes", "1", "--input-range", size, size, "--no-energy"]
     verify = ["--choice", "--input-size", size, "--rounds", str(asked.rounds), "--output-dir", str(folder / "choice")]
-    begun = model, setting, str(batch_size)
-    steps: tuple[tuple[Callable[[list[str]], int], list[str], Callable[[Path], tuple[str, ...]]], ...] = (
-        (run_profile.main, [*named, *profile, "--output-dir", str(folder / "profile")], profiled),
-        (run_verify.main, [*named, *verify], chosen),
-    )
-    cells: tuple[str, ...] = ()
-    for step, (call, arguments, read) in enumerate(steps[: 1 if asked.no_choice else 2]):
-        if forked(call, arguments, log) != 0:
-            said = log.read_text().strip().splitlines()[-1]
-            return (*begun, *cells, *("-",) * (len(HEADER) - len(begun) - len(cells) - 1), said)
-        cells += read(folder / ("profile", "choice")[step])
-    return (*begun, *cells, *("-",) * (len(HEADER) - len(begun) - len(cells)))
+    begun, dashes = (model, setting, str(batch_size)), ("-",) * (len(HEADER) - 3)
+    commands = [[*named, *profile, "--output-dir", str(folder / "profile")]]
+    commands += [] if asked.no_choice else [[*named, *verify]]
+    with open(log, "a") as output:
+        process = [sys.executable, __file__, "--commands", json.dumps(commands)]
+        code = subprocess.run(process, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        return *begun, *dashes[1:], log.read_text().strip().splitlines()[-1]
+    cells = profiled(folder / "profile")
+    return *begun, *cells, *(dashes[len(cells) :] if asked.no_choice else chosen(folder / "choice"))
 
 
 def main() -> int:
@@ -131,7 +123,10 @@ def main() -> int:
     options.add_argument("--no-choice", action="store_true", help="the profiles alone")
     options.add_argument("--device", default="auto")
     options.add_argument("--results", default="results/models", metavar="DIR")
+    options.add_argument("--commands", type=json.loads, help=argparse.SUPPRESS)  # to run in this process
     asked = options.parse_args()
+    if asked.commands:
+        return measure(asked.commands)
     lines = []
     for setting in asked.settings:
         for batch_size in asked.batch_sizes:
