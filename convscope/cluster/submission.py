@@ -214,9 +214,8 @@ def check_quotes(model: str, words: Sequence[str], script: str) -> None:
         slug = "_".join(words[:count]).lower()
         if slug in slugs:
             gpu = words[count] if count < len(words) else "GPU"
-            raise InputError(
-                f"{' '.join(words[:count])!r} needs quotes, or underscores: ./{script} {model} {slug} {gpu}"
-            )
+            right = f"./{script} {shlex.quote(model)} {slug} {gpu}"
+            raise InputError(f"{' '.join(words[:count])!r} needs quotes, or underscores: {right}")
 
 
 def main(arguments: Sequence[str]) -> int:

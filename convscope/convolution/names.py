@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -144,6 +145,21 @@ def kind_of(name: str) -> str | None:
 def path_of(name: str) -> Path:
     """Return the file of a name that is of a file."""
     return Path(_ARGUMENTS.split(name)[0].partition(".py:")[0] + (".py" if ".py:" in name else ""))
+
+
+def placed(name: str, folder: Path) -> str:
+    """Return a name whose file is relative to a folder as one for the current folder; `slurm/stage.sh` does the same.
+
+    A file is that of a model, or the folder of a configuration (`hf:FOLDER`).
+    """
+    if folder.resolve() == Path.cwd():
+        return name
+    base = without_arguments(name)
+    if kind_of(base) in _OF_FILES:
+        return os.path.join(folder, name)
+    if base.startswith(HF) and (folder / base.removeprefix(HF)).is_dir():
+        return HF + os.path.join(folder, name.removeprefix(HF))
+    return name
 
 
 def with_arguments(name: str, arguments: Sequence[str]) -> str:
