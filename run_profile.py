@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
-from convscope.convolution.names import KINDS, MODELS, check_model, with_arguments
+from convscope.convolution.names import KINDS, MODELS, check_model, takes_usual_sizes, with_arguments
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -331,6 +331,7 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
 def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
     """Print the hours that the runs asked for will take; return 1 where nothing is known of one."""
     from convscope.planning import estimate
+    from convscope.profiling import preflight
     from convscope.profiling.request import run_elsewhere
     from convscope.storage.paths import RESULTS
 
@@ -338,10 +339,12 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
     if options.study:
         runs = [item.run for item in _study_items(made, options, gpu) if item.run and item.why_not is None]
     else:
-        model = check_model(with_arguments(options.model, options.model_args))
+        model = with_arguments(options.model, options.model_args)
         named = {"model": model, "gpu": gpu or _gpu_here(options.device)}
         by_size = _by_batch_size(options)
         runs = [_request(argparse.Namespace(**vars(each) | named), run_elsewhere) for each in by_size]
+        if not takes_usual_sizes(runs[0].model):  # its own size may be the only one
+            runs = [run for run, _ in preflight.by_layers(runs, note_by(NAME))]
     earlier = estimate.read(RESULTS)
     found = [estimate.estimate(run, earlier, options.overwrite) for run in runs]
     print(estimate.report(found))

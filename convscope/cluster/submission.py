@@ -205,7 +205,9 @@ def find(
         raise InputError(f"unknown GPU {gpu!r}: name one of {', '.join(known_gpus)}, or add it to your gpus.conf")
     naming = fields.naming([*flags, *fields.flags(fields.check(settings))])
     name = algorithms.find(algorithm).name
-    found = Combination(names.check_model(model), name, gpu.lower(), **naming, settings=tuple(settings))
+    found = Combination(
+        names.check_model(model, is_elsewhere=True), name, gpu.lower(), **naming, settings=tuple(settings)
+    )
     if not history.is_model(found.model):
         raise InputError(f"model {found.model!r} has characters that no history can have: give its file another name")
     if len(found.folder_name) > _LONGEST_FOLDER:

@@ -187,7 +187,10 @@ def test_one_word_needs_no_quotes():
 
 @pytest.mark.parametrize(
     ("model", "why"),
-    [("timm:a\u202e", "has characters that no history can have"), ("timm:" + "a" * 300, "too long for a folder's name")],
+    [
+        ("timm:a\u202e", "has characters that no history can have"),
+        ("timm:" + "a" * 300, "too long for a folder's name"),
+    ],
 )
 def test_a_model_whose_folder_nobody_could_show_is_refused(model: str, why: str):
     with pytest.raises(InputError, match=why):
