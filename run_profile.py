@@ -44,13 +44,9 @@ def parser() -> OneLineParser:
     batches.add_argument("--batch-sizes", type=_whole_numbers, metavar="N,N,…", help=several)
     study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
     made.add_argument("--study", type=Path, metavar="FILE", help=study)
-    made.add_argument(
-        "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
-    )
+    made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="warm-up passes")
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
-    folder = (
-        "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each inside DIR"
-    )
+    folder = "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each in DIR"
     made.add_argument("--output-dir", metavar="DIR", help=folder)
     made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
