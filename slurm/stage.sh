@@ -222,6 +222,7 @@ slug() { # NAME
         file=${bare%"${BASH_REMATCH[0]}"}
         bare=${file##*/}${BASH_REMATCH[0]}
     fi
+    [[ $bare != .* ]] || bare=_${bare#.}
     while [[ $bare =~ [^A-Za-z0-9_.+-]+ ]]; do bare=${bare/"${BASH_REMATCH[0]}"/_}; done
     printf '%s' "$bare"
 }

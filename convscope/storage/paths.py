@@ -16,13 +16,14 @@ KEPT = ".before-"  # in the name of a folder beside a run's, where older version
 
 
 _OF_FILE = re.compile(r"\.(py:[^,]+|pt2|csv)(,|$)")
-_IN_PATHS = re.compile(r"[^\w.+-]+", re.ASCII)
+_IN_PATHS = re.compile(r"[^\w.+-]+|^\.", re.ASCII)
 
 
 def slug(name: str) -> str:
     """Return a name as it stands in paths: whatever is no ASCII letter, digit, or one of ".+-_", becomes an underscore.
 
-    `torchvision:` falls away, and so do the folders of a model's file. `slurm/stage.sh` has the same function.
+    So does a dot at the beginning, which would hide a folder. `torchvision:` falls away, and so do the folders of a
+    model's file. `slurm/stage.sh` has the same function.
     """
     bare = name.removeprefix("torchvision:")
     file = _OF_FILE.search(bare)

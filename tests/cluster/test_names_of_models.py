@@ -28,6 +28,7 @@ NAMES = [
     "/a.csv,b/net.py:make",
     "/data/my.pt2x/a.pt2",
     "/data/layers.csv",
+    "/data/.hidden.csv",
     "/$(touch x)/`y`;&.py:m",
     "pkg.mod:Class.make,width=2",
     "/a__b,_c\\d/net.py:make,x=*",
@@ -46,6 +47,7 @@ def test_shell_and_python_agree_on_a_name_in_a_path(tmp_path: Path, name: str):
     assert in_stage(f"slug {shlex.quote(name)}", tmp_path).stdout == slug(name)
     assert "/" not in slug(name)
     assert slug(name).isascii()
+    assert not slug(name).startswith(".")  # a hidden folder is in no status
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -97,7 +99,7 @@ def test_a_run_here_gets_the_file_in_full(elsewhere: Path):
     assert f"'--model' '{elsewhere}/own.py:make'" in done.stdout
 
 
-@pytest.mark.parametrize("option", ["--matrix", "--study"])
+@pytest.mark.parametrize("option", ["--matrix", pytest.param("--study", marks=pytest.mark.long)])
 def test_a_file_of_a_matrix_or_a_study_is_of_where_the_user_stands(elsewhere: Path, option: str):
     (elsewhere / "files").mkdir()
     lines = {
