@@ -10,7 +10,7 @@ from fakes import ROOT
 
 from convscope.inference.engines import catalogue
 from convscope.inference.rows import InferenceRow
-from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
 from convscope.storage.table import columns
 from convscope.training.rows import TABLES
 
@@ -18,7 +18,7 @@ README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.
 INFERENCE = (ROOT / "docs" / "inference.md").read_text()
 
 
-@pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow)}))
+@pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow), *columns(WorkRow)}))
 def test_every_column_is_explained(column: str):
     assert re.search(rf"\b{column}\b", README.split("## Columns")[1])
 

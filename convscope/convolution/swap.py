@@ -28,7 +28,7 @@ from convscope.convolution.providers import CudnnPlan, Execution, Plan
 from convscope.errors import InputError
 from convscope.kernels.operands import Operands
 from convscope.timing import calls
-from convscope.timing.calls import Call
+from convscope.timing.calls import Call, CallMode
 from convscope.timing.hooks import convolution_modules
 
 _BATCHED = 4  # dimensions of N × C × H × W
@@ -178,6 +178,33 @@ class Conv2d(SwappedConv2d):  # type: ignore[misc]  # ai3 has no types
         return output
 
 
+class _ReplacingForward:
+    """Runs a model's `forward` with calls of convolutions replaced; in a copy of the model it runs the copy's."""
+
+    def __init__(self, model: nn.Module, wanted: Mapping[str, str]) -> None:
+        self._model, self._forward, self._wanted = model, model.forward, dict(wanted)
+        self._mode: CallMode | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_mode": None}
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if self._mode is None:
+            self._mode = calls.substituting(self._model, self._substitute)
+        with self._mode:
+            return self._forward(*given, **named)
+
+    def _substitute(self, name: str, call: Call, given: torch.Tensor) -> torch.Tensor | None:
+        algorithm = self._wanted.get(name, "torch")
+        if algorithm == "torch":
+            return None
+        if call.peculiarity or call.uneven_padding:
+            why = call.peculiarity or "its padding 'same' is uneven"
+            raise InputError(f"{name} cannot run {algorithm}: only plain convolutions can be replaced, and {why}")
+        output: torch.Tensor = call.with_algorithm(algorithm)(given)
+        return output
+
+
 class Swap:
     """A model whose convolutions run algorithms by name, until they are restored.
 
@@ -228,24 +255,8 @@ class Swap:
         self._calls = wanted
         if not wanted:
             return
-        forward, mode = self.model.forward, calls.substituting(self.model, self._substitute)
-
-        def replaced(*given: Any, **named: Any) -> Any:
-            with mode:
-                return forward(*given, **named)
-
-        replaced.replaces_calls = True  # type: ignore[attr-defined]
-        vars(self.model)["forward"] = replaced  # past nn.Module, whose own attributes are parameters and modules
-
-    def _substitute(self, name: str, call: Call, given: torch.Tensor) -> torch.Tensor | None:
-        algorithm = self._calls.get(name, "torch")
-        if algorithm == "torch":
-            return None
-        if call.peculiarity or call.uneven_padding:
-            why = call.peculiarity or "its padding 'same' is uneven"
-            raise InputError(f"{name} cannot run {algorithm}: only plain convolutions can be replaced, and {why}")
-        output: torch.Tensor = call.with_algorithm(algorithm)(given)
-        return output
+        # Past nn.Module, whose own attributes are parameters and modules.
+        vars(self.model)["forward"] = _ReplacingForward(self.model, wanted)
 
     def _restore_forward(self) -> None:
         vars(self.model).pop("forward", None)
@@ -307,7 +318,7 @@ def what_ran(module: nn.Module) -> Execution:
 
 def replaces_calls(model: nn.Module) -> bool:
     """Tell whether calls outside `nn.Conv2d` modules are replaced while this model runs."""
-    return getattr(vars(model).get("forward"), "replaces_calls", False)
+    return isinstance(vars(model).get("forward"), _ReplacingForward)
 
 
 def original(module: nn.Module) -> nn.Module:

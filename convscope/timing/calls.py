@@ -189,6 +189,11 @@ class CallMode(TorchDispatchMode):
         self._frames: list[_Frame] = []
         self._hooks = contextlib.ExitStack()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep PyTorch from importing its compiler at the first call of `__torch_dispatch__`: that takes seconds."""
+        return False
+
     def __enter__(self) -> CallMode:
         self._frames[:] = [_Frame(None, "")]
         self._hooks.enter_context(global_hooks.register_module_forward_pre_hook(self._begin))

@@ -14,8 +14,8 @@ import torch
 
 from convscope.errors import HostTooSlowError
 from convscope.timing import graphs
-from convscope.timing.graphs import HostLoad, LaunchHider, ReplayLoad
-from convscope.timing.layer_times import LayerTimer, LayerTimes, launched_times
+from convscope.timing.graphs import EventTimer, HostLoad, LaunchHider, ReplayLoad
+from convscope.timing.layer_times import LayerTimer, LayerTimes, Sampler, launched_times
 
 HIDDEN_METHOD = "cuda events, eager behind a spin"
 INCLUDED_METHOD = "cuda events, eager: launch included"
@@ -77,13 +77,31 @@ def eager_times(
     for _ in range(warmup):
         step()
         instrumented()
+
+    def take(hider: Sampler, way: str) -> LayerTimes:
+        return launched_times(step, instrumented, timer.read_ms, samples, hider, way)
+
+    return _taken(take, hides)
+
+
+def passes_ms(step: Callable[[], object], samples: int, hides: bool = True) -> list[float]:
+    """Time passes alone, launched from Python; `hides` as `eager_times` takes it."""
+    timer = EventTimer(step)
+
+    def take(hider: Sampler, way: str) -> list[float]:
+        return [hider.sample(timer.launch, timer.read_ms) for _ in range(samples)]
+
+    return _taken(take, hides)
+
+
+def _taken(take: Callable[[Sampler, str], T], hides: bool) -> T:
+    """Take samples with the launch hidden, or with it where that fails; `take` gets the sampler and the way's name."""
     if hides:
         try:
-            hider = LaunchHider(_FIRST_CYCLES)
-            return launched_times(step, instrumented, timer.read_ms, samples, hider, HIDDEN_METHOD)
+            return take(LaunchHider(_FIRST_CYCLES), HIDDEN_METHOD)
         except HostTooSlowError:  # the host waits in a way that was not seen
             torch.cuda.synchronize()
-    return launched_times(step, instrumented, timer.read_ms, samples, Unhidden(), INCLUDED_METHOD)
+    return take(Unhidden(), INCLUDED_METHOD)
 
 
 class _Launches:

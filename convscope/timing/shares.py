@@ -179,17 +179,14 @@ def _open_at(
         thread, moment_us = moments[index]
         while taken < len(spans) and (taken <= index if itself else spans[taken].start_us <= moment_us):
             stack = stacks[spans[taken].thread]
-            _close(stack, spans[taken].start_us)
+            while stack and stack[-1].end_us <= spans[taken].start_us:  # it may begin as the one before it ends
+                stack.pop()
             stack.append(spans[taken])
             taken += 1
-        _close(stacks[thread], moment_us)
+        while stacks[thread] and stacks[thread][-1].end_us < moment_us:
+            stacks[thread].pop()
         found[index] = list(stacks[thread])
     return found
-
-
-def _close(stack: list[_Span], moment_us: float) -> None:
-    while stack and stack[-1].end_us < moment_us:
-        stack.pop()
 
 
 def _place(spans: Sequence[_Span]) -> tuple[str, str | None]:

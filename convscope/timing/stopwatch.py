@@ -6,6 +6,7 @@ Every study times through this class. Times of layers inside a pass are in `laye
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -15,7 +16,8 @@ from statistics import fmean, median
 
 import torch
 
-from convscope.timing import graphs
+from convscope.errors import NotCapturableError
+from convscope.timing import eager, graphs
 
 CPU_METHOD = "time.perf_counter"
 LAUNCHED_METHOD = "cuda events, launched from Python behind a spin kernel"
@@ -81,9 +83,17 @@ class Stopwatch:
         return _times([_replays_ms(step, samples, warmup, settle_s, budget_s, hider) for hider in hiders], hiders)
 
     def pass_ms(self, step: Callable[[], object]) -> float:
-        """Return the mean time of a step over one capture with settled clocks; on a CPU, the time of one pass."""
-        times = self.measure(step, samples=PASS_SAMPLES if self._on_gpu else 1, settle_s=graphs.SETTLING_S)
-        return times.means_ms[0]
+        """Return the mean time of a step over one capture with settled clocks; on a CPU, the time of one pass.
+
+        A step that cannot be captured is launched from Python (`eager`).
+        """
+        if not self._on_gpu:
+            return self.measure(step, samples=1).means_ms[0]
+        waits = eager.why_synchronizes(step) is not None
+        if not waits:
+            with contextlib.suppress(NotCapturableError):
+                return self.measure(step, samples=PASS_SAMPLES, settle_s=graphs.SETTLING_S).means_ms[0]
+        return fmean(eager.passes_ms(step, PASS_SAMPLES, hides=not waits))
 
     def measure_calls(
         self, step: Callable[[], object], *, calls: Callable[[float], int], samples: int, probes: int

@@ -21,6 +21,7 @@ from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_distance, rounded
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, first_tensor
+from convscope.errors import InputError
 from convscope.profiling.request import Run
 from convscope.timing import placement, summary, trace
 from convscope.timing.calls import watched
@@ -109,7 +110,7 @@ def open_subject(run: Run) -> Iterator[Subject]:
     """Build the model of a run on its device, under its math mode, for the length of the block.
 
     Raises:
-        InputError: the model cannot take the run's first input size.
+        InputError: the model cannot take the run's first input size, or has no convolution.
     """
     device = torch.device(run.device)
     size = run.input_sizes[0]
@@ -120,6 +121,9 @@ def open_subject(run: Run) -> Iterator[Subject]:
             stack.callback(cuda_operator().release)
         network = Network.of(run)
         layers = network.layers(size)
+        if not layers:
+            timing = "run_profile.py --algorithm torch times its pass"
+            raise InputError(f"{run.model} has no convolution: there is nothing to verify or to choose; {timing}")
         yield Subject(run, network.on(device), layers, network.inputs(size, device))
 
 

@@ -149,6 +149,7 @@ class Gpu:
         self.host_ms = self.busy_until_ms = 0.0
         self.launch_ms, self.look_ms = launch_ms, look_ms
         self.replays_ms: list[tuple[float, float]] = []
+        self.debug_mode: object = 0
         self._cycles_per_ms = cycles_per_ms
         gpu = self
 
@@ -176,6 +177,12 @@ class Gpu:
     def synchronize(self) -> None:
         self.host_ms = max(self.host_ms, self.busy_until_ms)
 
+    def wait(self) -> None:
+        """Wait for the GPU as an operator does: PyTorch's debug mode sees it."""
+        if self.debug_mode == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        self.synchronize()
+
     def perf_counter(self) -> float:
         self.host_ms += self.look_ms
         return self.host_ms / 1e3
@@ -185,6 +192,8 @@ class Gpu:
         monkeypatch.setattr(torch.cuda, "Event", self.event_type)
         monkeypatch.setattr(torch.cuda, "_sleep", self.spin)
         monkeypatch.setattr(torch.cuda, "synchronize", self.synchronize)
+        monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: self.debug_mode)
+        monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: setattr(self, "debug_mode", mode))
 
 
 class Captured:

@@ -95,3 +95,43 @@ class Fetching(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.two(self.one(x).cpu().to(x.device))
+
+
+class Waiting(nn.Module):
+    """Waits for the GPU in a way that PyTorch's debug mode does not see."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.one(x)
+        if x.is_cuda:
+            torch.cuda.current_stream(x.device).synchronize()
+        return self.two(x)
+
+
+class Guided(nn.Module):
+    """Two inputs; the numbers of the second, and those computed of the first, say which calls are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(0.2 * torch.randn(6, 3, 3, 3))
+        self.again = nn.Parameter(0.2 * torch.randn(6, 6, 3, 3))
+        self.look = nn.Conv2d(6, 4, 3)
+        self.read = nn.Linear(5, 4)
+
+    def forward(self, image: torch.Tensor, vector: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = F.conv2d(image, self.first)
+        if x.abs().sum() > 0:
+            x = F.conv2d(x, self.again.transpose(0, 1), padding=1)
+        for _ in range(int(vector[0, 0].item())):
+            x = F.conv2d(x, self.again, padding=1)
+        return {"sum": self.look(x).mean((2, 3)) + self.read(vector)}
+
+
+GUIDED = ("conv2d", "conv2d#2", "conv2d#3", "conv2d#4", "look")
+
+
+def guided() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Guided(), (torch.randn(1, 3, 20, 24), torch.tensor([[2.0, 0.0, 1.0, 0.0, 1.0]]))

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import Any, cast
 
+import fakes
 import pytest
 import torch
-from fakes import Branching, LayerTimer, Meter, layer, run
+from fakes import Branching, LayerTimer, Meter, layer, run, unusual
 from torch import nn
 
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.providers import Execution
 from convscope.convolution.swap import Swap
-from convscope.errors import HookMismatchError
+from convscope.errors import HookMismatchError, NotCapturableError
+from convscope.profiling import bench
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement, layer_rows
+from convscope.timing import eager
+from convscope.timing.layer_times import LayerTimes
 
 LAYERS = [layer(name="one"), layer(name="two", position=1)]
 
@@ -138,3 +143,103 @@ def test_on_a_cpu_there_are_no_kernels_no_energy_and_no_overhead():
 def test_a_pass_with_other_convolutions_than_described_is_an_error():
     with pytest.raises(HookMismatchError, match="1 convolutions ran, 2 were expected"):
         measure(nn.Sequential(nn.Conv2d(3, 4, 3)))
+
+
+class Steps:
+    """A model of the pretended GPU: its pass takes the host 1 ms and the GPU 2; it may wait for the GPU in it."""
+
+    def __init__(self, gpu: fakes.Gpu, waits: bool = False) -> None:
+        self.gpu, self.waits, self.passes = gpu, waits, 0
+
+    def __call__(self, given: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        self.gpu.host_ms += 1.0
+        self.gpu.work(2.0)
+        if self.waits:
+            self.gpu.wait()
+        return given
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> fakes.Gpu:
+    made = fakes.Gpu()
+    made.patch(monkeypatch)
+    return made
+
+
+def on_gpu(model: Steps, notes: list[str]) -> Bench:
+    timer: Any = LayerTimer([0.5])
+    return Bench(run(device="cuda:0"), cast(nn.Module, model), torch.device("cuda:0"), timer, Meter(), notes.append)
+
+
+GIVEN = (torch.zeros(1),)
+
+
+def test_a_pass_in_which_the_host_waits_is_timed_eagerly_and_never_captured(
+    gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bench.graphs, "capture", lambda *_: pytest.fail("a capture of a pass that waits"))
+    notes: list[str] = []
+    model = Steps(gpu, waits=True)
+    made = on_gpu(model, notes)
+    made._ask_to_capture(GIVEN)
+    times = made._layer_times(GIVEN, samples=3)
+    assert model.passes == 2 + 2 * 3  # asked, then sampled at once with the launch
+    assert times.way == eager.INCLUDED_METHOD
+    assert times.passes_ms == pytest.approx([3.0] * 3)
+    assert notes == ["passes are timed eagerly: the host waits for the GPU in the pass"]
+    assert made._overhead_us([times]) is None
+    assert bench._method([times, times]) == eager.INCLUDED_METHOD
+
+
+def refuse(step: object) -> None:
+    raise NotCapturableError("the pass cannot be captured as a CUDA graph: operation not permitted")
+
+
+def test_a_pass_whose_capture_is_refused_is_timed_eagerly_behind_a_spin_and_not_tried_again(
+    gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    tried, notes = [], list[str]()
+    monkeypatch.setattr(bench.graphs, "capture", lambda step: (tried.append(step), refuse(step)))
+    made = on_gpu(Steps(gpu), notes)
+    made._ask_to_capture(GIVEN)
+    assert notes == []
+    placed = [made._layer_times(GIVEN, samples=2) for _ in range(3)]
+    assert {times.way for times in placed} == {eager.HIDDEN_METHOD}
+    assert placed[0].passes_ms == pytest.approx([2.0] * 2)
+    assert len(tried) == 1
+    assert notes == ["passes are timed eagerly: the pass cannot be captured as a CUDA graph: operation not permitted"]
+
+
+def test_another_size_is_asked_anew_whether_it_can_be_captured(gpu: fakes.Gpu):
+    model = Steps(gpu, waits=True)
+    made = on_gpu(model, [])
+    made._ask_to_capture(GIVEN)
+    assert made._refused is not None
+    model.waits = False
+    made._ask_to_capture(GIVEN)
+    assert (made._refused, made._waits) == (None, None)
+
+
+def test_ways_of_several_placements_are_all_named():
+    one, other = (LayerTimes([1.0], [], [], 0, overfull, way) for overfull, way in ((0, "a"), (1, "b")))
+    assert bench._method([one, one]) == "a"
+    assert bench._method([one, other, one]) == "a; b, launch longer than the queue"
+
+
+def test_on_a_cpu_the_method_says_that_calls_are_replaced():
+    model, x = unusual.Functional().eval(), torch.zeros(1, 3, 12, 12)
+    swapped = Swap(model)
+    swapped.apply({"conv2d": "direct"})
+    timer: Any = LayerTimer([1.0] * 5)
+    layers = [layer(name=name, position=index) for index, name in enumerate(unusual.FUNCTIONAL)]
+    made = Bench(run(measure_iters=2), model, torch.device("cpu"), timer, Meter(), note=pytest.fail)
+    assert made.measure(x.shape[-1], layers, False).method == "time.perf_counter, calls replaced in the pass"
+    swapped.restore()
+    assert made.measure(x.shape[-1], layers, False).method == "time.perf_counter"
+
+
+def test_on_a_cpu_a_measurement_has_the_work_of_a_pass_by_operator():
+    found = measure(Branching())
+    assert found.work_method == "torch.profiler, own time of operators"
+    assert {work.module for work in found.work if work.category == "convolution"} == {"one", "two"}

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from fakes import unusual
 from torch import nn
 
-from convscope.convolution import models
+from convscope.convolution import models, swap
 from convscope.power.energy import EnergyWindow, LoadEnergy
 from convscope.profiling import layer_energy
 from convscope.profiling.layer_energy import Breakdown, LayerEnergy
@@ -239,3 +240,27 @@ def test_the_residual_is_what_layers_and_rest_are_above_the_pass():
 @pytest.mark.parametrize(("call_bytes", "copies"), [(1, 200), (30, 7), (100, 2), (1000, 2)])
 def test_there_are_enough_copies_for_twice_the_cache_and_at_least_two(call_bytes: int, copies: int):
     assert layer_energy.copies_needed(call_bytes, 100) == copies
+
+
+def of_functional(refused: str | None = None) -> Breakdown:
+    torch.manual_seed(0)
+    model, given = unusual.Functional().eval(), torch.randn(1, 3, 12, 12)
+    with torch.inference_mode():
+        swap.Swap(model).apply({"conv2d": "direct", "last": "direct"})
+        layers = models.layers_of(models.find_source(f"{unusual.__file__}:Functional"), 12)
+        return layer_energy.measure(model, (given,), layers, hundred_joules, refused)
+
+
+def test_calls_outside_modules_are_replayed_alone_and_left_out_of_the_rest(steps: list):
+    found = of_functional()
+    assert len(found.layers) == 5
+    assert len(steps) == 5 + 1
+    assert found.layers_sum_j is not None
+    assert found.rest_j == pytest.approx(10.0)
+
+
+def test_the_rest_of_a_pass_that_cannot_be_captured_has_a_reason(steps: list):
+    found = of_functional("the host waits for the GPU in the pass")
+    assert len(steps) == 5
+    assert found.layers_sum_j is not None
+    assert (found.rest_j, found.rest_reason) == (None, "no energy: the host waits for the GPU in the pass")

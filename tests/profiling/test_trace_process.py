@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import types
+from typing import Any
 
 import pytest
 import torch
 from fakes import run
 
+from convscope.errors import NotCapturableError
 from convscope.profiling import trace_process
 from convscope.profiling.trace_process import TRACED_REPLAYS, TraceProcess, replays_within
 from convscope.timing import trace
@@ -64,6 +66,49 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
         recording.add(torch.zeros(1))
     assert recording.eager == ["eager"]
     assert recording.placements == [[f"{TRACED_REPLAYS} replays"]] * placements
+
+
+def refuse(step: object) -> None:
+    raise NotCapturableError("the pass cannot be captured as a CUDA graph: operation not permitted")
+
+
+@pytest.mark.parametrize("waits", [None, "the host waits for the GPU in the pass"])
+def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(waits: str | None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: waits)
+    monkeypatch.setattr(trace_process.graphs, "capture", refuse)
+    recorded: list[bool] = []
+    monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: recorded.append(calls) or eager_trace())
+    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording.calls = True
+    for _ in range(3):
+        recording.add((torch.zeros(1),))
+    assert recorded == [True]
+    layers, reason, work, method = recording.answer()
+    assert [(dict(layer.kernels), layer.span_ms) for layer in layers] == [({"k": 1}, None)]
+    assert [(each.kernel, each.kernel_ms) for each in work] == [("k", 0.002)]
+    assert (reason, method) == (None, trace_process.EAGER_WORK_METHOD)
+
+
+def eager_trace() -> list[dict[str, Any]]:
+    """One layer with one kernel of 2 µs."""
+    host, given = {"ph": "X", "cat": "user_annotation"}, {"args": {"correlation": 1}}
+    return [
+        host | {"name": trace.EAGER, "ts": 0, "dur": 50},
+        host | {"name": f"{trace.LAYER}0", "ts": 10, "dur": 10},
+        given | {"ph": "X", "cat": "cuda_runtime", "name": "launch", "ts": 12, "dur": 1},
+        given | {"ph": "X", "cat": "kernel", "name": "k", "ts": 100, "dur": 2},
+    ]
+
+
+def test_a_trace_without_kernels_is_a_reason_and_no_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: "it waits")
+    monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: [])
+    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording.add((torch.zeros(1),))
+    layers, reason, work, _ = recording.answer()
+    assert (layers, work) == ([], [])
+    assert reason is not None
+    assert reason.startswith("CUPTI recorded no kernels")
 
 
 @pytest.mark.long

@@ -9,7 +9,7 @@ import fakes
 import pytest
 import torch
 
-from convscope.errors import HostTooSlowError
+from convscope.errors import HostTooSlowError, NotCapturableError
 from convscope.timing import graphs, stopwatch
 from convscope.timing.stopwatch import Stopwatch, Times
 
@@ -161,6 +161,30 @@ def test_a_pass_is_one_on_a_cpu_and_ten_settled_replays_on_a_gpu(gpu: fakes.Gpu,
     assert step.count("run") == 1
     assert Stopwatch(CUDA).pass_ms(step_of(gpu, log)) == pytest.approx(2.0)
     assert log.count("replay") > SETTLING_REPLAYS + 10
+
+
+def test_a_pass_in_which_the_host_waits_is_not_captured_and_timed_with_its_launch(gpu: fakes.Gpu, log: list[str]):
+    step = step_of(gpu, log)
+
+    def waiting() -> None:
+        step()
+        gpu.wait()
+
+    gpu.launch_ms = 1.0
+    assert Stopwatch(CUDA).pass_ms(waiting) == pytest.approx(3.0)
+    assert log == ["run"] * (2 + 10)
+
+
+def test_a_pass_that_cannot_be_captured_is_timed_behind_a_spin(
+    gpu: fakes.Gpu, log: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(step: Callable[[], object]) -> None:
+        raise NotCapturableError("not this one")
+
+    monkeypatch.setattr(graphs, "capture", refuse)
+    gpu.launch_ms = 1.0
+    assert Stopwatch(CUDA).pass_ms(step_of(gpu, log)) == pytest.approx(2.0)
+    assert log == ["run"] * (2 + 1 + 10)
 
 
 def test_a_short_call_is_timed_several_in_a_row(gpu: fakes.Gpu, log: list[str]):

@@ -218,3 +218,56 @@ def test_kernels_overlap_where_their_sum_is_longer_than_their_span():
     assert trace.LayerTrace({"k": 2}, kernel_ms=0.0101, span_ms=0.01).overlaps
     assert not trace.LayerTrace({"k": 2}, kernel_ms=0.01, span_ms=0.01).overlaps
     assert not trace.LayerTrace({"k": 2}).overlaps
+
+
+def worked(made: list[dict[str, Any]], *elsewhere: list[dict[str, Any]]) -> dict[tuple[str, str | None, str], float]:
+    """Return the times (ms) of the work of `two_layers`, whose first layer is a module and called an operator."""
+    around = [
+        on_host("convscope:module:", 1, 90) | {"tid": 1},
+        on_host("convscope:module:one", 9, 35) | {"tid": 1},
+        on_host("aten::conv2d", 10, 30) | {"cat": "cpu_op", "tid": 1},
+        on_host("aten::relu", 39, 45) | {"cat": "cpu_op", "tid": 1},
+    ]
+    on_one = [event | {"tid": 1} if event["name"] == "launch" else event for event in made]
+    work = trace.work_of([*on_one, *around], elsewhere, 2)
+    return {(each.category, each.module, each.kernel): each.kernel_ms for each in work}
+
+
+def test_work_is_by_the_operators_and_modules_of_the_eager_pass_with_the_times_of_the_replays():
+    assert worked(two_layers(), two_layers()) == {
+        ("convolution", "one", "a1"): 0.010,
+        ("convolution", "one", "a2"): 0.010,
+        ("elementwise", None, "between"): 0.010,
+        ("rest", None, "b1"): 0.010,
+        ("rest", None, "b2"): 0.010,
+    }
+
+
+def test_work_has_the_times_of_the_eager_pass_where_no_replay_matches():
+    foreign = [event | {"name": "other"} if event["cat"] == "kernel" else event for event in replays_alone(1.0)]
+    for elsewhere in ((), (foreign,)):
+        assert set(worked(two_layers(), *elsewhere).values()) == {0.008}
+
+
+def test_work_of_kernels_in_another_order_inside_a_layer_is_matched_by_name():
+    turned = [
+        event | {"name": {"a1": "a2", "a2": "a1"}[event["name"]], "dur": {"a1": 30, "a2": 7}[event["name"]]}
+        if event["name"] in ("a1", "a2") and event["ts"] >= 1000 else event
+        for event in two_layers()
+    ]  # fmt: skip
+    found = worked(two_layers(), turned)
+    assert (found["convolution", "one", "a2"], found["convolution", "one", "a1"]) == (0.030, 0.007)
+
+
+def test_replays_are_told_from_those_of_another_pass():
+    foreign = [event | {"name": "other"} if event["cat"] == "kernel" else event for event in replays_alone(1.0)]
+    assert trace.replays_match(two_layers(), [two_layers()], 2)
+    assert not trace.replays_match(two_layers(), [two_layers(), foreign], 2)
+    assert not trace.replays_match(two_layers(), [], 0)
+
+
+def test_the_work_of_resnet50_is_the_time_of_all_its_kernels(events: list[dict[str, Any]]):
+    work = trace.work_of(events, [events], REPLAYS)
+    layers_ms = sum(layer.kernel_ms for layer in trace.by_layer(events, [events], REPLAYS))
+    assert sum(each.calls for each in work) == len(trace._matched(events, [events], REPLAYS)[0])
+    assert sum(each.kernel_ms for each in work) > layers_ms

@@ -22,6 +22,8 @@ from convscope.verification.rows import ModelKey
 
 LAYERS = (layer(name="only"),)
 
+CPU = torch.device("cpu")
+
 
 def candidate(
     name: str, times: Sequence[float], kernels: dict[str, int] | None = None, ran: str | None = None
@@ -148,7 +150,7 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: released.append(swapped.name))
-    subject = SimpleNamespace(run=run(), given=torch.zeros(1))
+    subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=CPU)
     times = choice._rounds(subject, bench, swapped, noted.append, range(3), ["fft", "gemm"])
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]
@@ -164,7 +166,7 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
-    subject = SimpleNamespace(run=run(), given=torch.zeros(1), model=torch.nn.Identity())
+    subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=CPU, model=torch.nn.Identity())
     found = choice._judge(subject, bench, swapped, print, 3)
     names = [choice.TOGETHER, choice.HEURISTIC]
     assert places == [(name, place) for place in (3, 4, 5) for name in names]

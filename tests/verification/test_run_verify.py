@@ -67,7 +67,6 @@ def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, ca
 @pytest.mark.parametrize(
     ("question", "ignored"),
     [
-        (["--choice"], ["--dtype", "float32"]),
         (["--choice"], ["--provider", "triton"]),
         (["--choice"], ["--max-workspace", "nonsense"]),
         (["--choice"], ["--unsupported", "error"]),
@@ -76,7 +75,6 @@ def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, ca
         (["--support"], ["--rounds", "5"]),
         (["--algorithm", "direct"], ["--max-workspace", "nonsense"]),
         (["--algorithm", "direct"], ["--rounds", "5"]),
-        (["--algorithm", "direct"], ["--dtype", "float32"]),
         (["--algorithm", "direct"], ["--overwrite"]),
         (["--algorithm", "direct"], ["--output-dir", "somewhere"]),
     ],
