@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
-from convscope.convolution.names import KINDS, MODELS, check_model, with_arguments
+from convscope.convolution.names import KINDS, MODELS, check_model, takes_usual_sizes, with_arguments
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -44,13 +44,9 @@ def parser() -> OneLineParser:
     batches.add_argument("--batch-sizes", type=_whole_numbers, metavar="N,N,…", help=several)
     study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
     made.add_argument("--study", type=Path, metavar="FILE", help=study)
-    made.add_argument(
-        "--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="passes before measuring"
-    )
+    made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="warm-up passes")
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
-    folder = (
-        "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each inside DIR"
-    )
+    folder = "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each in DIR"
     made.add_argument("--output-dir", metavar="DIR", help=folder)
     made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
@@ -331,6 +327,7 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
 def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
     """Print the hours that the runs asked for will take; return 1 where nothing is known of one."""
     from convscope.planning import estimate
+    from convscope.profiling import preflight
     from convscope.profiling.request import run_elsewhere
     from convscope.storage.paths import RESULTS
 
@@ -338,10 +335,12 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
     if options.study:
         runs = [item.run for item in _study_items(made, options, gpu) if item.run and item.why_not is None]
     else:
-        model = check_model(with_arguments(options.model, options.model_args))
+        model = with_arguments(options.model, options.model_args)
         named = {"model": model, "gpu": gpu or _gpu_here(options.device)}
         by_size = _by_batch_size(options)
         runs = [_request(argparse.Namespace(**vars(each) | named), run_elsewhere) for each in by_size]
+        if not takes_usual_sizes(runs[0].model):  # its own size may be the only one
+            runs = [run for run, _ in preflight.by_layers(runs, note_by(NAME))]
     earlier = estimate.read(RESULTS)
     found = [estimate.estimate(run, earlier, options.overwrite) for run in runs]
     print(estimate.report(found))

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Cost of a convolution to the host: by PyTorch, through `ai3::conv2d`, by the plan itself. Prints, asserts nothing.
 
-python benchmarks/dispatch.py [--model resnet50] [--algorithm "implicit precomp gemm"] [--math tf32] [--device cuda]
+python benchmarks/dispatch.py [--model resnet50] [--algorithm "implicit precomp gemm"] [--math tf32] [--dtype float32]
+    [--layout nchw] [--device cuda]
 
 The algorithm must take every convolution of the model.
 """
@@ -26,11 +27,15 @@ from convscope.cli.display import table
 from convscope.cli.options import MATHS, find_device
 from convscope.convolution import algorithms, backends, models, swap
 from convscope.convolution.providers import CudnnPlan
+from convscope.convolution.sources.network import Network
+from convscope.profiling.request import DTYPES
+from convscope.storage.paths import precision
 from convscope.timing.hooks import convolution_modules, hooked
 
 CALLS = 20  # in a row, a few kernels each: less than the GPU's queue holds, so that the host never waits for it
 PASSES, REPEATS, SIZE_PX = 100, 15, 224
 ON_A_CPU = {"passes": 3, "repeats": 1, "size_px": 64}
+CUDNN = "cudnnConvolutionForward"
 WAYS = "PyTorch", "ai3's module, ai3::conv2d", "swapped module, its plan"
 
 
@@ -114,11 +119,16 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         "    launch of the plan": partial(plan.launch, x, weight, bias),
         "      an output": plan._output,
         "      a workspace": take_workspace,
-        "      cudnnConvolutionForward": run,
+        f"      {CUDNN}": run,
     }
     if bias is not None:
         costs["      the bias"] = lambda: y.add_(bias.view(1, -1, 1, 1))
     return costs
+
+
+def cudnns(module: nn.Module, x: torch.Tensor) -> Callable[[], object] | None:
+    """Return cuDNN's own part of a call of a swapped module, None where another library computes it."""
+    return next((call for part, call in parts(module, x).items() if part.endswith(CUDNN)), None)
 
 
 def read_command_line() -> argparse.Namespace:
@@ -127,6 +137,8 @@ def read_command_line() -> argparse.Namespace:
     options.add_argument("--model", default="resnet50")
     options.add_argument("--algorithm", default=algorithms.FALLBACK)
     options.add_argument("--math", choices=MATHS, default="tf32")
+    options.add_argument("--dtype", choices=DTYPES, default="float32")
+    options.add_argument("--layout", choices=tuple(backends.LAYOUTS), default="nchw")
     options.add_argument("--device", default="cuda")
     return options.parse_args()
 
@@ -148,6 +160,12 @@ def cost_rows(
         issued_ms, ended_ms = pass_ms(partial(model, images), device, passes)
         ends = f"{min(calls_us):.1f} … {max(calls_us):.1f}"
         rows.append((f"{issued_ms:.2f}", f"{ended_ms:.2f}", f"{statistics.fmean(calls_us):.1f}", ends, way))
+    if device.type == "cuda":
+        calls_us = [
+            call_us(cudnn, device, repeats) for name in swapped if (cudnn := cudnns(swapped[name], given[name]))
+        ]
+        ends = f"{min(calls_us):.1f} … {max(calls_us):.1f}"
+        rows.append(("-", "-", f"{statistics.fmean(calls_us):.1f}", ends, f"{CUDNN} alone, {len(calls_us)} layers"))
     name = list(swapped)[len(swapped) // 2]
     within = parts(swapped[name], given[name]) if device.type == "cuda" else {}
     costs: list[tuple[str, ...]] = [(f"{call_us(call, device, repeats):.1f}", part) for part, call in within.items()]
@@ -166,10 +184,12 @@ def main() -> int:
     else:
         torch.cuda.set_device(device)
         card = torch.cuda.get_device_name(device)
-    with torch.inference_mode(), backends.math(asked.math):
-        model, images = models.build(asked.model).to(device), models.images(1, size_px, 0).to(device)
+    network = Network(models.find_source(asked.model), dtype=asked.dtype, layout=asked.layout)
+    with torch.inference_mode(), backends.math(asked.math), backends.settings(layout=asked.layout):
+        model, (images,) = network.on(device), network.inputs(size_px, device)
         rows, layer, costs = cost_rows(model, images, algorithm, passes, repeats)
-    print(f"{card}, torch {torch.__version__}, {asked.model}, {algorithm}, {asked.math}, batch 1, {size_px} px")
+    settings = f"{asked.math}{precision(asked.dtype, asked.layout)}, batch 1, {size_px} px"
+    print(f"{card}, torch {torch.__version__}, {asked.model}, {algorithm}, {settings}")
     print(table(("pass issued, ms", "pass, ms", "a call, µs", "least … most", "convolutions by"), rows))
     if costs:
         print(f"parts of a call: {layer}\n{table(('µs', 'part'), costs)}")

@@ -15,6 +15,10 @@ class InputError(StopError, ValueError):
     exit_code = 2
 
 
+class ElsewhereError(InputError):
+    """A model needs what is not on this machine, and may be on another: a library, or the folder of its file."""
+
+
 class DeviceFaultError(StopError):
     """The GPU, or this process's hold on it, is lost (EX_SOFTWARE)."""
 

@@ -164,7 +164,7 @@ keep_log() { # FILE; copies its input there and on, to the end of the input
 }
 
 run_matrix_here() {
-    local command=(python -m convscope local "$matrix" ${study:+"$study"} --stages)
+    local command=(python -m convscope local "$matrix" ${study:+"$study"} --relative-to "$stand" --stages)
     mapfile -t -O "${#command[@]}" command < <(wanted_stages)
     [[ ${#names[@]} == 0 ]] || command+=(--gpu "${names[0],,}")
     [[ -z $gpus ]] || command+=(--gpus "$gpus")

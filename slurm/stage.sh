@@ -21,6 +21,7 @@ stage() {
     this=$1
     shift
     parse "$@"
+    stand=$PWD
     cd -- "$root"
     if in_job; then
         [[ -n $matrix ]] || check_node
@@ -108,11 +109,33 @@ check_arguments() {
 # Sets model, algorithm and gpu, in the spelling that folders and history have.
 take_names() {
     local name='[a-z0-9][a-z0-9._-]*'
-    [[ ${1,,} =~ ^(torchvision:)?$name$ ]] || die "MODEL ${1@Q} is no name: letters, digits and ._- (--list-models lists them)"
+    [[ -n $1 && $1 != -* && $1 != *[[:cntrl:]]* ]] || die "MODEL ${1@Q} is no name (--list-models lists them)"
+    [[ $2 != *[]\)=]* ]] || die "ALGORITHM ${2@Q} is no name: arguments belong to MODEL, in quotes: 'net.py:make,width=2'"
     [[ $2 =~ ^[A-Za-z0-9]+([ _][A-Za-z0-9]+)*$ ]] || die "ALGORITHM ${2@Q} is no name: words, with spaces or underscores between"
     [[ ${3,,} =~ ^$name$ ]] || die "GPU ${3@Q} is no name: letters, digits and ._-"
-    model=${1,,} algorithm=${2,,} gpu=${3,,}
+    model=$(spelled "$1") algorithm=${2,,} gpu=${3,,}
     algorithm=${algorithm//_/ }
+}
+
+# A model's name as `check_model` and `placed` of convscope/convolution/names.py spell it: a relative file is of where the
+# user stands, and the stages work in the repository's folder. Whether there is such a model is for Python to say.
+spelled() { # MODEL
+    local LC_ALL=C base arguments='' library bare word='[A-Za-z_][A-Za-z0-9_.]*'
+    read -r base <<<"$1"
+    if [[ $base =~ ,[A-Za-z_][A-Za-z0-9_]*=.*$ ]]; then
+        arguments=${BASH_REMATCH[0]}
+        base=${base%"$arguments"}
+    fi
+    library=${base%%:*}
+    read -r bare <<<"${base#*:}"
+    [[ $bare == /* || . -ef $root || ${library,,} != hf || ! -d $bare ]] || bare=$PWD/$bare
+    [[ $base == /* || . -ef $root || ! $base =~ \.py:|\.pt2$|\.csv$ ]] || base=$PWD/$base
+    case ${library,,} in
+        timm | hf) base=${library,,}:$bare ;;
+        torchvision) base=${base,,} ;;
+        *) [[ $base =~ \.py|\.pt2$|\.csv$|^$word:$word$ ]] || base=${base,,} ;;
+    esac
+    printf '%s%s' "$base" "$arguments"
 }
 
 # ---- GPUs
@@ -189,8 +212,19 @@ check_node() {
 # ---- folders and their history
 
 folder() { # STAGE
-    local bare=${model#torchvision:}
-    printf '%s/%s/%s_%s_%s%s' "$results" "$1" "$bare" "${algorithm// /_}" "$gpu" "$(suffix "${flags[@]}")"
+    printf '%s/%s/%s_%s_%s%s' "$results" "$1" "$(slug "$model")" "$(slug "$algorithm")" "$gpu" "$(suffix "${flags[@]}")"
+}
+
+# A name as it stands in paths: `slug` of convscope/storage/paths.py.
+slug() { # NAME
+    local LC_ALL=C bare=${1#torchvision:} file
+    if [[ $bare =~ \.(py:[^,]+|pt2|csv)(,.*)?$ ]]; then
+        file=${bare%"${BASH_REMATCH[0]}"}
+        bare=${file##*/}${BASH_REMATCH[0]}
+    fi
+    [[ $bare != .* ]] || bare=_${bare#.}
+    while [[ $bare =~ [^A-Za-z0-9_.+-]+ ]]; do bare=${bare/"${BASH_REMATCH[0]}"/_}; done
+    printf '%s' "$bare"
 }
 
 # The end of a folder's name, by flags: `suffix` of convscope/storage/paths.py, options as convscope/cli/fields.py has them.

@@ -51,7 +51,7 @@ submit_matrix() {
     local part tasks most cut parts needed into=$results/.arrays
     most=$(scontrol show config 2>/dev/null | awk '$1 == "MaxArraySize" { print $3 }' || true)
     [[ $into == /* ]] || into=$root/$into
-    cut=(--into "$into" --most "${most:-1001}")
+    cut=(--into "$into" --most "${most:-1001}" --relative-to "$stand")
     [[ ${#names[@]} == 0 ]] || cut+=(--gpu "${names[0],,}")
     [[ -z $dry_run ]] || cut+=(--dry-run)
     parts=$(python -m convscope matrix "$matrix" ${study:+"$study"} "${known[@]}" "${cut[@]}" -- "${flags[@]}") || exit 2

@@ -269,7 +269,9 @@ class Bench:
 
 
 def test_a_candidate_of_a_choice_with_a_kernel_that_does_not_fit_is_left_out_with_the_reason():
-    subject = SimpleNamespace(run=SimpleNamespace(model="alexnet"), inputs=(torch.zeros(1),))
+    subject = SimpleNamespace(
+        run=SimpleNamespace(model="alexnet"), inputs=(torch.zeros(1),), device=torch.device("cpu")
+    )
     notes: list[str] = []
     times = choice._rounds(subject, Bench(), Swapped(), notes.append, range(2), ["gemm", "winograd"])
     assert times == {"gemm": [[1.0], [1.0]]}

@@ -14,11 +14,11 @@ from typing import NamedTuple
 from convscope.cluster.history import Job
 from convscope.cluster.progress import Progress
 from convscope.cluster.standing import TROUBLED, Standing
-from convscope.convolution import algorithms
+from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.storage.paths import RETRIED, SCRIPTS, STAGES, Combination
 
-_NAME = re.compile(r"(torchvision:|timm:)?[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?", re.ASCII)
 
 
@@ -59,7 +59,7 @@ def again(standings: Sequence[Standing]) -> list[str]:
             if flags is not None:
                 words = ["--local"] * (not folder.job.of_slurm) + _with_retry(flags, folder)
                 groups.setdefault((folder.stage, shlex.join(words)), []).append(folder.combination)
-    return [_command(stage, flags, names) for (stage, flags), names in groups.items()] + by_hand
+    return [_command(stage, flags, every) for (stage, flags), every in groups.items()] + by_hand
 
 
 def is_known(combination: Combination) -> bool:
@@ -68,7 +68,9 @@ def is_known(combination: Combination) -> bool:
         algorithms.find(combination.algorithm)
     except InputError:
         return False
-    return all(_NAME.fullmatch(name) for name in (combination.model, combination.gpu))
+    base = names.without_arguments(combination.model)
+    is_a_library_s = _NAME.fullmatch(base.removeprefix(names.PREFIX)) or base.startswith((names.TIMM, names.HF))
+    return bool(is_a_library_s or names.kind_of(base)) and _NAME.fullmatch(combination.gpu) is not None
 
 
 def kept_flags(job: Job) -> list[str] | None:
@@ -109,7 +111,7 @@ def _own_command(folder: Progress) -> list[str]:
     return [shlex.join(["python", "run_profile.py", *_with_retry(kept, folder)])]
 
 
-def _command(stage: str, flags: str, names: Sequence[Combination]) -> str:
-    words = shlex.join(word for each in names for word in (each.model, each.algorithm, each.gpu))
-    given = words if len(names) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
+def _command(stage: str, flags: str, every: Sequence[Combination]) -> str:
+    words = shlex.join(word for each in every for word in (each.model, each.algorithm, each.gpu))
+    given = words if len(every) == 1 else f"--matrix <(printf '%s\\t%s\\t%s\\n' {words})"
     return f"./{SCRIPTS[stage]} {given} {flags}".rstrip()

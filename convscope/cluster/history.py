@@ -16,6 +16,7 @@ from convscope.cli.fields import naming
 from convscope.cli.parser import one_line
 from convscope.cluster import plain_files
 from convscope.cluster.plain_files import ForeignError
+from convscope.convolution import names
 from convscope.storage.paths import Combination
 
 HISTORY = "jobs.log"
@@ -24,6 +25,7 @@ EVENTS = ("submitted", "started", "requeued", "ended", FORGOTTEN)
 BAD_INPUT = 2
 _JOB = re.compile(r"(local-)?\d{1,12}(_\d{1,9})?", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._:+-]{0,99}", re.ASCII)
+_LONGEST = 4096  # name of a model: a path, and arguments
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,20 @@ class Job:
         return not self.number.startswith("local")
 
 
-def is_combination(*names: object) -> bool:
-    """Tell whether these can be model, algorithm and GPU: names without slashes and control characters."""
-    return all(isinstance(name, str) and _NAME.fullmatch(name) for name in names)
+def is_combination(*named: object) -> bool:
+    """Tell whether these can be model, algorithm and GPU; none has control characters, and a model alone slashes."""
+    model, *others = named
+    return is_model(model) and all(isinstance(name, str) and _NAME.fullmatch(name) for name in others)
+
+
+def is_model(name: object) -> bool:
+    """Tell whether a model can be called that, of a kind of `names.KINDS` or not, whatever its arguments."""
+    if not isinstance(name, str) or _NAME.fullmatch(name):
+        return isinstance(name, str)
+    if len(name) > _LONGEST or not name.isprintable() or name != name.strip() or name.startswith("-"):
+        return False
+    base = names.without_arguments(name)
+    return bool(_NAME.fullmatch(base) or names.kind_of(base) or base.startswith((names.TIMM, names.HF)))
 
 
 def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:

@@ -252,8 +252,8 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
 def _combinations(options: argparse.Namespace, gpu: str, flags: Sequence[str]) -> list[Combination]:
     """Return the combinations of the file; of a study those for the GPU that is here, InputError for none."""
     if not options.study:
-        return matrix.read(options.file, gpu, flags=flags)
-    every = matrix.read_study(options.file, gpu, flags=flags)
+        return matrix.read(options.file, gpu, flags=flags, stand=options.relative_to)
+    every = matrix.read_study(options.file, gpu, flags=flags, stand=options.relative_to)
     here = [each for each in every if each.gpu == gpu]
     if not here:
         gpus_of_file = ", ".join(dict.fromkeys(each.gpu for each in every))
@@ -268,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="python -m convscope local", description=description)
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
+    matrix.add_relative_to(parser)
     parser.add_argument(
         "--stages", nargs="+", choices=STAGES, required=True, help="in this order, up to one that fails"
     )

@@ -23,6 +23,7 @@ from convscope.cli.fields import naming
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
 from convscope.cluster.submission import Work
+from convscope.convolution import names
 from convscope.errors import InputError
 from convscope.storage.paths import ROOT, SCRIPTS, SIZES_BY_STAGE, Combination
 
@@ -30,13 +31,18 @@ _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def read(
-    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+    path: Path,
+    gpu: str | None = None,
+    known_gpus: Collection[str] = (),
+    flags: Sequence[str] = (),
+    stand: Path | None = None,
 ) -> list[Combination]:
     """Return the combinations of a file, each once, in order.
 
     Args:
         gpu: stands in where a line names none.
         flags: as `run_profile.py` gets them with each line.
+        stand: the folder that relative files of models are in; None is the current one.
 
     Raises:
         InputError: the file cannot be read, a line is no combination, its GPU is none of `known_gpus`, or two lines
@@ -46,11 +52,15 @@ def read(
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--matrix {path} cannot be read ({error})") from None
-    return _combinations(lines, path, gpu, known_gpus, flags)
+    return _combinations(_placed(lines, stand), path, gpu, known_gpus, flags)
 
 
 def read_study(
-    path: Path, gpu: str | None = None, known_gpus: Collection[str] = (), flags: Sequence[str] = ()
+    path: Path,
+    gpu: str | None = None,
+    known_gpus: Collection[str] = (),
+    flags: Sequence[str] = (),
+    stand: Path | None = None,
 ) -> list[Combination]:
     """Return the combinations of a study file that no rule excludes, as `read` does; the others are counted aloud.
 
@@ -58,7 +68,8 @@ def read_study(
         InputError: as `read`; the file is no study.
     """
     command = [sys.executable, str(ROOT / "run_profile.py"), "--study", str(path), "--list-combinations"]
-    done = subprocess.run([*command, *(["--gpu", gpu] if gpu else [])], capture_output=True, text=True, check=False)
+    command += ["--gpu", gpu] if gpu else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stand)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
         raise InputError(message.removeprefix("run_profile.py: "))
@@ -66,7 +77,15 @@ def read_study(
     if excluded := [line for line in lines if line.startswith("#")]:
         print(f"{len(excluded)} of {len(lines)} combinations are excluded by rules, and left out:", file=sys.stderr)
         print(*excluded, sep="\n", file=sys.stderr)
-    return _combinations(lines, path, gpu, known_gpus, flags)
+    return _combinations(_placed(lines, stand), path, gpu, known_gpus, flags)
+
+
+def _placed(lines: Sequence[str], stand: Path | None) -> Sequence[str]:
+    """Return lines with the files of their models as the current folder leads to them."""
+    if stand is None:
+        return lines
+    parts = (line.partition("\t") for line in lines)
+    return [names.placed(model.strip(), stand) + tab + others for model, tab, others in parts]
 
 
 def _combinations(
@@ -91,15 +110,15 @@ def _combination(
 ) -> Combination:
     cells = [cell.strip() for cell in line.split("\t")]
     first = next((at for at, cell in enumerate(cells) if at > 1 and "=" in cell), len(cells))
-    names, settings = cells[:first], cells[first:]
-    if len(names) == 2 and gpu:
-        names.append(gpu)
-    if len(names) == 2:
+    named, settings = cells[:first], cells[first:]
+    if len(named) == 2 and gpu:
+        named.append(gpu)
+    if len(named) == 2:
         raise InputError(f"{where} names no GPU: add it as a third column, or say it after the file")
-    if len(names) != 3 or not _GPU.fullmatch(names[2]):
+    if len(named) != 3 or not _GPU.fullmatch(named[2]):
         raise InputError(f"{where}: {line!r} is not model, algorithm, GPU, separated by tabs")
     try:
-        return submission.find(names[0], names[1], names[2], known_gpus, flags, settings)
+        return submission.find(named[0], named[1], named[2], known_gpus, flags, settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
@@ -162,7 +181,8 @@ def main(arguments: Sequence[str]) -> int:
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
     try:
-        every = (read_study if options.study else read)(options.file, options.gpu, options.known_gpus, flags)
+        reader = read_study if options.study else read
+        every = reader(options.file, options.gpu, options.known_gpus, flags, options.relative_to)
         found = submission.requests(every, options.stages, flags)
         planner = submission.Planner(found, options.stages, options.first or options.stages[0])
         left = plan(planner, every).works
@@ -174,6 +194,12 @@ def main(arguments: Sequence[str]) -> int:
         retry = "--retry" if part[0].retry else "-"
         print(path, part[0].combination.gpu, len(part), " ".join(part[0].stages), retry, sep="\t")
     return 0
+
+
+def add_relative_to(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says where the user stands."""
+    what = "the folder that relative files of models are in (the current one)"
+    parser.add_argument("--relative-to", type=Path, metavar="DIR", help=what)
 
 
 def _count(text: str) -> int:
@@ -189,6 +215,7 @@ def _parser() -> argparse.ArgumentParser:
     submission.add_stages(parser)
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
     parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
+    add_relative_to(parser)
     parser.add_argument("--into", type=Path, required=True, metavar="DIR")
     parser.add_argument("--most", type=_count, default=1000, metavar="N", help="lines in a file")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")

@@ -26,6 +26,7 @@ from convscope.convolution import algorithms, names
 from convscope.errors import InputError
 from convscope.storage.paths import MODEL_DIGEST, PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
 
+_LONGEST_FOLDER = 200  # characters; a name on disk may have 255, and logs add stage and job to it
 LOCAL = "local"  # the GPU that is here, whatever it is
 _OVER = ("COMPLETING",)  # states of a job in the queue that measures no more
 
@@ -204,7 +205,14 @@ def find(
         raise InputError(f"unknown GPU {gpu!r}: name one of {', '.join(known_gpus)}, or add it to your gpus.conf")
     naming = fields.naming([*flags, *fields.flags(fields.check(settings))])
     name = algorithms.find(algorithm).name
-    return Combination(names.check_model(model), name, gpu.lower(), **naming, settings=tuple(settings))
+    found = Combination(
+        names.check_model(model, is_elsewhere=True), name, gpu.lower(), **naming, settings=tuple(settings)
+    )
+    if not history.is_model(found.model):
+        raise InputError(f"model {found.model!r} has characters that no history can have: give its file another name")
+    if len(found.folder_name) > _LONGEST_FOLDER:
+        raise InputError(f"{found.folder_name} is too long for a folder's name: give the model fewer arguments")
+    return found
 
 
 def check_quotes(model: str, words: Sequence[str], script: str) -> None:
@@ -214,9 +222,8 @@ def check_quotes(model: str, words: Sequence[str], script: str) -> None:
         slug = "_".join(words[:count]).lower()
         if slug in slugs:
             gpu = words[count] if count < len(words) else "GPU"
-            raise InputError(
-                f"{' '.join(words[:count])!r} needs quotes, or underscores: ./{script} {model} {slug} {gpu}"
-            )
+            right = f"./{script} {shlex.quote(model)} {slug} {gpu}"
+            raise InputError(f"{' '.join(words[:count])!r} needs quotes, or underscores: {right}")
 
 
 def main(arguments: Sequence[str]) -> int:

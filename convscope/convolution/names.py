@@ -6,17 +6,19 @@ A name says where a model comes from, and may end in arguments: `timm:convnext_t
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from convscope.errors import InputError
+from convscope.errors import ElsewhereError, InputError
 
 MODELS = ("vgg16", "densenet121", "resnet152", "googlenet", "alexnet", "resnet50")
 PREFIX = "torchvision:"
@@ -60,13 +62,15 @@ def _registered(pattern: str) -> frozenset[str] | None:
     return frozenset(given or function for given, function in matches)
 
 
-def check_model(name: str, known: Collection[str] | None = None) -> str:
+def check_model(name: str, known: Collection[str] | None = None, is_elsewhere: bool = False) -> str:
     """Return a model's name in the spelling of folders and tables: one of `MODELS`, or one of the `KINDS`.
 
     Args:
         known: torchvision's names; None takes `torchvision_models`, and any name where there is none.
+        is_elsewhere: a file whose folder is not on this machine is taken to be on another.
 
     Raises:
+        ElsewhereError: there is no such folder, and not `is_elsewhere`.
         InputError: there is no such model, as far as that can be told without running code; the message has the kinds,
             and the names that are nearest.
     """
@@ -74,7 +78,8 @@ def check_model(name: str, known: Collection[str] | None = None) -> str:
     arguments = "".join(f",{each}" for each in given)
     kind = kind_of(base)
     if kind in _OF_FILES:
-        _check_file(base)
+        with contextlib.suppress(*[ElsewhereError] * is_elsewhere):
+            _check_file(base)
         return base + arguments
     if kind == IMPORTED:
         return base + arguments
@@ -102,6 +107,8 @@ def _check_torchvision(name: str, plain: str, known: Collection[str] | None) -> 
 
 def _check_file(name: str) -> None:
     path = path_of(name)
+    if path.is_absolute() and not path.parent.is_dir():
+        raise ElsewhereError(f"there is no folder {path.parent} on this machine")
     if not path.is_file():
         raise InputError(f"there is no file {path}: a model from a file is FILE.py:callable, FILE.pt2 or layers.csv")
     if path.suffix != ".py":
@@ -144,6 +151,21 @@ def kind_of(name: str) -> str | None:
 def path_of(name: str) -> Path:
     """Return the file of a name that is of a file."""
     return Path(_ARGUMENTS.split(name)[0].partition(".py:")[0] + (".py" if ".py:" in name else ""))
+
+
+def placed(name: str, folder: Path) -> str:
+    """Return a name whose file is relative to a folder as one for the current folder; `slurm/stage.sh` does the same.
+
+    A file is that of a model, or the folder of a configuration (`hf:FOLDER`).
+    """
+    if folder.resolve() == Path.cwd():
+        return name
+    base = without_arguments(name)
+    if kind_of(base) in _OF_FILES:
+        return os.path.join(folder, name)
+    if base.startswith(HF) and (folder / base.removeprefix(HF)).is_dir():
+        return HF + os.path.join(folder, name.removeprefix(HF))
+    return name
 
 
 def with_arguments(name: str, arguments: Sequence[str]) -> str:

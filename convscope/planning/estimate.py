@@ -19,6 +19,7 @@ from typing import Any
 
 from convscope import gpus
 from convscope.cli.display import table
+from convscope.errors import ElsewhereError
 from convscope.profiling.request import Run
 from convscope.storage.paths import RETRIED, STAGES, slug, suffix
 
@@ -207,14 +208,16 @@ def _by_roofline(run: Run, sizes: Sequence[int]) -> Estimate:
     if gpu is None:
         why = f"nothing was measured on {run.gpu} yet, and convscope/gpus.py has no peaks of it"
         return Estimate(run, len(sizes), None, 1.0, why)
+    some = dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1]))
     try:
         from convscope.convolution import roofline
-    except ModuleNotFoundError as error:
+
+        layers_by_size = {size: _layers(run.model, run.image_size(size), run.batch_size) for size in some}
+    except (ModuleNotFoundError, ElsewhereError) as error:
         return Estimate(run, len(sizes), None, 1.0, f"nothing was measured on {run.gpu} yet, and a roofline: {error}")
     over = OVER_FLOOR.get(run.algorithm, OTHERS_OVER_FLOOR)
-    known, layers = {}, ()
-    for size in dict.fromkeys((sizes[0], sizes[len(sizes) // 2], sizes[-1])):
-        layers = _layers(run.model, run.image_size(size), run.batch_size)
+    known = {}
+    for size, layers in layers_by_size.items():
         floor_ms = roofline.hardware_limit(layers, gpu, run.dtype, "tf32").time_ms
         known[size] = LAYER_MS * len(layers) + over * floor_ms
     passes_s = sum(size_s(known, size, 0.0) for size in sizes) / 1e3 * _passes(run)

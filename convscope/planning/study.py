@@ -16,7 +16,7 @@ from typing import Any
 from convscope.cli import fields
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.profiling.preflight import why_not_by_layers
+from convscope.profiling.preflight import by_layers
 from convscope.profiling.request import DTYPES, Run, parse_shape
 from convscope.storage.paths import LAYOUTS, Combination
 
@@ -134,8 +134,8 @@ def items(study: Study, gpu: str | None, make: MakeRun, note: Callable[[str], No
         except InputError as error:
             raise InputError(f"{study.path}: {error}") from None
     runs = [item.run for item in found if item.run]
-    reasons = iter(why_not_by_layers(runs, note))
-    return [Item(item.line, item.run, next(reasons)) if item.run else item for item in found]
+    checked = iter(by_layers(runs, note))
+    return [Item(item.line, *next(checked)) if item.run else item for item in found]
 
 
 def _why_not_on(line: Sequence[str]) -> str | None:
@@ -169,7 +169,7 @@ def _study(path: Path, content: Mapping[str, Any]) -> Study:
     if missing := [name for name in ("models", "algorithms") if name not in content]:
         raise InputError(f'{missing[0]} is missing: write {missing[0]} = ["NAME"]')
     lists = {name: _list(name, content[name], kind) for name, kind in LISTS.items() if name in content}
-    lists["models"] = tuple(map(names.check_model, lists["models"]))
+    lists["models"] = tuple(names.check_model(name, is_elsewhere=True) for name in lists["models"])
     lists["algorithms"] = tuple(algorithms.find(name).name for name in lists["algorithms"])
     for name, valid in (("dtypes", DTYPES), ("layouts", tuple(LAYOUTS))):
         if wrong := [each for each in lists.get(name, ()) if each not in valid]:

@@ -44,7 +44,8 @@ def combination_list(
 
     Args:
         gpu: the GPU's name; "cpu" lists what a CPU runs, None leaves the column out.
-        input_range: smallest and largest size in pixels, both of which must be possible.
+        input_range: smallest and largest size in pixels, both of which must be possible; a model that takes one size
+            alone is asked about that.
         unsupported: "error" rules out an algorithm that one layer cannot use, else only one that no layer can use.
 
     Raises:
@@ -54,8 +55,10 @@ def combination_list(
     named = (("dtype", dtype, "float32"), ("layout", layout, "nchw"))
     precision = [f"{name}={value}" for name, value, usual in named if value != usual]
     lines = []
-    for name in map(models.check_name, model_names or models.MODELS):
-        layers = [layer for size in sorted(set(input_range)) for layer in models.convolutions(name, size)]
+    for source in map(models.find_source, model_names or models.MODELS):
+        name, fixed_px = source.name, source.fixed_px
+        sizes = sorted(set(input_range)) if fixed_px is None else [fixed_px]
+        layers = [layer for size in sizes for layer in models.layers_of(source, size)]
         for algorithm in chosen:
             why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported, (dtype, layout))
             fields = filter(None, (name, algorithm.name, gpu, *precision))

@@ -7,6 +7,7 @@ The stages' command (`cluster/submission.py`) writes the combinations to the sta
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from typing import Any
 from convscope import gpus
 from convscope.cli import options
 from convscope.convolution import algorithms, names
-from convscope.errors import InputError, SensorError
-from convscope.profiling.request import Run
+from convscope.errors import ElsewhereError, InputError, SensorError
+from convscope.profiling.request import Run, fitted
 
 LOCAL = "local"  # the GPU that is here, whatever it is
 MakeRun = Callable[[str, str, str, str, Sequence[str]], Run]
@@ -44,22 +45,25 @@ def answer(
             raise InputError(f"standard input: {line!r} is not model, algorithm, GPU, separated by tabs") from None
         try:
             runs = _runs(model, algorithm, gpu, stages, make, settings)
+            if is_here:
+                names.check_model(model)
             if is_here and runs and gpu != "cpu":
                 _check_here(gpu, device)
         except InputError as error:
             raise InputError(_named(f"{model}, {algorithm}, {gpu}", str(error), len(lines))) from None
         requests += runs
-    for run, reason in zip(requests, why_not_by_layers(requests, note), strict=True):
+    checked = by_layers(requests, note, is_here)
+    for run, reason in checked:
         if reason:
             raise InputError(_named(f"{run.model}, {run.algorithm}, {run.gpu}", reason, len(lines)))
-    return [dataclasses.asdict(run) for run in requests]
+    return [dataclasses.asdict(run) for run, _ in checked]
 
 
 def _runs(
     model: str, algorithm: str, gpu: str, stages: Sequence[str], make: MakeRun, settings: Sequence[str]
 ) -> list[Run]:
     if gpu == LOCAL:
-        names.check_model(model)
+        names.check_model(model, is_elsewhere=True)
         algorithms.find(algorithm)
         return []
     return [make(model, algorithm, gpu, stage, settings) for stage in stages]
@@ -97,32 +101,70 @@ def _layers_decide(run: Run) -> bool:
     return run.unsupported == "error" and not takes_all and algorithm.name != "torch"
 
 
-def why_not_by_layers(runs: Sequence[Run], note: Callable[[str], None]) -> list[str | None]:
-    """Return for each request why its model's layers or sizes rule it out, None where they do not.
+def by_layers(runs: Sequence[Run], note: Callable[[str], None], is_here: bool = False) -> list[tuple[Run, str | None]]:
+    """Return each request as its model fits it, and why layers or sizes rule it out, None where they do not.
 
-    PyTorch is imported where one of them needs it; where there is none, that is noted and none is ruled out.
+    A model that takes one size alone is asked for that. PyTorch is imported where one of the models needs it; where it
+    is missing, or what a model needs, that is noted and rules out nothing.
+
+    Args:
+        is_here: they are to run on this machine, and what a model needs must be here.
     """
     decided = [not _layers_decide(run) for run in runs]
     if all(decided):
-        return [None] * len(runs)
+        return [(run, None) for run in runs]
     try:
-        from convscope.convolution import models
-        from convscope.convolution.assignment import assign
+        models = _Models()
     except ModuleNotFoundError as error:
         note(f"the layers are not checked here ({error}): a rule against them ends the job when it starts")
-        return [None] * len(runs)
-    known: dict[tuple[object, ...], str | None] = {}
+        return [(run, None) for run in runs]
+    missing: dict[str, str] = {}
 
-    def reason(run: Run) -> str | None:
+    def checked(run: Run) -> tuple[Run, str | None]:
+        try:
+            return (run, missing[run.model]) if run.model in missing else models.checked(run)
+        except ElsewhereError as error:
+            missing[run.model] = str(error)
+            return run, str(error)
+
+    found = [(run, None) if is_decided else checked(run) for run, is_decided in zip(runs, decided, strict=True)]
+    if is_here:
+        return found
+    for model, why in missing.items():
+        note(f"{model} is not checked here ({why}): what is wrong with it ends the job when it starts")
+    return [(run, None if run.model in missing else why) for run, why in found]
+
+
+class _Models:
+    """Models that are asked about requests, each built once; PyTorch is imported."""
+
+    def __init__(self) -> None:
+        from convscope.convolution import models
+        from convscope.convolution.assignment import assign
+
+        self._find, self._layers_of, self._assign = functools.cache(models.find_source), models.layers_of, assign
+        self._known: dict[tuple[object, ...], str | None] = {}
+
+    def checked(self, run: Run) -> tuple[Run, str | None]:
+        """Return a request as its model fits it, and why it cannot run, None where it can.
+
+        Raises:
+            ElsewhereError: what the model needs is not on this machine.
+        """
+        try:
+            source = self._find(run.model)
+            run = fitted(run, source)
+        except ElsewhereError:
+            raise
+        except InputError as error:
+            return run, str(error)
         sizes = [run.image_size(size) for size in dict.fromkeys((run.input_sizes[0], run.input_sizes[-1]))]
         key = (run.model, run.algorithm, run.device_type, run.unsupported, run.dtype, run.layout, *sizes)
-        if key not in known:
-            known[key] = None
+        if key not in self._known:
+            self._known[key] = None
             try:
                 for size in sizes:
-                    assign(run, models.convolutions(run.model, size), None)
+                    self._assign(run, self._layers_of(source, size), None)
             except InputError as error:
-                known[key] = str(error)
-        return known[key]
-
-    return [None if is_decided else reason(run) for run, is_decided in zip(runs, decided, strict=True)]
+                self._known[key] = str(error)
+        return run, self._known[key]

@@ -121,12 +121,22 @@ def make_run(
     run = _decided(
         found.name, name, str(where), options.folder_gpu(gpu, where), num_sizes, input_size_range, stage, **settings
     )
-    if run.pretrained and not found.trained_weights:
+    return fitted(run, found)
+
+
+def fitted(run: Run, source: Source) -> Run:
+    """Return a run with what its model decides: the one size that it may take alone, and its digest.
+
+    Raises:
+        InputError: trained weights or other inputs are asked for of a model that comes with its own.
+    """
+    if run.pretrained and not source.trained_weights:
         raise InputError(f"{run.model} brings its own weights: leave out --pretrained")
-    if run.input_shape and found.fixed_px is not None:
+    fixed_px = source.fixed_px
+    if run.input_shape and fixed_px is not None:
         raise InputError(f"{run.model} takes the inputs that it comes with: leave out --input-shape")
-    sizes = run.input_sizes if found.fixed_px is None else (found.fixed_px,)
-    return dataclasses.replace(run, input_sizes=sizes, model_digest=found.digest)
+    sizes = run.input_sizes if fixed_px is None else (fixed_px,)
+    return dataclasses.replace(run, input_sizes=sizes, model_digest=source.digest)
 
 
 def _find_source(model: str) -> Source:
@@ -151,7 +161,7 @@ def run_elsewhere(
     Raises:
         InputError: as `make_run`; nothing runs the algorithm on that device.
     """
-    checked = names.check_model(model), algorithms.find(algorithm).name
+    checked = names.check_model(model, is_elsewhere=True), algorithms.find(algorithm).name
     kind = "cpu" if gpu == "cpu" else "cuda"
     if device != "auto" and device.split(":")[0] != kind:
         raise InputError(f"--device {device} does not go with GPU {gpu}: leave --device out")

@@ -15,14 +15,15 @@ KEEPING = "before-"  # begins the name of a folder in a run's, where --overwrite
 KEPT = ".before-"  # in the name of a folder beside a run's, where older versions kept it
 
 
-_OF_FILE = re.compile(r"\.(py:\w+|pt2|csv)(,|$)")
-_IN_PATHS = re.compile(r"[^\w.+-]+")
+_OF_FILE = re.compile(r"\.(py:[^,]+|pt2|csv)(,|$)")
+_IN_PATHS = re.compile(r"[^\w.+-]+|^\.", re.ASCII)
 
 
 def slug(name: str) -> str:
-    """Return a name as it stands in paths: what is no letter, digit, or one of ".+-_", becomes an underscore.
+    """Return a name as it stands in paths: whatever is no ASCII letter, digit, or one of ".+-_", becomes an underscore.
 
-    `torchvision:` falls away, and so do the folders of a model's file.
+    So does a dot at the beginning, which would hide a folder. `torchvision:` falls away, and so do the folders of a
+    model's file. `slurm/stage.sh` has the same function.
     """
     bare = name.removeprefix("torchvision:")
     file = _OF_FILE.search(bare)

@@ -32,11 +32,12 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (DIRECT, r"grouped_direct|convolve_common_engine|conv_depthwise|direct_conv|conv2d_c1_k1"),
     (IMPLICIT, r"implicit_convolve"),
     (PRECOMPUTED, r"fprop|implicit_gemm|[hs]\d*cudnn|computeOffsets"),
-    (PRODUCT, r"gemm|gemv|splitK"),
+    (PRODUCT, r"gemm|gemv|splitK|nvjet|dot_kernel|reduce_1Block"),
 )
-# Shapes of a matrix instruction are written without signs (16×8×16 is 16816): h adds in 16 bits, s in 32.
+# Shapes of a matrix instruction are written without signs (16×8×16 is 16816): h adds in 16 bits, s in 32. The nvjet
+# kernels of cuBLAS are of Hopper and later, and compute on tensor cores alone.
 _TENSOR_CORE = re.compile(
-    r"tensorop|tensor\d|[hs](884|1684|1688|16816|161616)(?!\d)|tf32|hmma|wmma|gmma|warpgroup", re.IGNORECASE
+    r"tensorop|tensor\d|[hs](884|1684|1688|16816|161616)(?!\d)|tf32|hmma|wmma|gmma|warpgroup|nvjet", re.IGNORECASE
 )
 
 

@@ -63,12 +63,12 @@ def predict(
         return Answer(NEVER, "cuDNN implements no direct convolution")
     if by_generation := algorithms.why_not_on_generation(algorithm, capability):
         return Answer(GENERATION, by_generation)
-    if by_shape := algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda"):
-        return Answer(SHAPE, by_shape)
     if by_type := algorithms.why_not_for_dtype(algorithm, dtype) or algorithms.why_not_for_layout(algorithm, layout):
         return Answer(TYPE, by_type)
     if layout == "nhwc" and algorithm not in algorithms.KNOWN_IN_NHWC:
         return Answer(UNKNOWN, f"no rule says whether cuDNN has {algorithm} in NHWC")
+    if by_shape := algorithms.why_not_by_rule(algorithms.find(algorithm), layer, "cuda"):
+        return Answer(SHAPE, by_shape)
     return Answer(OK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,36 @@ def test_flags_become_arguments_and_never_commands(tmp_path: Path, flags: str):
 def test_flags_of_another_form_are_not_offered(tmp_path: Path, flags: str):
     log(tmp_path, flags)
     assert offered(tmp_path) == []
+
+
+MODELS = (
+    "/a b/net.py:make,width=2",
+    "nets/net.py:make",
+    "hf:microsoft/resnet-50",
+    "timm:convnext_tiny,drop_path_rate=0.1",
+    "torchvision:resnet18,num_classes=4",
+    "/a/net.pt2",
+    "/a/'$(touch owned)';`x`.csv",
+    "pkg.mod:make",
+)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_of_every_kind_are_shown_and_offered_in_quotes(tmp_path: Path, model: str):
+    who = dataclasses.replace(WHO, model=model)
+    note(tmp_path, "ended 1", who=who)
+    assert str(only(tmp_path, slurm("")).progress.combination) == str(who)
+    (command,) = offered(tmp_path)
+    assert shlex.split(command) == ["./2_quick_sweep.sh", model, "implicit gemm", "h200", "--seed", "2"]
+
+
+def test_models_of_every_kind_are_offered_in_one_matrix(tmp_path: Path):
+    for model in MODELS:
+        note(tmp_path, "ended 1", who=dataclasses.replace(WHO, model=model))
+    (command,) = advice.again(survey(tmp_path, run_command=slurm("")).standings)
+    printed = command.split("<(")[1].split(") --seed")[0]
+    lines = subprocess.run(["bash", "-c", printed], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert sorted(lines) == sorted(f"{model}\timplicit gemm\th200" for model in MODELS)
 
 
 @pytest.mark.parametrize("names", [{"algorithm": "magic"}, {"gpu": "h 200"}, {"model": "a+b"}])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fakes.folders import NOW_S, WHO, measured, note, only, slurm
 
-from convscope.cluster import plain_files, progress, status
+from convscope.cluster import history, plain_files, progress, status
 from convscope.cluster.history import HISTORY
 from convscope.cluster.standing import survey
 
@@ -134,6 +134,37 @@ def test_what_may_not_be_read_is_skipped_with_a_remark(name: str, mode: int):
         folder.chmod(0o755)
         assert [line.partition(":")[0] for line in found.skipped] == [f"2_quick/{WHO.folder_name}"]
         assert "Permission denied" in found.skipped[0]
+
+
+@pytest.mark.parametrize("model", ["../../secret.py:x", "hf:../../secret", "/../secret.csv", "vgg16,a=../../secret"])
+def test_a_models_path_never_becomes_a_path_of_results(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: str):
+    folder = tmp_path / "2_quick" / "x"
+    measured(folder, (224, "ok", ""), model=model)
+    for path in (tmp_path / "secret", tmp_path / "2_quick" / "secret"):
+        Path(f"{path}_implicit_gemm_overall.csv").write_text("input_size,status,reason\n224,failed,SECRET\n")
+    text = shown(tmp_path, capsys)
+    assert f"{model}, implicit gemm, h200, in x" in text
+    assert "SECRET" not in text
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "-net.py:make",
+        "net.py:make\x1b[2J",
+        "net.py:make,a=\u202e",
+        "a/b",
+        "a,b",
+        "a=b",
+        "/etc/passwd",
+        "x" * 5000 + ".pt2",
+        "resnet50,a=1\n",
+        "",
+        " net.pt2",
+    ],
+)
+def test_what_no_model_is_called_is_no_event(model: str):
+    assert not history.is_combination(model, "gemm", "h200")
 
 
 def test_a_model_with_a_path_in_its_name_leads_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

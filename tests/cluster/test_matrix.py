@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fakes import ROOT
 
 from convscope.cluster import matrix, submission
 from convscope.cluster.submission import Work
@@ -170,3 +171,11 @@ def test_a_list_of_a_cpu_has_what_a_cpu_runs():
     assert [line for line in listed if not line.startswith("#")] == [
         f"alexnet\t{algorithm}\tcpu" for algorithm in ("direct", "smm", "torch")
     ]
+
+
+def test_models_of_every_kind_are_listed_and_read_again(tmp_path: Path):
+    own = ROOT / "tests" / "fakes" / "own_models.py"
+    models = [f"{own}:Branch,width=2", f"{own}:pair", "timm:test_resnet", "torchvision:vit_b_16"]
+    listed = listing.combination_list(models, ["gemm"], "h200", (224, 512))
+    assert listed.splitlines() == [f"{model}\tgemm\th200" for model in models]
+    assert [each.model for each in matrix.read(written(tmp_path, listed))] == models

@@ -183,3 +183,15 @@ def test_a_missing_quote_is_recognised(words: list[str], answer: str):
 
 def test_one_word_needs_no_quotes():
     submission.check_quotes("vgg16", ["gemm", "l40s", "x"], "2_quick_sweep.sh")
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("timm:a\u202e", "has characters that no history can have"),
+        ("timm:" + "a" * 300, "too long for a folder's name"),
+    ],
+)
+def test_a_model_whose_folder_nobody_could_show_is_refused(model: str, why: str):
+    with pytest.raises(InputError, match=why):
+        submission.find(model, "gemm", "l40s")

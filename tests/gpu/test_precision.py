@@ -44,7 +44,13 @@ def test_a_profile_in_16_bits_has_every_figure_and_errors_of_its_type(tmp_path: 
 def test_cudnns_legacy_calls_use_the_matrix_unit_in_16_bits(tmp_path: Path, dtype: str, layout: str):
     _, layers = profile(tmp_path, dtype, layout, num_sizes=1, measure_energy=False)
     kernels = [[*json.loads(text)] for text in layers["kernels"]]
-    quiet = [names for names in kernels if not any(map(kernel_families.uses_tensor_cores, names))]
+    few = layers["in_channels"] < 8  # that are too few for one load of the matrix unit
+    assert few.sum() == 1
+    quiet = [
+        names
+        for names, is_thin in zip(kernels, few, strict=True)
+        if not is_thin and not any(map(kernel_families.uses_tensor_cores, names))
+    ]
     assert not quiet, quiet
     odd = [names for names in kernels if kernel_families.stranger(NAME, names, pointwise=False) is not None]
     assert not odd, odd

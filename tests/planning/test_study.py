@@ -134,3 +134,22 @@ def test_the_example_is_a_study():
         *("batch_size=1", "num_sizes=25", "input_range=224 512"),
         *("measure=20", "math=fp32", "unsupported=error"),
     )
+
+
+def test_models_of_every_kind_make_a_study_and_have_an_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(ROOT / "tests" / "fakes")
+    models = 'models = ["own_models.py:Branch,width=2", "own_models.py:pair", "/nowhere/net.py:make"]\n'
+    path = written(tmp_path, models + 'algorithms = ["gemm"]\ngpus = ["h200"]\n')
+    assert run_profile.main(["--study", str(path), "--estimate"]) == 1
+    said = capsys.readouterr()
+    assert "h200: no estimate for 1 of 3 runs" in said.out
+    rows = {line.split(", gemm")[0]: line.split("h200")[1].split()[:2] for line in said.out.splitlines()[1:4]}
+    assert {model: sizes for model, (sizes, _) in rows.items()} == {
+        "own_models.py:Branch,width=2": "100",
+        "own_models.py:pair": "1",
+        "/nowhere/net.py:make": "100",
+    }
+    assert rows["/nowhere/net.py:make"][1] == "-"
+    assert "/nowhere/net.py:make is not checked here (there is no folder /nowhere on this machine)" in said.err

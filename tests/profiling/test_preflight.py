@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from fakes import ROOT
@@ -13,15 +15,23 @@ from convscope.errors import InputError
 from convscope.profiling import preflight
 from convscope.profiling.request import Run, run_elsewhere
 
+OWN = ROOT / "tests" / "fakes" / "own_models.py"
 
-def answer(line: str, is_here: bool = False, count: int = 2, **settings: object) -> list[dict[str, object]]:
+
+def answer(
+    line: str,
+    is_here: bool = False,
+    count: int = 2,
+    note: Callable[[str], None] = lambda line: None,
+    **settings: object,
+) -> list[dict[str, object]]:
     """Return the answer for a combination of model, algorithm and GPU at `count` sizes."""
 
     def make(model: str, algorithm: str, gpu: str, stage: str, of_line: Sequence[str]) -> Run:
         assert not of_line
         return run_elsewhere(model, algorithm, gpu=gpu, num_sizes=count, stage=stage, **settings)
 
-    return preflight.answer([line.replace(", ", "\t")], ["2_quick"], make, "auto", is_here, lambda line: None)
+    return preflight.answer([line.replace(", ", "\t")], ["2_quick"], make, "auto", is_here, note)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +40,7 @@ def answer(line: str, is_here: bool = False, count: int = 2, **settings: object)
         ("resnet50, winograd, l40s", "winograd needs 3×3 kernels with stride 1: 40 of 53 convolutions of resnet50"),
         ("vgg16, fft, l40s", "fft needs padded inputs of at most 256×256"),
         ("torchvision:mobilenet_v2, smm, cpu", "ai3 has no grouped convolution on a CPU"),
-        ("torchvision:vit_b_16, gemm, l40s", "cannot take 512×512 images"),
+        ("torchvision:maxvit_t, gemm, l40s", "cannot take 512×512 images"),
     ],
 )
 def test_layers_against_a_rule_are_found_without_a_gpu(line: str, why: str):
@@ -66,3 +76,51 @@ def test_where_pytorch_is_missing_the_layers_are_left_to_the_job():
     )  # fmt: skip
     assert '"algorithm": "winograd"' in done.stdout
     assert "the layers are not checked here" in done.stderr
+
+
+def test_a_model_of_one_size_is_asked_for_that():
+    assert answer("torchvision:vit_b_16, gemm, l40s", count=10)[0]["input_sizes"] == (224,)
+    assert answer(f"{OWN}:pair, direct, cpu", count=10)[0]["input_sizes"] == (48,)
+
+
+HERE_ALONE = {
+    "timm:resnet18": "models by timm:NAME need timm: pip install timm",
+    "hf:microsoft/resnet-50": "models by hf:NAME need transformers: pip install transformers",
+    "/nowhere/nets/net.py:make,width=2": "there is no folder /nowhere/nets on this machine",
+    "/nowhere/net.pt2": "there is no folder /nowhere on this machine",
+    "{}:make": "net.py:make cannot be imported: ModuleNotFoundError: No module named 'not_here'",
+}
+
+
+@pytest.mark.parametrize("model", HERE_ALONE)
+def test_what_may_be_on_the_cluster_alone_is_noted_and_refused_for_a_run_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str
+):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    (tmp_path / "net.py").write_text("import not_here\ndef make(): pass\n")
+    name, why, notes = model.format(tmp_path / "net.py"), HERE_ALONE[model], []
+    found = answer(f"{name}, torch, cpu", note=notes.append)
+    assert found[0]["model"] == name
+    (line,) = notes
+    assert line.startswith(f"{name} is not checked here (")
+    assert why in line
+    with pytest.raises(InputError, match=re.escape(why)):
+        answer(f"{name}, torch, cpu", is_here=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        ("timm:resnet_eighteen", "timm has no model"),
+        ("hf:resnett", "no model hf:resnett"),
+        (f"{OWN}:Brunch", r"defines no Brunch \(nearest: Branch\)"),
+        (f"{OWN}:breaks", "no weights here"),
+        ("no_such_package.nets:make", "No module named 'no_such_package'"),
+        (f"{OWN}x:make", "unknown model"),
+        (str(ROOT / "nowhere.csv"), "there is no file"),
+    ],
+)
+def test_models_that_nobody_has_are_refused(model: str, why: str):
+    with pytest.raises(InputError, match=why):
+        answer(f"{model}, torch, cpu")

@@ -34,6 +34,7 @@ from convscope.verification.kernel_families import (
     WINOGRAD,
 )
 
+NVJET = "nvjet_sm90_hsh_16x64_64x16_4x1_v_bz_TNN"
 RECORDED = [
     (GROUPED_DIRECT, DIRECT),
     (IM2COL_KERNEL, IM2COL),
@@ -52,6 +53,9 @@ RECORDED = [
     (XMMA_PRODUCT, PRODUCT),
     ("void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, false>()", PRODUCT),
     ("void gemmSN_NN_kernel<float, 128, 2, 4, 8, 4, 4, false, cublasGemvTensorStridedBatched<float const>>()", PRODUCT),
+    (NVJET, PRODUCT),
+    ("void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>>>()", PRODUCT),
+    ("void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float>>(float const*, float)", PRODUCT),
     (COMPLEX_PRODUCT, FFT),
     (COMPLEX_VECTOR, FFT),
     (FFT_KERNEL, FFT),
@@ -103,7 +107,7 @@ def test_a_kernel_of_16_bits_is_of_its_family(name: str, family: str):
     assert kernel_families.family(name) == family
 
 
-@pytest.mark.parametrize("name", [HALF_XMMA, HALF_SM90, HALF_CUTLASS, VOLTA, TURING, HALF_PRODUCT])
+@pytest.mark.parametrize("name", [HALF_XMMA, HALF_SM90, HALF_CUTLASS, VOLTA, TURING, HALF_PRODUCT, NVJET])
 def test_kernels_of_16_bits_on_the_matrix_unit_say_so_in_their_names(name: str):
     assert kernel_families.uses_tensor_cores(name)
 

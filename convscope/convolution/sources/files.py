@@ -24,7 +24,7 @@ from torch import nn
 
 from convscope.convolution import names
 from convscope.convolution.sources.source import FixedSource, Inputs
-from convscope.errors import InputError
+from convscope.errors import ElsewhereError, InputError
 
 
 class CallableSource(FixedSource):
@@ -65,10 +65,16 @@ class CallableSource(FixedSource):
             for part in wanted.split("."):
                 found = getattr(found, part)
         except Exception as error:
-            raise InputError(f"{self.name} cannot be imported: {_in_words(error)}") from None
+            kind = ElsewhereError if _needs_another(error, place) else InputError
+            raise kind(f"{self.name} cannot be imported: {_in_words(error)}") from None
         if not callable(found):
             raise InputError(f"{self.name} is a {type(found).__name__}, and cannot be called")
         return found
+
+
+def _needs_another(error: Exception, place: str) -> bool:
+    """Tell whether a module is missing that is neither the one at this place nor a package around it."""
+    return isinstance(error, ModuleNotFoundError) and not f"{place}.".startswith(f"{error.name}.")
 
 
 def _module_of_file(path: str) -> ModuleType:

@@ -13,7 +13,7 @@ from torch import nn
 
 from convscope.convolution import names
 from convscope.convolution.sources.source import FirstTensor, Inputs, Size, Source, extents, on_meta
-from convscope.errors import InputError
+from convscope.errors import ElsewhereError, InputError
 
 # Heads that only training uses; their weights would have to be built and never run.
 _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
@@ -235,7 +235,7 @@ def _timm() -> Any:
     try:
         import timm
     except ImportError:
-        raise InputError("models by timm:NAME need timm: pip install timm") from None
+        raise ElsewhereError("models by timm:NAME need timm: pip install timm") from None
     return timm
 
 
@@ -243,7 +243,7 @@ def _transformers() -> Any:
     try:
         import transformers
     except ImportError:
-        raise InputError("models by hf:NAME need transformers: pip install transformers") from None
+        raise ElsewhereError("models by hf:NAME need transformers: pip install transformers") from None
     return transformers
 
 
