@@ -63,9 +63,8 @@ def parser() -> OneLineParser:
     made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument(
-        "--no-energy", dest="energy", action="store_false", help="leave the energy window out (a second a size)"
-    )
+    without = "leave the energy window out (a second a size)"
+    made.add_argument("--no-energy", dest="energy", action="store_false", help=without)
     load = "seconds of load before the window"
     made.add_argument("--energy-warmup", dest="energy_warmup_s", type=float, default=0.2, metavar="S", help=load)
     made.add_argument("--energy-precision", type=float, default=0.01, metavar="P", help="uncertainty over energy")

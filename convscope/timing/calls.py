@@ -24,7 +24,7 @@ from convscope.timing.hooks import After, Before, convolution_modules, hooked
 
 SWAPPED = "ai3::conv2d"
 _CONVOLUTIONS = frozenset({
-    *(SWAPPED, "aten::convolution", "aten::_convolution", "aten::mkldnn_convolution"),
+    *(SWAPPED, "aten::convolution", "aten::_convolution", "aten::_convolution_mode", "aten::mkldnn_convolution"),
     *("aten::cudnn_convolution", "aten::cudnn_convolution_transpose"),
     *(f"aten::conv{kind}{dimensions}d" for kind in ("", "_transpose") for dimensions in (1, 2, 3)),
 })  # fmt: skip

@@ -157,3 +157,21 @@ def test_an_output_can_be_given_in_the_place_of_a_call():
         with mode:
             assert torch.equal(model(given()), expected)
         assert not torch.equal(model(given()), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace:FutureWarning", "ignore:.torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("padding", [1, "valid", "same"])
+@pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
+def test_calls_in_a_traced_model_are_seen(padding: int | str, mode):
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(4, 3, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.conv2d(x, self.weight, padding=padding)
+
+    with mode():
+        ((name, call, x, output),) = seen(torch.jit.trace(Model().eval(), given()), given())
+        assert name == "conv2d"
+        assert torch.allclose(call(x), output, atol=1e-6)
