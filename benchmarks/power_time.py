@@ -3,9 +3,9 @@
 
 python benchmarks/power_time.py --model vgg16 --algorithm fft --size 512
 
-The captured pass is replayed with the next one queued already, so that the GPU works on (a pass of fft at 512 pixels
-has tens of thousands of kernels, whose launch takes the host 15 ms); the time of a replay is the host's, the power the
-energy counter's slope between two of its ticks. `run_profile.py --unsupported fallback` measures the same pass.
+The captured pass is replayed with the next one queued already, so that the GPU works on; the time of a replay is the
+host's, the power the energy counter's slope between two of its ticks. `run_profile.py --unsupported fallback` measures
+the same pass.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Counter(threading.Thread):
 def replayed(captured: graphs.Captured, seconds: float) -> tuple[int, float, float]:
     """Replay for some seconds; return the number of replays, the seconds of each, and the power in watts."""
     graphs.settle(captured)
+    torch.cuda.synchronize()  # it leaves replays in the queue
     counter = Counter()
     counter.start()
     ends = deque[torch.cuda.Event]()

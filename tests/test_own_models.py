@@ -118,6 +118,7 @@ def test_the_example_of_the_library_runs(capsys: pytest.CaptureFixture[str], mon
     assert "energy_per_inference_j" in printed
 
 
+@pytest.mark.long
 def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]):
     cells = json.loads((ROOT / "examples" / "library.ipynb").read_text())["cells"]
     names: dict[str, object] = {}

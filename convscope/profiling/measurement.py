@@ -18,7 +18,7 @@ from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
 from convscope.storage.table import fill
-from convscope.timing.shares import Work
+from convscope.timing.shares import Work, folded
 from convscope.timing.summary import Summary
 from convscope.timing.trace import LayerTrace
 
@@ -156,7 +156,7 @@ def work_rows(run: Run, size: int, found: Measurement) -> list[WorkRow]:
             WorkRow, run, work, input_size=size, timing_method=found.work_method,
             share_pct=100 * work.kernel_ms / whole_ms if whole_ms else None,
         )
-        for work in found.work
+        for work in folded(found.work)
     ]  # fmt: skip
 
 

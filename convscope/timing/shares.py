@@ -204,6 +204,24 @@ def _summed(entries: Iterable[tuple[str, str | None, str, float]]) -> list[Work]
     return sorted(work, key=lambda each: -each.kernel_ms)
 
 
+OTHERS = "others"
+LEAST_SHARE = 0.001
+
+
+def folded(work: Sequence[Work], least_share: float = LEAST_SHARE) -> list[Work]:
+    """Return the work with what takes less than a share of the pass put together, a row `OTHERS` for each category.
+
+    Most operators of a pass on a CPU only make views: they take no time that could be seen, and hundreds of rows.
+    """
+    least_ms = least_share * sum(each.kernel_ms for each in work)
+    kept = [each for each in work if each.kernel_ms >= least_ms]
+    rest = [(each.category, each.calls, each.kernel_ms) for each in work if each.kernel_ms < least_ms]
+    for kind in dict.fromkeys(kind for kind, *_ in rest):
+        calls, times_ms = zip(*((calls, time_ms) for of, calls, time_ms in rest if of == kind), strict=True)
+        kept.append(Work(kind, OTHERS, None, sum(calls), sum(times_ms)))
+    return sorted(kept, key=lambda each: -each.kernel_ms)
+
+
 def shares_pct(kernel_ms: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the share of each category in the sum of these times, the largest first; empty where they are 0."""
     sums: dict[str, float] = defaultdict(float)

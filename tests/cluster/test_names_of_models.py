@@ -87,6 +87,7 @@ def stage(cwd: Path, *arguments: str, **more: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=environment)
 
 
+@pytest.mark.long
 def test_a_job_gets_the_file_in_full(elsewhere: Path):
     done = stage(elsewhere, "own.py:make,width=2", "gemm", "l40s")
     assert (done.returncode, done.stderr) == (0, "")

@@ -135,7 +135,13 @@ def test_pandas_alone_sees_whole_files_at_every_moment_and_layers_never_behind_t
     assert looks > 5
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        *(signal.SIGTERM, signal.SIGUSR2),
+        *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)),
+    ],
+)
 def test_a_signal_ends_a_run_between_two_sizes_without_a_lock_and_the_same_command_goes_on(
     victims: Victims, tmp_path: Path, sent: signal.Signals
 ):
@@ -151,7 +157,8 @@ def test_a_signal_ends_a_run_between_two_sizes_without_a_lock_and_the_same_comma
         f"run_profile.py: stopped by {sent.name[3:]} with {len(done)} sizes in the folder: the same command goes on"
     )
     assert 0 < len(done) < 16
-    assert {path.name for path in folder.iterdir()} == {f"{STEM}_overall.csv", f"{STEM}_layers.csv", "run.json"}
+    tables = {f"{STEM}_{name}.csv" for name in ("overall", "layers", "work")}
+    assert {path.name for path in folder.iterdir()} == {*tables, "run.json"}
     assert victims.finish(folder, *many) == 0
     assert_whole(folder, tuple(range(32, 48)))
     assert done.items() <= means(folder).items()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from convscope.timing import shares, trace
-from convscope.timing.shares import Launch, Work, category, of_launches, of_operators, shares_pct, short_name
+from convscope.timing.shares import Launch, Work, category, folded, of_launches, of_operators, shares_pct, short_name
 
 
 def operator(name: str, start_us: float, end_us: float, thread: object = 1) -> dict[str, Any]:
@@ -216,3 +216,16 @@ def test_shares_add_up_to_a_hundred_the_largest_first():
 @pytest.mark.parametrize("nothing", [[], [("copy", 0.0)]])
 def test_where_no_time_is_known_there_are_no_shares(nothing: list[tuple[str, float]]):
     assert shares_pct(nothing) == {}
+
+
+def test_what_takes_less_than_a_thousandth_is_one_row_of_its_kind():
+    work = [
+        Work("convolution", "aten::mm", "a", 1, 9990.0), Work("copy", "aten::view", "a", 3, 9.0),
+        Work("copy", "aten::view", "b", 2, 0.5), Work("rest", "aten::empty", None, 1, 0.5),
+        Work("convolution", "aten::add", "b", 1, 11.0),
+    ]  # fmt: skip
+    found = folded(work)
+    assert found == [work[0], work[4], Work("copy", "others", None, 5, 9.5), Work("rest", "others", None, 1, 0.5)]
+    assert sum(each.kernel_ms for each in found) == sum(each.kernel_ms for each in work)
+    assert folded(found) == found
+    assert folded([]) == []

@@ -63,13 +63,13 @@ WINOGRAD = {
 each = pytest.mark.parametrize(
     ("dtype", "layout"),
     [
-        ("float16", "nchw"),
+        pytest.param("float16", "nchw", marks=pytest.mark.long),
         ("bfloat16", "nhwc"),
         pytest.param("float16", "nhwc", marks=pytest.mark.long),
         pytest.param("bfloat16", "nchw", marks=pytest.mark.long),
     ],
 )
-each_dtype = pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+each_dtype = pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.long)])
 each_layout = pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 
 
