@@ -100,7 +100,9 @@ class CudaOperator:
             plan = self.find(x, weight, bias, options, algorithm)
             y = plan.run(x, weight, bias)
         if is_recording():
-            _record(plan.execution, (input, x), (weight, weight.contiguous(memory_format=memory)))
+            packs_once = plan.execution.provider == "triton"  # its filters, from either layout
+            taken = weight if packs_once else weight.contiguous(memory_format=memory)
+            _record(plan.execution, (input, x), (weight, taken))
         return y
 
     def find(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
@@ -135,6 +137,17 @@ def test_tensors_that_lie_otherwise_than_the_layout_are_copied_and_counted(
             engine.forward(given, weight, None, *PADDED, "gemm")
     assert [execution.copied_input_bytes for execution in executions] == [X.nbytes * times for times in copied]
     assert [lies_right for lies_right, _ in engine.made[0].ran] == [True] * 2
+
+
+@pytest.mark.parametrize(("provider", "copied"), [("cudnn", WEIGHT.nbytes), ("triton", 0)])
+def test_filters_that_are_packed_once_are_not_counted_as_copied(engine: Recording, provider: str, copied: int):
+    last = X.contiguous(memory_format=torch.channels_last)
+    with backends.settings(layout="nhwc"), recording() as executions:
+        engine.forward(last, WEIGHT, None, *PADDED, "gemm")
+        (plan,) = engine.made
+        plan.execution = dataclasses.replace(plan.execution, provider=provider)
+        engine.forward(last, WEIGHT, None, *PADDED, "gemm")
+    assert executions[-1].copied_input_bytes == copied
 
 
 @pytest.mark.parametrize(("layout", "memory"), backends.LAYOUTS.items())
