@@ -40,9 +40,10 @@ def test_the_six_take_the_smallest_size_and_no_layer_is_against_a_device(device_
 
 @pytest.mark.long
 def test_every_model_takes_usual_sizes_but_for_those_that_are_excepted():
-    usual = sorted(name for name in names.torchvision_classifiers() or () if names.takes_usual_sizes(name))
+    every = sorted(names.PREFIX + name for name in names.torchvision_classifiers() or ())
+    usual = [name for name in every if names.takes_usual_sizes(name)]
     assert len(usual) > 60
     for name in usual[::4]:  # of each family some
-        model = models.check_name(names.PREFIX + name)
+        model = models.check_name(name)
         assert all(plain(model, size, "cuda") for size in (names.SMALLEST_INPUT_PX, 512)), name
     assert all(plain(model, size, "cpu") for model in names.MODELS for size in (names.SMALLEST_INPUT_PX, 512))
