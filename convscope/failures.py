@@ -17,6 +17,7 @@ from convscope import errors
 
 _FAILED = (
     *(errors.CudnnError, errors.HostTooSlowError, errors.NotCapturableError, errors.WorkerError),
+    errors.HookMismatchError,
     subprocess.CalledProcessError,
 )
 # Beginnings of the messages with which CUDA and its libraries refuse a call.

@@ -24,7 +24,8 @@ from convscope.cluster import history, progress
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.storage.paths import MODEL_DIGEST, PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
+from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
+from convscope.storage.schema import difference
 
 _LONGEST_FOLDER = 200  # characters; a name on disk may have 255, and logs add stage and job to it
 LOCAL = "local"  # the GPU that is here, whatever it is
@@ -157,8 +158,8 @@ def _differences(folder: Path, request: Mapping[str, Any]) -> list[str]:
     """List the settings in which the run of a folder differs, as far as its `run.json` can be read."""
     try:
         run = json.loads((folder / "run.json").read_text())["run"]
-        compared = [name for name in request if name in run and name not in (*PROFILE_FREE, MODEL_DIGEST)]
-        return [f"{name} {run[name]}, now {request[name]}" for name in compared if run[name] != request[name]]
+        compared = [name for name in request if name in run and name not in PROFILE_FREE]
+        return list(filter(None, (difference(name, run[name], request[name]) for name in compared)))
     except (OSError, ValueError, LookupError, TypeError):
         return []
 

@@ -125,11 +125,20 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
     with torch.inference_mode(), watched(model, after=note):
         try:
             model(*inputs)
-        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-            cause = str(error).splitlines()[0]
+        except Exception as error:  # whatever a model of the user's does with these inputs
             size = "×".join(map(str, inputs[0].shape[-2:]))
-            raise InputError(f"{name} cannot take {size} images ({cause})") from None
+            raise InputError(f"{name} cannot take {size} images ({_in_words(error)})") from None
     return layers
+
+
+def _in_words(error: Exception) -> str:
+    """Return the first line of an error, with its class where that line alone says little: "KeyError: 'image'"."""
+    first = next(iter(str(error).splitlines()), "")
+    return (
+        first
+        if isinstance(error, (RuntimeError, AssertionError, ValueError, TypeError)) and first
+        else (f"{type(error).__name__}: {first}")
+    )
 
 
 def followed(
@@ -164,20 +173,19 @@ def _on_cpu(name: str, model: nn.Module, inputs: Callable[[], Inputs], refused: 
     return called(name, model, given)
 
 
-def _sides(size_px: int | tuple[int, int]) -> tuple[int, int]:
-    return (size_px, size_px) if isinstance(size_px, int) else size_px
-
-
-def convolutions(name: str, input_size: int | tuple[int, int], batch_size: int = 1) -> tuple[Layer, ...]:
+def convolutions(name: str, input_size: Size, batch_size: int = 1) -> tuple[Layer, ...]:
     """List the convolutions of a model by name, as `layers_of` does."""
     return layers_of(find_source(name), input_size, batch_size)
 
 
 @functools.lru_cache(maxsize=8)  # a long sweep must not collect its sizes
-def layers_of(source: Source, size: Size, batch_size: int = 1) -> tuple[Layer, ...]:
+def layers_of(
+    source: Source, size: Size, batch_size: int = 1, seed: int = 0, pretrained: bool = False
+) -> tuple[Layer, ...]:
     """List the convolutions that one pass of a model calls, as `called` does, for inputs of this size.
 
-    A model that cannot be followed on the meta device (its control flow depends on numbers) runs once on the CPU.
+    A model that cannot be followed on the meta device (its control flow depends on numbers) runs once on the CPU, with
+    the weights and inputs of this seed, or trained weights.
 
     Raises:
         InputError: the model cannot take this size.
@@ -189,7 +197,8 @@ def layers_of(source: Source, size: Size, batch_size: int = 1) -> tuple[Layer, .
         if isinstance(source, TorchvisionSource) and names.takes_usual_sizes(source.name):
             raise
         refused = error
-    return tuple(_on_cpu(source.name, source.build(0), lambda: source.inputs(size, batch_size, 0), refused))
+    model = source.build(seed, pretrained)
+    return tuple(_on_cpu(source.name, model, lambda: source.inputs(size, batch_size, seed), refused))
 
 
 @functools.lru_cache(maxsize=4)

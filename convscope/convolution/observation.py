@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from convscope.convolution import models, swap
 from convscope.convolution.operator import recording
 from convscope.convolution.providers import Execution
 from convscope.convolution.reference import relative_error
+from convscope.errors import HookMismatchError
 from convscope.timing.calls import Call, watched
 from convscope.timing.hooks import convolution_modules
 
@@ -20,13 +22,14 @@ class Observation:
     """One call of a convolution: the algorithm that its module carries, and the execution that really happened.
 
     `relative_error` is that of its output against float64, None where errors were not checked or have no meaning;
-    `unchecked` is the reason why it could not be computed.
+    `unchecked` is the reason why it could not be computed. `name` is the layer's.
     """
 
     carried: str
     execution: Execution
     relative_error: float | None = None
     unchecked: str | None = None
+    name: str = ""
 
     @property
     def algorithm(self) -> str | None:
@@ -47,13 +50,25 @@ def observe(model: nn.Module, inputs: tuple[torch.Tensor, ...], check_errors: bo
         execution, carried = swap.what_ran(module), swap.carried(module)
         odd = carried == "torch" and not isinstance(module, Call) and peculiar[name] != ""
         error, unchecked = _error(module, given, output, odd) if check_errors else (None, None)
-        observations.append(Observation(carried, execution, error, unchecked))
+        observations.append(Observation(carried, execution, error, unchecked, name))
 
     with recording(), watched(model, after=after):
         model(*inputs)
     if check_errors and inputs[0].is_cuda:
         torch.cuda.empty_cache()  # the memory of the references is needed for what is measured
     return observations
+
+
+def check_listed(observations: Sequence[Observation], listed: Sequence[str]) -> None:
+    """Raise HookMismatchError where other layers ran than these, which were listed before by name."""
+    ran = [seen.name for seen in observations]
+    if ran == list(listed):
+        return
+    if len(ran) != len(listed):
+        difference = f"{len(ran)} convolutions ran, {len(listed)} were expected"
+    else:
+        difference = next(f"{a} ran where {b} was expected" for a, b in zip(ran, listed, strict=True) if a != b)
+    raise HookMismatchError(f"{difference}: which convolutions this model runs depends on its numbers")
 
 
 def _error(

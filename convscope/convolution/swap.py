@@ -20,7 +20,6 @@ import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.autograd import forward_ad
-from torch.fx.proxy import TraceError
 
 from convscope.convolution import algorithms, backends, models, operator
 from convscope.convolution.operator import CudaOperator, cuda_operator, shape_of
@@ -277,9 +276,9 @@ class Swap:
         def choose(module: nn.Module) -> str:
             return module.algorithm if isinstance(module, SwappedConv2d) else by_module.get(id(module), "torch")
 
-        # ai3 follows a symbolic trace, which data-dependent control flow defeats; then, and for layers off the
-        # traced path, the modules are walked instead.
-        with _names_accepted(), contextlib.suppress(TraceError, TypeError):
+        # ai3 follows a symbolic trace, which control flow and much else defeats, each with an error of its own; then,
+        # and for layers off the traced path, the modules are walked instead.
+        with _names_accepted(), contextlib.suppress(Exception):
             ai3.swap_conv2d(self.model, choose)
         for name, module in self.originals.items():
             if assignment[name] != "torch" and self.model.get_submodule(name) is module:

@@ -27,7 +27,7 @@ from convscope.convolution.operator import release
 from convscope.convolution.sources.files import ModuleSource
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, Source
-from convscope.errors import NotCapturableError, TraceMissingError
+from convscope.errors import InputError, NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
 from convscope.storage.paths import ROOT
 from convscope.timing import eager, graphs, placement, trace
@@ -172,9 +172,10 @@ class _Tracer:
         recording = _Recording(self._model, len(self._placements))
         try:
             with self._settings():
-                recording.calls = has_calls(self._network.layers(size))
+                images = self._run.image_size(size)
+                recording.calls = has_calls(self._network.layers(images))
                 self._swap.apply(algorithms)
-                given = self._network.inputs(self._run.image_size(size), self._device)
+                given = self._network.inputs(images, self._device)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
                         recording.add(there)
@@ -183,7 +184,7 @@ class _Tracer:
             release(self._device)
             if not recording.eager:
                 return [], "the process that traces was out of memory", [], WORK_METHOD
-        except RuntimeError as error:
+        except (RuntimeError, InputError) as error:
             return [], f"the pass cannot be traced: {str(error).splitlines()[0]}", [], WORK_METHOD
         return recording.answer()
 

@@ -153,7 +153,7 @@ class Schema:
         then = {"device_type": str(then.get("device", "")).split(":")[0]} | then
         now = {"device_type": request.device_type} | asked
         then = _usual(request) | then  # an older version did not have all settings
-        found = [_difference(name, then.get(name), now[name]) for name in now if name not in free]
+        found = [difference(name, then.get(name), now[name]) for name in now if name not in free]
         names = [*SOFTWARE, *CARD]
         if request.device_type == "cpu" and getattr(request, "processes", 1) == 1:
             names += PROCESSOR
@@ -162,7 +162,7 @@ class Schema:
             # What an older version did not record, and what a card did not tell, is no difference.
             known = [name for name in names if name in then and name not in free]
             known = [name for name in known if name not in CARD or None not in (then[name], facts[name])]
-            found += [_difference(name, then[name], facts[name]) for name in known]
+            found += [difference(name, then[name], facts[name]) for name in known]
         return list(dict.fromkeys(filter(None, found)))
 
     def start(self, request: Request, environment: Environment, command: Sequence[str], now_utc: str) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def _are_starts(found: object) -> bool:
     return all(isinstance(each.get("environment", 0), (dict, type(None))) for each in found)
 
 
-def _difference(name: str, then: object, now: object) -> str:
+def difference(name: str, then: object, now: object) -> str:
     """Return a difference in words, "" where there is none, or where one side does not know."""
     if name == MODEL_DIGEST:
         return "the code or the weights of the model are others" if then and now and then != now else ""

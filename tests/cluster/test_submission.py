@@ -70,6 +70,14 @@ def test_other_settings_are_refused_with_what_differs_and_overwrite_measures_ane
     assert needed(tmp_path, asked(batch_size=4, overwrite=True)) == (("2_quick",), False)
 
 
+def test_a_model_whose_code_is_another_is_not_finished(tmp_path: Path):
+    measured(tmp_path, "2_quick", model_digest="one")
+    with pytest.raises(InputError, match=r"other settings \(the code or the weights of the model are others\)"):
+        needed(tmp_path, asked(model_digest="two"))
+    for known in ("one", ""):
+        assert needed(tmp_path, asked(model_digest=known)) == ((), False)
+
+
 def test_a_setting_that_an_older_version_did_not_record_is_no_difference(tmp_path: Path):
     measured(tmp_path, "2_quick")
     assert needed(tmp_path, asked(placements=5)) == ((), False)

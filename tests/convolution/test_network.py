@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fakes import run
+from fakes import own_models, run
 from torch import nn
 
 from convscope.convolution import models
+from convscope.convolution.observation import observe
 from convscope.convolution.sources.network import Network
 from convscope.errors import InputError
 
@@ -69,3 +70,20 @@ def test_a_model_that_cannot_be_settled_is_bad_input(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(models.TorchvisionSource, "_built", lambda source, pretrained: model)
     with pytest.raises(InputError, match=r"resnet18 cannot be settled for float16 with 224×224 images .*--pretrained"):
         network(dtype="float16").on(CPU)
+
+
+def test_a_model_whose_numbers_decide_is_listed_with_the_weights_and_inputs_that_are_measured():
+    ways = set()
+    for seed in range(6):
+        made = network(model=f"{own_models.__file__}:Fork", seed=seed)
+        model, given = made.on(CPU), made.inputs(32, CPU)
+        with torch.inference_mode():
+            ran = tuple(seen.name for seen in observe(model, given, check_errors=False))
+        assert tuple(layer.name for layer in made.layers(32)) == ran
+        ways.add(ran)
+    assert ways == {("first", "up"), ("first", "down")}
+
+
+def test_what_a_model_raises_of_its_own_is_one_line():
+    with pytest.raises(InputError, match=r"Keyed cannot take 32×32 images \(IndexError: "):
+        network(model=f"{own_models.__file__}:Keyed").layers(32)

@@ -100,6 +100,26 @@ def test_a_model_that_no_symbolic_trace_follows_is_swapped_all_the_same():
     assert kinds(model) == {"one": "direct", "two": "smm"}
 
 
+class Lengths(nn.Module):
+    """Asks for the length of its input, which a symbolic trace refuses with a RuntimeError."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self.conv(x[at : at + 1]) for at in range(len(x))])
+
+
+def test_whatever_a_symbolic_trace_raises_a_model_is_swapped():
+    model, given = Lengths(), torch.randn(2, 3, 8, 8)
+    with torch.inference_mode():
+        expected = model(given)
+        Swap(model).apply({"conv": "direct"})
+        assert isinstance(model.conv, SwappedConv2d)
+        assert torch.allclose(model(given), expected, atol=1e-5)
+
+
 def test_a_convolution_with_two_names_is_swapped_under_both():
     model = nn.Sequential(nn.Conv2d(3, 3, 3))
     model.append(model[0])

@@ -20,6 +20,29 @@ class Branch(nn.Module):
         return x.mean((2, 3))
 
 
+class Fork(nn.Module):
+    """Which of two convolutions comes second goes by what the first returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.up, self.down = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return (self.up(x) if x.mean() > 0 else self.down(x)).mean((2, 3))
+
+
+class Keyed(nn.Module):
+    """Takes a mapping, which nobody gives it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.conv(batch["image"])
+
+
 class Pair(nn.Module):
     """An image and a vector; returns a mapping."""
 

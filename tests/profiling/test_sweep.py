@@ -194,10 +194,10 @@ def test_a_size_in_the_middle_that_the_model_cannot_take_is_a_row_with_a_reason(
 ):
     listed = models.layers_of
 
-    def picky(source: models.Source, size: int, batch_size: int) -> tuple[Layer, ...]:
+    def picky(source: models.Source, size: int, *more: object) -> tuple[Layer, ...]:
         if size == 80:
             raise InputError("tiny cannot take 80×80 images")
-        return listed(source, size, batch_size)
+        return listed(source, size, *more)
 
     monkeypatch.setattr(models, "layers_of", picky)
     notes: list[str] = []

@@ -82,13 +82,13 @@ class Network:
 
     def layers(self, size: Size) -> tuple[Layer, ...]:
         """List the convolutions of one pass at this size (`models.layers_of`)."""
-        return models.layers_of(self.source, size, self.batch_size)
+        return models.layers_of(self.source, size, self.batch_size, self.seed, self.pretrained)
 
     def _settle(self, model: nn.Module) -> None:
         try:
             models.settle(model, self.source.inputs(_SETTLED_PX, _SETTLED_BATCH, self.seed))
-        except (RuntimeError, AssertionError, ValueError, TypeError) as error:
-            size, cause = f"{_SETTLED_PX}×{_SETTLED_PX}", str(error).splitlines()[0]
+        except Exception as error:  # whatever a model of the user's does with these inputs
+            size, cause = f"{_SETTLED_PX}×{_SETTLED_PX}", next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(
                 f"{self.source.name} cannot be settled for {self.dtype} with {size} images ({cause}): "
                 "--dtype float32, or --pretrained"
