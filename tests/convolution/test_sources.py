@@ -204,6 +204,34 @@ def test_two_modules_of_one_name_are_two_sources():
     assert [models.layers_of(each, 16)[0].out_channels for each in (one, other)] == [4, 8]
 
 
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.stride = nn.Conv2d(3, 4, 3), 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x[..., :: self.stride])
+
+
+def test_a_module_that_was_changed_is_another_source():
+    module, given = Strided(), torch.ones(1, 3, 16, 16)
+    sources = [ModuleSource.of(module, given), ModuleSource.of(module, given)]
+    assert sources[0] == sources[1]
+    assert hash(sources[0]) == hash(sources[1])
+    module.stride = 2
+    sources.append(ModuleSource.of(module, given))
+    assert models.layers_of(sources[2], 16)[0].size == (16, 8)
+    module.conv = nn.Conv2d(3, 8, 3)
+    sources.append(ModuleSource.of(module, given))
+    assert models.layers_of(sources[3], 16)[0].out_channels == 8
+    sources.append(ModuleSource.of(module, torch.ones(1, 3, 32, 16)))
+    assert models.layers_of(sources[4], 16)[0].size == (32, 8)
+    with torch.no_grad():
+        module.conv.weight += 1
+    sources.append(ModuleSource.of(module, torch.ones(1, 3, 32, 16)))
+    assert len(set(sources)) == 5
+
+
 @pytest.mark.parametrize("wrap", [lambda x: {"a": None, "b": [x]}, lambda x: [3, (x,)], lambda x: x])
 def test_the_first_tensor_of_an_output_is_found(wrap: Callable[[torch.Tensor], object]):
     given = torch.ones(2)

@@ -133,13 +133,20 @@ def _in_words(error: BaseException) -> str:
 class ModuleSource(FixedSource):
     """A module that is at hand, of which copies are measured; itself it stays as it is.
 
+    Two sources are equal if module, structure, weights and shapes of inputs were the same when each was created.
+
     Args:
         given: example inputs; None gives it images.
     """
 
     module: nn.Module = field(compare=False)
     given: Inputs | None = field(default=None, compare=False)
-    number: int = 0  # tells two modules of one name apart
+    state: str = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Note the state of module and inputs."""
+        inputs = [(tuple(each.shape), each.dtype) for each in self.given or ()]
+        object.__setattr__(self, "state", f"{id(self.module)} {self.digest} {_settings(self.module)} {inputs}")
 
     @classmethod
     def of(cls, module: nn.Module, inputs: object = None, name: str | None = None) -> ModuleSource:
@@ -149,7 +156,7 @@ class ModuleSource(FixedSource):
             InputError: the inputs are no tensors.
         """
         called = name or type(module).__name__.lower()
-        return cls(called, module, None if inputs is None else checked_inputs(called, inputs), id(module))
+        return cls(called, module, None if inputs is None else checked_inputs(called, inputs))
 
     @property
     def batch_size(self) -> int:
@@ -179,6 +186,18 @@ class ModuleSource(FixedSource):
 
     def _built(self, pretrained: bool) -> nn.Module:
         return copy.deepcopy(self.module).cpu()
+
+
+def _settings(module: nn.Module) -> str:
+    """Return the SHA-256 of the numbers and texts that a module and those in it hold as attributes."""
+    plain = (bool, int, float, str, type(None))
+    found = [
+        (name, key, value)
+        for name, each in module.named_modules()
+        for key, value in vars(each).items()
+        if key != "training" and all(isinstance(part, plain) for part in (value if type(value) is tuple else (value,)))
+    ]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
 
 
 def weights_digest(module: nn.Module) -> str:
