@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,6 +78,29 @@ def test_example_inputs_are_repeated_up_to_the_batch():
     assert (image.shape, vector.shape) == ((3, 3, 40, 48), (3, 5))
     assert torch.equal(image[0], image[2])
     assert first_tensor(output_of(f"{OWN}:pair", 48, 3)).shape == (3, 4)
+
+
+DRAWN = """
+import random, numpy, torch
+from torch import nn
+def net():
+    module = nn.Conv2d(3, 4, 3)
+    module.weight.data += random.random() + numpy.random.rand()
+    return module, torch.randn(1, 3, 8, 8)
+"""
+
+
+def test_two_sources_of_one_callable_draw_the_same_inputs_and_weights(tmp_path: Path):
+    (tmp_path / "net.py").write_text(DRAWN)
+    before = torch.random.get_rng_state(), random.getstate()
+    (one, weights), (other, same) = [
+        (source.inputs(8, 1, 0)[0], source.build(3).weight)
+        for source in (models.find_source(f"{tmp_path}/net.py:net") for _ in range(2))
+    ]
+    assert torch.equal(one, other)
+    assert torch.equal(weights, same)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
 
 
 def test_an_exported_program_has_its_convolutions_as_modules_and_the_same_output(exported: str):

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import names
-from convscope.convolution.sources.source import FixedSource, Inputs
+from convscope.convolution.sources.source import FixedSource, Inputs, seeded
 from convscope.errors import ElsewhereError, InputError
 
 
@@ -39,7 +39,8 @@ class CallableSource(FixedSource):
 
     @functools.cached_property
     def _made(self) -> tuple[nn.Module, Inputs | None]:
-        return self._called()
+        with seeded(0):  # another process draws the same inputs
+            return self._called()
 
     def _built(self, pretrained: bool) -> nn.Module:
         return self._called()[0]

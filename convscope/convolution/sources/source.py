@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -52,8 +55,7 @@ class Source(abc.ABC):
         """
         if pretrained and not self.trained_weights:
             raise InputError(f"{self.name} brings its own weights: leave out --pretrained")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self._built(pretrained).eval()
 
     def classifier(self, classes: int, seed: int) -> nn.Module:
@@ -62,8 +64,7 @@ class Source(abc.ABC):
         Raises:
             InputError: its number of classes cannot be chosen.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self._classifying(classes)
 
     def shapes(self) -> nn.Module:
@@ -92,6 +93,21 @@ class Source(abc.ABC):
 
     def _classifying(self, classes: int) -> nn.Module:
         raise InputError(f"{self.name} cannot be trained here: its number of classes cannot be chosen")
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers of PyTorch on the CPU, of NumPy and of Python from a seed; afterwards as before."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def first_tensor(output: Any) -> torch.Tensor:
