@@ -218,6 +218,17 @@ def digest(name: str) -> str:
     return hashlib.sha256(name.encode() + b" " + code).hexdigest()
 
 
+def stamp(name: str) -> str:
+    """Return the time and the size of a model's file, which change with it; "" without one."""
+    if kind_of(name) not in _OF_FILES:
+        return ""
+    try:
+        found = path_of(name).stat()
+    except OSError:
+        return ""
+    return f"{found.st_mtime_ns} {found.st_size}"
+
+
 def takes_usual_sizes(name: str) -> bool:
     """Tell whether a model is known to take square images of every size from `SMALLEST_INPUT_PX` on."""
     bare = name.removeprefix(PREFIX)

@@ -201,6 +201,53 @@ def test_the_digest_follows_the_content_of_a_file(tmp_path: Path):
     assert models.find_source(f"{path}:net").digest != one
 
 
+LOADING = """
+import torch
+from torch import nn
+from pathlib import Path
+def net():
+    module = nn.Conv2d(3, {filters}, 3)
+    kept = Path(__file__).with_name("net.pt")
+    if kept.exists():
+        module.load_state_dict(torch.load(kept))
+    return module
+"""
+
+
+def test_the_digest_follows_the_weights_that_a_callable_loads_and_nothing_drawn(tmp_path: Path):
+    (tmp_path / "net.py").write_text(LOADING.format(filters=4))
+    name = f"{tmp_path}/net.py:net"
+    one = models.find_source(name).digest
+    assert models.find_source(name).digest == one
+    torch.save(nn.Conv2d(3, 4, 3).state_dict(), tmp_path / "net.pt")
+    assert models.find_source(name).digest != one
+
+
+def test_a_file_that_has_changed_is_imported_and_listed_again(tmp_path: Path):
+    for filters in (4, 5):
+        (tmp_path / "net.py").write_text(LOADING.format(filters=filters))
+        (layer,) = models.convolutions(f"{tmp_path}/net.py:net", 32)
+        assert layer.out_channels == filters
+
+
+def test_the_digest_of_a_folder_follows_its_trained_weights(tmp_path: Path):
+    kept = Path(TINY_HF.removeprefix("hf:"), "config.json").read_text()
+    (tmp_path / "config.json").write_text(kept)
+    digests = [models.find_source(f"hf:{tmp_path}").digest]
+    for content in (b"one", b"two"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        digests.append(models.find_source(f"hf:{tmp_path}").digest)
+    assert len(set(digests)) == 3
+
+
+def test_a_digest_has_no_addresses():
+    class Shown(nn.Module):
+        def extra_repr(self) -> str:
+            return repr(object())
+
+    assert weights_digest(Shown()) == weights_digest(Shown())
+
+
 def test_own_weights_are_not_asked_for_trained_ones(table: str):
     for name in (f"{OWN}:Branch", table, "hf:resnet"):
         with pytest.raises(InputError, match="brings its own weights: leave out --pretrained"):

@@ -10,12 +10,15 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import pickle
+import re
 import sys
 import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -38,9 +41,25 @@ class CallableSource(FixedSource):
         return self._made[1]
 
     @functools.cached_property
-    def _made(self) -> tuple[nn.Module, Inputs | None]:
+    def digest(self) -> str:
+        """SHA-256 of name and code, and of structure and weights drawn from seed 0; where it cannot be built, of these.
+
+        So the weights that the callable loads count, and the structure that other files give it.
+        """
+        try:
+            return hashlib.sha256(f"{super().digest} {self._made[0]}".encode()).hexdigest()
+        except InputError:
+            return super().digest
+
+    @functools.cached_property
+    def _made(self) -> tuple[str, Inputs | None]:
+        """The digest of what the callable returned, and the example inputs."""
         with seeded(0):  # another process draws the same inputs
-            return self._called()
+            module, inputs = self._called()
+        try:
+            return f"{weights_digest(module)} {_settings(module)}", inputs
+        except Exception:  # weights that have no bytes yet, or whatever a module says of itself
+            return "", inputs
 
     def _built(self, pretrained: bool) -> nn.Module:
         return self._called()[0]
@@ -79,21 +98,22 @@ def _needs_another(error: Exception, place: str) -> bool:
 
 
 def _module_of_file(path: str) -> ModuleType:
-    """Import a file once in this process; what lies beside it can be imported by it."""
+    """Import a file, once in this process for each content; what lies beside it can be imported by it, once."""
     where = os.path.realpath(path)
-    name = f"convscope_model_{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+    content = Path(where).read_bytes()
+    name = f"convscope_model_{hashlib.sha256(where.encode() + content).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    described = importlib.util.spec_from_file_location(name, where)
+    loader = importlib.machinery.SourceFileLoader(name, where)
+    described = importlib.util.spec_from_file_location(name, where, loader=loader)
     assert described is not None
-    assert described.loader is not None
     module = importlib.util.module_from_spec(described)
     beside = os.path.dirname(where)
     if beside not in sys.path:
         sys.path.append(beside)
     sys.modules[name] = module  # its classes can be pickled
     try:
-        described.loader.exec_module(module)
+        exec(loader.source_to_code(content, where), module.__dict__)  # no bytecode of an older content
     except BaseException:
         del sys.modules[name]
         raise
@@ -142,7 +162,6 @@ class ModuleSource(FixedSource):
 
     module: nn.Module = field(compare=False)
     given: Inputs | None = field(default=None, compare=False)
-    state: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         """Note the state of module and inputs."""
@@ -203,7 +222,7 @@ def _settings(module: nn.Module) -> str:
 
 def weights_digest(module: nn.Module) -> str:
     """Return the SHA-256 of a module's structure, and of its weights and buffers byte by byte."""
-    found = hashlib.sha256(str(module).encode())
+    found = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(module)).encode())
     for name, tensor in module.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
 _FRAMES = 16  # of a video
+_WEIGHTS = (".safetensors", ".bin")  # of transformers
 _VIDEO, _FLOW = "torchvision.models.video", "torchvision.models.optical_flow"
 
 
@@ -148,11 +150,14 @@ class TransformersSource(Source):
         """Raise InputError where transformers is not installed, or nothing describes such a model."""
         _ = self._configuration
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of name, version and configuration."""
-        configuration = "" if self._is_kind else str(self._configuration.to_json_string())
-        return names.digest(self.name) if self._is_kind else names.digest(f"{self.name} {configuration}")
+        """SHA-256 of name, version and configuration, and of the trained weights of a folder."""
+        if self._is_kind:
+            return names.digest(self.name)
+        kept = sorted(each for each in Path(self._bare).glob("*") if each.suffix in _WEIGHTS)
+        weights = [f"{each.name} {_file_digest(each)}" for each in kept]
+        return names.digest(" ".join([self.name, self._configuration.to_json_string(), *weights]))
 
     @property
     def _is_kind(self) -> bool:
@@ -245,6 +250,14 @@ def _transformers() -> Any:
     except ImportError:
         raise ElsewhereError("models by hf:NAME need transformers: pip install transformers") from None
     return transformers
+
+
+def _file_digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def _refused(name: str, error: Exception) -> InputError:

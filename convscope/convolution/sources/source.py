@@ -7,7 +7,7 @@ import contextlib
 import copy
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,17 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class FixedSource(Source):
-    """A model that comes with example inputs, whose sizes are the only ones it is called with."""
+    """A model that comes with example inputs, whose sizes are the only ones it is called with.
+
+    Attributes:
+        state: of what the name stands for, when this was created; sources of two states are two.
+    """
+
+    state: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Note the state of the model's file."""
+        object.__setattr__(self, "state", names.stamp(self.name))
 
     @abc.abstractmethod
     def examples(self) -> Inputs | None:
