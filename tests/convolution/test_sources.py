@@ -132,6 +132,52 @@ def test_a_filter_that_is_used_twice_is_two_modules():
     assert torch.equal(built(given), program(given))
 
 
+class Block(nn.Module):
+    """A holder with a filter and children of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.randn(4))
+        self.scale, self.bn = nn.Parameter(torch.randn(1)), nn.BatchNorm2d(4)
+        self.weight_conv = nn.Conv2d(4, 4, 1)
+        self.register_buffer("fixed", torch.randn(4, 1, 3, 3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn(nn.functional.conv2d(x, self.weight) + self.bias[:, None, None]) * self.scale
+        return nn.functional.conv2d(self.weight_conv(x), self.fixed, groups=4)
+
+
+class Unusual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters, self.block = nn.Parameter(torch.randn(3, 3, 1, 1)), Block()
+        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+        self.block_conv = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(nn.functional.conv2d(x, self.filters))
+        return nn.functional.conv2d(x, self.weight)
+
+
+def test_a_filter_anywhere_becomes_a_module_under_a_name_that_is_free():
+    given = torch.randn(2, 3, 16, 16)
+    program = torch.export.export(Unusual().eval(), (given,)).module()
+    built = with_convolutions(program)
+    names_of = [name for name, each in built.named_modules() if isinstance(each, nn.Conv2d)]
+    assert sorted(names_of) == ["block.fixed_conv", "block.weight_conv", "block_conv", "filters_conv", "weight_conv"]
+    with torch.inference_mode():
+        assert torch.equal(built(given), program(given))
+
+
+def test_the_example_model_is_exported_and_listed(tmp_path: Path):
+    module = models.build(f"{ROOT / 'examples' / 'own_model.py'}:make")
+    path = tmp_path / "own.pt2"
+    torch.export.save(torch.export.export(module, (torch.randn(1, 3, 64, 64),)), path)
+    layers = models.convolutions(str(path), 64)
+    assert [layer.name for layer in layers] == ["stem", "depthwise_conv", "body"]
+    assert output_of(str(path), 64, 1).shape == (1, 10)
+
+
 def test_a_table_is_a_model_of_its_layers_each_with_an_input_of_its_own(table: str):
     layers = models.convolutions(table, 32)
     assert [(layer.name, layer.input) for layer in layers] == [("c_1", (1, 3, 32, 32)), ("c_2", (2, 8, 16, 20))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -49,26 +51,24 @@ class ExportedSource(FixedSource):
 def with_convolutions(program: nn.Module) -> nn.Module:
     """Return an exported program as a module whose calls of `aten.conv2d` are `nn.Conv2d` modules, weights shared."""
     assert isinstance(program, fx.GraphModule)
-    held = nn.Module.state_dict(program, keep_vars=True)
     root = fx.GraphModule(program, program.graph)
     for node in list(root.graph.nodes):
         if node.op == "call_module" and node.target == "_guards_fn":  # checks of sizes, which would wait for a GPU
             root.graph.erase_node(node)
         elif node.op == "call_function" and node.target is torch.ops.aten.conv2d.default:
-            _replace(root, node, held)
+            _replace(root, node, program)
     root.graph.eliminate_dead_code()
     root.recompile()
     return root
 
 
-def _replace(root: fx.GraphModule, node: fx.Node, held: dict[str, torch.Tensor]) -> None:
+def _replace(root: fx.GraphModule, node: fx.Node, program: nn.Module) -> None:
     arguments: list[Any] = [*node.args, *_DEFAULTS[len(node.args) :]]
     given, weight, bias, *extents, groups = arguments
     named = [each.target for each in (weight, bias) if isinstance(each, fx.Node) and each.op == "get_attr"]
     if not isinstance(weight, fx.Node) or weight.op != "get_attr" or (bias is not None and len(named) < 2):
         return  # a filter that is computed
-    tensors = [held[str(name)] for name in named]
-    path = str(weight.target).removesuffix(".weight")
+    tensors: list[torch.Tensor] = [operator.attrgetter(str(name))(program) for name in named]
     filters, channels, *kernel = tensors[0].shape
     stride, padding, dilation = map(_pair, extents)
     with torch.device("meta"):
@@ -77,7 +77,7 @@ def _replace(root: fx.GraphModule, node: fx.Node, held: dict[str, torch.Tensor])
         )
     for name, tensor in zip(("weight", "bias"), tensors, strict=False):
         setattr(module, name, tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, False))
-    place = _free(root, path)
+    place = _place(root, [str(name) for name in named])
     root.add_submodule(place, module)
     with root.graph.inserting_before(node):
         node.replace_all_uses_with(root.graph.call_module(place, (given,)))
@@ -91,13 +91,21 @@ def _pair(extents: Sequence[int]) -> tuple[int, int]:
     return extents[0], extents[-1]
 
 
-def _free(root: nn.Module, path: str) -> str:
-    """Return a name for a module that nothing but a filter's holder has yet; a filter may be used twice."""
-    taken = dict(root.named_modules())
-    number, name = 1, path
-    while isinstance(taken.get(name), nn.Conv2d):
-        number, name = number + 1, f"{path}_{number}"
-    return name
+def _place(root: nn.Module, tensors: Sequence[str]) -> str:
+    """Return a name for a convolution of these tensors: their holder's where it holds nothing else, or a free one."""
+    path = tensors[0].removesuffix(".weight")
+    holder = dict(root.named_modules()).get(path)
+    if holder is not None and not isinstance(holder, nn.Conv2d) and not list(holder.children()):
+        held = [*holder._parameters, *holder._buffers]
+        if {f"{path}.{name}" for name in held} <= set(tensors):
+            return path
+    repeated = isinstance(holder, nn.Conv2d) and path != tensors[0]  # a filter that is used again
+    base = path if repeated else f"{path}_conv"
+    parent, _, last = base.rpartition(".")
+    among = root.get_submodule(parent)
+    numbered = (f"{last}_{number}" for number in itertools.count(2))
+    free = next(name for name in itertools.chain([] if repeated else [last], numbered) if not hasattr(among, name))
+    return f"{parent}.{free}" if parent else free
 
 
 class TableSource(FixedSource):
