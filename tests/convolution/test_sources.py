@@ -14,6 +14,7 @@ from torch import nn
 
 from convscope.convolution import models, names
 from convscope.convolution.sources.files import ModuleSource, weights_digest
+from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.shapes import with_convolutions
 from convscope.convolution.sources.source import FirstTensor, first_tensor
 from convscope.errors import InputError
@@ -22,7 +23,7 @@ from convscope.storage.paths import slug
 OWN = str(ROOT / "tests" / "fakes" / "own_models.py")
 TINY_HF = f"hf:{ROOT / 'tests' / 'data' / 'hf_tiny_resnet'}"
 TABLE = "layer,batch,channels,filters,height,width,kernel,stride,padding,dilation,groups\n"
-ROWS = "c.1,1,3,8,32,32,3,1,1,1,1\nc.2,2,8,8,16,20,1x3,1,0,1,2\n"
+ROWS = "c.1,1,3,8,32,32,3,1,1,1,1\nc.2,1,8,8,16,20,1x3,1,0,1,2\n"
 
 
 @pytest.fixture
@@ -180,10 +181,52 @@ def test_the_example_model_is_exported_and_listed(tmp_path: Path):
 
 def test_a_table_is_a_model_of_its_layers_each_with_an_input_of_its_own(table: str):
     layers = models.convolutions(table, 32)
-    assert [(layer.name, layer.input) for layer in layers] == [("c_1", (1, 3, 32, 32)), ("c_2", (2, 8, 16, 20))]
+    assert [(layer.name, layer.input) for layer in layers] == [("c_1", (1, 3, 32, 32)), ("c_2", (1, 8, 16, 20))]
     assert [layer.batch for layer in models.convolutions(table, 32, 4)] == [4, 4]
     first, second = output_of(table, 32, 1)
-    assert (first.shape, second.shape) == ((1, 8, 32, 32), (2, 8, 16, 18))
+    assert (first.shape, second.shape) == ((1, 8, 32, 32), (1, 8, 16, 18))
+
+
+def test_a_table_of_another_batch_than_1_takes_it_alone(tmp_path: Path):
+    path = tmp_path / "of8.csv"
+    path.write_text(TABLE + ROWS.replace("c.1,1,", "c.1,8,").replace("c.2,1,", "c.2,8,"))
+    assert [layer.batch for layer in models.convolutions(str(path), 32, 8)] == [8, 8]
+    for other in (1, 4):
+        with pytest.raises(InputError, match=r"of8\.csv is a table of batch 8: say --batch-size 8$"):
+            models.convolutions(str(path), 32, other)
+    path.write_text(TABLE + ROWS.replace("c.1,1,", "c.1,8,"))
+    with pytest.raises(InputError, match=r"of8\.csv has layers of batch 1, 8: a run has one batch size"):
+        models.convolutions(str(path), 32, 8)
+
+
+def test_a_program_takes_the_batch_that_it_was_exported_for_or_any_if_that_is_dynamic(tmp_path: Path):
+    module, given = nn.Conv2d(3, 4, 3).eval(), torch.randn(4, 3, 8, 8)
+    static, dynamic = str(tmp_path / "static.pt2"), str(tmp_path / "dynamic.pt2")
+    torch.export.save(torch.export.export(module, (given,)), static)
+    sizes = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(module, (given,), dynamic_shapes=sizes), dynamic)
+    assert models.convolutions(static, 8, 4)[0].batch == 4
+    for other in (1, 8):
+        with pytest.raises(InputError, match=r"static\.pt2 was exported for batch 4: say --batch-size 4, or "):
+            models.convolutions(static, 8, other)
+        assert models.convolutions(dynamic, 8, other)[0].batch == other
+    assert Network(models.find_source(static), 4, dtype="bfloat16").on(torch.device("cpu"))
+
+
+def test_example_inputs_have_a_batch():
+    with pytest.raises(InputError, match=r"inputs of conv2d need a batch as their first extent: the first is of 9$"):
+        ModuleSource.of(nn.Conv2d(3, 4, 3), torch.ones(9))
+    source = ModuleSource.of(nn.Conv2d(3, 4, 3), torch.ones(3, 8, 9))
+    with pytest.raises(InputError, match=r"3×8×9, .*say --batch-size 3, or give an image a batch \(unsqueeze\(0\)\)"):
+        source.inputs(9, 1, 0)
+    assert source.inputs(9, 3, 0)[0].shape == (3, 8, 9)
+    for shape in ((4, 5), (1, 8, 9), (4, 3, 8, 9)):
+        assert ModuleSource.of(nn.Identity(), torch.ones(shape)).inputs(9, 2, 0)[0].shape == (2, *shape[1:])
+
+
+def test_the_size_of_a_table_takes_no_memory(tmp_path: Path):
+    (tmp_path / "large.csv").write_text(TABLE + "c,1,1000000,1,100000,100000,1,1,0,1,1\n")
+    assert models.find_source(str(tmp_path / "large.csv")).fixed_px == 100_000
 
 
 @pytest.mark.parametrize(

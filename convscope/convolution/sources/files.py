@@ -26,7 +26,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import names
-from convscope.convolution.sources.source import FixedSource, Inputs, seeded
+from convscope.convolution.sources.source import FixedSource, Inputs, checked_batch, seeded
 from convscope.errors import ElsewhereError, InputError
 
 
@@ -133,12 +133,12 @@ def checked_inputs(name: str, given: object) -> Inputs:
     """Return example inputs as a tuple of tensors on the CPU.
 
     Raises:
-        InputError: they are anything but a tensor, or a tuple or list of tensors.
+        InputError: they are anything but a tensor, or a tuple or list of tensors; the first has no batch.
     """
     every = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(every, (tuple, list)) or not every or not all(isinstance(each, torch.Tensor) for each in every):
         raise InputError(f"the example inputs of {name} must be a tensor, or a tuple of tensors")
-    return tuple(each.detach().cpu() for each in every)
+    return checked_batch(name, tuple(each.detach().cpu() for each in every))
 
 
 def _in_words(error: BaseException) -> str:
@@ -173,7 +173,7 @@ class ModuleSource(FixedSource):
         """Return the source of a module; without a name its class gives it one.
 
         Raises:
-            InputError: the inputs are no tensors.
+            InputError: the inputs are no tensors, or the first has no batch.
         """
         called = name or type(module).__name__.lower()
         return cls(called, module, None if inputs is None else checked_inputs(called, inputs))
@@ -181,7 +181,7 @@ class ModuleSource(FixedSource):
     @property
     def batch_size(self) -> int:
         """The batch of the example inputs, 1 without them."""
-        return int(self.given[0].shape[0]) if self.given and self.given[0].dim() else 1
+        return int(self.given[0].shape[0]) if self.given else 1
 
     def examples(self) -> Inputs | None:
         """Return the example inputs."""

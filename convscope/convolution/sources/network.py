@@ -86,7 +86,8 @@ class Network:
 
     def _settle(self, model: nn.Module) -> None:
         try:
-            models.settle(model, self.source.inputs(_SETTLED_PX, _SETTLED_BATCH, self.seed))
+            batch = self.source.own_batch or _SETTLED_BATCH
+            models.settle(model, self.source.inputs(_SETTLED_PX, batch, self.seed))
         except (RuntimeError, AssertionError, ValueError, TypeError) as error:
             size, cause = f"{_SETTLED_PX}×{_SETTLED_PX}", str(error).splitlines()[0]
             raise InputError(

@@ -15,7 +15,7 @@ from torch import fx, nn
 from convscope.convolution import names
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources import table
-from convscope.convolution.sources.source import FixedSource, Inputs, Size
+from convscope.convolution.sources.source import FixedSource, Inputs, Size, checked_batch
 from convscope.errors import InputError
 
 
@@ -27,15 +27,30 @@ class ExportedSource(FixedSource):
 
     def examples(self) -> Inputs | None:
         """Return the inputs that the program was exported with."""
-        return self._example_inputs
+        return self._exported_for[0]
+
+    @property
+    def own_batch(self) -> int | None:
+        """The batch that the program was exported for, unless that is dynamic."""
+        examples, is_dynamic = self._exported_for
+        return super().own_batch if is_dynamic else int(examples[0].shape[0])
+
+    def _why_batch(self, own: int) -> str:
+        if self._exported_for[1]:
+            return super()._why_batch(own)
+        return f"{self.name} was exported for batch {own}: say --batch-size {own}, or export it with a dynamic batch"
 
     @functools.cached_property
-    def _example_inputs(self) -> Inputs:
-        arguments, keywords = self._program().example_inputs or ((), {})
+    def _exported_for(self) -> tuple[Inputs, bool]:
+        """The example inputs, and whether the batch is dynamic."""
+        program = self._program()
+        arguments, keywords = program.example_inputs or ((), {})
         given = torch.utils._pytree.tree_leaves((arguments, keywords))
         if not given or not all(isinstance(each, torch.Tensor) for each in given):
             raise InputError(f"{self.name} was exported without example inputs that are tensors: export it with them")
-        return tuple(each.detach().cpu() for each in given)
+        first = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+        examples = checked_batch(self.name, tuple(each.detach().cpu() for each in given))
+        return examples, not isinstance(first.meta["val"].shape[0], int)
 
     def _built(self, pretrained: bool) -> nn.Module:
         return with_convolutions(self._program().module())
@@ -111,12 +126,21 @@ def _place(root: nn.Module, tensors: Sequence[str]) -> str:
 class TableSource(FixedSource):
     """Convolutions by their sizes (`table.columns(2)`), each on an input of its own: no network, shapes alone.
 
-    The batch size of a run takes the place of the table's where it is not 1.
+    All layers have one batch size. The batch size of a run takes its place where it is 1, and must be it otherwise.
     """
 
     def examples(self) -> Inputs:
-        """Return an input of zeros for each layer, as the table has it."""
-        return tuple(torch.zeros(layer.input) for layer in self._layers)
+        """Return the input of each layer on the meta device, as the table has it."""
+        return tuple(torch.empty(layer.input, device="meta") for layer in self._layers)
+
+    @property
+    def own_batch(self) -> int | None:
+        """The table's batch size, unless 1."""
+        batch = self._layers[0].batch
+        return batch if batch != 1 else None
+
+    def _why_batch(self, own: int) -> str:
+        return f"{self.name} is a table of batch {own}: say --batch-size {own}"
 
     def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
         """Return noise for each layer, in float32 on the CPU."""
@@ -125,7 +149,8 @@ class TableSource(FixedSource):
 
     def input_shapes(self, size: Size, batch_size: int) -> Inputs:
         """Return the inputs on the meta device."""
-        every = (layer.resized(batch=batch_size) if batch_size != 1 else layer for layer in self._layers)
+        self._check_batch(batch_size)
+        every = (layer.resized(batch=batch_size) for layer in self._layers)
         return tuple(torch.empty(layer.input, device="meta") for layer in every)
 
     @functools.cached_property
@@ -135,7 +160,11 @@ class TableSource(FixedSource):
             text = Path(path).read_bytes().decode()
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {error}") from None
-        return table.parse(text, str(path), 2)
+        layers = table.parse(text, str(path), 2)
+        if len(batches := sorted({layer.batch for layer in layers})) > 1:
+            shown = ", ".join(map(str, batches))
+            raise InputError(f"{path} has layers of batch {shown}: a run has one batch size, so write a table for each")
+        return layers
 
     def _built(self, pretrained: bool) -> nn.Module:
         return LayerTable(self._layers)

@@ -40,6 +40,11 @@ class Source(abc.ABC):
         return None
 
     @property
+    def own_batch(self) -> int | None:
+        """The one batch size that the model takes; None where any is possible."""
+        return None
+
+    @property
     def trained_weights(self) -> bool:
         """There are trained weights to be had (`build(pretrained=True)`)."""
         return True
@@ -181,24 +186,60 @@ class FixedSource(Source):
         """False: the model is as it is."""
         return False
 
-    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
-        """Return the example inputs, repeated up to the batch size; images of this size where there are none.
+    @property
+    def own_batch(self) -> int | None:
+        """The batch of a first example input of three dimensions, unless 1: it may be an image without a batch."""
+        given = self.examples()
+        return int(given[0].shape[0]) if given and given[0].dim() == 3 and given[0].shape[0] != 1 else None
 
-        The batch is the first extent of the first input; inputs that share it are repeated.
+    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
+        """Return the example inputs, repeated or cut to the batch size; images of this size where there are none.
+
+        The batch is the first extent of the first input; inputs that share it are repeated or cut.
+
+        Raises:
+            InputError: the model takes another batch size alone.
         """
+        self._check_batch(batch_size)
         given = self.examples()
         return super().inputs(size, batch_size, seed) if given is None else _repeated(given, batch_size)
 
     def input_shapes(self, size: Size, batch_size: int) -> Inputs:
-        """Return these inputs on the meta device."""
+        """Return these inputs on the meta device.
+
+        Raises:
+            InputError: the model takes another batch size alone.
+        """
+        self._check_batch(batch_size)
         given = self.examples()
         if given is None:
             return super().input_shapes(size, batch_size)
         return _repeated(tuple(each.to("meta") for each in given), batch_size)
 
+    def _check_batch(self, batch_size: int) -> None:
+        own = self.own_batch
+        if own is not None and own != batch_size:
+            raise InputError(self._why_batch(own))
+
+    def _why_batch(self, own: int) -> str:
+        """Return why the model takes this batch size alone, and what to do."""
+        shape = "×".join(map(str, (self.examples() or ())[0].shape))
+        return (
+            f"the first example input of {self.name} is of {shape}, and its first extent is the batch: "
+            f"say --batch-size {own}, or give an image a batch (unsqueeze(0))"
+        )
+
+
+def checked_batch(name: str, given: Inputs) -> Inputs:
+    """Return example inputs; InputError unless the first has two dimensions at least, of which one is the batch."""
+    if given[0].dim() < 2:
+        shape = "×".join(map(str, given[0].shape)) or "no extents"
+        raise InputError(f"the example inputs of {name} need a batch as their first extent: the first is of {shape}")
+    return given
+
 
 def _repeated(given: Inputs, batch_size: int) -> Inputs:
-    batch = given[0].shape[0] if given[0].dim() else 1
+    batch = given[0].shape[0]
     if batch == batch_size:
         return given
     picked = [index % max(1, batch) for index in range(batch_size)]
