@@ -25,6 +25,7 @@ PREFIX = "torchvision:"
 TIMM, HF = "timm:", "hf:"
 FILE, IMPORTED, EXPORTED, TABLE = "a file's callable", "a package's callable", "an exported program", "a table"
 KINDS = "torchvision:NAME, timm:NAME, hf:NAME, FILE.py:callable, package.module:callable, FILE.pt2, layers.csv"
+"""All forms of a name. FILE.py, package.module and FILE.pt2 are trusted: they are run, a .pt2 is unpickled."""
 SMALLEST_INPUT_PX = 64  # every model takes images of this size and larger ones, but for these families:
 _PARTICULAR = ("inception_v", "maxvit_", "vit_")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -390,6 +392,35 @@ def test_a_module_that_was_changed_is_another_source():
         module.conv.weight += 1
     sources.append(ModuleSource.of(module, torch.ones(1, 3, 32, 16)))
     assert len(set(sources)) == 5
+
+
+def test_a_library_that_fails_in_any_way_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    vit = "timm:vit_base_patch16_224,img_size="
+    assert models.find_source(f"{vit}(96,96)").fixed_px == 96
+    for size in ("(96,128)", "none", "[3,3,3]"):
+        with pytest.raises(InputError, match=r"img_size=.*: say one number of pixels"):
+            _ = models.find_source(vit + size).fixed_px
+
+    for kind, owner, attribute, name in (
+        (KeyError, "timm", "create_model", "timm:resnet18"),
+        (RuntimeError, "torchvision.models", "get_model", "torchvision:resnet18"),
+        (KeyError, "transformers.AutoModelForImageClassification", "from_config", TINY_HF),
+    ):
+        source = models.find_source(name)
+        monkeypatch.setattr(f"{owner}.{attribute}", Mock(side_effect=kind("depth")))
+        for build in (source.shapes, partial(source.build, 0)):
+            with pytest.raises(InputError, match=r"cannot be built: (KeyError|RuntimeError): '?depth'?"):
+                build()
+
+
+def test_a_model_that_fails_in_any_way_at_another_size_takes_its_own(monkeypatch: pytest.MonkeyPatch):
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyError(x.shape)
+
+    source = models.find_source("hf:vit")
+    monkeypatch.setattr(type(source), "shapes", lambda self: Fixed())
+    assert source.fixed_px == 224
 
 
 @pytest.mark.parametrize("wrap", [lambda x: {"a": None, "b": [x]}, lambda x: [3, (x,)], lambda x: x])

@@ -16,7 +16,6 @@ import os
 import pickle
 import re
 import sys
-import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -26,7 +25,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import names
-from convscope.convolution.sources.source import FixedSource, Inputs, checked_batch, seeded
+from convscope.convolution.sources.source import FixedSource, Inputs, checked_batch, in_words, seeded
 from convscope.errors import ElsewhereError, InputError
 
 
@@ -74,7 +73,7 @@ class CallableSource(FixedSource):
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{self.name} failed: {_in_words(error)}") from None
+            raise InputError(f"{self.name} failed: {in_words(error)}") from None
         return _module_and_inputs(self.name, made)
 
     def _function(self) -> Any:
@@ -86,7 +85,7 @@ class CallableSource(FixedSource):
                 found = getattr(found, part)
         except Exception as error:
             kind = ElsewhereError if _needs_another(error, place) else InputError
-            raise kind(f"{self.name} cannot be imported: {_in_words(error)}") from None
+            raise kind(f"{self.name} cannot be imported: {in_words(error)}") from None
         if not callable(found):
             raise InputError(f"{self.name} is a {type(found).__name__}, and cannot be called")
         return found
@@ -139,15 +138,6 @@ def checked_inputs(name: str, given: object) -> Inputs:
     if not isinstance(every, (tuple, list)) or not every or not all(isinstance(each, torch.Tensor) for each in every):
         raise InputError(f"the example inputs of {name} must be a tensor, or a tuple of tensors")
     return checked_batch(name, tuple(each.detach().cpu() for each in every))
-
-
-def _in_words(error: BaseException) -> str:
-    """Return an error of the user's code in one line, with the place in it."""
-    message = (str(error).splitlines() or [""])[0]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
-    last = frames[-1] if frames and frames[-1].filename != __file__ else None
-    place = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
-    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
 
 
 @dataclass(frozen=True)

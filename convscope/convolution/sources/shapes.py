@@ -1,4 +1,7 @@
-"""Models without code: an exported program (`.pt2`), and a table of convolutions (`layers.csv`), shapes alone."""
+"""Models without Python code: an exported program (`.pt2`), and a table of convolutions (`layers.csv`), shapes alone.
+
+A `.pt2` is trusted as code is: `torch.export.load` unpickles its constants and example inputs.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import abc
 import contextlib
 import copy
+import os
 import random
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,12 +58,18 @@ class Source(abc.ABC):
         finite.
 
         Raises:
-            InputError: the trained weights cannot be downloaded (compute nodes are often offline), or there are none.
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline), or there are none;
+                the code that builds it fails.
         """
         if pretrained and not self.trained_weights:
             raise InputError(f"{self.name} brings its own weights: leave out --pretrained")
-        with seeded(seed):
-            return self._built(pretrained).eval()
+        try:
+            with seeded(seed):
+                return self._built(pretrained).eval()
+        except InputError:
+            raise
+        except Exception as error:  # of a library's or the user's code, whatever it is
+            raise InputError(f"{self.name} cannot be built: {in_words(error)}") from None
 
     def classifier(self, classes: int, seed: int) -> nn.Module:
         """Build the model to be trained, on the CPU, with weights drawn from `seed` and this number of classes.
@@ -98,6 +106,15 @@ class Source(abc.ABC):
 
     def _classifying(self, classes: int) -> nn.Module:
         raise InputError(f"{self.name} cannot be trained here: its number of classes cannot be chosen")
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error of a library's or the user's code in one line, with the place in it."""
+    message = (str(error).splitlines() or [""])[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    is_code = frames and os.path.dirname(frames[-1].filename) != os.path.dirname(__file__)
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if is_code else ""
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
 
 
 @contextlib.contextmanager
