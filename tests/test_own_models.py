@@ -32,7 +32,7 @@ QUICK = ("--device", "cpu", "--no-energy", "--warmup", "1", "--measure", "2", "-
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     columns = "layer,batch,channels,filters,height,width,kernel,stride,padding,dilation,groups"
-    Path("layers.csv").write_text(f"{columns}\nc1,1,3,8,32,32,3,1,1,1,1\nc2,2,8,8,16,20,1x3,1,0,1,1\n")
+    Path("layers.csv").write_text(f"{columns}\nc1,1,3,8,32,32,3,1,1,1,1\nc2,1,8,8,16,20,1x3,1,0,1,1\n")
 
 
 @pytest.mark.usefixtures("table")

@@ -18,7 +18,7 @@ from convscope.convolution.names import PREFIX as PREFIX
 from convscope.convolution.sources.files import CallableSource
 from convscope.convolution.sources.libraries import TimmSource, TorchvisionSource, TransformersSource
 from convscope.convolution.sources.shapes import ExportedSource, TableSource
-from convscope.convolution.sources.source import Inputs, Size, Source, on_meta
+from convscope.convolution.sources.source import Inputs, Size, Source, in_words, on_meta
 from convscope.convolution.sources.source import images as images
 from convscope.errors import InputError
 from convscope.timing.calls import Call, watched
@@ -127,18 +127,10 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
             model(*inputs)
         except Exception as error:  # whatever a model of the user's does with these inputs
             size = "×".join(map(str, inputs[0].shape[-2:]))
-            raise InputError(f"{name} cannot take {size} images ({_in_words(error)})") from None
+            refused = isinstance(error, (RuntimeError, AssertionError, ValueError, TypeError)) and str(error)
+            cause = str(error).splitlines()[0] if refused else in_words(error)
+            raise InputError(f"{name} cannot take {size} images ({cause})") from None
     return layers
-
-
-def _in_words(error: Exception) -> str:
-    """Return the first line of an error, with its class where that line alone says little: "KeyError: 'image'"."""
-    first = next(iter(str(error).splitlines()), "")
-    return (
-        first
-        if isinstance(error, (RuntimeError, AssertionError, ValueError, TypeError)) and first
-        else (f"{type(error).__name__}: {first}")
-    )
 
 
 def followed(

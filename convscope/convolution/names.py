@@ -25,6 +25,7 @@ PREFIX = "torchvision:"
 TIMM, HF = "timm:", "hf:"
 FILE, IMPORTED, EXPORTED, TABLE = "a file's callable", "a package's callable", "an exported program", "a table"
 KINDS = "torchvision:NAME, timm:NAME, hf:NAME, FILE.py:callable, package.module:callable, FILE.pt2, layers.csv"
+"""All forms of a name. FILE.py, package.module and FILE.pt2 are trusted: they are run, a .pt2 is unpickled."""
 SMALLEST_INPUT_PX = 64  # every model takes images of this size and larger ones, but for these families:
 _PARTICULAR = ("inception_v", "maxvit_", "vit_")
 
@@ -216,6 +217,17 @@ def digest(name: str) -> str:
     except (OSError, ImportError, ValueError):
         return ""
     return hashlib.sha256(name.encode() + b" " + code).hexdigest()
+
+
+def stamp(name: str) -> str:
+    """Return the time and the size of a model's file, which change with it; "" without one."""
+    if kind_of(name) not in _OF_FILES:
+        return ""
+    try:
+        found = path_of(name).stat()
+    except OSError:
+        return ""
+    return f"{found.st_mtime_ns} {found.st_size}"
 
 
 def takes_usual_sizes(name: str) -> bool:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import nn
 
 from convscope.convolution import models, names
 from convscope.convolution.sources.files import ModuleSource, weights_digest
+from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.shapes import with_convolutions
 from convscope.convolution.sources.source import FirstTensor, first_tensor
 from convscope.errors import InputError
@@ -21,7 +25,7 @@ from convscope.storage.paths import slug
 OWN = str(ROOT / "tests" / "fakes" / "own_models.py")
 TINY_HF = f"hf:{ROOT / 'tests' / 'data' / 'hf_tiny_resnet'}"
 TABLE = "layer,batch,channels,filters,height,width,kernel,stride,padding,dilation,groups\n"
-ROWS = "c.1,1,3,8,32,32,3,1,1,1,1\nc.2,2,8,8,16,20,1x3,1,0,1,2\n"
+ROWS = "c.1,1,3,8,32,32,3,1,1,1,1\nc.2,1,8,8,16,20,1x3,1,0,1,2\n"
 
 
 @pytest.fixture
@@ -79,6 +83,29 @@ def test_example_inputs_are_repeated_up_to_the_batch():
     assert first_tensor(output_of(f"{OWN}:pair", 48, 3)).shape == (3, 4)
 
 
+DRAWN = """
+import random, numpy, torch
+from torch import nn
+def net():
+    module = nn.Conv2d(3, 4, 3)
+    module.weight.data += random.random() + numpy.random.rand()
+    return module, torch.randn(1, 3, 8, 8)
+"""
+
+
+def test_two_sources_of_one_callable_draw_the_same_inputs_and_weights(tmp_path: Path):
+    (tmp_path / "net.py").write_text(DRAWN)
+    before = torch.random.get_rng_state(), random.getstate()
+    (one, weights), (other, same) = [
+        (source.inputs(8, 1, 0)[0], source.build(3).weight)
+        for source in (models.find_source(f"{tmp_path}/net.py:net") for _ in range(2))
+    ]
+    assert torch.equal(one, other)
+    assert torch.equal(weights, same)
+    assert torch.equal(torch.random.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
 def test_an_exported_program_has_its_convolutions_as_modules_and_the_same_output(exported: str):
     source = models.find_source(exported)
     assert source.fixed_px == 16
@@ -108,12 +135,100 @@ def test_a_filter_that_is_used_twice_is_two_modules():
     assert torch.equal(built(given), program(given))
 
 
+class Block(nn.Module):
+    """A holder with a filter and children of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 3, 3, 3)), nn.Parameter(torch.randn(4))
+        self.scale, self.bn = nn.Parameter(torch.randn(1)), nn.BatchNorm2d(4)
+        self.weight_conv = nn.Conv2d(4, 4, 1)
+        self.register_buffer("fixed", torch.randn(4, 1, 3, 3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.bn(nn.functional.conv2d(x, self.weight) + self.bias[:, None, None]) * self.scale
+        return nn.functional.conv2d(self.weight_conv(x), self.fixed, groups=4)
+
+
+class Unusual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.filters, self.block = nn.Parameter(torch.randn(3, 3, 1, 1)), Block()
+        self.weight = nn.Parameter(torch.randn(4, 4, 1, 1))
+        self.block_conv = nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.block(nn.functional.conv2d(x, self.filters))
+        return nn.functional.conv2d(x, self.weight)
+
+
+def test_a_filter_anywhere_becomes_a_module_under_a_name_that_is_free():
+    given = torch.randn(2, 3, 16, 16)
+    program = torch.export.export(Unusual().eval(), (given,)).module()
+    built = with_convolutions(program)
+    names_of = [name for name, each in built.named_modules() if isinstance(each, nn.Conv2d)]
+    assert sorted(names_of) == ["block.fixed_conv", "block.weight_conv", "block_conv", "filters_conv", "weight_conv"]
+    with torch.inference_mode():
+        assert torch.equal(built(given), program(given))
+
+
+def test_the_example_model_is_exported_and_listed(tmp_path: Path):
+    module = models.build(f"{ROOT / 'examples' / 'own_model.py'}:make")
+    path = tmp_path / "own.pt2"
+    torch.export.save(torch.export.export(module, (torch.randn(1, 3, 64, 64),)), path)
+    layers = models.convolutions(str(path), 64)
+    assert [layer.name for layer in layers] == ["stem", "depthwise_conv", "body"]
+    assert output_of(str(path), 64, 1).shape == (1, 10)
+
+
 def test_a_table_is_a_model_of_its_layers_each_with_an_input_of_its_own(table: str):
     layers = models.convolutions(table, 32)
-    assert [(layer.name, layer.input) for layer in layers] == [("c_1", (1, 3, 32, 32)), ("c_2", (2, 8, 16, 20))]
+    assert [(layer.name, layer.input) for layer in layers] == [("c_1", (1, 3, 32, 32)), ("c_2", (1, 8, 16, 20))]
     assert [layer.batch for layer in models.convolutions(table, 32, 4)] == [4, 4]
     first, second = output_of(table, 32, 1)
-    assert (first.shape, second.shape) == ((1, 8, 32, 32), (2, 8, 16, 18))
+    assert (first.shape, second.shape) == ((1, 8, 32, 32), (1, 8, 16, 18))
+
+
+def test_a_table_of_another_batch_than_1_takes_it_alone(tmp_path: Path):
+    path = tmp_path / "of8.csv"
+    path.write_text(TABLE + ROWS.replace("c.1,1,", "c.1,8,").replace("c.2,1,", "c.2,8,"))
+    assert [layer.batch for layer in models.convolutions(str(path), 32, 8)] == [8, 8]
+    for other in (1, 4):
+        with pytest.raises(InputError, match=r"of8\.csv is a table of batch 8: say --batch-size 8$"):
+            models.convolutions(str(path), 32, other)
+    path.write_text(TABLE + ROWS.replace("c.1,1,", "c.1,8,"))
+    with pytest.raises(InputError, match=r"of8\.csv has layers of batch 1, 8: a run has one batch size"):
+        models.convolutions(str(path), 32, 8)
+
+
+def test_a_program_takes_the_batch_that_it_was_exported_for_or_any_if_that_is_dynamic(tmp_path: Path):
+    module, given = nn.Conv2d(3, 4, 3).eval(), torch.randn(4, 3, 8, 8)
+    static, dynamic = str(tmp_path / "static.pt2"), str(tmp_path / "dynamic.pt2")
+    torch.export.save(torch.export.export(module, (given,)), static)
+    sizes = ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(module, (given,), dynamic_shapes=sizes), dynamic)
+    assert models.convolutions(static, 8, 4)[0].batch == 4
+    for other in (1, 8):
+        with pytest.raises(InputError, match=r"static\.pt2 was exported for batch 4: say --batch-size 4, or "):
+            models.convolutions(static, 8, other)
+        assert models.convolutions(dynamic, 8, other)[0].batch == other
+    assert Network(models.find_source(static), 4, dtype="bfloat16").on(torch.device("cpu"))
+
+
+def test_example_inputs_have_a_batch():
+    with pytest.raises(InputError, match=r"inputs of conv2d need a batch as their first extent: the first is of 9$"):
+        ModuleSource.of(nn.Conv2d(3, 4, 3), torch.ones(9))
+    source = ModuleSource.of(nn.Conv2d(3, 4, 3), torch.ones(3, 8, 9))
+    with pytest.raises(InputError, match=r"3×8×9, .*say --batch-size 3, or give an image a batch \(unsqueeze\(0\)\)"):
+        source.inputs(9, 1, 0)
+    assert source.inputs(9, 3, 0)[0].shape == (3, 8, 9)
+    for shape in ((4, 5), (1, 8, 9), (4, 3, 8, 9)):
+        assert ModuleSource.of(nn.Identity(), torch.ones(shape)).inputs(9, 2, 0)[0].shape == (2, *shape[1:])
+
+
+def test_the_size_of_a_table_takes_no_memory(tmp_path: Path):
+    (tmp_path / "large.csv").write_text(TABLE + "c,1,1000000,1,100000,100000,1,1,0,1,1\n")
+    assert models.find_source(str(tmp_path / "large.csv")).fixed_px == 100_000
 
 
 @pytest.mark.parametrize(
@@ -177,6 +292,53 @@ def test_the_digest_follows_the_content_of_a_file(tmp_path: Path):
     assert models.find_source(f"{path}:net").digest != one
 
 
+LOADING = """
+import torch
+from torch import nn
+from pathlib import Path
+def net():
+    module = nn.Conv2d(3, {filters}, 3)
+    kept = Path(__file__).with_name("net.pt")
+    if kept.exists():
+        module.load_state_dict(torch.load(kept))
+    return module
+"""
+
+
+def test_the_digest_follows_the_weights_that_a_callable_loads_and_nothing_drawn(tmp_path: Path):
+    (tmp_path / "net.py").write_text(LOADING.format(filters=4))
+    name = f"{tmp_path}/net.py:net"
+    one = models.find_source(name).digest
+    assert models.find_source(name).digest == one
+    torch.save(nn.Conv2d(3, 4, 3).state_dict(), tmp_path / "net.pt")
+    assert models.find_source(name).digest != one
+
+
+def test_a_file_that_has_changed_is_imported_and_listed_again(tmp_path: Path):
+    for filters in (4, 5):
+        (tmp_path / "net.py").write_text(LOADING.format(filters=filters))
+        (layer,) = models.convolutions(f"{tmp_path}/net.py:net", 32)
+        assert layer.out_channels == filters
+
+
+def test_the_digest_of_a_folder_follows_its_trained_weights(tmp_path: Path):
+    kept = Path(TINY_HF.removeprefix("hf:"), "config.json").read_text()
+    (tmp_path / "config.json").write_text(kept)
+    digests = [models.find_source(f"hf:{tmp_path}").digest]
+    for content in (b"one", b"two"):
+        (tmp_path / "model.safetensors").write_bytes(content)
+        digests.append(models.find_source(f"hf:{tmp_path}").digest)
+    assert len(set(digests)) == 3
+
+
+def test_a_digest_has_no_addresses():
+    class Shown(nn.Module):
+        def extra_repr(self) -> str:
+            return repr(object())
+
+    assert weights_digest(Shown()) == weights_digest(Shown())
+
+
 def test_own_weights_are_not_asked_for_trained_ones(table: str):
     for name in (f"{OWN}:Branch", table, "hf:resnet"):
         with pytest.raises(InputError, match="brings its own weights: leave out --pretrained"):
@@ -202,6 +364,63 @@ def test_two_modules_of_one_name_are_two_sources():
     one, other = ModuleSource.of(nn.Conv2d(3, 4, 3)), ModuleSource.of(nn.Conv2d(3, 8, 3))
     assert one.name == other.name
     assert [models.layers_of(each, 16)[0].out_channels for each in (one, other)] == [4, 8]
+
+
+class Strided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.stride = nn.Conv2d(3, 4, 3), 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(x[..., :: self.stride])
+
+
+def test_a_module_that_was_changed_is_another_source():
+    module, given = Strided(), torch.ones(1, 3, 16, 16)
+    sources = [ModuleSource.of(module, given), ModuleSource.of(module, given)]
+    assert sources[0] == sources[1]
+    assert hash(sources[0]) == hash(sources[1])
+    module.stride = 2
+    sources.append(ModuleSource.of(module, given))
+    assert models.layers_of(sources[2], 16)[0].size == (16, 8)
+    module.conv = nn.Conv2d(3, 8, 3)
+    sources.append(ModuleSource.of(module, given))
+    assert models.layers_of(sources[3], 16)[0].out_channels == 8
+    sources.append(ModuleSource.of(module, torch.ones(1, 3, 32, 16)))
+    assert models.layers_of(sources[4], 16)[0].size == (32, 8)
+    with torch.no_grad():
+        module.conv.weight += 1
+    sources.append(ModuleSource.of(module, torch.ones(1, 3, 32, 16)))
+    assert len(set(sources)) == 5
+
+
+def test_a_library_that_fails_in_any_way_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    vit = "timm:vit_base_patch16_224,img_size="
+    assert models.find_source(f"{vit}(96,96)").fixed_px == 96
+    for size in ("(96,128)", "none", "[3,3,3]"):
+        with pytest.raises(InputError, match=r"img_size=.*: say one number of pixels"):
+            _ = models.find_source(vit + size).fixed_px
+
+    for kind, owner, attribute, name in (
+        (KeyError, "timm", "create_model", "timm:resnet18"),
+        (RuntimeError, "torchvision.models", "get_model", "torchvision:resnet18"),
+        (KeyError, "transformers.AutoModelForImageClassification", "from_config", TINY_HF),
+    ):
+        source = models.find_source(name)
+        monkeypatch.setattr(f"{owner}.{attribute}", Mock(side_effect=kind("depth")))
+        for build in (source.shapes, partial(source.build, 0)):
+            with pytest.raises(InputError, match=r"cannot be built: (KeyError|RuntimeError): '?depth'?"):
+                build()
+
+
+def test_a_model_that_fails_in_any_way_at_another_size_takes_its_own(monkeypatch: pytest.MonkeyPatch):
+    class Fixed(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise KeyError(x.shape)
+
+    source = models.find_source("hf:vit")
+    monkeypatch.setattr(type(source), "shapes", lambda self: Fixed())
+    assert source.fixed_px == 224
 
 
 @pytest.mark.parametrize("wrap", [lambda x: {"a": None, "b": [x]}, lambda x: [3, (x,)], lambda x: x])

@@ -10,12 +10,14 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import os
 import pickle
+import re
 import sys
-import traceback
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +25,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import names
-from convscope.convolution.sources.source import FixedSource, Inputs
+from convscope.convolution.sources.source import FixedSource, Inputs, checked_batch, in_words, seeded
 from convscope.errors import ElsewhereError, InputError
 
 
@@ -38,8 +40,25 @@ class CallableSource(FixedSource):
         return self._made[1]
 
     @functools.cached_property
-    def _made(self) -> tuple[nn.Module, Inputs | None]:
-        return self._called()
+    def digest(self) -> str:
+        """SHA-256 of name and code, and of structure and weights drawn from seed 0; where it cannot be built, of these.
+
+        So the weights that the callable loads count, and the structure that other files give it.
+        """
+        try:
+            return hashlib.sha256(f"{super().digest} {self._made[0]}".encode()).hexdigest()
+        except InputError:
+            return super().digest
+
+    @functools.cached_property
+    def _made(self) -> tuple[str, Inputs | None]:
+        """The digest of what the callable returned, and the example inputs."""
+        with seeded(0):  # another process draws the same inputs
+            module, inputs = self._called()
+        try:
+            return f"{weights_digest(module)} {_settings(module)}", inputs
+        except Exception:  # weights that have no bytes yet, or whatever a module says of itself
+            return "", inputs
 
     def _built(self, pretrained: bool) -> nn.Module:
         return self._called()[0]
@@ -54,7 +73,7 @@ class CallableSource(FixedSource):
         except InputError:
             raise
         except Exception as error:
-            raise InputError(f"{self.name} failed: {_in_words(error)}") from None
+            raise InputError(f"{self.name} failed: {in_words(error)}") from None
         return _module_and_inputs(self.name, made)
 
     def _function(self) -> Any:
@@ -66,7 +85,7 @@ class CallableSource(FixedSource):
                 found = getattr(found, part)
         except Exception as error:
             kind = ElsewhereError if _needs_another(error, place) else InputError
-            raise kind(f"{self.name} cannot be imported: {_in_words(error)}") from None
+            raise kind(f"{self.name} cannot be imported: {in_words(error)}") from None
         if not callable(found):
             raise InputError(f"{self.name} is a {type(found).__name__}, and cannot be called")
         return found
@@ -78,21 +97,22 @@ def _needs_another(error: Exception, place: str) -> bool:
 
 
 def _module_of_file(path: str) -> ModuleType:
-    """Import a file once in this process; what lies beside it can be imported by it."""
+    """Import a file, once in this process for each content; what lies beside it can be imported by it, once."""
     where = os.path.realpath(path)
-    name = f"convscope_model_{hashlib.sha256(where.encode()).hexdigest()[:16]}"
+    content = Path(where).read_bytes()
+    name = f"convscope_model_{hashlib.sha256(where.encode() + content).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
-    described = importlib.util.spec_from_file_location(name, where)
+    loader = importlib.machinery.SourceFileLoader(name, where)
+    described = importlib.util.spec_from_file_location(name, where, loader=loader)
     assert described is not None
-    assert described.loader is not None
     module = importlib.util.module_from_spec(described)
     beside = os.path.dirname(where)
     if beside not in sys.path:
         sys.path.append(beside)
     sys.modules[name] = module  # its classes can be pickled
     try:
-        described.loader.exec_module(module)
+        exec(loader.source_to_code(content, where), module.__dict__)  # no bytecode of an older content
     except BaseException:
         del sys.modules[name]
         raise
@@ -112,26 +132,19 @@ def checked_inputs(name: str, given: object) -> Inputs:
     """Return example inputs as a tuple of tensors on the CPU.
 
     Raises:
-        InputError: they are anything but a tensor, or a tuple or list of tensors.
+        InputError: they are anything but a tensor, or a tuple or list of tensors; the first has no batch.
     """
     every = (given,) if isinstance(given, torch.Tensor) else given
     if not isinstance(every, (tuple, list)) or not every or not all(isinstance(each, torch.Tensor) for each in every):
         raise InputError(f"the example inputs of {name} must be a tensor, or a tuple of tensors")
-    return tuple(each.detach().cpu() for each in every)
-
-
-def _in_words(error: BaseException) -> str:
-    """Return an error of the user's code in one line, with the place in it."""
-    message = (str(error).splitlines() or [""])[0]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
-    last = frames[-1] if frames and frames[-1].filename != __file__ else None
-    place = f" ({os.path.basename(last.filename)}, line {last.lineno})" if last else ""
-    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
+    return checked_batch(name, tuple(each.detach().cpu() for each in every))
 
 
 @dataclass(frozen=True)
 class ModuleSource(FixedSource):
     """A module that is at hand, of which copies are measured; itself it stays as it is.
+
+    Two sources are equal if module, structure, weights and shapes of inputs were the same when each was created.
 
     Args:
         given: example inputs; None gives it images.
@@ -139,22 +152,26 @@ class ModuleSource(FixedSource):
 
     module: nn.Module = field(compare=False)
     given: Inputs | None = field(default=None, compare=False)
-    number: int = 0  # tells two modules of one name apart
+
+    def __post_init__(self) -> None:
+        """Note the state of module and inputs."""
+        inputs = [(tuple(each.shape), each.dtype) for each in self.given or ()]
+        object.__setattr__(self, "state", f"{id(self.module)} {self.digest} {_settings(self.module)} {inputs}")
 
     @classmethod
     def of(cls, module: nn.Module, inputs: object = None, name: str | None = None) -> ModuleSource:
         """Return the source of a module; without a name its class gives it one.
 
         Raises:
-            InputError: the inputs are no tensors.
+            InputError: the inputs are no tensors, or the first has no batch.
         """
         called = name or type(module).__name__.lower()
-        return cls(called, module, None if inputs is None else checked_inputs(called, inputs), id(module))
+        return cls(called, module, None if inputs is None else checked_inputs(called, inputs))
 
     @property
     def batch_size(self) -> int:
         """The batch of the example inputs, 1 without them."""
-        return int(self.given[0].shape[0]) if self.given and self.given[0].dim() else 1
+        return int(self.given[0].shape[0]) if self.given else 1
 
     def examples(self) -> Inputs | None:
         """Return the example inputs."""
@@ -181,9 +198,21 @@ class ModuleSource(FixedSource):
         return copy.deepcopy(self.module).cpu()
 
 
+def _settings(module: nn.Module) -> str:
+    """Return the SHA-256 of the numbers and texts that a module and those in it hold as attributes."""
+    plain = (bool, int, float, str, type(None))
+    found = [
+        (name, key, value)
+        for name, each in module.named_modules()
+        for key, value in vars(each).items()
+        if key != "training" and all(isinstance(part, plain) for part in (value if type(value) is tuple else (value,)))
+    ]
+    return hashlib.sha256(repr(found).encode()).hexdigest()
+
+
 def weights_digest(module: nn.Module) -> str:
     """Return the SHA-256 of a module's structure, and of its weights and buffers byte by byte."""
-    found = hashlib.sha256(str(module).encode())
+    found = hashlib.sha256(re.sub(r" at 0x[0-9a-f]+", "", str(module)).encode())
     for name, tensor in module.state_dict().items():
         if isinstance(tensor, torch.Tensor):
             found.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torchvision
 from torch import nn
 
 from convscope.convolution import names
-from convscope.convolution.sources.source import FirstTensor, Inputs, Size, Source, extents, on_meta
+from convscope.convolution.sources.source import FirstTensor, Inputs, Size, Source, extents, in_words
 from convscope.errors import ElsewhereError, InputError
 
 # Heads that only training uses; their weights would have to be built and never run.
@@ -21,6 +22,7 @@ _INFERENCE_ONLY: dict[str, dict[str, Any]] = {
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
 _FRAMES = 16  # of a video
+_WEIGHTS = (".safetensors", ".bin")  # of transformers
 _VIDEO, _FLOW = "torchvision.models.video", "torchvision.models.optical_flow"
 
 
@@ -47,7 +49,7 @@ class TorchvisionSource(Source):
             with torch.device("meta"):
                 return self._model(weights=None, **options).eval()
         except (NotImplementedError, RuntimeError):  # some (RegNet) compute on their weights while they are built
-            return on_meta(self._model(weights=None, **options))
+            return super().shapes()
 
     def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
         """Return images; 16 frames of them for a model of video, two of them for one of optical flow."""
@@ -88,7 +90,9 @@ class TorchvisionSource(Source):
             options = {"weights_backbone": None} | options  # or it would be downloaded
         try:
             model: nn.Module = torchvision.models.get_model(self._bare, **options)
-        except (TypeError, ValueError) as error:
+        except (OSError, NotImplementedError, RuntimeError):  # no download; no arithmetic on the meta device
+            raise
+        except Exception as error:
             raise _refused(self.name, error) from None
         return model
 
@@ -113,9 +117,16 @@ class TimmSource(Source):
         """The size of the images that a model with positions by patch takes; None for all others."""
         options = names.arguments_of(self.name)
         if "img_size" in options:
-            return int(options["img_size"])
+            return self._side(options["img_size"])
         described = _timm().get_pretrained_cfg(self._bare)
         return int(described.input_size[-1]) if described and described.fixed_input_size else None
+
+    def _side(self, size: object) -> int:
+        sides = size if isinstance(size, (tuple, list)) and len(size) == 2 else (size,)
+        side = sides[0]
+        if not isinstance(side, int) or any(each != side for each in sides):
+            raise InputError(f"{self.name}: img_size={size}: say one number of pixels, such as img_size=224")
+        return side
 
     def _built(self, pretrained: bool) -> nn.Module:
         return self._model(pretrained=pretrained)
@@ -129,7 +140,7 @@ class TimmSource(Source):
         except OSError as error:
             reason = f"the trained weights of {self._bare} cannot be had ({error}): leave out --pretrained"
             raise InputError(reason) from None
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             raise _refused(self.name, error) from None
         return model
 
@@ -148,11 +159,14 @@ class TransformersSource(Source):
         """Raise InputError where transformers is not installed, or nothing describes such a model."""
         _ = self._configuration
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of name, version and configuration."""
-        configuration = "" if self._is_kind else str(self._configuration.to_json_string())
-        return names.digest(self.name) if self._is_kind else names.digest(f"{self.name} {configuration}")
+        """SHA-256 of name, version and configuration, and of the trained weights of a folder."""
+        if self._is_kind:
+            return names.digest(self.name)
+        kept = sorted(each for each in Path(self._bare).glob("*") if each.suffix in _WEIGHTS)
+        weights = [f"{each.name} {_file_digest(each)}" for each in kept]
+        return names.digest(" ".join([self.name, self._configuration.to_json_string(), *weights]))
 
     @property
     def _is_kind(self) -> bool:
@@ -173,7 +187,7 @@ class TransformersSource(Source):
         try:
             with torch.inference_mode():
                 shapes(*self.input_shapes(2 * size, 1))
-        except (RuntimeError, ValueError):
+        except Exception:  # of the library's code, whatever it is
             return size
         return None
 
@@ -196,7 +210,7 @@ class TransformersSource(Source):
             with torch.device("meta"):
                 return self._of_configuration(self._configuration).eval()
         except (NotImplementedError, RuntimeError):
-            return on_meta(self._of_configuration(self._configuration))
+            return super().shapes()
 
     def _built(self, pretrained: bool) -> nn.Module:
         if not pretrained:
@@ -217,6 +231,10 @@ class TransformersSource(Source):
             model: nn.Module = self._loader().from_config(configuration)
         except ValueError as error:
             raise InputError(f"{self.name} is no vision model of transformers ({_first_line(error)})") from None
+        except (NotImplementedError, RuntimeError):  # no arithmetic on the meta device
+            raise
+        except Exception as error:
+            raise _refused(self.name, error) from None
         return model
 
     def _loader(self) -> Any:
@@ -247,8 +265,16 @@ def _transformers() -> Any:
     return transformers
 
 
+def _file_digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
 def _refused(name: str, error: Exception) -> InputError:
-    return InputError(f"{name} cannot be built: {_first_line(error)}")
+    return InputError(f"{name} cannot be built: {in_words(error)}")
 
 
 def _first_line(error: Exception) -> str:

@@ -86,7 +86,8 @@ class Network:
 
     def _settle(self, model: nn.Module) -> None:
         try:
-            models.settle(model, self.source.inputs(_SETTLED_PX, _SETTLED_BATCH, self.seed))
+            batch = self.source.own_batch or _SETTLED_BATCH
+            models.settle(model, self.source.inputs(_SETTLED_PX, batch, self.seed))
         except Exception as error:  # whatever a model of the user's does with these inputs
             size, cause = f"{_SETTLED_PX}×{_SETTLED_PX}", next(iter(str(error).splitlines()), type(error).__name__)
             raise InputError(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+import os
+import random
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -37,6 +42,11 @@ class Source(abc.ABC):
         return None
 
     @property
+    def own_batch(self) -> int | None:
+        """The one batch size that the model takes; None where any is possible."""
+        return None
+
+    @property
     def trained_weights(self) -> bool:
         """There are trained weights to be had (`build(pretrained=True)`)."""
         return True
@@ -48,13 +58,18 @@ class Source(abc.ABC):
         finite.
 
         Raises:
-            InputError: the trained weights cannot be downloaded (compute nodes are often offline), or there are none.
+            InputError: the trained weights cannot be downloaded (compute nodes are often offline), or there are none;
+                the code that builds it fails.
         """
         if pretrained and not self.trained_weights:
             raise InputError(f"{self.name} brings its own weights: leave out --pretrained")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return self._built(pretrained).eval()
+        try:
+            with seeded(seed):
+                return self._built(pretrained).eval()
+        except InputError:
+            raise
+        except Exception as error:  # of a library's or the user's code, whatever it is
+            raise InputError(f"{self.name} cannot be built: {in_words(error)}") from None
 
     def classifier(self, classes: int, seed: int) -> nn.Module:
         """Build the model to be trained, on the CPU, with weights drawn from `seed` and this number of classes.
@@ -62,8 +77,7 @@ class Source(abc.ABC):
         Raises:
             InputError: its number of classes cannot be chosen.
         """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return self._classifying(classes)
 
     def shapes(self) -> nn.Module:
@@ -92,6 +106,30 @@ class Source(abc.ABC):
 
     def _classifying(self, classes: int) -> nn.Module:
         raise InputError(f"{self.name} cannot be trained here: its number of classes cannot be chosen")
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error of a library's or the user's code in one line, with the place in it."""
+    message = (str(error).splitlines() or [""])[0]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if os.path.isfile(frame.filename)]
+    is_code = frames and os.path.dirname(frames[-1].filename) != os.path.dirname(__file__)
+    place = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if is_code else ""
+    return f"{type(error).__name__}: {message}{place}" if message else f"{type(error).__name__}{place}"
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw random numbers of PyTorch on the CPU, of NumPy and of Python from a seed; afterwards as before."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
 
 
 def first_tensor(output: Any) -> torch.Tensor:
@@ -138,7 +176,17 @@ def on_meta(model: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True)
 class FixedSource(Source):
-    """A model that comes with example inputs, whose sizes are the only ones it is called with."""
+    """A model that comes with example inputs, whose sizes are the only ones it is called with.
+
+    Attributes:
+        state: of what the name stands for, when this was created; sources of two states are two.
+    """
+
+    state: str = field(default="", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Note the state of the model's file."""
+        object.__setattr__(self, "state", names.stamp(self.name))
 
     @abc.abstractmethod
     def examples(self) -> Inputs | None:
@@ -155,24 +203,60 @@ class FixedSource(Source):
         """False: the model is as it is."""
         return False
 
-    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
-        """Return the example inputs, repeated up to the batch size; images of this size where there are none.
+    @property
+    def own_batch(self) -> int | None:
+        """The batch of a first example input of three dimensions, unless 1: it may be an image without a batch."""
+        given = self.examples()
+        return int(given[0].shape[0]) if given and given[0].dim() == 3 and given[0].shape[0] != 1 else None
 
-        The batch is the first extent of the first input; inputs that share it are repeated.
+    def inputs(self, size: Size, batch_size: int, seed: int) -> Inputs:
+        """Return the example inputs, repeated or cut to the batch size; images of this size where there are none.
+
+        The batch is the first extent of the first input; inputs that share it are repeated or cut.
+
+        Raises:
+            InputError: the model takes another batch size alone.
         """
+        self._check_batch(batch_size)
         given = self.examples()
         return super().inputs(size, batch_size, seed) if given is None else _repeated(given, batch_size)
 
     def input_shapes(self, size: Size, batch_size: int) -> Inputs:
-        """Return these inputs on the meta device."""
+        """Return these inputs on the meta device.
+
+        Raises:
+            InputError: the model takes another batch size alone.
+        """
+        self._check_batch(batch_size)
         given = self.examples()
         if given is None:
             return super().input_shapes(size, batch_size)
         return _repeated(tuple(each.to("meta") for each in given), batch_size)
 
+    def _check_batch(self, batch_size: int) -> None:
+        own = self.own_batch
+        if own is not None and own != batch_size:
+            raise InputError(self._why_batch(own))
+
+    def _why_batch(self, own: int) -> str:
+        """Return why the model takes this batch size alone, and what to do."""
+        shape = "×".join(map(str, (self.examples() or ())[0].shape))
+        return (
+            f"the first example input of {self.name} is of {shape}, and its first extent is the batch: "
+            f"say --batch-size {own}, or give an image a batch (unsqueeze(0))"
+        )
+
+
+def checked_batch(name: str, given: Inputs) -> Inputs:
+    """Return example inputs; InputError unless the first has two dimensions at least, of which one is the batch."""
+    if given[0].dim() < 2:
+        shape = "×".join(map(str, given[0].shape)) or "no extents"
+        raise InputError(f"the example inputs of {name} need a batch as their first extent: the first is of {shape}")
+    return given
+
 
 def _repeated(given: Inputs, batch_size: int) -> Inputs:
-    batch = given[0].shape[0] if given[0].dim() else 1
+    batch = given[0].shape[0]
     if batch == batch_size:
         return given
     picked = [index % max(1, batch) for index in range(batch_size)]
