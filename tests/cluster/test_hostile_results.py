@@ -212,6 +212,12 @@ def test_a_run_json_of_any_content_is_survived(tmp_path: Path, run_json: str):
     assert only(tmp_path, slurm("")).detail == "run.json cannot be read"
 
 
+@pytest.mark.parametrize("flags", ["--=x", "--b", "-- --dtype", "--input-shape"])
+def test_flags_that_no_command_line_takes_are_survived(tmp_path: Path, flags: str):
+    (note(tmp_path) / HISTORY).write_text(f"t\t7\tended 1\talexnet\timplicit gemm\th200\t{flags}\n")
+    assert str(only(tmp_path, slurm("")).progress.combination) == "alexnet, implicit gemm, h200"
+
+
 def test_a_file_far_too_large_is_not_read(tmp_path: Path):
     with (note(tmp_path, "ended 1") / "run.json").open("wb") as file:
         file.truncate(plain_files.MOST_BYTES + 1)
