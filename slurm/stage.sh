@@ -217,11 +217,16 @@ folder() { # STAGE
 
 # A name as it stands in paths: `slug` of convscope/storage/paths.py.
 slug() { # NAME
-    local LC_ALL=C bare=${1#torchvision:} file
-    if [[ $bare =~ \.(py:[^,]+|pt2|csv)(,.*)?$ ]]; then
+    local LC_ALL=C bare=${1#torchvision:} arguments='' file
+    if [[ $bare =~ ,[A-Za-z_][A-Za-z0-9_]*=.*$ ]]; then
+        arguments=${BASH_REMATCH[0]}
+        bare=${bare%"$arguments"}
+    fi
+    if [[ $bare =~ \.(py:[^,]+|pt2|csv)$ ]]; then
         file=${bare%"${BASH_REMATCH[0]}"}
         bare=${file##*/}${BASH_REMATCH[0]}
     fi
+    bare+=$arguments
     [[ $bare != .* ]] || bare=_${bare#.}
     while [[ $bare =~ [^A-Za-z0-9_.+-]+ ]]; do bare=${bare/"${BASH_REMATCH[0]}"/_}; done
     printf '%s' "$bare"

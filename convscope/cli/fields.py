@@ -19,7 +19,7 @@ _NAMING = {
     "layout": ("--layo", r"[a-z0-9]{1,20}"),
     "input-shape": ("--input-s", r"\d{1,9}[xX]\d{1,9}"),
 }
-"""Options that name a folder: the shortest abbreviation that no other option of `run_profile.py` has, and their form."""
+"""Options that name a folder: the shortest abbreviation that `run_profile.py` takes, and the form of the value."""
 
 
 def check(fields: Sequence[str]) -> tuple[str, ...]:
