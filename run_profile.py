@@ -108,7 +108,10 @@ def main(arguments: list[str] | None = None) -> int:
         made.refuse_ignored(arguments, BESIDE_NO_STUDY, "--study")
     elif not asks_to_list and not (options.model and options.algorithm):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
-    if not asks_to_list:
+    if asks_to_list:
+        of_model = () if options.list_algorithms and options.model else ("model_args",)
+        made.refuse_ignored(arguments, ("batch_sizes", *of_model), "a list")
+    else:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
         _refuse_contradictions(made, arguments, options)
     measures = not (asks_to_list or options.estimate)
@@ -234,7 +237,7 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
         own = fields.flags(fields.check(settings), stage)
         made.refuse_ignored(own, (*OF_STAGES, *OF_SUBMISSION), "a line of a matrix")
         line = made.parse_args([*given, *own])
-        _refuse_contradictions(made, own, line)
+        _refuse_contradictions(made, [*given, *own], line)
         if line.input_shape and stage != STAGES[-1]:
             raise InputError(f"--input-shape is {STAGES[-1]}'s: it is one size, the stages before it have their own")
         changed = vars(line) | {"model": model, "algorithm": algorithm, "gpu": gpu}
@@ -250,20 +253,10 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
 
 # What a study file says itself, or what asks for something else.
 BESIDE_NO_STUDY = (
-    *(
-        "model",
-        "algorithm",
-        "num_sizes",
-        "input_range",
-        "input_shape",
-        "batch_size",
-        "batch_sizes",
-        "warmup",
-        "measure",
-    ),
-    *("math", "unsupported", "max_workspace", "provider", "pretrained", "seed", "no_energy", "energy_warmup"),
-    *("energy_precision", "energy_budget", "layer_energy", "check_power", "list_models", "list_algorithms"),
-    *("models", "algorithms", "check_cuda"),
+    *("model", "model_args", "algorithm", "num_sizes", "input_range", "input_shape", "batch_size", "batch_sizes"),
+    *("dtype", "layout", "warmup", "measure", "math", "unsupported", "max_workspace", "provider", "pretrained", "seed"),
+    *("no_energy", "energy_warmup", "energy_precision", "energy_budget", "layer_energy", "check_power"),
+    *("list_models", "list_algorithms", "models", "algorithms", "check_cuda"),
 )
 
 
@@ -377,14 +370,15 @@ def _list(options: argparse.Namespace) -> int:
         print(listing.model_list())
     if options.list_algorithms:
         size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
+        model = options.model and with_arguments(options.model, options.model_args)
         precision = (options.dtype, options.layout)
-        print(listing.algorithm_list(options.model, options.batch_size, size, options.device, *precision))
+        print(listing.algorithm_list(model, options.batch_size, size, options.device, *precision))
     if options.check_power:
         print(listing.power_check(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
         chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
-        print(listing.combination_list(*chosen, options.dtype, options.layout), end="")
+        print(listing.combination_list(*chosen, options.dtype, options.layout, options.batch_size), end="")
     if options.check_cuda:
         text, usable = listing.cuda_report()
         print(text)

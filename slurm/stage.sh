@@ -217,11 +217,16 @@ folder() { # STAGE
 
 # A name as it stands in paths: `slug` of convscope/storage/paths.py.
 slug() { # NAME
-    local LC_ALL=C bare=${1#torchvision:} file
-    if [[ $bare =~ \.(py:[^,]+|pt2|csv)(,.*)?$ ]]; then
+    local LC_ALL=C bare=${1#torchvision:} arguments='' file
+    if [[ $bare =~ ,[A-Za-z_][A-Za-z0-9_]*=.*$ ]]; then
+        arguments=${BASH_REMATCH[0]}
+        bare=${bare%"$arguments"}
+    fi
+    if [[ $bare =~ \.(py:[^,]+|pt2|csv)$ ]]; then
         file=${bare%"${BASH_REMATCH[0]}"}
         bare=${file##*/}${BASH_REMATCH[0]}
     fi
+    bare+=$arguments
     [[ $bare != .* ]] || bare=_${bare#.}
     while [[ $bare =~ [^A-Za-z0-9_.+-]+ ]]; do bare=${bare/"${BASH_REMATCH[0]}"/_}; done
     printf '%s' "$bare"
@@ -234,8 +239,8 @@ suffix() { # FLAG …
         if [[ $1 == --*=* ]]; then value=${1#*=}; else value=${2-}; fi
         case ${1%%=*} in
             --batch-size) [[ ! $value =~ ^[0-9]{1,9}$ ]] || batch=$((10#$value)) ;;
-            --dt | --dty | --dtyp | --dtype) [[ ! $value =~ ^[a-z0-9]+$ ]] || dtype=$value ;;
-            --layo | --layou | --layout) [[ ! $value =~ ^[a-z0-9]+$ ]] || layout=$value ;;
+            --dt | --dty | --dtyp | --dtype) [[ ! $value =~ ^[a-z0-9]{1,20}$ ]] || dtype=$value ;;
+            --layo | --layou | --layout) [[ ! $value =~ ^[a-z0-9]{1,20}$ ]] || layout=$value ;;
             --input-s | --input-sh | --input-sha | --input-shap | --input-shape)
                 [[ ! ${value,,} =~ ^([0-9]{1,9})x([0-9]{1,9})$ ]] ||
                     shape=$((10#${BASH_REMATCH[1]}))x$((10#${BASH_REMATCH[2]}))

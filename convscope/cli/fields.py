@@ -5,7 +5,6 @@ A field is the name of an option and its value; a switch has the value "true". `
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,11 +14,12 @@ from convscope.storage.paths import STAGES
 
 _FIELD = re.compile(r"[a-z][a-z_]{0,40}=[A-Za-z0-9][A-Za-z0-9._ -]{0,99}", re.ASCII)
 _NAMING = {
-    "batch-size": r"\d{1,9}",
-    "dtype": r"[a-z0-9]{1,20}",
-    "layout": r"[a-z0-9]{1,20}",
-    "input-shape": r"\d{1,9}[xX]\d{1,9}",
+    "batch-size": ("--batch-size", r"\d{1,9}"),
+    "dtype": ("--dt", r"[a-z0-9]{1,20}"),
+    "layout": ("--layo", r"[a-z0-9]{1,20}"),
+    "input-shape": ("--input-s", r"\d{1,9}[xX]\d{1,9}"),
 }
+"""Options that name a folder: the shortest abbreviation that `run_profile.py` takes, and the form of the value."""
 
 
 def check(fields: Sequence[str]) -> tuple[str, ...]:
@@ -45,16 +45,16 @@ def flags(fields: Sequence[str], stage: str = STAGES[-1]) -> list[str]:
 def naming(words: Sequence[str]) -> dict[str, Any]:
     """Return those settings in flags that name a folder, as fields of `paths.Combination`; what is none is left out.
 
-    Options may be abbreviated, as `run_profile.py` takes them.
+    Options may be abbreviated, as `run_profile.py` takes them; of one that stands twice the last counts. `suffix` in
+    `slurm/stage.sh` does the same.
     """
-    if not words:
-        return {}
-    parser = argparse.ArgumentParser(add_help=False)
-    for name in _NAMING:
-        parser.add_argument(f"--{name}", nargs="?")
-    found = vars(parser.parse_known_args(list(words))[0])
-    said = {name: found[name.replace("-", "_")] or "" for name in _NAMING}
-    kept = {name.replace("-", "_"): said[name] for name, form in _NAMING.items() if re.fullmatch(form, said[name])}
+    kept: dict[str, str] = {}
+    for at, word in enumerate(words):
+        option, has_value, value = word.partition("=")
+        name = next((name for name, (least, _) in _NAMING.items() if _is_short_for(option, f"--{name}", least)), None)
+        value = value if has_value else "".join(words[at + 1 : at + 2])
+        if name and re.fullmatch(_NAMING[name][1], value, re.ASCII):
+            kept[name.replace("-", "_")] = value
     settings: dict[str, Any] = kept
     if "batch_size" in kept:
         settings["batch_size"] = int(kept["batch_size"])
@@ -62,3 +62,7 @@ def naming(words: Sequence[str]) -> dict[str, Any]:
         height, width = map(int, kept["input_shape"].lower().split("x"))
         settings["input_shape"] = None if height == width else f"{height}x{width}"
     return settings
+
+
+def _is_short_for(option: str, name: str, least: str) -> bool:
+    return option.startswith(least) and name.startswith(option)

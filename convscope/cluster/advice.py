@@ -1,17 +1,20 @@
 """Commands that submit again what failed: built from checked fields, quoted, and such that they destroy nothing.
 
-A folder's files may be a stranger's, and the reader pastes the line into a shell.
+A folder's files may be a stranger's, and the reader pastes the line into a shell: a line that runs code which a file
+names is offered only where nobody but the reader can have written that file.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from convscope.cluster.history import Job
+from convscope.cluster.history import HISTORY, Job
 from convscope.cluster.progress import Progress
 from convscope.cluster.standing import TROUBLED, Standing
 from convscope.convolution import algorithms, names
@@ -19,6 +22,7 @@ from convscope.errors import InputError
 from convscope.storage.paths import RETRIED, SCRIPTS, STAGES, Combination
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
+_OF_HUB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
 _OPTION = re.compile(r"--[a-z][a-z-]*(=.*)?", re.ASCII)
 
 
@@ -42,16 +46,13 @@ def again(standings: Sequence[Standing]) -> list[str]:
     """Return the commands that submit again what failed or is stale: one for each stage and set of flags.
 
     Of one combination only the earliest stage is named: its failure stopped the others. Nothing is offered for bad
-    input, damaged files, sizes that are unsupported, and flags that cannot be read.
+    input, damaged files, sizes that are unsupported, flags that cannot be read, and `unsafe` ones.
     """
-    earliest: dict[Row, Standing] = {}
     by_hand: list[str] = []
     groups: dict[tuple[str, str], list[Combination]] = {}
-    for each in sorted(standings, key=lambda each: STAGES.index(each.progress.stage)):
-        if each.state in TROUBLED:
-            earliest.setdefault(row_of(each.progress), each)
-    for each in filter(_helps, earliest.values()):
-        folder = each.progress
+    for folder in _earliest(standings):
+        if _may_be_a_strangers_code(folder):
+            continue
         if folder.job is None:
             by_hand += _own_command(folder)
         elif not row_of(folder).folder and is_known(folder.combination):
@@ -60,6 +61,52 @@ def again(standings: Sequence[Standing]) -> list[str]:
                 words = ["--local"] * (not folder.job.of_slurm) + _with_retry(flags, folder)
                 groups.setdefault((folder.stage, shlex.join(words)), []).append(folder.combination)
     return [_command(stage, flags, every) for (stage, flags), every in groups.items()] + by_hand
+
+
+def unsafe(standings: Sequence[Standing]) -> list[Progress]:
+    """Return the folders whose command `again` leaves out because it may run what somebody else wrote."""
+    return [folder for folder in _earliest(standings) if _may_be_a_strangers_code(folder)]
+
+
+def _earliest(standings: Sequence[Standing]) -> list[Progress]:
+    earliest: dict[Row, Standing] = {}
+    for each in sorted(standings, key=lambda each: STAGES.index(each.progress.stage)):
+        if each.state in TROUBLED:
+            earliest.setdefault(row_of(each.progress), each)
+    return [each.progress for each in earliest.values() if _helps(each)]
+
+
+def _may_be_a_strangers_code(folder: Progress) -> bool:
+    """Tell whether the command of a folder runs code, and others may have written the files that name it.
+
+    A command that was given by hand can name code in many ways.
+    """
+    is_code = _runs_code(folder.combination.model) if folder.job else bool(folder.command)
+    return is_code and not _is_mine(folder.path)
+
+
+def _runs_code(model: str) -> bool:
+    """Tell whether building a model may run code that its name chooses; arguments of a library can name weights."""
+    if kind := names.kind_of(model):
+        return kind != names.TABLE
+    bare = model.removeprefix(names.TIMM).removeprefix(names.HF)
+    return bare != model and not _OF_HUB.fullmatch(bare)
+
+
+def _is_mine(path: Path) -> bool:
+    """Tell whether folder, `run.json` and history are the reader's, and no other group or user may write the files."""
+    try:
+        if path.stat().st_uid != os.getuid():
+            return False
+        files = [each.lstat() for each in (path / "run.json", path / HISTORY) if os.path.lexists(each)]
+    except OSError:
+        return False
+    return all(
+        found.st_uid == os.getuid()
+        and not found.st_mode & stat.S_IWOTH
+        and (found.st_gid == os.getgid() or not found.st_mode & stat.S_IWGRP)
+        for found in files
+    )
 
 
 def is_known(combination: Combination) -> bool:

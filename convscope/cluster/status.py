@@ -77,6 +77,9 @@ def _name(each: Standing) -> str:
 def _again(standings: Sequence[Standing]) -> list[str]:
     commands = advice.again(standings)
     lines = ["", "again:", *(f"  {command}" for command in commands)] if commands else []
+    if unsafe := [f"{each.stage} {advice.row_of(each)}" for each in advice.unsafe(standings)]:
+        why = "others may have written what it would run: submit it by hand"
+        lines += ["", *(one_line(f"not offered: {who}: {why}") for who in unsafe)]
     if any(each.bad_input for each in standings):
         lines += ["", f"bad input is not offered again: correct the command; ./{NAME} --forget takes it off this list"]
     return lines

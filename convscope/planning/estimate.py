@@ -221,7 +221,7 @@ def _by_roofline(run: Run, sizes: Sequence[int]) -> Estimate:
         floor_ms = roofline.hardware_limit(layers, gpu, run.dtype, "tf32").time_ms
         known[size] = LAYER_MS * len(layers) + over * floor_ms
     passes_s = sum(size_s(known, size, 0.0) for size in sizes) / 1e3 * _passes(run)
-    if gpu.tf32_tflops and run.math == "fp32" and run.algorithm in TENSOR_CORES:
+    if gpu.tf32_tflops and (run.dtype, run.math) == ("float32", "fp32") and run.algorithm in TENSOR_CORES:
         passes_s *= FP32_OVER_TF32
     each_s = fixed_s(run) + (ENERGY_S * len(layers) if run.layer_energy else 0.0)
     rest_s = START_S + len(sizes) * each_s

@@ -139,11 +139,14 @@ def items(study: Study, gpu: str | None, make: MakeRun, note: Callable[[str], No
 
 
 def _why_not_on(line: Sequence[str]) -> str | None:
-    """Return why nothing runs the algorithm on this kind of device, or not by the provider that is asked for."""
+    """Return why nothing runs the algorithm on this kind of device, by this provider, in this data type and layout."""
     algorithm, kind = algorithms.find(line[1]), "cpu" if line[2] == "cpu" else "cuda"
-    provider = next((field.partition("=")[2] for field in line[3:] if field.startswith("provider=")), None)
-    by_device = algorithms.why_not_on_device(algorithm, kind)
-    return by_device or (algorithms.why_not_by_provider(algorithm, provider) if provider else None)
+    asked = dict(field.split("=", 1) for field in line[3:])
+    return (
+        algorithms.why_not_on_device(algorithm, kind)
+        or ("provider" in asked and algorithms.why_not_by_provider(algorithm, asked["provider"]))
+        or algorithms.why_not_in(algorithm, kind, asked.get("dtype", "float32"), asked.get("layout", "nchw"))
+    )
 
 
 def read(path: Path) -> Study:

@@ -25,7 +25,7 @@ from convscope.profiling.judgement import estimate, verdict
 from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
 from convscope.storage import paths
 from convscope.storage.environment import ORIGIN, PROCESSOR, SOFTWARE
-from convscope.storage.paths import slug
+from convscope.storage.paths import MODEL_DIGEST, slug
 
 VERDICTS = ("slower", "ambiguous", "not compared", "same", "faster")
 
@@ -36,7 +36,9 @@ USUAL = {"dtype": "float32", "layout": "nchw"}  # of runs of versions that had n
 WORK = ("model", "batch_size", "input_shape", "dtype")
 ENVIRONMENT = ("device_type", "math", *SOFTWARE, "power_limit_w", "ecc")
 NOTED = (
+    MODEL_DIGEST,
     "algorithm",
+    "provider",
     "layout",
     "unsupported",
     "pretrained",
@@ -136,7 +138,11 @@ def differences(a: Result, b: Result, across: bool) -> Differences:
 
 def _differing(a: Result, b: Result, names: Sequence[str]) -> Differences:
     pairs = {name: (a.about.get(name), b.about.get(name)) for name in names}
-    return {name: (one, other) for name, (one, other) in pairs.items() if one != other}
+    return {name: (one, other) for name, (one, other) in pairs.items() if one != other and _known(name, one, other)}
+
+
+def _known(name: str, one: Any, other: Any) -> bool:
+    return name != MODEL_DIGEST or bool(one and other)  # older versions had no digest, and "" is an unknown one
 
 
 def in_words(found: Differences) -> str:

@@ -35,10 +35,11 @@ def combination_list(
     unsupported: str = "error",
     dtype: str = "float32",
     layout: str = "nchw",
+    batch_size: int = 1,
 ) -> str:
     """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
 
-    Data type and layout follow as settings where they are not float32 and nchw.
+    Batch, data type and layout follow as settings where they are not 1, float32 and nchw.
 
     A combination against the rules is a comment with the reason. No GPU is used: cuDNN may refuse more than its rules.
 
@@ -49,11 +50,12 @@ def combination_list(
         unsupported: "error" rules out an algorithm that one layer cannot use, else only one that no layer can use.
 
     Raises:
-        InputError: an unknown model or algorithm.
+        InputError: an unknown model or algorithm, or a batch of nothing.
     """
     chosen = [algorithms.find(name) for name in algorithm_names or algorithms.ALGORITHMS]
-    named = (("dtype", dtype, "float32"), ("layout", layout, "nchw"))
-    precision = [f"{name}={value}" for name, value, usual in named if value != usual]
+    at_least("--batch-size", batch_size, 1)
+    named = (("batch_size", batch_size, 1), ("dtype", dtype, "float32"), ("layout", layout, "nchw"))
+    settings = [f"{name}={value}" for name, value, usual in named if value != usual]
     lines = []
     for source in map(models.find_source, model_names or models.MODELS):
         name, fixed_px = source.name, source.fixed_px
@@ -61,7 +63,7 @@ def combination_list(
         layers = [layer for size in sizes for layer in models.layers_of(source, size)]
         for algorithm in chosen:
             why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported, (dtype, layout))
-            fields = filter(None, (name, algorithm.name, gpu, *precision))
+            fields = filter(None, (name, algorithm.name, gpu, *settings))
             lines.append(f"# {name} {algorithm.name}: {why}" if why else "\t".join(fields))
     return "\n".join(lines) + "\n"
 

@@ -15,7 +15,8 @@ KEEPING = "before-"  # begins the name of a folder in a run's, where --overwrite
 KEPT = ".before-"  # in the name of a folder beside a run's, where older versions kept it
 
 
-_OF_FILE = re.compile(r"\.(py:[^,]+|pt2|csv)(,|$)")
+_ARGUMENTS = re.compile(r",[A-Za-z_]\w*=.*", re.ASCII | re.DOTALL)
+_OF_FILE = re.compile(r"\.(py:[^,]+|pt2|csv)$")
 _IN_PATHS = re.compile(r"[^\w.+-]+|^\.", re.ASCII)
 
 
@@ -23,12 +24,12 @@ def slug(name: str) -> str:
     """Return a name as it stands in paths: whatever is no ASCII letter, digit, or one of ".+-_", becomes an underscore.
 
     So does a dot at the beginning, which would hide a folder. `torchvision:` falls away, and so do the folders of a
-    model's file. `slurm/stage.sh` has the same function.
+    model's file; those of its arguments stay. `slurm/stage.sh` has the same function.
     """
     bare = name.removeprefix("torchvision:")
-    file = _OF_FILE.search(bare)
-    if file:
-        bare = bare[: file.start()].rpartition("/")[2] + bare[file.start() :]
+    base = _ARGUMENTS.sub("", bare)
+    if file := _OF_FILE.search(base):
+        bare = bare[base.rfind("/", 0, file.start()) + 1 :]
     return _IN_PATHS.sub("_", bare)
 
 

@@ -75,6 +75,7 @@ class Schema:
         needed: settings that every `run.json` of this kind has, with their types.
         noun: a cell in messages, in the plural.
         entries: further entries of a new `run.json`.
+        more_differences: lists what sets the requests of an earlier start and of this one apart beside the settings.
     """
 
     request: str
@@ -85,6 +86,7 @@ class Schema:
     needed: Mapping[str, type[Any]] = dataclasses.field(default_factory=dict)
     noun: str = "cells"
     entries: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    more_differences: Callable[[Mapping[str, Any], Mapping[str, Any]], list[str]] = lambda then, now: []
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -152,8 +154,8 @@ class Schema:
         asked, then = plain(request), _defaults(request) | document[self.request]
         then = {"device_type": str(then.get("device", "")).split(":")[0]} | then
         now = {"device_type": request.device_type} | asked
-        then = _usual(request) | then  # an older version did not have all settings
         found = [difference(name, then.get(name), now[name]) for name in now if name not in free]
+        found += self.more_differences(then, now)
         names = [*SOFTWARE, *CARD]
         if request.device_type == "cpu" and getattr(request, "processes", 1) == 1:
             names += PROCESSOR
@@ -220,13 +222,6 @@ def difference(name: str, then: object, now: object) -> str:
     if name == MODEL_DIGEST:
         return "the code or the weights of the model are others" if then and now and then != now else ""
     return f"{name} {then}, now {now}" if then != now else ""
-
-
-def _usual(request: Any) -> dict[str, Any]:
-    """Return the defaults of a request's settings, as JSON gives them back."""
-    fields = [field for field in dataclasses.fields(request) if field.default is not dataclasses.MISSING]
-    found: dict[str, Any] = json.loads(json.dumps({field.name: field.default for field in fields}))
-    return found
 
 
 def plain(request: Any) -> dict[str, Any]:

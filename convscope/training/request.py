@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torchvision
 
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, models
+from convscope.convolution.sources.source import Source
 from convscope.errors import InputError
 from convscope.storage.paths import slug
 from convscope.training import datasets
@@ -25,6 +27,7 @@ class Training:
     batch_sizes: tuple[int, ...]
     gpu: str
     device: str = "cpu"
+    model_digests: tuple[str, ...] = ()  # name in tables and `Source.digest` of each model, with a space between
     processes: int = 1
     compiled: bool = False
     dataset: str = "digits"
@@ -91,8 +94,8 @@ def check(training: Training) -> Training:
         raise InputError(f"--algorithm {algorithm.name} trains in float32 and without --compile")
     if training.profile_memory and not training.profiler:
         raise InputError("--profile-memory is a part of the trace: say --enable-pytorch-profiler too")
-    names = tuple(_full_name(name) for name in training.models)
-    for name in map(slug, names):
+    sources = _sources(training.models)
+    for name in sources:
         if training.stem == "cifar" and name not in RESNETS:
             raise InputError(f"{name} is no ResNet and has no cifar stem: say --stem imagenet")
     if training.max_steps is not None and training.max_steps <= training.skipped_steps:
@@ -100,7 +103,20 @@ def check(training: Training) -> Training:
             f"--max-steps {training.max_steps}: the first {training.skipped_steps} steps are not counted "
             "(--skip-steps), so more are needed"
         )
-    return dataclasses.replace(training, models=names, algorithm=algorithm.name)
+    names = tuple(source.name for source in sources.values())
+    digests = tuple(f"{name} {source.digest}" for name, source in sources.items())
+    return dataclasses.replace(training, models=names, model_digests=digests, algorithm=algorithm.name)
+
+
+def _sources(given: Sequence[str]) -> dict[str, Source]:
+    """Return the models by their names in tables; InputError where two have the same."""
+    found: dict[str, Source] = {}
+    for source in map(_source, given):
+        earlier = found.setdefault(slug(source.name), source)
+        if earlier.name != source.name:
+            both = f"{earlier.name} and {source.name} are both {slug(source.name)} in tables"
+            raise InputError(f"--model: {both}: train them in two commands, each with its own --output-dir")
+    return found
 
 
 def _check_sizes(training: Training) -> None:
@@ -126,7 +142,7 @@ def folder_name(training: Training) -> str:
     return "_".join(map(slug, [*(getattr(training, name) for name in named), *chosen]))
 
 
-def _full_name(name: str) -> str:
-    """Return a model's name as `models` knows it; a ResNet needs no prefix here."""
+def _source(name: str) -> Source:
+    """Return the model of a name; a ResNet needs no prefix here."""
     bare = name.strip().lower()
-    return models.check_name(models.PREFIX + bare if bare in RESNETS else name)
+    return models.find_source(models.PREFIX + bare if bare in RESNETS else name)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from convscope.convolution.names import PREFIX
+from convscope.storage.paths import slug
 from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table, columns
 
@@ -125,13 +129,35 @@ TABLES = {
     "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
 }
 _FREE = (
-    *("models", "batch_sizes", "device", "processes", "compiled"),
+    *("models", "model_digests", "batch_sizes", "device", "processes", "compiled"),
     *("skipped_steps", "profiler", "profile_memory", "energy"),  # how a cell is measured, not what it is
 )
+
+
+def _other_models(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what sets models of two requests apart that have the same name in tables; an older one has no digests."""
+    found = []
+    names = {slug(name): name for name in _texts(then.get("models"))}
+    digests = dict(text.split(" ", 1) for text in _texts(then.get("model_digests")) if text.partition(" ")[2])
+    for name, text in zip(_texts(now["models"]), _texts(now["model_digests"]), strict=False):
+        in_tables, _, digest = text.partition(" ")
+        earlier = names.get(in_tables, name)
+        if earlier.removeprefix(PREFIX) != name.removeprefix(PREFIX):
+            found.append(f"model {in_tables} {earlier}, now {name}")
+        elif digest and digests.get(in_tables, digest) != digest:
+            found.append(f"the code or the weights of {in_tables} are others")
+    return found
+
+
+def _texts(found: object) -> list[str]:
+    return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+
+
 SCHEMA = Schema(
     request="training",
     version=2,
     parts=(Part(TrainingKey, TABLES),),
     free=_FREE,
     upgrades=(with_starts("training", _FREE),),
+    more_differences=_other_models,
 )

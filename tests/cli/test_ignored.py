@@ -22,6 +22,16 @@ PROFILE = ["--model", "alexnet", "--algorithm", "torch", "--device", "cpu"]
             [*PROFILE, "--no-energy", "--energy-budget", "5", "--energy-warmup", "0.2"],
             "--no-energy makes no use of --energy-warmup, --energy-budget: leave them out",
         ),
+        (
+            run_profile.main,
+            ["--study", "x.toml", "--dtype", "float16", "--layout", "nchw", "--model-args", "width=2"],
+            "--study makes no use of --model-args, --dtype, --layout: leave them out",
+        ),
+        (
+            run_profile.main,
+            ["--list-combinations", "--batch-sizes", "1,8", "--model-args", "width=2"],
+            "a list makes no use of --batch-sizes, --model-args: leave them out",
+        ),
         (run_inference.main, ["--slo-ms", "15"], "--scenario batch makes no use of --slo-ms: leave it out"),
         (
             run_inference.main,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import stat
@@ -212,6 +213,12 @@ def test_a_run_json_of_any_content_is_survived(tmp_path: Path, run_json: str):
     assert only(tmp_path, slurm("")).detail == "run.json cannot be read"
 
 
+@pytest.mark.parametrize("flags", ["--=x", "--b", "-- --dtype", "--input-shape"])
+def test_flags_that_no_command_line_takes_are_survived(tmp_path: Path, flags: str):
+    (note(tmp_path) / HISTORY).write_text(f"t\t7\tended 1\talexnet\timplicit gemm\th200\t{flags}\n")
+    assert str(only(tmp_path, slurm("")).progress.combination) == "alexnet, implicit gemm, h200"
+
+
 def test_a_file_far_too_large_is_not_read(tmp_path: Path):
     with (note(tmp_path, "ended 1") / "run.json").open("wb") as file:
         file.truncate(plain_files.MOST_BYTES + 1)
@@ -241,3 +248,75 @@ def test_a_folder_that_goes_away_while_it_is_read_is_left_out(tmp_path: Path):
     measured(tmp_path / "2_quick" / "x", (224, "ok", ""))
     assert progress.read(tmp_path / "2_quick" / "gone", "2_quick") is None
     assert survey(tmp_path / "gone", run_command=slurm(), now_s=NOW_S) == ([], [])
+
+
+CODE = (
+    "os:system,command='touch /tmp/x'",
+    "/tmp/evil.py:f",
+    "/tmp/evil.pt2",
+    "hf:/tmp/evil",
+    "hf:resnet,trust_remote_code=True",
+    "timm:resnet18,checkpoint_path=/tmp/evil",
+)
+DATA = ("vgg16", "torchvision:resnet18,num_classes=4", "timm:convnext_tiny", "hf:microsoft/resnet-50", "/a/layers.csv")
+
+
+def as_strangers(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: results.stat().st_uid + 1)
+
+
+def as_writable_by_all(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in results.glob("*/*/*"):
+        path.chmod(0o666)
+
+
+def as_writable_by_another_group(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getgid", lambda: results.stat().st_gid + 1)
+    for path in results.glob("*/*/*"):
+        path.chmod(0o664)
+
+
+@pytest.mark.parametrize("make", [as_strangers, as_writable_by_all, as_writable_by_another_group])
+@pytest.mark.parametrize("model", CODE)
+def test_code_that_a_stranger_may_have_named_is_not_offered(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path, pytest.MonkeyPatch], None],
+    model: str,
+):
+    who = dataclasses.replace(WHO, model=model)
+    note(tmp_path, "ended 1", who=who)
+    assert "\nagain:\n  ./2_quick_sweep.sh " in shown(tmp_path, capsys)
+    make(tmp_path, monkeypatch)
+    text = shown(tmp_path, capsys)
+    assert "again:" not in text
+    assert f"not offered: 2_quick {who}: others may have written what it would run: submit it by hand" in text
+
+
+@pytest.mark.parametrize("model", DATA)
+def test_a_model_that_is_no_code_is_offered_whoever_wrote_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: str
+):
+    note(tmp_path, "ended 1", who=dataclasses.replace(WHO, model=model))
+    as_strangers(tmp_path, monkeypatch)
+    text = shown(tmp_path, capsys)
+    assert f"\nagain:\n  ./2_quick_sweep.sh {model} " in text
+    assert "not offered" not in text
+
+
+def test_a_strangers_own_command_is_not_offered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "2_quick" / WHO.folder_name
+    measured(folder, (224, "ok", ""))
+    document = json.loads((folder / "run.json").read_text())
+    words = ["run_profile.py", "--study", "/tmp/evil.toml"]
+    (folder / "run.json").write_text(json.dumps(document | {"command": words}))
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    assert "python run_profile.py --study /tmp/evil.toml" in shown(tmp_path, capsys)
+    as_strangers(tmp_path, monkeypatch)
+    text = shown(tmp_path, capsys)
+    assert "evil" not in text
+    assert f"not offered: 2_quick {WHO}: " in text

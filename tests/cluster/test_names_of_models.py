@@ -33,6 +33,10 @@ NAMES = [
     "pkg.mod:Class.make,width=2",
     "/a__b,_c\\d/net.py:make,x=*",
     "/日本/網.pt2,a=日 本",
+    "pkg.mod:make,weights=/a/b/w.pt2",
+    "timm:resnet18,checkpoint_path=/a/b/layers.csv,x=/c.py:d",
+    "/a/net.py:make,weights=/data/w.pt2",
+    "/a.py:b/net.py:make",
 ]  # fmt: skip
 
 
@@ -59,6 +63,18 @@ def test_shell_and_python_agree_on_spelling_and_folder(tmp_path: Path, monkeypat
     done = in_stage(script + 'printf "%s\\n" "$model"; folder 2_quick', tmp_path)
     folder = Combination(expected, "implicit gemm", "cpu", 4).folder_name
     assert (done.stderr, done.stdout) == ("", f"{expected}\nresults/2_quick/{folder}")
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("pkg.mod:make,weights=/a/b/w.pt2", "pkg.mod_make_weights_a_b_w.pt2"),
+        ("/a/net.py:make,weights=/data/w.csv", "net.py_make_weights_data_w.csv"),
+        ("hf:resnet,a=/x.py:f", "hf_resnet_a_x.py_f"),
+    ],
+)
+def test_an_argument_with_a_file_names_no_folder_after_itself(name: str, folder: str):
+    assert slug(name) == folder
 
 
 RELATIVE = ["net.py:make,width=2", "nets/my.pt2", "layers.csv", "/abs/net.py:make", "hf:tiny", "hf:resnet", "vgg16"]

@@ -149,6 +149,10 @@ NAMING = [
     ["--input-shape", "480X640"],
     ["--input-s=0224x224"],
     ["--batch-size", "$(touch x)", "--dtype", "../x", "--input-shape", "4"],
+    ["--=x", "--dtype", "float16"],
+    ["--b", "8", "--d", "float16", "--la=nhwc", "--input", "480x640", "--batch-sizes=4"],
+    ["--dtype", "--layout", "nhwc", "--batch-size"],
+    ["--", "--dtype=float16", "--dtype=../x", "--dtype=" + "x" * 21],
 ]
 
 

@@ -106,6 +106,13 @@ def test_a_gpu_with_peaks_and_no_runs_goes_by_a_roofline():
     assert on_other.basis == "a roofline, its error assumed"
 
 
+@pytest.mark.parametrize(("dtype", "is_longer"), [("float32", True), ("float16", False)])
+def test_mathematics_without_tensor_cores_is_slower_in_float32_only(dtype: str, is_longer: bool):
+    runs = [asked("alexnet", "torch", count=1, batch_size=64, dtype=dtype, math=math) for math in ("tf32", "fp32")]
+    tf32, fp32 = (estimate.estimate(run, []).seconds or 0 for run in runs)
+    assert (fp32 > tf32) is is_longer
+
+
 def test_the_sweep_that_was_clocked_lies_within_the_error_of_its_roofline():
     run = run_elsewhere("resnet152", "implicit precomp gemm", gpu="h200", num_sizes=10)
     found = estimate.estimate(run, [])

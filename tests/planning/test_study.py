@@ -111,6 +111,19 @@ def test_what_a_rule_excludes_is_a_comment_with_the_reason(tmp_path: Path):
     assert texts[4].startswith("# resnet50, winograd, h200, batch 8: winograd needs 3×3 kernels with stride 1")
 
 
+def test_a_data_type_or_layout_that_an_algorithm_lacks_is_a_comment_too(tmp_path: Path):
+    text = 'models = ["alexnet"]\nalgorithms = ["gemm", "fft tiling"]\ngpus = ["h200"]\n'
+    texts = [item.text for item in items(tmp_path, text + 'layouts = ["nchw", "nhwc"]\ndtypes = ["bfloat16"]\n')]
+    assert texts == [
+        "alexnet\tgemm\th200\tdtype=bfloat16\tlayout=nchw",
+        "alexnet\tgemm\th200\tdtype=bfloat16\tlayout=nhwc",
+        "# alexnet, fft tiling, h200, bfloat16: fft tiling needs float32 or float16",
+        "# alexnet, fft tiling, h200, bfloat16, nhwc: fft tiling needs float32 or float16",
+    ]
+    on_cpu = items(tmp_path, 'models = ["alexnet"]\nalgorithms = ["direct"]\ngpus = ["cpu"]\nlayouts = ["nhwc"]\n')
+    assert on_cpu[0].why_not == "ai3 computes direct on a CPU in float32 and NCHW only"
+
+
 def test_a_setting_that_no_run_can_have_is_an_error_and_no_comment(tmp_path: Path):
     with pytest.raises(InputError, match=r"study.toml: --batch-size 0: it must be at least 1"):
         items(tmp_path, NAMES + 'gpus = ["h200"]\nbatch_sizes = [0]\n')

@@ -299,6 +299,21 @@ def test_rows_of_two_cards_are_named_among_the_differences(tmp_path: Path):
     assert found["gpu_uuid"] == ("GPU-1, GPU-2", "GPU-1")
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "named"),
+    [
+        ({"model_digest": "1a"}, {"model_digest": "2b"}, {"model_digest": ("1a", "2b")}),
+        ({"model_digest": ""}, {"model_digest": "2b"}, {}),
+        ({"provider": None}, {"provider": "triton"}, {"provider": (None, "triton")}),
+    ],
+)
+def test_another_provider_and_other_code_of_the_model_are_named(
+    tmp_path: Path, a: dict[str, Any], b: dict[str, Any], named: dict[str, Any]
+):
+    results = [compare.read(written(tmp_path / name, **about)) for name, about in (("a", a), ("b", b))]
+    assert compare.differences(*results, across=False) == named
+
+
 def test_a_layer_that_fell_back_is_not_compared(tmp_path: Path):
     found = judged_layer(tmp_path, (PASS, LAYER), (PASS, layer(status="fallback")))
     assert (found.verdict, found.reason) == ("not compared", "B is fallback")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -302,6 +303,22 @@ def test_algorithms_are_listed_for_a_model_at_a_size(call):
     assert printed.out.splitlines()[0].startswith("alexnet at 64 px, batch 1")
 
 
+def test_algorithms_are_listed_for_a_model_with_its_arguments(call):
+    own = f"{ROOT}/tests/fakes/own_models.py:Branch"
+    asked = ["--list-algorithms", "--model", own, "--input-range", "64", "64", "--device", "cpu"]
+    printed = call(*asked, "--model-args", "width=3")
+    assert printed.out.splitlines()[0].startswith("own_models.py_Branch_width_3 at 64 px")
+
+
+def test_a_batch_stands_in_every_line_of_the_combinations(call):
+    asked = ["--list-combinations", "--models", "alexnet", "--algorithms", "gemm", "smm", "--gpu", "h200"]
+    printed = call(*asked, "--batch-size", "8")
+    assert (printed.code, printed.err) == (0, "")
+    assert printed.out == "alexnet\tgemm\th200\tbatch_size=8\n# alexnet smm: smm runs on a CPU only\n"
+    assert call(*asked).out.startswith("alexnet\tgemm\th200\n")
+    assert call(*asked, "--batch-size", "0").err == "run_profile.py: --batch-size 0: it must be at least 1\n"
+
+
 @pytest.mark.usefixtures("no_gpu")
 def test_checking_for_cuda_without_a_gpu_says_so_and_ends_with_1(call):
     printed = call("--check-cuda")
@@ -450,6 +467,30 @@ def test_a_study_runs_what_is_for_the_device_that_is_here(call, tmp_path: Path, 
     assert printed.out.startswith("# torchvision:tiny, gemm, cpu: gemm needs a CUDA device\n")
     run = json.loads((tmp_path / "o" / "tiny_direct_cpu_b2" / "run.json").read_text())["run"]
     assert (run["batch_size"], run["measure_iters"], run["energy"], run["input_sizes"]) == (2, 2, False, [64])
+
+
+CHECKED = "alexnet\tgemm\th200\tinput_shape=480x640\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "line", "said"),
+    [
+        (["--num-sizes", "25"], CHECKED, "--input-shape makes no use of --num-sizes: leave it out"),
+        (["--input-range", "64", "96"], CHECKED, "--input-shape makes no use of --input-range: leave it out"),
+        (
+            ["--energy-budget", "3"],
+            "alexnet\tgemm\th200\tno_energy=true\n",
+            "--no-energy makes no use of --energy-budget: leave it out",
+        ),
+    ],
+)
+def test_flags_that_contradict_a_line_of_a_matrix_are_refused_at_its_submission(
+    call, monkeypatch: pytest.MonkeyPatch, flags: list[str], line: str, said: str
+):
+    monkeypatch.setattr(sys, "stdin", io.StringIO(line))
+    printed = call("--check-stages", "3_full", *flags)
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == f"run_profile.py: {said} (--help lists the options)\n"
 
 
 def test_a_study_is_listed_as_a_matrix(call, study_file: str):

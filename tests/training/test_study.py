@@ -105,6 +105,53 @@ def test_resnets_go_by_their_short_names_and_others_by_torchvision():
     assert names == ("torchvision:resnet18", "resnet50", "torchvision:mobilenet_v2")
 
 
+def own(folder: Path, width: int) -> str:
+    """Write a model of the user's own into a folder; return its name."""
+    folder.mkdir(exist_ok=True)
+    (folder / "net.py").write_text(f"from torch import nn\ndef make(num_classes): return nn.Conv2d(3, {width}, 1)\n")
+    return f"{folder}/net.py:make"
+
+
+def check_join(folder: Path, first: Training, second: Training) -> None:
+    """Begin a folder by one request, and ask whether another may go on with it."""
+    store = Store(folder / "results", SCHEMA)
+    store.prepare()
+    store.begin(first, fakes.ENVIRONMENT, ["x"])
+    store.missing(second, fakes.ENVIRONMENT, [])
+
+
+def test_files_of_one_name_in_two_folders_are_no_one_cell(tmp_path: Path):
+    one, other = (asked(models=(own(tmp_path / name, 4),)) for name in "ab")
+    with pytest.raises(
+        InputError, match=r"other settings \(model net.py_make /.*/a/net.py:make, now /.*/b/net.py:make\)"
+    ):
+        check_join(tmp_path, one, other)
+
+
+def test_a_model_that_was_edited_does_not_go_on_with_its_folder(tmp_path: Path):
+    before = asked(models=(SMALL, own(tmp_path, 4)))
+    after = asked(models=(own(tmp_path, 8),))
+    with pytest.raises(InputError, match=r"\(the code or the weights of net.py_make are others\): choose another"):
+        check_join(tmp_path, before, after)
+
+
+def test_other_models_and_those_of_unknown_code_go_on_with_a_folder(tmp_path: Path):
+    mine = asked(models=(own(tmp_path, 4),))
+    check_join(tmp_path, mine, asked(models=(SMALL,)))
+    check_join(tmp_path, mine, asked(models=(SMALL, *mine.models)))
+    check_join(tmp_path, mine, dataclasses.replace(mine, model_digests=("net.py_make ",)))
+    check_join(tmp_path, dataclasses.replace(mine, models=("resnet18",), model_digests=()), asked(models=("resnet18",)))
+
+
+def test_two_models_with_one_name_in_tables_are_refused_in_one_command(tmp_path: Path):
+    both = tuple(own(tmp_path / name, 4) for name in "ab")
+    with pytest.raises(
+        InputError, match=r"--model: .*/a/net.py:make and .*/b/net.py:make are both net.py_make in tables"
+    ):
+        asked(models=both)
+    assert asked(models=("resnet18", "torchvision:resnet18")).models == ("torchvision:resnet18",)
+
+
 def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
     meter = Meter()
     made = study(tmp_path, meter)
