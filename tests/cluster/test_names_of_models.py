@@ -116,7 +116,8 @@ def test_a_run_here_gets_the_file_in_full(elsewhere: Path):
     assert f"'--model' '{elsewhere}/own.py:make'" in done.stdout
 
 
-@pytest.mark.parametrize("option", ["--matrix", pytest.param("--study", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("option", ["--matrix", "--study"])
 def test_a_file_of_a_matrix_or_a_study_is_of_where_the_user_stands(elsewhere: Path, option: str):
     (elsewhere / "files").mkdir()
     lines = {

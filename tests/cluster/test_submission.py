@@ -141,6 +141,7 @@ def test_a_setting_that_no_line_can_have_is_refused(setting: str):
         submission.requests([each], ["2_quick"], [])
 
 
+@pytest.mark.long
 def test_images_that_are_not_square_are_for_the_last_stage():
     each = submission.find("alexnet", "gemm", "l40s", flags=["--input-shape", "480x640"])
     assert each.folder_name == "alexnet_gemm_l40s_480x640"

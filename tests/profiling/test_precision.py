@@ -181,7 +181,7 @@ class Growing(nn.Module):
 @pytest.mark.parametrize(("dtype", "said"), [("float16", True), ("bfloat16", False), ("float32", False)])
 def test_an_output_that_is_not_finite_is_said_with_the_row(dtype: str, said: bool):
     model = Growing(Branching()).to(getattr(torch, dtype))
-    layers = [layer(name="one"), layer(name="two", position=1)]
+    layers = [layer(name="inner.one"), layer(name="inner.two", position=1)]
     with torch.inference_mode():
         made = Bench(
             run(warmup_iters=0, measure_iters=2, dtype=dtype), model, torch.device("cpu"), LayerTimer([2.0, 1.0]),

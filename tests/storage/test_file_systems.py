@@ -27,7 +27,7 @@ def said(log: Path) -> str:
 
 
 @in_a_namespace
-@pytest.mark.parametrize("free_kib", [range(0, 400, 80), pytest.param(range(0, 400, 27), marks=pytest.mark.long)])
+@pytest.mark.parametrize("free_kib", [range(0, 600, 120), pytest.param(range(0, 600, 45), marks=pytest.mark.long)])
 def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_run_goes_on(
     victims: Victims, tmp_path: Path, free_kib: range
 ):
@@ -52,7 +52,7 @@ def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_r
         assert_whole(seen / "run")
         shutil.rmtree(seen / "run")
     assert set(ends) == {0, 2, 74}
-    assert ends.count(74) > len(free_kib) / 5
+    assert ends.count(74) >= len(free_kib) / 5
 
 
 @in_a_namespace

@@ -17,7 +17,7 @@ from convscope.kernels.conv3d.layout import Blocks3d
 
 CPU = torch.device("cpu")
 # NumPy's: of products that are not stored, and of infinities that meet.
-pytestmark = pytest.mark.filterwarnings("ignore:invalid value")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:invalid value")]
 
 PLANE = Convolution((2, 16, 9, 10), (20, 16, 3, 3), (1, 1), (1, 1), (1, 1), math="fp32")
 IN_2D = {
