@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a pass of a model is made of, what runs in it, and what a choice layer by layer saves. Prints, asserts nothing.
+"""Models of many kinds: the work of a pass, its kernels, and the gain of a choice by layer. Prints, asserts nothing.
 
 python benchmarks/models.py [--models timm:convnext_tiny …] [--settings fp32 tf32 float16,nhwc] [--batch-sizes 1 32]
 

@@ -1,4 +1,4 @@
-"""Which algorithm is best for each layer of a model of your own: the library in one call.
+"""The best algorithm for each layer of a model of your own: the library in one call.
 
 python examples/library.py
 """
