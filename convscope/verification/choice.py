@@ -21,6 +21,7 @@ from tqdm import tqdm
 
 from convscope import failures
 from convscope.convolution import algorithms, assignment, backends, swap, tolerance
+from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
@@ -89,7 +90,7 @@ class _CandidateSwap:
         self.usable: dict[str, list[bool]] = {}
         check = card_check(device, dtype=run.dtype)
         for algorithm in algorithms.ALGORITHMS.values():
-            if algorithms.why_not_on_device(algorithm, run.device_type):
+            if algorithms.why_not_on_device(algorithm, run.device_type) or _left_out(algorithm, run.provider):
                 continue
             given = run.device_type, check, run.dtype, run.layout
             reasons = assignment.why_not_each(algorithm, subject.layers, *given)
@@ -115,6 +116,12 @@ class _CandidateSwap:
         """Restore the model's own convolutions."""
         self._swapped.restore()
         self._thread.close()
+
+
+def _left_out(algorithm: Algorithm, provider: str | None) -> bool:
+    """Return whether a choice among one library's algorithms is without this one; PyTorch's own stays in any."""
+    others = provider is not None and algorithm.name != HEURISTIC
+    return others and algorithms.why_not_by_provider(algorithm, str(provider)) is not None
 
 
 def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> ChoiceResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_the_fastest_algorithms_of_cudnn_are_put_together(tmp_path: Path, layout
     row = measured(tmp_path, "--engines", "cudnn-best", "--batch-sizes", "1", "--layout", layout).iloc[0]
     assert row["status"] == "ok"
     assert row["layout"] == layout
-    assert "gemm" in row["remark"] or " torch" in row["remark"]
+    chosen = re.findall(r"(\d+) ([a-z ]+)", row["remark"].split("; ")[1])
+    assert sum(int(count) for count, _ in chosen) == 53
+    assert "direct" not in {name for _, name in chosen}  # it is Triton's
 
 
 @pytest.mark.parametrize("engine", ["compile", "compile-max", "aot"])

@@ -13,6 +13,7 @@ import torch
 from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 
+from convscope.convolution import algorithms
 from convscope.convolution.backends import PlanThread
 from convscope.errors import HostTooSlowError
 from convscope.timing.summary import summarize
@@ -173,6 +174,13 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
     assert {name: (len(one.passes_ms), one.layers_ms) for name, one in found.items()} == {
         name: (3, [3.0] * 3) for name in names
     }
+
+
+def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
+    every = algorithms.ALGORITHMS.values()
+    assert not any(choice._left_out(each, None) for each in every)
+    assert {each.name for each in every if choice._left_out(each, "cudnn")} == {"direct", "smm"}
+    assert {each.name for each in every if not choice._left_out(each, "triton")} == {"direct", "winograd", "torch"}
 
 
 def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():

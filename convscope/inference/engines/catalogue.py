@@ -86,10 +86,10 @@ def cudnn_best(workload: Workload) -> Engine:
     run = Run(
         model=workload.name, algorithm="guess", stage="1_sanity", gpu="cuda", input_sizes=(workload.given.shape[-1],),
         device=str(workload.device), batch_size=workload.given.shape[0], math=workload.math, dtype=workload.dtype,
-        energy=False,
+        energy=False, provider="cudnn",
     )  # fmt: skip
     started_s = time.perf_counter()
-    with backends.settings(layout=workload.layout):
+    with backends.settings(provider=run.provider, layout=workload.layout):
         subject = Subject(run, model, layers, (given,))
         best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=2)
         compile_s = time.perf_counter() - started_s
