@@ -28,7 +28,7 @@ import run_verify
 from convscope.cli.display import table
 from convscope.storage.paths import slug
 from convscope.timing.shares import shares_pct
-from convscope.verification import choice, kernel_families
+from convscope.verification import candidates, choice, kernel_families
 
 MODELS = (
     *("timm:convnext_tiny", "timm:vit_small_patch16_224", "timm:efficientnet_b0", "torchvision:regnet_y_400mf"),
@@ -84,9 +84,9 @@ def profiled(folder: Path) -> tuple[str, ...]:
 def chosen(folder: Path) -> tuple[str, ...]:
     """Return the cells of a choice: the pass of the fastest of each layer, and what it saves of PyTorch's."""
     passes = pd.read_csv(next(folder.glob("*/passes.csv"))).set_index("convolutions_by")
-    if choice.TOGETHER not in passes.index or choice.HEURISTIC not in passes.index:
+    if choice.TOGETHER not in passes.index or candidates.HEURISTIC not in passes.index:
         return "-", "-", "-"
-    together, torchs = passes.loc[choice.TOGETHER], passes.loc[choice.HEURISTIC]
+    together, torchs = passes.loc[choice.TOGETHER], passes.loc[candidates.HEURISTIC]
     saved = f"{together['saved_us']:.1f} ± {together['saved_ci99_us']:.1f}"
     share = 100 * together["saved_us"] / (torchs["mean_ms"] * 1e3)
     return f"{together['mean_ms']:.3f}", saved, f"{share:.1f} %"
@@ -119,7 +119,7 @@ def main() -> int:
     options.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
     options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
     options.add_argument("--input-size", type=int, default=224, metavar="PX")
-    options.add_argument("--rounds", type=int, default=2, metavar="N", help="captures of each candidate, of each round")
+    options.add_argument("--rounds", type=int, default=choice.ROUNDS, metavar="N", help="captures of each candidate, of each round")
     options.add_argument("--no-choice", action="store_true", help="the profiles alone")
     options.add_argument("--device", default="auto")
     options.add_argument("--results", default="results/models", metavar="DIR")

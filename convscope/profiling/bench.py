@@ -182,6 +182,11 @@ class Bench:
             times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
         return [fmean(samples) for samples in times.less(self._overhead_us([times]) or 0.0)]
 
+    def launched_ms(self, given: Inputs, passes: int) -> list[float]:
+        """Return the least time of each convolution in some passes on a GPU that Python launches, launches included."""
+        times = eager.eager_times(partial(self._model, *given), self._timer, passes, hides=False)
+        return [min(samples) for samples in times.layers_ms]
+
     def steady_energy(self, load: SteadyLoad) -> tuple[LoadEnergy | None, str | None]:
         """Measure the energy of a steady load as the run asks for it; a missing energy is noted once."""
         run = self._run

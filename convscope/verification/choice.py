@@ -11,21 +11,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-import torch
 from tqdm import tqdm
 
-from convscope import failures
-from convscope.convolution import algorithms, assignment, backends, swap, tolerance
-from convscope.convolution.algorithms import Algorithm
-from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
-from convscope.convolution.operator import card_check
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
@@ -34,19 +28,22 @@ from convscope.timing import placement, summary, trace
 from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import Difference, Summary, difference, paired_difference
 from convscope.verification import kernel_families
+from convscope.verification.candidates import (
+    CHOOSERS_ONLY,
+    HEURISTIC,
+    PICKS,
+    CandidateSwap,
+    Note,
+    leave_out_hopeless,
+    leave_out_wrong,
+    tried,
+)
 from convscope.verification.evidence import Subject
 from convscope.verification.rows import ChoiceRow, ModelKey, PassRow
 
 T = TypeVar("T")
-Note = Callable[[str], None]
 CONFIDENCE = 0.99
 ROUNDS = 5
-GUESS, HEURISTIC, BENCHMARK = "guess", "torch", "torch benchmark"
-PICKS = (GUESS, HEURISTIC, BENCHMARK)
-"""The choosers: cuDNN's heuristic, PyTorch by default, PyTorch with `torch.backends.cudnn.benchmark`."""
-CHOOSERS_ONLY = (GUESS, BENCHMARK)
-"""No candidates for the fastest: cuDNN's heuristic picks one of the algorithms, and no layer alone can be given the
-search. PyTorch's default is a candidate: a layer is left to it."""
 TOGETHER = "fastest of each layer"
 JUDGED = (TOGETHER, *PICKS)
 
@@ -80,50 +77,6 @@ class ChoiceResult:
     passes: Mapping[str, PassRounds]
 
 
-class _CandidateSwap:
-    """Swaps one candidate after another into a model and runs work with it."""
-
-    def __init__(self, subject: Subject) -> None:
-        run, device = subject.run, subject.device
-        self._swapped = swap.Swap(subject.model)
-        self.assignments: dict[str, dict[str, str]] = {}
-        self.usable: dict[str, list[bool]] = {}
-        check = card_check(device, dtype=run.dtype)
-        for algorithm in algorithms.ALGORITHMS.values():
-            if algorithms.why_not_on_device(algorithm, run.device_type) or _left_out(algorithm, run.provider):
-                continue
-            given = run.device_type, check, run.dtype, run.layout
-            reasons = assignment.why_not_each(algorithm, subject.layers, *given)
-            if all(reasons):
-                continue
-            self.usable[algorithm.name] = [reason is None for reason in reasons]
-            chosen = dataclasses.replace(run, algorithm=algorithm.name, unsupported="fallback")
-            self.assignments[algorithm.name] = dict(assignment.assign(chosen, subject.layers, check).algorithms)
-        if device.type == "cuda":
-            self.usable[BENCHMARK] = list(self.usable[HEURISTIC])
-            self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
-        self._thread = PlanThread(device)  # for the plans that benchmark chooses
-
-    def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run `work` with the algorithms of this candidate in the model."""
-        self._swapped.apply(self.assignments[name])
-        if name != BENCHMARK:
-            return work()
-        with backends.searching():
-            return self._thread.run(torch.inference_mode()(work))
-
-    def close(self) -> None:
-        """Restore the model's own convolutions."""
-        self._swapped.restore()
-        self._thread.close()
-
-
-def _left_out(algorithm: Algorithm, provider: str | None) -> bool:
-    """Return whether a choice among one library's algorithms is without this one; PyTorch's own stays in any."""
-    others = provider is not None and algorithm.name != HEURISTIC
-    return others and algorithms.why_not_by_provider(algorithm, str(provider)) is not None
-
-
 def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> ChoiceResult:
     """Time every candidate for every layer, in rounds.
 
@@ -132,8 +85,9 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         note: called with one line for each candidate that is left out, with the reason.
     """
     bench.expect(subject.layers)
-    with contextlib.closing(_CandidateSwap(subject)) as swapped:
-        _leave_out_wrong(subject, swapped, note)
+    with contextlib.closing(CandidateSwap(subject)) as swapped:
+        leave_out_wrong(subject, swapped, note)
+        leave_out_hopeless(subject, bench, swapped, note)
         times_by_name = _rounds(subject, bench, swapped, note, range(rounds), list(swapped.assignments))
         timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
@@ -142,18 +96,7 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         return ChoiceResult(candidates, judged)
 
 
-def _leave_out_wrong(subject: Subject, swapped: _CandidateSwap, note: Note) -> None:
-    """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
-    for name, usable in swapped.usable.items():
-        observations = swapped.run(name, lambda: observe(subject.model, subject.inputs, check_errors=True))
-        for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
-            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math, subject.run.dtype)
-            if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
-                usable[index] = False
-                note(f"{name} is wrong for {layer.name} and left out there: {reason}")
-
-
-def _judge(subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
+def _judge(subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
     """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
     stopwatch, model = Stopwatch(subject.device), subject.model
     names = [name for name in JUDGED if name in swapped.assignments]
@@ -177,8 +120,9 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
     "torch", which leaves a layer to PyTorch, is one of them.
     """
     bench.expect(subject.layers)
-    with contextlib.closing(_CandidateSwap(subject)) as swapped:
-        _leave_out_wrong(subject, swapped, note)
+    with contextlib.closing(CandidateSwap(subject)) as swapped:
+        leave_out_wrong(subject, swapped, note)
+        leave_out_hopeless(subject, bench, swapped, note)
         names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
         candidates = [
             _timed(swapped, name, times)
@@ -188,26 +132,27 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
 
 
 def _rounds(
-    subject: Subject, bench: Bench, swapped: _CandidateSwap, note: Note, rounds: Sequence[int], names: Sequence[str]
+    subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note, rounds: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     """Time the layers of each candidate in turn; a round is a placement in memory, the same for all."""
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for place in tqdm(rounds, desc=f"{subject.run.model}, choice", unit="round", disable=None):
         for name in list(times):
-            try:
-                times[name].append(swapped.run(name, partial(bench.layer_times_ms, subject.inputs, place)))
-            except Exception as error:
-                note(f"{name} is left out: {failures.of_cell(error, subject.device).reason}")
+            work = partial(bench.layer_times_ms, subject.inputs, place)
+            taken_ms = tried(swapped, name, subject, note, work)
+            if taken_ms is None:
                 del times[name]
+            else:
+                times[name].append(taken_ms)
             bench.release()
     return times
 
 
-def _timed(swapped: _CandidateSwap, name: str, times: list[list[float]]) -> Candidate:
+def _timed(swapped: CandidateSwap, name: str, times: list[list[float]]) -> Candidate:
     return Candidate(name, _usable(swapped.usable[name], _summaries(times)), [], [])
 
 
-def _traced(subject: Subject, swapped: _CandidateSwap, timed: Candidate) -> Candidate:
+def _traced(subject: Subject, swapped: CandidateSwap, timed: Candidate) -> Candidate:
     """Return a candidate with the algorithms and kernels of an eager pass."""
     ran, kernels = swapped.run(timed.name, lambda: _executed(subject))
     usable = swapped.usable[timed.name]

@@ -10,7 +10,7 @@ from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
 from convscope.profiling.request import Run
 from convscope.storage.paths import precision
-from convscope.verification import choice
+from convscope.verification import candidates, choice
 from convscope.verification.rows import ChoiceRow, PassRow
 
 
@@ -27,7 +27,7 @@ def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, PassRow]) -> s
     layers: dict[int, list[ChoiceRow]] = {}
     for row in rows:
         layers.setdefault(row.position, []).append(row)
-    picks = [pick for pick in choice.PICKS if any(row.candidate == pick for row in rows)]
+    picks = [pick for pick in candidates.PICKS if any(row.candidate == pick for row in rows)]
     header = ("layer", "µs", *(f"{pick}: regret µs" for pick in picks), "fastest")
     lines = [table(header, [_choice_line(rows_of_layer, picks) for rows_of_layer in layers.values()])]
     lines += [_pass_line(name, judged, len(layers)) for name, judged in passes.items()]
@@ -47,7 +47,7 @@ def _pass_line(name: str, judged: PassRow, layers: int) -> str:
 
 def advice(passes: Mapping[str, PassRow]) -> str:
     """Return one sentence: keep PyTorch's choice, or what choosing layer by layer saves of its pass."""
-    judged, torchs = passes.get(choice.TOGETHER), passes.get(choice.HEURISTIC)
+    judged, torchs = passes.get(choice.TOGETHER), passes.get(candidates.HEURISTIC)
     if all(row.layers_us is None for row in passes.values()):
         return "an older version wrote these tables: PyTorch was no candidate, pairs stood alone; --overwrite them"
     if judged is None or torchs is None or judged.saved_us is None or judged.saved_ci99_us is None:
@@ -64,12 +64,12 @@ def advice(passes: Mapping[str, PassRow]) -> str:
 
 
 def _choice_line(rows: Sequence[ChoiceRow], picks: Sequence[str]) -> tuple[str, ...]:
-    candidates = [row for row in rows if row.candidate not in choice.CHOOSERS_ONLY]
-    ties = [row.candidate for row in candidates[1:] if row.rank == 1]
+    rivals = [row for row in rows if row.candidate not in candidates.CHOOSERS_ONLY]
+    ties = [row.candidate for row in rivals[1:] if row.rank == 1]
     by_name = {row.candidate: row for row in rows}
-    fastest = candidates[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
-    figures = (f"{candidates[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks))
-    return candidates[0].layer, *figures, fastest
+    fastest = rivals[0].candidate + (f" (ties: {', '.join(ties)})" if ties else "")
+    figures = (f"{rivals[0].mean_ms * 1e3:.1f}", *(_pick(by_name.get(pick)) for pick in picks))
+    return rivals[0].layer, *figures, fastest
 
 
 def _pick(row: ChoiceRow | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -14,7 +15,8 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run, make_run
 from convscope.storage import environment
 from convscope.timing import trace
-from convscope.verification import choice, support
+from convscope.verification import candidates, choice, support
+from convscope.verification.candidates import CandidateSwap
 from convscope.verification.evidence import open_subject
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -111,7 +113,7 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
         rows = choice.rows(run, environment.read(torch.device(run.device)), subject.layers, found.candidates)
     for position in range(len(subject.layers)):
         mine = [row for row in rows if row.position == position]
-        assert {*choice.PICKS, "gemm", "implicit gemm", "implicit precomp gemm"} <= {row.candidate for row in mine}
+        assert {*candidates.PICKS, "gemm", "implicit gemm", "implicit precomp gemm"} <= {row.candidate for row in mine}
         assert mine[0].rank == 1
         assert all(row.mean_ms > 0 for row in mine)
         assert next(row for row in mine if row.candidate == "guess").chosen in algorithms.ALGORITHMS
@@ -121,6 +123,24 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
     assert slowest.rank > 1
     assert set(found.passes) == set(choice.JUDGED)
     assert all(len(one.passes_ms) == len(one.layers_ms) == 3 for one in found.passes.values())
+
+
+def test_what_launches_kernels_for_each_group_is_no_candidate_in_depthwise_layers():
+    run, noted = made_run("torchvision:mobilenet_v2", "torch"), []
+    with open_subject(run) as subject, contextlib.closing(CandidateSwap(subject)) as swapped:
+        timer = CUDALayerTimer(subject.model, "cuda")
+        bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
+        bench.expect(subject.layers)
+        before = {name: sum(usable) for name, usable in swapped.usable.items()}
+        candidates.leave_out_wrong(subject, swapped, print)
+        candidates.leave_out_hopeless(subject, bench, swapped, noted.append)
+        after = {name: sum(usable) for name, usable in swapped.usable.items()}
+        depthwise = [layer.groups == layer.out_channels > 100 for layer in subject.layers]
+        assert not any(can and many for can, many in zip(swapped.usable["fft tiling"], depthwise, strict=True))
+    assert any(note.startswith("fft tiling is left out of") for note in noted)
+    assert 0 < after["fft tiling"] < before["fft tiling"]  # the pointwise ones stay
+    usual = ("torch", "torch benchmark", "guess", "implicit gemm", "implicit precomp gemm")
+    assert {name: after[name] for name in usual} == {name: before[name] for name in usual}
 
 
 def test_each_step_has_the_kernels_that_it_launched():

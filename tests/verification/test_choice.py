@@ -17,6 +17,7 @@ from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 import run_verify
 from convscope.timing.summary import summarize
 from convscope.verification import choice, report
+from convscope.verification.candidates import CHOOSERS_ONLY, CandidateSwap, leave_out_wrong
 from convscope.verification.choice import Candidate
 from convscope.verification.evidence import open_subject
 from convscope.verification.request import make_verification
@@ -79,7 +80,7 @@ def test_pytorchs_own_choice_can_be_the_fastest_and_regrets_nothing_then():
     assert of(found, "gemm").rank == 2
 
 
-@pytest.mark.parametrize("name", choice.CHOOSERS_ONLY)
+@pytest.mark.parametrize("name", CHOOSERS_ONLY)
 def test_a_chooser_that_no_layer_alone_can_be_given_is_no_competitor(name: str):
     found = rows(candidate("gemm", SLOW, FAST), candidate(name, FAST, FAST))
     assert of(found, "gemm").rank == 1
@@ -222,8 +223,8 @@ def test_a_candidate_that_computes_something_else_is_no_choice(monkeypatch: pyte
     monkeypatch.setattr(SwappedConv2d, "forward", forward)
     request = make_verification("torchvision:squeezenet1_1", "torch", 48, device="cpu", question="choice", rounds=2)
     notes: list[str] = []
-    with open_subject(request) as subject, contextlib.closing(choice._CandidateSwap(subject)) as swapped:
-        choice._leave_out_wrong(subject, swapped, notes.append)
+    with open_subject(request) as subject, contextlib.closing(CandidateSwap(subject)) as swapped:
+        leave_out_wrong(subject, swapped, notes.append)
         assert {name: any(usable) for name, usable in swapped.usable.items()} == {
             "torch": True, "direct": True, "smm": False,
         }  # fmt: skip

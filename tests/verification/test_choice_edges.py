@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +11,9 @@ import torch
 from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 
-from convscope.convolution import algorithms
-from convscope.convolution.backends import PlanThread
 from convscope.errors import HostTooSlowError
 from convscope.timing.summary import summarize
-from convscope.verification import choice
+from convscope.verification import candidates, choice
 from convscope.verification.choice import Candidate
 from convscope.verification.rows import ModelKey
 
@@ -101,7 +97,7 @@ def test_the_pairs_of_candidates_share_an_error_rate_of_one_percent(candidates: 
 def test_regret_and_saving_have_students_interval_at_99_percent():
     passes = {
         choice.TOGETHER: choice.PassRounds([1.0, 2.0, 3.0], [0.5, 1.0, 1.5]),
-        choice.HEURISTIC: choice.PassRounds([2.0, 3.5, 5.0], [1.0, 2.0, 3.0]),
+        candidates.HEURISTIC: choice.PassRounds([2.0, 3.5, 5.0], [1.0, 2.0, 3.0]),
     }
     together, torchs = choice.pass_rows(ModelKey("alexnet", 64, 1, "fp32"), run(), passes)
     half_us = 500 * 9.92484320091807 / 3**0.5  # two degrees of freedom
@@ -160,7 +156,7 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
 
 def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_them():
     swapped, places = Swapped(), []
-    swapped.assignments = {"gemm": {}, choice.TOGETHER: {}, choice.HEURISTIC: {}}
+    swapped.assignments = {"gemm": {}, choice.TOGETHER: {}, candidates.HEURISTIC: {}}
 
     def layer_times_ms(given: object, place: int) -> list[float]:
         places.append((swapped.name, place))
@@ -169,31 +165,8 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
     subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=CPU, model=torch.nn.Identity())
     found = choice._judge(subject, bench, swapped, print, 3)
-    names = [choice.TOGETHER, choice.HEURISTIC]
+    names = [choice.TOGETHER, candidates.HEURISTIC]
     assert places == [(name, place) for place in (3, 4, 5) for name in names]
     assert {name: (len(one.passes_ms), one.layers_ms) for name, one in found.items()} == {
         name: (3, [3.0] * 3) for name in names
     }
-
-
-def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
-    every = algorithms.ALGORITHMS.values()
-    assert not any(choice._left_out(each, None) for each in every)
-    assert {each.name for each in every if choice._left_out(each, "cudnn")} == {"direct", "smm"}
-    assert {each.name for each in every if not choice._left_out(each, "triton")} == {"direct", "winograd", "torch"}
-
-
-def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():
-    swapped = object.__new__(choice._CandidateSwap)
-    applied: list[dict[str, str]] = []
-    swapped.assignments = {"gemm": {"only": "gemm"}, choice.BENCHMARK: {"only": "torch"}}
-    swapped._swapped = SimpleNamespace(apply=applied.append, restore=lambda: None)
-    swapped._thread = PlanThread(torch.device("cpu"))
-    here = threading.get_ident()
-    with contextlib.closing(swapped):
-        found = [
-            swapped.run(name, lambda: (threading.get_ident() == here, torch.backends.cudnn.benchmark))
-            for name in ("gemm", choice.BENCHMARK)
-        ]
-    assert found == [(True, False), (False, True)]
-    assert applied == [{"only": "gemm"}, {"only": "torch"}]

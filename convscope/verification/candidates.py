@@ -1,0 +1,145 @@
+"""The candidates of a choice: swapped into a model one after another, each where it can be the fastest."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+import torch
+
+from convscope import failures
+from convscope.convolution import algorithms, assignment, backends, swap, tolerance
+from convscope.convolution.algorithms import Algorithm
+from convscope.convolution.backends import PlanThread
+from convscope.convolution.layer import Layer
+from convscope.convolution.observation import observe
+from convscope.convolution.operator import card_check
+from convscope.profiling.bench import Bench
+from convscope.verification.evidence import Subject
+
+T = TypeVar("T")
+Note = Callable[[str], None]
+GUESS, HEURISTIC, BENCHMARK = "guess", "torch", "torch benchmark"
+PICKS = (GUESS, HEURISTIC, BENCHMARK)
+"""The choosers: cuDNN's heuristic, PyTorch by default, PyTorch with `torch.backends.cudnn.benchmark`."""
+CHOOSERS_ONLY = (GUESS, BENCHMARK)
+"""No candidates for the fastest: cuDNN's heuristic picks one of the algorithms, and no layer alone can be given the
+search. PyTorch's default is a candidate: a layer is left to it."""
+HOPELESS = 30
+"""Launched one by one, a layer of more than so many times the least time is not the fastest of a replay either: a
+launch takes the host a few times as long as the shortest kernel takes the GPU. cuDNN's FFT launches kernels for each
+group, and to capture those of a network of depthwise layers takes minutes."""
+_LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of the host is part of
+
+
+class CandidateSwap:
+    """Swaps one candidate after another into a model and runs work with it."""
+
+    def __init__(self, subject: Subject) -> None:
+        run, device = subject.run, subject.device
+        self._swapped = swap.Swap(subject.model)
+        self.assignments: dict[str, dict[str, str]] = {}
+        self.usable: dict[str, list[bool]] = {}
+        check = card_check(device, dtype=run.dtype)
+        for algorithm in algorithms.ALGORITHMS.values():
+            if algorithms.why_not_on_device(algorithm, run.device_type) or _left_out(algorithm, run.provider):
+                continue
+            given = run.device_type, check, run.dtype, run.layout
+            reasons = assignment.why_not_each(algorithm, subject.layers, *given)
+            if all(reasons):
+                continue
+            self.usable[algorithm.name] = [reason is None for reason in reasons]
+            chosen = dataclasses.replace(run, algorithm=algorithm.name, unsupported="fallback")
+            self.assignments[algorithm.name] = dict(assignment.assign(chosen, subject.layers, check).algorithms)
+        if device.type == "cuda":
+            self.usable[BENCHMARK] = list(self.usable[HEURISTIC])
+            self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
+        self._thread = PlanThread(device)  # for the plans that benchmark chooses
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` with the algorithms of this candidate in the model."""
+        self._swapped.apply(self.assignments[name])
+        if name != BENCHMARK:
+            return work()
+        with backends.searching():
+            return self._thread.run(torch.inference_mode()(work))
+
+    def leave_out(self, name: str, layers: Sequence[Layer], positions: Sequence[int]) -> None:
+        """Take a candidate from the layers at these positions: PyTorch runs them in its passes."""
+        usable, unable = self.usable[name], {layers[position].name for position in positions}
+        self.usable[name] = [can and layer.name not in unable for can, layer in zip(usable, layers, strict=True)]
+        assigned = self.assignments[name]
+        self.assignments[name] = {layer: HEURISTIC if layer in unable else one for layer, one in assigned.items()}
+        if not any(self.usable[name]):
+            del self.assignments[name]
+
+    def close(self) -> None:
+        """Restore the model's own convolutions."""
+        self._swapped.restore()
+        self._thread.close()
+
+
+def _left_out(algorithm: Algorithm, provider: str | None) -> bool:
+    """Return whether a choice among one library's algorithms is without this one; PyTorch's own stays in any."""
+    others = provider is not None and algorithm.name != HEURISTIC
+    return others and algorithms.why_not_by_provider(algorithm, str(provider)) is not None
+
+
+def leave_out_wrong(subject: Subject, swapped: CandidateSwap, note: Note) -> None:
+    """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
+    for name, usable in swapped.usable.items():
+        observations = swapped.run(name, lambda: observe(subject.model, subject.inputs, check_errors=True))
+        for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
+            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math, subject.run.dtype)
+            if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
+                usable[index] = False
+                note(f"{name} is wrong for {layer.name} and left out there: {reason}")
+
+
+def leave_out_hopeless(subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note) -> None:
+    """Leave candidates out of the layers where they take more than `HOPELESS` times the least; captures nothing."""
+    if subject.device.type == "cpu":
+        return  # no pass is captured there
+    launched_ms: dict[str, list[float]] = {}
+    for name in [name for name in swapped.assignments if name != BENCHMARK]:
+        taken_ms = tried(swapped, name, subject, note, partial(bench.launched_ms, subject.inputs, _LAUNCHES))
+        if taken_ms is None:
+            del swapped.assignments[name]
+        else:
+            launched_ms[name] = taken_ms
+        bench.release()
+    for name, positions in hopeless(launched_ms, swapped.usable).items():
+        swapped.leave_out(name, subject.layers, positions)
+        many = f"{len(positions)} of {len(subject.layers)} layers"
+        note(f"{name} is left out of {many}: launched one by one it takes more than {HOPELESS} times the least there")
+
+
+def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Sequence[bool]]) -> dict[str, list[int]]:
+    """Return by name the positions of the layers where a candidate that is no chooser cannot be the fastest."""
+    every = enumerate(zip(*launched_ms.values(), strict=True))
+    able = [
+        [time_ms for name, time_ms in zip(launched_ms, times, strict=True) if usable[name][at]] for at, times in every
+    ]
+    least_ms = [min(times, default=math.inf) for times in able]
+    found = {
+        name: [
+            index
+            for index, (time_ms, least) in enumerate(zip(times, least_ms, strict=True))
+            if usable[name][index] and time_ms > HOPELESS * least
+        ]
+        for name, times in launched_ms.items()
+        if name not in PICKS
+    }
+    return {name: positions for name, positions in found.items() if positions}
+
+
+def tried(swapped: CandidateSwap, name: str, subject: Subject, note: Note, work: Callable[[], T]) -> T | None:
+    """Run `work` with a candidate in the model; note why where it fails, and return None."""
+    try:
+        return swapped.run(name, work)
+    except Exception as error:
+        note(f"{name} is left out: {failures.of_cell(error, subject.device).reason}")
+        return None

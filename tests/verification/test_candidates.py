@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fakes import layer, run
+
+from convscope import failures
+from convscope.convolution import algorithms
+from convscope.convolution.backends import PlanThread
+from convscope.verification import candidates
+from convscope.verification.candidates import CandidateSwap
+
+LAYERS = [layer(name=name, position=position) for position, name in enumerate(("first", "second", "first"))]
+
+
+def swapped_with(**names: Sequence[bool]) -> CandidateSwap:
+    """A swap that swaps nothing: each candidate has its own algorithm in all layers, and can use some of them."""
+    swapped = object.__new__(CandidateSwap)
+    swapped.usable = {name: list(usable) for name, usable in names.items()}
+    swapped.assignments = {name: {"first": name, "second": name} for name in names}
+    swapped._swapped = SimpleNamespace(apply=lambda given: None, restore=lambda: None)
+    return swapped
+
+
+def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
+    every = algorithms.ALGORITHMS.values()
+    assert not any(candidates._left_out(each, None) for each in every)
+    assert {each.name for each in every if candidates._left_out(each, "cudnn")} == {"direct", "smm"}
+    assert {each.name for each in every if not candidates._left_out(each, "triton")} == {"direct", "winograd", "torch"}
+
+
+def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():
+    swapped = object.__new__(candidates.CandidateSwap)
+    applied: list[dict[str, str]] = []
+    swapped.assignments = {"gemm": {"only": "gemm"}, candidates.BENCHMARK: {"only": "torch"}}
+    swapped._swapped = SimpleNamespace(apply=applied.append, restore=lambda: None)
+    swapped._thread = PlanThread(torch.device("cpu"))
+    here = threading.get_ident()
+    with contextlib.closing(swapped):
+        found = [
+            swapped.run(name, lambda: (threading.get_ident() == here, torch.backends.cudnn.benchmark))
+            for name in ("gemm", candidates.BENCHMARK)
+        ]
+    assert found == [(True, False), (False, True)]
+    assert applied == [{"only": "gemm"}, {"only": "torch"}]
+
+
+def test_hopeless_is_what_takes_more_than_thirty_times_the_least_of_those_that_can():
+    launched_ms = {
+        "torch": [1.0, 1.0],
+        "fft": [30.0, 30.1],
+        "gemm": [40.0, 2.0],
+        "guess": [99.0, 99.0],
+        "smm": [0.1, 99],
+    }
+    usable = {"torch": [True, True], "fft": [True, True], "gemm": [True, True], "guess": [True, True]}
+    assert candidates.hopeless(launched_ms, {**usable, "smm": [False, False]}) == {"fft": [1], "gemm": [0]}
+    assert candidates.hopeless(launched_ms, {**usable, "smm": [True, False]}) == {"fft": [0, 1], "gemm": [0]}
+
+
+def test_where_nothing_can_be_used_nothing_is_hopeless():
+    assert candidates.hopeless({"fft": [1.0], "gemm": [0.0]}, {"fft": [False], "gemm": [False]}) == {}
+    assert candidates.hopeless({"fft": [0.0], "gemm": [0.0]}, {"fft": [True], "gemm": [True]}) == {}
+    assert candidates.hopeless({}, {}) == {}
+
+
+def test_a_candidate_leaves_every_call_of_a_layer_to_pytorch_and_goes_with_its_last():
+    swapped = swapped_with(fft=[True, True, True])
+    swapped.leave_out("fft", LAYERS, [2])
+    assert swapped.usable["fft"] == [False, True, False]
+    assert swapped.assignments["fft"] == {"first": "torch", "second": "fft"}
+    swapped.leave_out("fft", LAYERS, [1])
+    assert swapped.usable["fft"] == [False] * 3
+    assert "fft" not in swapped.assignments
+
+
+class Launched:
+    """A bench on which each candidate takes the times that are given for it, or fails."""
+
+    def __init__(self, swapped: CandidateSwap, times_ms: dict[str, list[float] | Exception]) -> None:
+        self.running, self.released = "", 0
+        self._times_ms = times_ms
+        swapped._swapped.apply = lambda given: setattr(self, "running", next(iter(given.values())))
+
+    def launched_ms(self, given: object, passes: int) -> list[float]:
+        times_ms = self._times_ms[self.running]
+        if isinstance(times_ms, Exception):
+            raise times_ms
+        return times_ms
+
+    def release(self) -> None:
+        self.released += 1
+
+
+def subject_on(kind: str) -> Any:
+    return SimpleNamespace(
+        run=run(), layers=LAYERS, inputs=(torch.zeros(1),), device=SimpleNamespace(type=kind), model=torch.nn.Identity()
+    )
+
+
+def test_candidates_are_launched_before_they_are_captured_and_left_out_where_they_cannot_win(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(failures, "device_fault", lambda device: None)
+    swapped = swapped_with(torch=[True] * 3, fft=[True] * 3, gemm=[True] * 3, winograd=[True] * 3)
+    failing = torch.OutOfMemoryError("too much\nof a thing")
+    bench = Launched(
+        swapped,
+        {"torch": [1.0] * 3, "fft": [2.0, 31.0, 2.0], "gemm": [99.0, 99.0, 1.0], "winograd": failing},
+    )
+    noted: list[str] = []
+    candidates.leave_out_hopeless(subject_on("cuda"), bench, swapped, noted.append)
+    assert noted == [
+        "winograd is left out: too much",
+        "fft is left out of 1 of 3 layers: launched one by one it takes more than 30 times the least there",
+        "gemm is left out of 2 of 3 layers: launched one by one it takes more than 30 times the least there",
+    ]
+    assert swapped.assignments == {
+        "torch": {"first": "torch", "second": "torch"},
+        "fft": {"first": "fft", "second": "torch"},
+    }
+    assert bench.released == 4
+
+
+def test_on_a_cpu_where_nothing_is_captured_all_candidates_stay():
+    swapped = swapped_with(torch=[True] * 3, smm=[True] * 3)
+    bench = Launched(swapped, {"torch": [1.0] * 3, "smm": [99.0] * 3})
+    candidates.leave_out_hopeless(subject_on("cpu"), bench, swapped, pytest.fail)
+    assert set(swapped.assignments) == {"torch", "smm"}
