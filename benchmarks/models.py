@@ -119,7 +119,7 @@ def main() -> int:
     options.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
     options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
     options.add_argument("--input-size", type=int, default=224, metavar="PX")
-    options.add_argument("--rounds", type=int, default=choice.ROUNDS, metavar="N", help="captures of each candidate, of each round")
+    options.add_argument("--rounds", type=int, default=choice.ROUNDS, metavar="N", help="captures of each candidate")
     options.add_argument("--no-choice", action="store_true", help="the profiles alone")
     options.add_argument("--device", default="auto")
     options.add_argument("--results", default="results/models", metavar="DIR")
