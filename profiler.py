@@ -183,11 +183,11 @@ class PowerMonitor:
         before, start_s = self.state(), self._clock()
         reason: str | None = f"no energy: the device ran out of work again and again in {limit_s:g} s"
         end_s, plain_s, starved, restarts = start_s + limit_s, None, load.starved, self.RESTARTS
-        detunings = 0 if idle_power_w is None else self.DETUNINGS
+        detunings, anew = 0 if idle_power_w is None else self.DETUNINGS, 0
         while self._clock() < end_s and not self.reason:
             self._drive(load, max(self.CHECK_S, min(start_s + minimum_s, end_s) - self._clock()))
             if load.starved > starved and restarts:  # the host paused; its work is queued further ahead now
-                start_s, starved, restarts = self._clock(), load.starved, restarts - 1
+                start_s, starved, restarts, anew = self._clock(), load.starved, restarts - 1, anew + 1
                 continue
             found, reason = self._since(load, start_s, limit_s)
             if found is None:
@@ -198,11 +198,11 @@ class PowerMonitor:
             needed_s = max(minimum_s, self.WHOLE * found.pass_s, precise_s)
             if found.window.duration_s >= needed_s:
                 return dataclasses.replace(found, conditions=Conditions(before, self.state())), None
-            reason = energy.too_short(needed_s, precision, limit_s)
+            reason = energy.too_short(needed_s, precision, limit_s, anew, end_s - start_s)
             if needed_s > limit_s and detunings and load.detune():
                 plain_s, detunings = plain_s or found.pass_s, detunings - 1
                 self._drive(load, self.CHECK_S)
-                start_s = self._clock()
+                start_s, anew = self._clock(), anew + 1
         return None, f"no energy: {self.reason}" if self.reason else reason
 
     def _since(self, load: SteadyLoad, start_s: float, limit_s: float) -> tuple[LoadEnergy | None, str | None]:

@@ -366,9 +366,19 @@ def _with_power(window: EnergyWindow, samples: Sequence[Sample]) -> EnergyWindow
     )  # fmt: skip
 
 
-def too_short(needed_s: float, precision: float, limit_s: float) -> str:
-    """Return the reason for a missing energy whose window would have had to be longer than is allowed."""
-    return f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s, {limit_s:g} s are allowed"
+def too_short(needed_s: float, precision: float, limit_s: float, anew: int = 0, left_s: float = 0.0) -> str:
+    """Return the reason for a missing energy whose window would have had to be longer than is allowed.
+
+    Args:
+        anew: how often the window began anew.
+        left_s: the time that was left at the last time.
+    """
+    needs = f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s"
+    if not anew:
+        return f"{needs}, {limit_s:g} s are allowed"
+    times = "once" if anew == 1 else f"{anew} times"
+    why = "the device ran out of work, or kept step with the sensor"
+    return f"{needs}, it began anew {times} with {left_s:.1f} s of {limit_s:g} left ({why})"
 
 
 def needed_s(duration_s: float, relative_uncertainty: float, precision: float) -> float:

@@ -153,6 +153,14 @@ def test_a_window_in_which_the_device_ran_out_of_work_begins_anew():
     assert found.per_inference_j == pytest.approx(400.0 * PASS_S, rel=3e-3)
 
 
+def test_a_window_that_began_anew_too_late_says_so():
+    found, reason = paused([100.7], budget_s=1.5)
+    assert found is None
+    assert reason is not None
+    why = "the device ran out of work, or kept step with the sensor"
+    assert reason == f"no energy: 1 % needs a window of 1.0 s, it began anew once with 0.5 s of 1.5 left ({why})"
+
+
 def test_before_the_window_the_device_may_be_out_of_work():
     found, reason = paused([100.1])
     assert found is not None, reason
