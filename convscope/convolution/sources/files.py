@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from convscope.convolution import names
+from convscope.convolution.sources import own_code
 from convscope.convolution.sources.source import FixedSource, Inputs, checked_batch, in_words, seeded
 from convscope.errors import ElsewhereError, InputError
 
@@ -43,7 +44,7 @@ class CallableSource(FixedSource):
     def digest(self) -> str:
         """SHA-256 of name and code, and of structure and weights drawn from seed 0; where it cannot be built, of these.
 
-        So the weights that the callable loads count, and the structure that other files give it.
+        So the weights that the callable loads count, the structure that other files give it, and their code.
         """
         try:
             return hashlib.sha256(f"{super().digest} {self._made[0]}".encode()).hexdigest()
@@ -56,7 +57,7 @@ class CallableSource(FixedSource):
         with seeded(0):  # another process draws the same inputs
             module, inputs = self._called()
         try:
-            return f"{weights_digest(module)} {_settings(module)}", inputs
+            return f"{weights_digest(module)} {_settings(module)} {own_code.digest(module)}".rstrip(), inputs
         except Exception:  # weights that have no bytes yet, or whatever a module says of itself
             return "", inputs
 
@@ -100,7 +101,7 @@ def _module_of_file(path: str) -> ModuleType:
     """Import a file, once in this process for each content; what lies beside it can be imported by it, once."""
     where = os.path.realpath(path)
     content = Path(where).read_bytes()
-    name = f"convscope_model_{hashlib.sha256(where.encode() + content).hexdigest()[:16]}"
+    name = f"{own_code.OF_A_FILE}{hashlib.sha256(where.encode() + content).hexdigest()[:16]}"
     if name in sys.modules:
         return sys.modules[name]
     loader = importlib.machinery.SourceFileLoader(name, where)
