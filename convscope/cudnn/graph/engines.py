@@ -1,0 +1,246 @@
+"""Engines and plans of a convolution: what cuDNN offers for it, in its own order, with its notes and its refusals.
+
+A plan is an engine and the values of its knobs. Numbers of engines belong to a version of cuDNN: those of two versions
+are never compared.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from convscope.cudnn.graph import devices
+from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
+from convscope.cudnn.graph.operations import ALONE, Fused, graph_of
+from convscope.cudnn.library import HALF_TYPES
+from convscope.cudnn.shape import Convolution
+from convscope.errors import InputError, NotSupportedError
+
+NUMERICAL_NOTES = (
+    *("tensor core", "down-converts inputs", "reduced precision in sums", "fft", "nondeterministic", "winograd"),
+    *("winograd 4x4", "winograd 6x6", "winograd 13x13", "keeps NaN"),
+)
+"""By their numbers (`cudnnBackendNumericalNote_t`)."""
+TENSOR_CORE, DOWN_CONVERTS = NUMERICAL_NOTES[:2]
+BEHAVIOR_NOTES = (
+    *("compiled at run time", "reorders int8 filters", "reorders int8 bias", "native CUDA graph", "calls cuBLASLt"),
+)
+"""By their numbers (`cudnnBackendBehaviorNote_t`)."""
+_NOTES_MOST, _KNOBS_MOST = 64, 64
+_NAME = re.compile(r"(\d+)(?::((?:k\d+=-?\d+)(?:,k\d+=-?\d+)*))?")
+
+
+class Mode(IntEnum):
+    """A heuristic of cuDNN (`cudnnBackendHeurMode_t`): by rules, by a model, and plans that only have to work."""
+
+    A = 3
+    B = 1
+    FALLBACK = 2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An engine and the values of its knobs, by the knobs' numbers."""
+
+    engine: int
+    knobs: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, engine: int, knobs: Mapping[int, int]) -> Plan:
+        """Return a plan with its knobs in the order of their numbers."""
+        return cls(engine, tuple(sorted(knobs.items())))
+
+    @classmethod
+    def named(cls, name: str) -> Plan:
+        """Return the plan of a name, as `str` writes it.
+
+        Raises:
+            InputError: the name is of no plan.
+        """
+        matched = _NAME.fullmatch(name.replace(" ", ""))
+        if matched is None:
+            raise InputError(f"{name!r} is no plan: write an engine and its knobs, 38:k2=8,k13=1")
+        pairs = [pair[1:].split("=") for pair in (matched[2] or "").split(",") if pair]
+        return cls.of(int(matched[1]), {int(knob): int(value) for knob, value in pairs})
+
+    def __str__(self) -> str:
+        """The engine, and knobs as cuDNN's own tags number them: "38:k2=8,k13=1"."""
+        knobs = ",".join(f"k{knob}={value}" for knob, value in self.knobs)
+        return f"{self.engine}:{knobs}" if knobs else str(self.engine)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A plan that cuDNN offers, with what it says of it.
+
+    Attributes:
+        ranks: the place of the plan in the list of each mode that has it, from 0.
+        workspace_bytes: what the plan wants.
+    """
+
+    plan: Plan
+    ranks: Mapping[str, int]
+    numerical_notes: tuple[str, ...]
+    behavior_notes: tuple[str, ...]
+    workspace_bytes: int
+
+    def why_not_comparable(self, convolution: Convolution) -> str | None:
+        """Return why the plan computes in less than what is asked for, None where it does not; PyTorch has the rule."""
+        if convolution.dtype in HALF_TYPES or convolution.dtype != "float32":
+            return None
+        if DOWN_CONVERTS in self.numerical_notes:
+            return "computes float32 in 16 bits"
+        if convolution.math == "fp32" and TENSOR_CORE in self.numerical_notes:
+            return "uses TF32, which is forbidden"
+        return None
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of cuDNN, and why it does not take a convolution on a device (None where it does)."""
+
+    number: int
+    refusal: str | None
+    numerical_notes: tuple[str, ...] = ()
+    behavior_notes: tuple[str, ...] = ()
+
+
+class Offers:
+    """What cuDNN offers for one convolution on one device; close it, or leave its `with` block.
+
+    Args:
+        convolution: 2-D or 3-D, of any data type and layout; groups are those of its weight.
+        properties: of the device, named as those of `devices.H200`.
+        fused: what follows inside the same plan.
+
+    Raises:
+        CudnnError: cuDNN cannot describe the convolution.
+    """
+
+    def __init__(
+        self, convolution: Convolution, properties: Mapping[str, object] = devices.H200, fused: Fused = ALONE
+    ) -> None:
+        self._scope = Scope()
+        try:
+            self._device = devices.described(self._scope, properties)
+            self._graph = graph_of(self._scope, convolution, fused)
+        except Exception:
+            self.close()
+            raise
+
+    @property
+    def engine_count(self) -> int:
+        """The number of engines that cuDNN has for such operations, of any shape and on any device."""
+        return self._graph.read(Attribute.GRAPH_ENGINE_COUNT, Type.INT64)[0]
+
+    def engines(self) -> list[Engine]:
+        """Return every engine, with cuDNN's reason where it refuses."""
+        return [self._engine(number) for number in range(self.engine_count)]
+
+    def plans(self, modes: tuple[Mode, ...] = tuple(Mode)) -> list[Offer]:
+        """Return every plan of these heuristics, each once: those of the first mode in its order, then of the next."""
+        ranks: dict[Plan, dict[str, int]] = {}
+        found: dict[Plan, Offer] = {}
+        for mode in modes:
+            for place, offer in enumerate(self._of_mode(mode)):
+                ranks.setdefault(offer.plan, {}).setdefault(mode.name.lower(), place)
+                found.setdefault(offer.plan, Offer(**vars(offer) | {"ranks": ranks[offer.plan]}))
+        return [*found.values()]
+
+    def config(self, scope: Scope, plan: Plan) -> Descriptor:
+        """Return the configuration of a plan, from which it can be built.
+
+        Raises:
+            NotSupportedError: cuDNN refuses the engine, or the values of its knobs, for this convolution.
+        """
+        engine = self._finalized_engine(scope, plan.engine)
+        choices = [
+            scope.new(Kind.KNOB_CHOICE)
+            .set(Attribute.KNOB_TYPE, Type.KNOB_TYPE, knob)
+            .set(Attribute.KNOB_VALUE, Type.INT64, value)
+            .finalized()
+            for knob, value in plan.knobs
+        ]
+        config = scope.new(Kind.ENGINE_CONFIG).set(Attribute.CONFIG_ENGINE, Type.DESCRIPTOR, engine)
+        if choices:
+            config.set(Attribute.CONFIG_KNOBS, Type.DESCRIPTOR, *choices)
+        return config.finalized()
+
+    def built(self, scope: Scope, plan: Plan) -> Descriptor:
+        """Return a plan, built for the device: what cuDNN compiles at run time is compiled now.
+
+        Raises:
+            NotSupportedError: cuDNN refuses it only now.
+        """
+        made = scope.new(Kind.EXECUTION_PLAN).set(Attribute.PLAN_CONFIG, Type.DESCRIPTOR, self.config(scope, plan))
+        return made.set(Attribute.PLAN_DEVICE, Type.DESCRIPTOR, self._device).finalized()
+
+    def close(self) -> None:
+        """Destroy the descriptors; twice is once."""
+        self._scope.close()
+
+    def __enter__(self) -> Offers:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()
+
+    def _finalized_engine(self, scope: Scope, number: int) -> Descriptor:
+        engine = scope.new(Kind.ENGINE).set(Attribute.ENGINE_GRAPH, Type.DESCRIPTOR, self._graph)
+        engine.set(Attribute.ENGINE_NUMBER, Type.INT64, number)
+        return engine.set(Attribute.ENGINE_DEVICE, Type.DESCRIPTOR, self._device).finalized()
+
+    def _engine(self, number: int) -> Engine:
+        with Scope() as scope:
+            try:
+                engine = self._finalized_engine(scope, number)
+                notes = _notes(engine)
+                scope.new(Kind.ENGINE_CONFIG).set(Attribute.CONFIG_ENGINE, Type.DESCRIPTOR, engine).finalized()
+            except NotSupportedError as refusal:
+                return Engine(number, str(refusal))
+            return Engine(number, None, *notes)
+
+    def _of_mode(self, mode: Mode) -> Iterator[Offer]:
+        with Scope() as scope:
+            heuristic = scope.new(Kind.ENGINE_HEURISTIC)
+            heuristic.set(Attribute.HEURISTIC_GRAPH, Type.DESCRIPTOR, self._graph)
+            heuristic.set(Attribute.HEURISTIC_MODE, Type.HEURISTIC_MODE, int(mode))
+            heuristic.set(Attribute.HEURISTIC_DEVICE, Type.DESCRIPTOR, self._device)
+            try:
+                heuristic.finalized()
+            except NotSupportedError:
+                return  # this heuristic has nothing for such operations
+            configs = scope.several(Kind.ENGINE_CONFIG, heuristic.count(Attribute.HEURISTIC_RESULTS))
+            for config in configs[: heuristic.fill(Attribute.HEURISTIC_RESULTS, configs)]:
+                yield _offer(scope, config)
+
+
+def _offer(scope: Scope, config: Descriptor) -> Offer:
+    engine = scope.new(Kind.ENGINE)
+    config.fill(Attribute.CONFIG_ENGINE, [engine])
+    choices = scope.several(Kind.KNOB_CHOICE, _KNOBS_MOST)
+    choices = choices[: config.fill(Attribute.CONFIG_KNOBS, choices)]
+    (number,) = engine.read(Attribute.ENGINE_NUMBER, Type.INT64)
+    knobs = {
+        choice.read(Attribute.KNOB_TYPE, Type.KNOB_TYPE)[0]: choice.read(Attribute.KNOB_VALUE, Type.INT64)[0]
+        for choice in choices
+    }
+    (workspace_bytes,) = config.read(Attribute.CONFIG_WORKSPACE_BYTES, Type.INT64)
+    return Offer(Plan.of(number, knobs), {}, *_notes(engine), workspace_bytes)
+
+
+def _notes(engine: Descriptor) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the numerical and the behaviour notes of an engine; one that is newer than this list by its number."""
+    kinds = (
+        (Attribute.ENGINE_NUMERICAL_NOTES, Type.NUMERICAL_NOTE, NUMERICAL_NOTES),
+        (Attribute.ENGINE_BEHAVIOR_NOTES, Type.BEHAVIOR_NOTE, BEHAVIOR_NOTES),
+    )
+    numerical, behavior = (
+        tuple(
+            names[note] if note < len(names) else f"note {note}" for note in engine.read(attribute, kind, _NOTES_MOST)
+        )
+        for attribute, kind, names in kinds
+    )
+    return numerical, behavior
