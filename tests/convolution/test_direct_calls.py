@@ -20,11 +20,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convscope.convolution import backends, operator, swap
 from convscope.convolution.operator import CudaOperator, recording
-from convscope.convolution.providers import CudnnProvider, Execution
+from convscope.convolution.providers import Execution
 from convscope.convolution.swap import Conv2d, DirectCalls, Swap, SwappedConv2d
-from convscope.cudnn import legacy
 from convscope.cudnn.shape import Convolution
-from convscope.errors import InputError, NotSupportedError
+from convscope.errors import InputError
 from convscope.kernels.operands import Operands
 
 CPU = -1  # the number of the device that a tensor of the CPU gives
@@ -348,99 +347,6 @@ def test_threads_with_other_settings_have_their_own_plans():
 
     with ThreadPoolExecutor(2) as pool:
         assert list(pool.map(run, ["cudnn", "triton"])) == [{BY_PLAN}, {2.0}]
-
-
-# ---- the plan of cuDNN that runs
-
-
-class Handle:
-    """A context that remembers its stream."""
-
-    def use_stream(self, stream: int) -> None:
-        self.stream = stream
-
-    def close(self) -> None:
-        return None
-
-
-class LegacyPlan:
-    """A plan that remembers the addresses that it gets."""
-
-    algorithm, output_shape, workspace_bytes = 1, (2, 4, 6, 6), 64
-
-    def __init__(self, *_: object) -> None:
-        self.ran: list[tuple[int, ...]] = []
-
-    def run(self, handle: Handle, *addresses: int) -> None:
-        self.ran.append((handle.stream, *addresses))
-        if len(self.ran) > 1:
-            raise NotSupportedError("cudnnConvolutionForward: CUDNN_STATUS_NOT_SUPPORTED")
-
-    def close(self) -> None:
-        return None
-
-
-@pytest.fixture
-def workspaces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
-    """Return what is taken from PyTorch's memory and given back; address 4096, on stream 7."""
-    seen: list[tuple[str, int, int]] = []
-    monkeypatch.setattr(legacy, "Handle", Handle)
-    monkeypatch.setattr(legacy, "LegacyPlan", LegacyPlan)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7)
-
-    def take(size_bytes: int, stream: int) -> int:
-        seen.append(("taken", size_bytes, stream))
-        return 4096
-
-    monkeypatch.setattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", take)
-    give_back = torch._C, "_cuda_cudaCachingAllocator_raw_delete"
-    monkeypatch.setattr(*give_back, lambda address: seen.append(("given back", address, 0)))
-    return seen
-
-
-@pytest.mark.usefixtures("no_grad")
-def test_a_layer_hands_cudnn_its_addresses_and_gives_the_workspace_back(
-    monkeypatch: pytest.MonkeyPatch, workspaces: list[tuple[str, int, int]]
-):
-    engine = CudaOperator()
-    monkeypatch.setattr(swap, "cuda_operator", lambda: engine)
-    module, x = layer(bias=False), images()
-    y = module(x)
-    plan = next(iter(engine._plans.values()))
-    assert plan._plan.ran == [(7, x.data_ptr(), module.weight.data_ptr(), y.data_ptr(), 4096)]
-    assert workspaces == [("taken", 64, 7), ("given back", 4096, 0)]
-    with pytest.raises(NotSupportedError):
-        module(x)
-    assert workspaces == [("taken", 64, 7), ("given back", 4096, 0)] * 2
-
-
-def test_no_workspace_is_taken_where_none_is_needed(
-    monkeypatch: pytest.MonkeyPatch, workspaces: list[tuple[str, int, int]]
-):
-    monkeypatch.setattr(LegacyPlan, "workspace_bytes", 0)
-    shape = Convolution((2, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1), layout="nhwc")
-    x, weight = (
-        torch.randn(size).contiguous(memory_format=torch.channels_last) for size in (shape.input, shape.weight)
-    )
-    plan = CudnnProvider().plan("gemm", shape, torch.device("cpu"))
-    y = plan.run(x, weight, None)
-    assert y.is_contiguous(memory_format=torch.channels_last)
-    assert plan._plan.ran[0][-1] == 0
-    assert not workspaces
-
-
-@pytest.mark.usefixtures("no_grad")
-def test_a_layer_checks_its_weight_before_cudnn_gets_the_address(
-    monkeypatch: pytest.MonkeyPatch, workspaces: list[tuple[str, int, int]]
-):
-    engine = CudaOperator()
-    monkeypatch.setattr(swap, "cuda_operator", lambda: engine)
-    module, x = layer(), images()
-    module(x)
-    module.weight.data = module.weight.data.half()
-    with pytest.raises(InputError, match=r"the weight of this convolution is .* float16 on cpu"):
-        module(x)
-    assert len(next(iter(engine._plans.values()))._plan.ran) == 1
 
 
 def test_whether_calls_are_recorded_is_known():
