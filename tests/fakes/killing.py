@@ -13,13 +13,13 @@ from pathlib import Path
 
 from convscope.profiling.rows import profile_store
 from convscope.storage import lock
-from fakes import both
+from fakes import both, tiny
 
-STEM = "squeezenet1_1_torch"
+STEM = "tiny_torch"
 SIZES = (32, 36, 40, 44, 48)
-SETTINGS = ["--model", "torchvision:squeezenet1_1", "--algorithm", "torch", "--device", "cpu", "--no-energy"]
+SETTINGS = ["--model", tiny.NAME, "--algorithm", "torch", "--device", "cpu", "--no-energy"]
 FAST = [*SETTINGS, "--warmup", "0", "--measure", "1", "--num-sizes", "5", "--input-range", "32", "48"]
-CONVOLUTIONS = 26
+CONVOLUTIONS = tiny.CONVOLUTIONS
 
 
 def mount_namespaces() -> bool:

@@ -19,7 +19,8 @@ STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "shutil.copyfi
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import pytest
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not outlive the fork
@@ -28,10 +29,12 @@ def main() -> None:
     from convscope.cli.parser import as_program
     from convscope.convolution import models
     from convscope.profiling import report
+    from fakes import tiny
 
     assert report
+    tiny.register(pytest.MonkeyPatch())
     for size in (32, 40):
-        models.convolutions("torchvision:squeezenet1_1", size)
+        models.convolutions(tiny.NAME, size)
     os.environ["PATH"] = ""
     for line in sys.stdin:
         request = json.loads(line)

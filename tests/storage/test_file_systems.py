@@ -12,7 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes import both
-from fakes.killing import STEM, Victims, assert_whole, mount_namespaces, wait_for
+from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, mount_namespaces, wait_for
 
 from convscope.profiling.rows import profile_store
 
@@ -27,7 +27,7 @@ def said(log: Path) -> str:
 
 
 @in_a_namespace
-@pytest.mark.parametrize("free_kib", [range(0, 600, 120), pytest.param(range(0, 600, 45), marks=pytest.mark.long)])
+@pytest.mark.parametrize("free_kib", [range(0, 160, 40), pytest.param(range(0, 160, 10), marks=pytest.mark.long)])
 def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_run_goes_on(
     victims: Victims, tmp_path: Path, free_kib: range
 ):
@@ -40,7 +40,7 @@ def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_r
         victims.start(disk / "run", log=str(log))
         ends.append(victims.end())
         overall, layers = both(profile_store(seen / "run", STEM))
-        assert layers.groupby("input_size").size().to_dict() == dict.fromkeys(overall["input_size"], 26)
+        assert layers.groupby("input_size").size().to_dict() == dict.fromkeys(overall["input_size"], CONVOLUTIONS)
         if ends[-1] == 74:
             assert said(log) == (
                 f"run_profile.py: cannot write to {disk}/run (No space left on device): the sizes that are there "
@@ -69,7 +69,7 @@ def test_a_folder_on_a_disk_that_is_read_only_is_refused_before_anything_is_meas
     )
 
 
-MANY = ("--num-sizes", "16", "--input-range", "32", "47", "--measure", "5")
+MANY = ("--num-sizes", "16", "--input-range", "32", "47", "--measure", "20")
 
 
 @in_a_namespace
@@ -103,7 +103,7 @@ def test_a_folder_that_is_removed_under_a_run_ends_it_with_one_line(victims: Vic
     )
     assert not folder.exists()
     overall, layers = both(profile_store(tmp_path / "elsewhere", STEM))
-    assert len(layers) == 26 * len(overall) > 0
+    assert len(layers) == CONVOLUTIONS * len(overall) > 0
 
 
 SHIM = r"""
