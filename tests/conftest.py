@@ -13,6 +13,7 @@ import gc
 import os
 import re
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 if not os.path.exists("/dev/nvidiactl"):
@@ -25,6 +26,7 @@ if not os.path.exists("/dev/nvidiactl"):
 
 import pytest
 import torch
+from fakes.killing import Victims, mount_namespaces
 from hypothesis import settings
 
 _frozen: Path | None = None  # the module whose tests run now
@@ -63,6 +65,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         _frozen = item.path
         gc.collect()
         gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def victims() -> Iterator[Victims]:
+    """One server for the runs that tests kill, or take the disk away from."""
+    with Victims(namespace=mount_namespaces()) as made:
+        yield made
 
 
 @pytest.fixture

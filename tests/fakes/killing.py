@@ -29,7 +29,7 @@ def mount_namespaces() -> bool:
 
 
 class Victims:
-    """A server of processes that each run run_profile.py (victim.py).
+    """A server of processes that each run run_profile.py, or run_training.py (victim.py).
 
     Args:
         namespace: run them all in a mount namespace, in which `mount` mounts.
@@ -62,7 +62,11 @@ class Victims:
 
     def start(self, folder: Path, *more: str, **request: object) -> int:
         """Start a run; return its process number."""
-        asked = {"arguments": [*FAST, *more, "--output-dir", str(folder)], "log": f"{folder}.log"} | request
+        return self.run(folder, *FAST, *more, **request)
+
+    def run(self, folder: Path, *arguments: str, **request: object) -> int:
+        """Start a run with these arguments alone; return its process number."""
+        asked = {"arguments": [*arguments, "--output-dir", str(folder)], "log": f"{folder}.log"} | request
         self._running.append(self._ask(asked))
         return self._running[-1]
 
