@@ -26,7 +26,7 @@ if not os.path.exists("/dev/nvidiactl"):
 
 import pytest
 import torch
-from fakes.killing import Victims, mount_namespaces
+from fakes.killing import Victims, clock_shim, mount_namespaces
 from hypothesis import settings
 
 _frozen: Path | None = None  # the module whose tests run now
@@ -68,9 +68,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def victims() -> Iterator[Victims]:
-    """One server for the runs that tests kill, or take the disk away from."""
-    with Victims(namespace=mount_namespaces()) as made:
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    """One server for the runs that tests kill, take the disk away from, or set the clock of."""
+    with Victims(namespace=mount_namespaces(), **clock_shim(tmp_path_factory.mktemp("clock"))) as made:
         yield made
 
 

@@ -21,6 +21,41 @@ SETTINGS = ["--model", tiny.NAME, "--algorithm", "torch", "--device", "cpu", "--
 FAST = [*SETTINGS, "--warmup", "0", "--measure", "1", "--num-sizes", "5", "--input-range", "32", "48"]
 CONVOLUTIONS = tiny.CONVOLUTIONS
 
+# The clock of a process goes two hours back while there is a file of the name in its variable CLOCK_BACK.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long back(void) { const char *flag = getenv("CLOCK_BACK"); return flag && !access(flag, F_OK) ? 7200 : 0; }
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, now);
+    if (id == CLOCK_REALTIME) now->tv_sec -= back();
+    return status;
+}
+time_t time(time_t *at) {
+    struct timespec now; clock_gettime(CLOCK_REALTIME, &now); if (at) *at = now.tv_sec; return now.tv_sec;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec exact; clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec; now->tv_usec = exact.tv_nsec / 1000; return 0;
+}
+"""
+
+
+def clock_shim(folder: Path) -> dict[str, str]:
+    """Return the variable with which a process has such a clock; none without a C compiler."""
+    if not shutil.which("cc"):
+        return {}
+    made = folder / "shim.so"
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-ldl"]
+    subprocess.run(command, input=SHIM, text=True, check=True)
+    return {"LD_PRELOAD": str(made)}
+
 
 def mount_namespaces() -> bool:
     """Tell whether processes may have a mount namespace of their own here."""
