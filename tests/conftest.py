@@ -13,6 +13,8 @@ import gc
 import os
 import re
 import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 if not os.path.exists("/dev/nvidiactl"):
     # Read when torch is imported, here and in the processes that tests start; a patch of its config ends at the thread.
@@ -24,8 +26,10 @@ if not os.path.exists("/dev/nvidiactl"):
 
 import pytest
 import torch
+from fakes.killing import Victims, clock_shim, mount_namespaces
 from hypothesis import settings
 
+_frozen: Path | None = None  # the module whose tests run now
 settings.register_profile("all", deadline=None, derandomize=True, max_examples=40, database=None)
 settings.register_profile("few", settings.get_profile("all"), max_examples=8)
 
@@ -51,6 +55,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if getattr(getattr(item, "obj", None), "is_hypothesis_test", False) and item.path.parent.name != "gpu":
                 item.add_marker("long")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before a module's first test, have collections of garbage pass over what is there: runs ask for many."""
+    global _frozen
+    if item.path != _frozen:
+        _frozen = item.path
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    """One server for the runs that tests kill, take the disk away from, or set the clock of."""
+    with Victims(namespace=mount_namespaces(), **clock_shim(tmp_path_factory.mktemp("clock"))) as made:
+        yield made
 
 
 @pytest.fixture

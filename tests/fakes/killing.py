@@ -13,13 +13,48 @@ from pathlib import Path
 
 from convscope.profiling.rows import profile_store
 from convscope.storage import lock
-from fakes import both
+from fakes import both, tiny
 
-STEM = "squeezenet1_1_torch"
+STEM = "tiny_torch"
 SIZES = (32, 36, 40, 44, 48)
-SETTINGS = ["--model", "torchvision:squeezenet1_1", "--algorithm", "torch", "--device", "cpu", "--no-energy"]
+SETTINGS = ["--model", tiny.NAME, "--algorithm", "torch", "--device", "cpu", "--no-energy"]
 FAST = [*SETTINGS, "--warmup", "0", "--measure", "1", "--num-sizes", "5", "--input-range", "32", "48"]
-CONVOLUTIONS = 26
+CONVOLUTIONS = tiny.CONVOLUTIONS
+
+# The clock of a process goes two hours back while there is a file of the name in its variable CLOCK_BACK.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long back(void) { const char *flag = getenv("CLOCK_BACK"); return flag && !access(flag, F_OK) ? 7200 : 0; }
+int clock_gettime(clockid_t id, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int status = real(id, now);
+    if (id == CLOCK_REALTIME) now->tv_sec -= back();
+    return status;
+}
+time_t time(time_t *at) {
+    struct timespec now; clock_gettime(CLOCK_REALTIME, &now); if (at) *at = now.tv_sec; return now.tv_sec;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec exact; clock_gettime(CLOCK_REALTIME, &exact);
+    now->tv_sec = exact.tv_sec; now->tv_usec = exact.tv_nsec / 1000; return 0;
+}
+"""
+
+
+def clock_shim(folder: Path) -> dict[str, str]:
+    """Return the variable with which a process has such a clock; none without a C compiler."""
+    if not shutil.which("cc"):
+        return {}
+    made = folder / "shim.so"
+    command = ["cc", "-shared", "-fPIC", "-o", str(made), "-x", "c", "-", "-ldl"]
+    subprocess.run(command, input=SHIM, text=True, check=True)
+    return {"LD_PRELOAD": str(made)}
 
 
 def mount_namespaces() -> bool:
@@ -29,7 +64,7 @@ def mount_namespaces() -> bool:
 
 
 class Victims:
-    """A server of processes that each run run_profile.py (victim.py).
+    """A server of processes that each run run_profile.py, or run_training.py (victim.py).
 
     Args:
         namespace: run them all in a mount namespace, in which `mount` mounts.
@@ -62,7 +97,11 @@ class Victims:
 
     def start(self, folder: Path, *more: str, **request: object) -> int:
         """Start a run; return its process number."""
-        asked = {"arguments": [*FAST, *more, "--output-dir", str(folder)], "log": f"{folder}.log"} | request
+        return self.run(folder, *FAST, *more, **request)
+
+    def run(self, folder: Path, *arguments: str, **request: object) -> int:
+        """Start a run with these arguments alone; return its process number."""
+        asked = {"arguments": [*arguments, "--output-dir", str(folder)], "log": f"{folder}.log"} | request
         self._running.append(self._ask(asked))
         return self._running[-1]
 

@@ -1,13 +1,15 @@
 """Runs run_profile.py again and again in processes that may be killed: PyTorch is loaded once, each run is a fork.
 
-Reads a line of JSON for each run: `arguments`, `log` (a file for what it prints), and optionally `die_at`, the number
-of the step on the file system below `below` at which the process kills itself with SIGKILL. Answers with the run's
+Reads a line of JSON for each run: `arguments`, `log` (a file for what it prints), and optionally `program`
+(run_training instead), `environment` (variables), and `die_at`, the number of the step on the file system below
+`below` at which the process kills itself with SIGKILL. Answers with the run's
 process number; to `{"wait": number}` with its status, as `os.waitpid` gives it, when it has ended; to `{"ready": true}`
 with 0. Nothing is found on the PATH: git's answer would take as long as a size here.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -19,20 +21,28 @@ STEPS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "shutil.copyfi
 
 
 def main() -> None:
-    sys.path.insert(0, str(ROOT))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+    import pytest
     import torch
 
     torch.set_num_threads(1)  # a pool of threads would not outlive the fork
     import profiler  # noqa: F401
     import run_profile
+    import run_training
     from convscope.cli.parser import as_program
     from convscope.convolution import models
     from convscope.profiling import report
+    from convscope.training import study
+    from fakes import tiny
 
     assert report
+    assert study
+    tiny.register(pytest.MonkeyPatch())
     for size in (32, 40):
-        models.convolutions("torchvision:squeezenet1_1", size)
+        models.convolutions(tiny.NAME, size)
     os.environ["PATH"] = ""
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy every page that it looks at
     for line in sys.stdin:
         request = json.loads(line)
         if "ready" in request:
@@ -43,7 +53,9 @@ def main() -> None:
             continue
         number = os.fork()
         if number == 0:
-            sys.argv = ["run_profile.py", *request["arguments"]]
+            program = request.get("program", "run_profile")
+            sys.argv = [f"{program}.py", *request["arguments"]]
+            os.environ |= request.get("environment", {})
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -51,7 +63,7 @@ def main() -> None:
             if request.get("die_at"):
                 _die(request["die_at"], request["below"])
             try:
-                code = as_program(run_profile.main)
+                code = as_program({"run_profile": run_profile, "run_training": run_training}[program].main)
                 sys.stdout.flush()
             except SystemExit as ended:
                 code = ended.code

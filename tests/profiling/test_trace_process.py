@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,11 +37,27 @@ def test_it_serves_on_through_a_jobs_signals_and_ends_with_its_pipe(traced: Trac
     assert traced._process.poll() == 0
 
 
-def test_a_process_that_ended_is_a_reason_and_no_error(traced: TraceProcess):
-    os.kill(traced._process.pid, signal.SIGKILL)
-    traced._process.wait()
-    for _ in range(2):
-        assert traced.trace(64, {}) == ([], "the process that traces has ended")
+READY = """#!{python} -IS
+import signal, sys
+sys.path = {path}
+from multiprocessing.connection import Connection
+Connection(int(sys.argv[-1])).send(None)
+signal.pause()
+"""
+
+
+def test_a_process_that_ended_is_a_reason_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    stand_in = tmp_path / "python"  # what becomes of its end does not depend on what it has loaded
+    stand_in.write_text(READY.format(python=sys.executable, path=sys.path))
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(trace_process.sys, "executable", str(stand_in))
+    with TraceProcess(run()) as traced:
+        traced.wait_until_ready()
+        assert traced._reason is None
+        os.kill(traced._process.pid, signal.SIGKILL)
+        traced._process.wait()
+        for _ in range(2):
+            assert traced.trace(64, {}) == ([], "the process that traces has ended")
 
 
 @pytest.mark.parametrize(

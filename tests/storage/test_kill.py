@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ def means(folder: Path) -> dict[int, float]:
     return dict(zip(overall["input_size"], overall["mean"], strict=True))
 
 
-@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.long)])
 def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
     victims: Victims, tmp_path: Path, kills: int
 ):
@@ -55,15 +56,12 @@ def test_a_run_killed_at_any_moment_keeps_what_was_whole_and_goes_on_to_the_end(
 
 
 def steps(every: int) -> Iterator[int]:
-    """Yield steps on the file system to be killed at: each of the first ten, where files come to be, then some."""
-    yield from range(1, 11)
+    """Yield steps on the file system to be killed at: more of the first ten, where files come to be, than later."""
+    yield from range(1, 11, min(every, 3))
     yield from range(11, 1000, every)
 
 
-some_steps_or_all = pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
-
-
-@some_steps_or_all
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(
     victims: Victims, tmp_path: Path, every: int
 ):
@@ -80,21 +78,21 @@ def test_a_run_killed_before_any_of_its_steps_on_the_disk_goes_on_to_the_end(
     assert step > 30  # so many steps there are
 
 
-@some_steps_or_all
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.long)])
 def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_the_new(
     victims: Victims, tmp_path: Path, every: int
 ):
-    one, without_run = ("--num-sizes", "1"), 0
+    one, without_run, measured = ("--num-sizes", "1"), 0, tmp_path / "measured"
+    assert victims.finish(measured, *one) == 0
+    old = means(measured)
     for step in steps(every):
         folder = tmp_path / str(step) / "run"
-        folder.parent.mkdir()
-        assert victims.finish(folder, *one) == 0
-        old = means(folder)
+        shutil.copytree(measured, folder)
         victims.start(folder, *one, "--overwrite", die_at=step, below=str(folder))
         ended = victims.end()
-        every = [folder, *folder.glob("before-*")]
-        assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in every)
-        assert old in [means(path) for path in every]
+        copies = [folder, *folder.glob("before-*")]
+        assert all(len(both(profile_store(path, STEM))[1]) % CONVOLUTIONS == 0 for path in copies)
+        assert old in [means(path) for path in copies]
         if ended == 0:
             break
         if not (folder / "run.json").exists():  # the same command, without --overwrite, goes on here too
@@ -106,7 +104,7 @@ def test_an_overwrite_killed_before_any_of_its_steps_loses_neither_the_old_nor_t
 
 def test_a_reader_sees_whole_sizes_only_at_every_moment(victims: Victims, tmp_path: Path):
     folder, seen, looks = profile_store(tmp_path / "run", STEM), set(), 0
-    process = victims.start(folder.path)
+    process = victims.start(folder.path, "--measure", "20")
     while is_at_work(process):
         overall, layers = both(folder)
         counts = layers.groupby("input_size").size().to_dict()
@@ -123,7 +121,7 @@ def test_pandas_alone_sees_whole_files_at_every_moment_and_layers_never_behind_t
     victims: Victims, tmp_path: Path
 ):
     folder, looks = profile_store(tmp_path / "run", STEM), 0
-    process = victims.start(folder.path)
+    process = victims.start(folder.path, "--measure", "20")
     wait_for(folder.files.table("overall").exists)
     while is_at_work(process):
         overall, layers = pd.read_csv(folder.files.table("overall")), pd.read_csv(folder.files.table("layers"))
@@ -146,7 +144,7 @@ def test_a_signal_ends_a_run_between_two_sizes_without_a_lock_and_the_same_comma
     victims: Victims, tmp_path: Path, sent: signal.Signals
 ):
     folder = tmp_path / "run"
-    many = ("--num-sizes", "16", "--input-range", "32", "47", "--measure", "5")
+    many = ("--num-sizes", "16", "--input-range", "32", "47", "--measure", "20")
     process = victims.start(folder, *many)
     wait_for((folder / f"{STEM}_overall.csv").exists)
     os.kill(process, sent)

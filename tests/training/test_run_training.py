@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 from fakes import ROOT, tiny
+from fakes.killing import Victims, wait_for
 
 import run_training
 from convscope.training import datasets
@@ -167,47 +169,59 @@ def test_too_many_workers_are_refused_before_the_first_is_started(
     assert "--num-workers 100000: at most " in capsys.readouterr().err
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "run_training.py"), *QUICK, *arguments]
-
-
-def begun(folder: Path, sizes: str) -> subprocess.Popen[bytes]:
-    """Start a sweep, and return when its first cell is on the disk."""
-    running = subprocess.Popen(command("--batch-sizes", sizes, "--output-dir", str(folder)), stderr=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL)  # fmt: skip
-    until_s = time.monotonic() + 180
-    while not (folder / "training.csv").exists():
-        assert running.poll() is None
-        assert time.monotonic() < until_s
-        time.sleep(0.02)
-    return running
-
-
 @pytest.mark.parametrize(("sent", "code"), [(signal.SIGKILL, -9), (signal.SIGUSR2, 85)])
-def test_a_run_that_is_killed_or_asked_to_stop_goes_on_where_it_was(tmp_path: Path, sent: signal.Signals, code: int):
-    sizes = [str(size) for size in range(2, 200)]
-    running = begun(tmp_path, ",".join(sizes))
-    running.send_signal(sent)
-    assert running.wait(180) == code
-    before = pd.read_csv(tmp_path / "training.csv")
+def test_a_run_that_is_killed_or_asked_to_stop_goes_on_where_it_was(
+    victims: Victims, tmp_path: Path, sent: signal.Signals, code: int
+):
+    sizes, folder = [str(size) for size in range(2, 200)], tmp_path / "run"
+    asked = [*QUICK, "--batch-sizes", ",".join(sizes)]
+    running = victims.run(folder, *asked, program="run_training", environment={"PATH": os.environ["PATH"]})  # for git
+    wait_for((folder / "training.csv").exists, seconds=180)  # the first cell is on the disk
+    os.kill(running, sent)
+    assert victims.end() == code
+    before = pd.read_csv(folder / "training.csv")
     count = len(before)
     assert 1 <= count < len(sizes)
-    options = ["--batch-sizes", ",".join(sizes[: count + 1]), "--output-dir", str(tmp_path)]
+    options = ["--batch-sizes", ",".join(sizes[: count + 1]), "--output-dir", str(folder)]
     assert run_training.main([*QUICK, *options]) == 0
-    after = pd.read_csv(tmp_path / "training.csv")
+    after = pd.read_csv(folder / "training.csv")
     assert after["batch_size"].tolist() == list(range(2, count + 3))
     pd.testing.assert_frame_equal(after[:count], before)
 
 
-def test_two_processes_train_together_and_efficiency_is_told(tmp_path: Path):
-    options = ["--batch-size", "4", "--output-dir", str(tmp_path)]
-    assert run_training.main([*QUICK, *options]) == 0
+def by_torchrun(victims: Victims, folder: Path, options: list[str]) -> list[str]:
+    """Train in two processes that torchrun starts; return what they printed."""
     together = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run([*together, *command(*options)[1:]], capture_output=True, timeout=300)
+    command = [*together, str(ROOT / "run_training.py"), *options, "--output-dir", str(folder)]
+    done = subprocess.run(command, capture_output=True, timeout=300)
     assert done.returncode == 0, done.stderr.decode()
-    table = pd.read_csv(tmp_path / "training.csv")
+    return [done.stdout.decode()]
+
+
+def by_forks(victims: Victims, folder: Path, options: list[str]) -> list[str]:
+    """Train in two processes with the variables that torchrun sets; return what each printed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+    logs = [Path(f"{folder}.{rank}") for rank in range(2)]
+    for rank, log in enumerate(logs):
+        place = meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        victims.run(folder, *options, program="run_training", environment=place, log=str(log))
+    codes = [victims.end() for _ in logs]
+    printed = [log.read_text() for log in logs]
+    assert codes == [0, 0], printed
+    return printed
+
+
+@pytest.mark.parametrize("start", [by_forks, pytest.param(by_torchrun, marks=pytest.mark.long)])
+def test_two_processes_train_together_and_efficiency_is_told(
+    victims: Victims, tmp_path: Path, start: Callable[[Victims, Path, list[str]], list[str]]
+):
+    options, folder = [*QUICK, "--batch-size", "4"], tmp_path / "run"
+    assert run_training.main([*options, "--output-dir", str(folder)]) == 0
+    printed = start(victims, folder, options)
+    table = pd.read_csv(folder / "training.csv")
     assert table["processes"].tolist() == [1, 2]
     one, two = table.to_dict("records")
     ideal = 2 * one["throughput_samples_per_s"]
     assert two["scaling_efficiency_pct"] == pytest.approx(100 * two["throughput_samples_per_s"] / ideal)
-    assert done.stdout.decode().count("results: ") == 1
+    assert "".join(printed).count("results: ") == 1

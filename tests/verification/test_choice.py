@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from ai3.swap_torch import Conv2D as SwappedConv2d
-from fakes import ENVIRONMENT, layer, run
+from fakes import ENVIRONMENT, layer, run, tiny
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 
 import run_verify
@@ -87,7 +87,7 @@ def test_a_chooser_that_no_layer_alone_can_be_given_is_no_competitor(name: str):
     assert of(found, name).regret_us == pytest.approx(-1000)
 
 
-@pytest.mark.parametrize("rounds", [2, 5])
+@pytest.mark.parametrize("rounds", [2, pytest.param(5, marks=pytest.mark.long)])
 def test_of_seven_equal_algorithms_hardly_a_layer_has_one_that_is_called_slower(rounds: int):
     drawn = np.random.default_rng(3).normal(1.0, 0.01, (7, 1500, rounds))
     layers = [layer(name=str(position), position=position) for position in range(1500)]
@@ -187,13 +187,16 @@ def test_a_layer_called_twice_has_one_algorithm_that_both_calls_can_use():
     assert choice.fastest_of_each(twice, candidates) == {"same": "gemm"}
 
 
-def test_a_study_on_a_cpu_holds_ai3_against_pytorch(tmp_path, capsys: pytest.CaptureFixture[str]):
-    asked = ["--choice", "--model", "alexnet", "--device", "cpu", "--input-size", "63", "--rounds", "2"]
+def test_a_study_on_a_cpu_holds_ai3_against_pytorch(
+    tmp_path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    tiny.register(monkeypatch)
+    asked = ["--choice", "--model", tiny.NAME, "--device", "cpu", "--input-size", "63", "--rounds", "2"]
     asked += ["--output-dir", str(tmp_path)]
     assert run_verify.main(asked) == 0
-    path = tmp_path / "alexnet_cpu_63px_batch1_fp32/choice.csv"
+    path = tmp_path / "tiny_cpu_63px_batch1_fp32/choice.csv"
     first, table = path.read_text(), pd.read_csv(path)
-    assert len(table) == 5 * 3
+    assert len(table) == tiny.CONVOLUTIONS * 3
     assert set(table["candidate"]) == {"direct", "smm", "torch"}
     assert (table.groupby("position")["rank"].min() == 1).all()
     assert (table["mean_ms"] > 0).all()

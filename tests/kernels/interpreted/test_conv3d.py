@@ -74,7 +74,7 @@ def test_the_tuned_kernel_splits_the_sum(variant: str, channels: int):
     assert error("gemm", shape, Blocks3d(variant, 16, 16, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
 
 
-@pytest.mark.parametrize("cut", ["boxes", "slices"])
+@pytest.mark.parametrize("cut", ["boxes", pytest.param("slices", marks=pytest.mark.long)])
 def test_with_64_filters_the_product_is_turned_over(cut: str):
     shape = convolution(channels=17, filters=33, size=(3, 2, 5), kernel=(3, 2, 2))
     assert error("gemm", shape, Blocks3d(cut, 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4))) < 1e-6

@@ -135,7 +135,14 @@ def test_direct_in_16_bits_errs_by_the_rounding_of_its_output_alone(kind: str, d
     assert error("direct", dataclasses.replace(shape, dtype=dtype, layout=layout), blocks) < STORAGE_ROUNDOFF[dtype]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in ("batch of 3, split", "grouped", "first layer", "thin groups")
+        else pytest.param(kind, marks=pytest.mark.long)
+        for kind in KINDS
+    ],
+)  # fmt: skip
 def test_direct_in_float32_reads_channels_last(kind: str):
     shape, blocks = KINDS[kind]
     assert error("direct", dataclasses.replace(shape, layout="nhwc"), blocks) < 1e-6
@@ -156,10 +163,17 @@ def test_winograd_in_16_bits_errs_by_the_rounding_of_factors_and_output(kind: st
     assert found < 3 * STORAGE_ROUNDOFF[dtype]
 
 
-@pytest.mark.parametrize("kind", WINOGRAD)
 @pytest.mark.parametrize(
-    ("blocks", "math", "bound"),
-    [(F2, "fp32", 5e-7), (F2, "tf32", 1e-3), pytest.param(F4, "fp32", 3e-6, marks=pytest.mark.long)],
+    ("kind", "blocks", "math", "bound"),
+    [
+        ("split", F2, "fp32", 5e-7),
+        ("grouped", F2, "tf32", 1e-3),
+        *(
+            pytest.param(kind, *of, marks=pytest.mark.long)
+            for kind in WINOGRAD
+            for of in ((F2, "fp32", 5e-7), (F2, "tf32", 1e-3), (F4, "fp32", 3e-6))
+        ),
+    ],
 )
 def test_winograd_in_float32_reads_channels_last(kind: str, blocks: Blocks2d, math: str, bound: float):
     shape, chosen = WINOGRAD[kind]

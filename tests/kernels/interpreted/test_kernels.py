@@ -89,17 +89,24 @@ def test_direct_of_thin_groups_agrees_with_float64(shape: Convolution):
     assert run("direct", shape, THIN) < 1e-6
 
 
+IN_TILES = {
+    "plain": (convolution(channels=20, size=(9, 6)), 1),
+    "split in 3": (convolution(channels=40, images=1, padding=(0, 2)), 3),
+    "split in 2": (convolution(channels=20, images=1, size=(5, 8), padding=(0, 2)), 2),
+    "grouped": (convolution(channels=8, filters=10, groups=2, images=1, size=(5, 8)), 1),
+}
+
+
 @pytest.mark.parametrize(
-    ("shape", "splits"),
+    ("blocks", "bound", "shape", "splits"),
     [
-        (convolution(channels=20, size=(9, 6)), 1),
-        pytest.param(convolution(channels=40, images=1, padding=(0, 2)), 3, marks=pytest.mark.long),
-        (convolution(channels=20, images=1, size=(5, 8), padding=(0, 2)), 2),
-        (convolution(channels=8, filters=10, groups=2, images=1, size=(5, 8)), 1),
+        pytest.param(blocks, bound, *of, id=f"{name}-{kind}", marks=[] if kind in kinds else pytest.mark.long)
+        for name, blocks, bound, kinds in (
+            ("F2", F2, 5e-7, ("plain", "split in 2", "grouped")), ("F4", F4, 3e-6, ("split in 2",)),
+        )
+        for kind, of in IN_TILES.items()
     ],
-    ids=str,
-)
-@pytest.mark.parametrize(("blocks", "bound"), [(F2, 5e-7), (F4, 3e-6)], ids=["F2", "F4"])
+)  # fmt: skip
 def test_winograd_agrees_with_float64(blocks: Blocks2d, bound: float, shape: Convolution, splits: int):
     assert run("winograd", shape, dataclasses.replace(blocks, splits=splits)) < bound
 
@@ -107,7 +114,7 @@ def test_winograd_agrees_with_float64(blocks: Blocks2d, bound: float, shape: Con
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(scale: float):
     torch.manual_seed(0)
-    shape = convolution(images=1, size=(6, 6))
+    shape = convolution(channels=8, filters=10, images=1, size=(6, 6))
     x, weight = torch.randn(shape.input) * scale, torch.randn(shape.weight)
     y = Conv2dPlan("winograd", shape, CPU, F4).run(x, weight, None)
     expected = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
@@ -116,7 +123,7 @@ def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(scale: 
 
 @pytest.mark.filterwarnings("ignore:invalid value")  # in the filters that fill a block up and are not stored
 def test_infinity_reaches_only_the_outputs_that_see_it():
-    shape = convolution(channels=20, images=1, size=(12, 12))
+    shape = convolution(channels=5, images=1, size=(8, 8))
     x, weight = torch.randn(shape.input), torch.randn(shape.weight)
     x[0, 3, 0, 0] = float("inf")
     y = Conv2dPlan("direct", shape, CPU, GATHERED).run(x, weight, None)
