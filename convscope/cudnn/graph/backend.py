@@ -20,7 +20,7 @@ _ERROR_BYTES = 2048
 
 
 class Kind(IntEnum):
-    """What a descriptor describes (`cudnnBackendDescriptorType_t`)."""
+    """Kinds of descriptors (`cudnnBackendDescriptorType_t`)."""
 
     POINTWISE = 0
     CONVOLUTION = 1

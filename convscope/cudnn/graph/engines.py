@@ -108,7 +108,7 @@ class Engine:
 
 
 class Offers:
-    """What cuDNN offers for one convolution on one device; close it, or leave its `with` block.
+    """The engines and plans that cuDNN offers for one convolution on one device; close it, or leave its `with` block.
 
     Args:
         convolution: 2-D or 3-D, of any data type and layout; groups are those of its weight.

@@ -28,7 +28,7 @@ class Tensor(IntEnum):
 
 @dataclass(frozen=True)
 class Fused:
-    """What follows a convolution inside the same plan, in this order: of others cuDNN 9.24 offers no plan."""
+    """The operations after a convolution inside the same plan, in this order: of others cuDNN 9.24 offers no plan."""
 
     addition: bool = False
     bias: bool = False
