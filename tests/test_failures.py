@@ -7,7 +7,6 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from fakes import ROOT, both, layer
+from fakes.swapping import SwapsNothing, subject_on
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -249,31 +249,17 @@ def test_a_kernel_that_does_not_fit_is_the_row_of_its_size(tmp_path: Path, monke
     assert notes == [f"64 px: unsupported: {TOO_LARGE}"]
 
 
-class Swapped:
-    """A model with one candidate after another, one of which has a kernel that does not fit."""
+def test_a_candidate_of_a_choice_with_a_kernel_that_does_not_fit_is_left_out_with_the_reason():
+    notes: list[str] = []
+    swapped = SwapsNothing(subject_on("cpu"), notes.append)
 
-    def run(self, name: str, work: Callable[[], list[float]]) -> list[float]:
-        if name == "winograd":
+    def layer_times_ms(given: object, place: int) -> list[float]:
+        if swapped.name == "winograd":
             raise TOO_LARGE
         return [1.0]
 
-
-class Bench:
-    """A bench that has nothing to give back."""
-
-    def layer_times_ms(self, given: tuple[torch.Tensor, ...], place: int) -> list[float]:
-        return [1.0]
-
-    def release(self) -> None:
-        return None
-
-
-def test_a_candidate_of_a_choice_with_a_kernel_that_does_not_fit_is_left_out_with_the_reason():
-    subject = SimpleNamespace(
-        run=SimpleNamespace(model="alexnet"), inputs=(torch.zeros(1),), device=torch.device("cpu")
-    )
-    notes: list[str] = []
-    times = choice._rounds(subject, Bench(), Swapped(), notes.append, range(2), ["gemm", "winograd"])
+    bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
+    times = choice._rounds(swapped._subject, bench, swapped, range(2), ["gemm", "winograd"])
     assert times == {"gemm": [[1.0], [1.0]]}
     assert notes == [f"winograd is left out: {TOO_LARGE}"]
 

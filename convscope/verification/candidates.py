@@ -14,7 +14,6 @@ from convscope import failures
 from convscope.convolution import algorithms, assignment, backends, swap, tolerance
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.backends import PlanThread
-from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check
 from convscope.profiling.bench import Bench
@@ -36,10 +35,19 @@ _LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of 
 
 
 class CandidateSwap:
-    """Swaps one candidate after another into a model and runs work with it."""
+    """Swaps one candidate after another into a model and runs work with it.
 
-    def __init__(self, subject: Subject) -> None:
+    Args:
+        note: called with one line for each candidate that is left out, with the reason.
+
+    Attributes:
+        assignments: by candidate, the algorithm of each layer in its passes.
+        usable: by candidate, whether each layer can use it.
+    """
+
+    def __init__(self, subject: Subject, note: Note) -> None:
         run, device = subject.run, subject.device
+        self._subject, self._note = subject, note
         self._swapped = swap.Swap(subject.model)
         self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
@@ -67,54 +75,64 @@ class CandidateSwap:
         with backends.searching():
             return self._thread.run(torch.inference_mode()(work))
 
-    def leave_out(self, name: str, layers: Sequence[Layer], positions: Sequence[int]) -> None:
-        """Take a candidate from the layers at these positions: PyTorch runs them in its passes."""
-        usable, unable = self.usable[name], {layers[position].name for position in positions}
-        self.usable[name] = [can and layer.name not in unable for can, layer in zip(usable, layers, strict=True)]
-        assigned = self.assignments[name]
-        self.assignments[name] = {layer: HEURISTIC if layer in unable else one for layer, one in assigned.items()}
-        if not any(self.usable[name]):
-            del self.assignments[name]
+    def tried(self, name: str, work: Callable[[], T]) -> T | None:
+        """Run `work` with a candidate in the model; note why where it fails, and return None."""
+        try:
+            return self.run(name, work)
+        except Exception as error:
+            self._note(f"{name} is left out: {failures.of_cell(error, self._subject.device).reason}")
+            return None
+
+    def leave_out_wrong(self) -> None:
+        """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
+        model, inputs, run = self._subject.model, self._subject.inputs, self._subject.run
+        for name, usable in self.usable.items():
+            observations = self.run(name, partial(observe, model, inputs, check_errors=True))
+            for index, (layer, seen) in enumerate(zip(self._subject.layers, observations, strict=True)):
+                allowed = tolerance.tolerance(layer, seen.execution.algorithm, run.math, run.dtype)
+                if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
+                    usable[index] = False
+                    self._note(f"{name} is wrong for {layer.name} and left out there: {reason}")
+
+    def leave_out_hopeless(self, bench: Bench) -> None:
+        """Leave candidates out of layers where they take more than `HOPELESS` times the least; captures nothing."""
+        if self._subject.device.type == "cpu":
+            return  # no pass is captured there
+        launched_ms: dict[str, list[float]] = {}
+        for name in [name for name in self.assignments if name != BENCHMARK]:
+            taken_ms = self.tried(name, partial(bench.launched_ms, self._subject.inputs, _LAUNCHES))
+            if taken_ms is None:
+                del self.assignments[name]
+            else:
+                launched_ms[name] = taken_ms
+            bench.release()
+        layers = self._subject.layers
+        for name, positions in hopeless(launched_ms, self.usable).items():
+            self._leave_to_pytorch(name, positions)
+            many = f"{len(positions)} of {len(layers)} layers"
+            too_long = f"launched one by one it takes more than {HOPELESS} times the least there"
+            self._note(f"{name} is left out of {many}: {too_long}")
 
     def close(self) -> None:
         """Restore the model's own convolutions."""
         self._swapped.restore()
         self._thread.close()
 
+    def _leave_to_pytorch(self, name: str, positions: Sequence[int]) -> None:
+        """Take a candidate from the layers at these positions: PyTorch runs them in its passes."""
+        layers, usable = self._subject.layers, self.usable[name]
+        unable = {layers[position].name for position in positions}
+        self.usable[name] = [can and layer.name not in unable for can, layer in zip(usable, layers, strict=True)]
+        assigned = self.assignments[name]
+        self.assignments[name] = {layer: HEURISTIC if layer in unable else one for layer, one in assigned.items()}
+        if not any(self.usable[name]):
+            del self.assignments[name]
+
 
 def _left_out(algorithm: Algorithm, provider: str | None) -> bool:
     """Return whether a choice among one library's algorithms is without this one; PyTorch's own stays in any."""
     others = provider is not None and algorithm.name != HEURISTIC
     return others and algorithms.why_not_by_provider(algorithm, str(provider)) is not None
-
-
-def leave_out_wrong(subject: Subject, swapped: CandidateSwap, note: Note) -> None:
-    """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
-    for name, usable in swapped.usable.items():
-        observations = swapped.run(name, lambda: observe(subject.model, subject.inputs, check_errors=True))
-        for index, (layer, seen) in enumerate(zip(subject.layers, observations, strict=True)):
-            allowed = tolerance.tolerance(layer, seen.execution.algorithm, subject.run.math, subject.run.dtype)
-            if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
-                usable[index] = False
-                note(f"{name} is wrong for {layer.name} and left out there: {reason}")
-
-
-def leave_out_hopeless(subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note) -> None:
-    """Leave candidates out of the layers where they take more than `HOPELESS` times the least; captures nothing."""
-    if subject.device.type == "cpu":
-        return  # no pass is captured there
-    launched_ms: dict[str, list[float]] = {}
-    for name in [name for name in swapped.assignments if name != BENCHMARK]:
-        taken_ms = tried(swapped, name, subject, note, partial(bench.launched_ms, subject.inputs, _LAUNCHES))
-        if taken_ms is None:
-            del swapped.assignments[name]
-        else:
-            launched_ms[name] = taken_ms
-        bench.release()
-    for name, positions in hopeless(launched_ms, swapped.usable).items():
-        swapped.leave_out(name, subject.layers, positions)
-        many = f"{len(positions)} of {len(subject.layers)} layers"
-        note(f"{name} is left out of {many}: launched one by one it takes more than {HOPELESS} times the least there")
 
 
 def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Sequence[bool]]) -> dict[str, list[int]]:
@@ -134,12 +152,3 @@ def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Se
         if name not in PICKS
     }
     return {name: positions for name, positions in found.items() if positions}
-
-
-def tried(swapped: CandidateSwap, name: str, subject: Subject, note: Note, work: Callable[[], T]) -> T | None:
-    """Run `work` with a candidate in the model; note why where it fails, and return None."""
-    try:
-        return swapped.run(name, work)
-    except Exception as error:
-        note(f"{name} is left out: {failures.of_cell(error, subject.device).reason}")
-        return None

@@ -34,9 +34,6 @@ from convscope.verification.candidates import (
     PICKS,
     CandidateSwap,
     Note,
-    leave_out_hopeless,
-    leave_out_wrong,
-    tried,
 )
 from convscope.verification.evidence import Subject
 from convscope.verification.rows import ChoiceRow, ModelKey, PassRow
@@ -85,22 +82,22 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         note: called with one line for each candidate that is left out, with the reason.
     """
     bench.expect(subject.layers)
-    with contextlib.closing(CandidateSwap(subject)) as swapped:
-        leave_out_wrong(subject, swapped, note)
-        leave_out_hopeless(subject, bench, swapped, note)
-        times_by_name = _rounds(subject, bench, swapped, note, range(rounds), list(swapped.assignments))
+    with contextlib.closing(CandidateSwap(subject, note)) as swapped:
+        swapped.leave_out_wrong()
+        swapped.leave_out_hopeless(bench)
+        times_by_name = _rounds(subject, bench, swapped, range(rounds), list(swapped.assignments))
         timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
-        judged = _judge(subject, bench, swapped, note, rounds)
+        judged = _judge(subject, bench, swapped, rounds)
         candidates = [_traced(subject, swapped, each) for each in timed]  # CUPTI only after all times
         return ChoiceResult(candidates, judged)
 
 
-def _judge(subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note, rounds: int) -> dict[str, PassRounds]:
+def _judge(subject: Subject, bench: Bench, swapped: CandidateSwap, rounds: int) -> dict[str, PassRounds]:
     """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
     stopwatch, model = Stopwatch(subject.device), subject.model
     names = [name for name in JUDGED if name in swapped.assignments]
-    layers = _rounds(subject, bench, swapped, note, range(rounds, 2 * rounds), names)
+    layers = _rounds(subject, bench, swapped, range(rounds, 2 * rounds), names)
     passes: dict[str, list[float]] = {name: [] for name in layers}
 
     def pass_ms(place: int) -> float:
@@ -120,26 +117,26 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
     "torch", which leaves a layer to PyTorch, is one of them.
     """
     bench.expect(subject.layers)
-    with contextlib.closing(CandidateSwap(subject)) as swapped:
-        leave_out_wrong(subject, swapped, note)
-        leave_out_hopeless(subject, bench, swapped, note)
+    with contextlib.closing(CandidateSwap(subject, note)) as swapped:
+        swapped.leave_out_wrong()
+        swapped.leave_out_hopeless(bench)
         names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
         candidates = [
             _timed(swapped, name, times)
-            for name, times in _rounds(subject, bench, swapped, note, range(rounds), names).items()
+            for name, times in _rounds(subject, bench, swapped, range(rounds), names).items()
         ]
         return fastest_of_each(subject.layers, candidates)
 
 
 def _rounds(
-    subject: Subject, bench: Bench, swapped: CandidateSwap, note: Note, rounds: Sequence[int], names: Sequence[str]
+    subject: Subject, bench: Bench, swapped: CandidateSwap, rounds: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     """Time the layers of each candidate in turn; a round is a placement in memory, the same for all."""
     times: dict[str, list[list[float]]] = {name: [] for name in names}
     for place in tqdm(rounds, desc=f"{subject.run.model}, choice", unit="round", disable=None):
         for name in list(times):
             work = partial(bench.layer_times_ms, subject.inputs, place)
-            taken_ms = tried(swapped, name, subject, note, work)
+            taken_ms = swapped.tried(name, work)
             if taken_ms is None:
                 del times[name]
             else:

@@ -127,13 +127,13 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
 
 def test_what_launches_kernels_for_each_group_is_no_candidate_in_depthwise_layers():
     run, noted = made_run("torchvision:mobilenet_v2", "torch"), []
-    with open_subject(run) as subject, contextlib.closing(CandidateSwap(subject)) as swapped:
+    with open_subject(run) as subject, contextlib.closing(CandidateSwap(subject, noted.append)) as swapped:
         timer = CUDALayerTimer(subject.model, "cuda")
         bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
         bench.expect(subject.layers)
         before = {name: sum(usable) for name, usable in swapped.usable.items()}
-        candidates.leave_out_wrong(subject, swapped, print)
-        candidates.leave_out_hopeless(subject, bench, swapped, noted.append)
+        swapped.leave_out_wrong()
+        swapped.leave_out_hopeless(bench)
         after = {name: sum(usable) for name, usable in swapped.usable.items()}
         depthwise = [layer.groups == layer.out_channels > 100 for layer in subject.layers]
         assert not any(can and many for can, many in zip(swapped.usable["fft tiling"], depthwise, strict=True))

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from fakes import layer, run
+from fakes import layer
+from fakes.swapping import SwapsNothing, subject_on
 
 from convscope import failures
 from convscope.convolution import algorithms
@@ -19,15 +18,6 @@ from convscope.verification.candidates import CandidateSwap
 LAYERS = [layer(name=name, position=position) for position, name in enumerate(("first", "second", "first"))]
 
 
-def swapped_with(**names: Sequence[bool]) -> CandidateSwap:
-    """A swap that swaps nothing: each candidate has its own algorithm in all layers, and can use some of them."""
-    swapped = object.__new__(CandidateSwap)
-    swapped.usable = {name: list(usable) for name, usable in names.items()}
-    swapped.assignments = {name: {"first": name, "second": name} for name in names}
-    swapped._swapped = SimpleNamespace(apply=lambda given: None, restore=lambda: None)
-    return swapped
-
-
 def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
     every = algorithms.ALGORITHMS.values()
     assert not any(candidates._left_out(each, None) for each in every)
@@ -36,7 +26,7 @@ def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
 
 
 def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():
-    swapped = object.__new__(candidates.CandidateSwap)
+    swapped = object.__new__(CandidateSwap)
     applied: list[dict[str, str]] = []
     swapped.assignments = {"gemm": {"only": "gemm"}, candidates.BENCHMARK: {"only": "torch"}}
     swapped._swapped = SimpleNamespace(apply=applied.append, restore=lambda: None)
@@ -71,11 +61,11 @@ def test_where_nothing_can_be_used_nothing_is_hopeless():
 
 
 def test_a_candidate_leaves_every_call_of_a_layer_to_pytorch_and_goes_with_its_last():
-    swapped = swapped_with(fft=[True, True, True])
-    swapped.leave_out("fft", LAYERS, [2])
+    swapped = SwapsNothing(subject_on("cuda", LAYERS), fft=[True, True, True])
+    swapped._leave_to_pytorch("fft", [2])
     assert swapped.usable["fft"] == [False, True, False]
     assert swapped.assignments["fft"] == {"first": "torch", "second": "fft"}
-    swapped.leave_out("fft", LAYERS, [1])
+    swapped._leave_to_pytorch("fft", [1])
     assert swapped.usable["fft"] == [False] * 3
     assert "fft" not in swapped.assignments
 
@@ -83,13 +73,11 @@ def test_a_candidate_leaves_every_call_of_a_layer_to_pytorch_and_goes_with_its_l
 class Launched:
     """A bench on which each candidate takes the times that are given for it, or fails."""
 
-    def __init__(self, swapped: CandidateSwap, times_ms: dict[str, list[float] | Exception]) -> None:
-        self.running, self.released = "", 0
-        self._times_ms = times_ms
-        swapped._swapped.apply = lambda given: setattr(self, "running", next(iter(given.values())))
+    def __init__(self, swapped: SwapsNothing, times_ms: dict[str, list[float] | Exception]) -> None:
+        self._swapped, self._times_ms, self.released = swapped, times_ms, 0
 
     def launched_ms(self, given: object, passes: int) -> list[float]:
-        times_ms = self._times_ms[self.running]
+        times_ms = self._times_ms[self._swapped.name]
         if isinstance(times_ms, Exception):
             raise times_ms
         return times_ms
@@ -98,24 +86,19 @@ class Launched:
         self.released += 1
 
 
-def subject_on(kind: str) -> Any:
-    return SimpleNamespace(
-        run=run(), layers=LAYERS, inputs=(torch.zeros(1),), device=SimpleNamespace(type=kind), model=torch.nn.Identity()
-    )
-
-
 def test_candidates_are_launched_before_they_are_captured_and_left_out_where_they_cannot_win(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(failures, "device_fault", lambda device: None)
-    swapped = swapped_with(torch=[True] * 3, fft=[True] * 3, gemm=[True] * 3, winograd=[True] * 3)
+    noted: list[str] = []
+    every = {name: [True] * 3 for name in ("torch", "fft", "gemm", "winograd")}
+    swapped = SwapsNothing(subject_on("cuda", LAYERS), noted.append, **every)
     failing = torch.OutOfMemoryError("too much\nof a thing")
     bench = Launched(
         swapped,
         {"torch": [1.0] * 3, "fft": [2.0, 31.0, 2.0], "gemm": [99.0, 99.0, 1.0], "winograd": failing},
     )
-    noted: list[str] = []
-    candidates.leave_out_hopeless(subject_on("cuda"), bench, swapped, noted.append)
+    swapped.leave_out_hopeless(bench)
     assert noted == [
         "winograd is left out: too much",
         "fft is left out of 1 of 3 layers: launched one by one it takes more than 30 times the least there",
@@ -129,7 +112,7 @@ def test_candidates_are_launched_before_they_are_captured_and_left_out_where_the
 
 
 def test_on_a_cpu_where_nothing_is_captured_all_candidates_stay():
-    swapped = swapped_with(torch=[True] * 3, smm=[True] * 3)
+    swapped = SwapsNothing(subject_on("cpu", LAYERS), torch=[True] * 3, smm=[True] * 3)
     bench = Launched(swapped, {"torch": [1.0] * 3, "smm": [99.0] * 3})
-    candidates.leave_out_hopeless(subject_on("cpu"), bench, swapped, pytest.fail)
+    swapped.leave_out_hopeless(bench)
     assert set(swapped.assignments) == {"torch", "smm"}

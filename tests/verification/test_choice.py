@@ -17,7 +17,7 @@ from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
 import run_verify
 from convscope.timing.summary import summarize
 from convscope.verification import choice, report
-from convscope.verification.candidates import CHOOSERS_ONLY, CandidateSwap, leave_out_wrong
+from convscope.verification.candidates import CHOOSERS_ONLY, CandidateSwap
 from convscope.verification.choice import Candidate
 from convscope.verification.evidence import open_subject
 from convscope.verification.request import make_verification
@@ -226,8 +226,8 @@ def test_a_candidate_that_computes_something_else_is_no_choice(monkeypatch: pyte
     monkeypatch.setattr(SwappedConv2d, "forward", forward)
     request = make_verification("torchvision:squeezenet1_1", "torch", 48, device="cpu", question="choice", rounds=2)
     notes: list[str] = []
-    with open_subject(request) as subject, contextlib.closing(CandidateSwap(subject)) as swapped:
-        leave_out_wrong(subject, swapped, notes.append)
+    with open_subject(request) as subject, contextlib.closing(CandidateSwap(subject, notes.append)) as swapped:
+        swapped.leave_out_wrong()
         assert {name: any(usable) for name, usable in swapped.usable.items()} == {
             "torch": True, "direct": True, "smm": False,
         }  # fmt: skip

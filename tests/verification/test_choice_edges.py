@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from fakes import ENVIRONMENT, layer, run
 from fakes.kernel_names import IMPLICIT_KERNEL, XMMA_TF32
+from fakes.swapping import SwapsNothing, subject_on
 
 from convscope.errors import HostTooSlowError
 from convscope.timing.summary import summarize
@@ -126,20 +126,11 @@ def test_the_times_of_a_layer_that_is_called_twice_are_added():
     assert choice.fastest_of_each(twice, every) == {"same": "gemm", "other": "fft"}
 
 
-class Swapped:
-    """Runs work as whichever candidate; remembers which."""
-
-    name = ""
-    assignments: dict[str, dict[str, str]]
-
-    def run(self, name: str, work: Callable[[], Any]) -> Any:
-        self.name = name
-        return work()
-
-
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, HostTooSlowError])
 def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the_reason(error: type[Exception]):
-    swapped, noted, released = Swapped(), [], []
+    noted: list[str] = []
+    released: list[str] = []
+    swapped = SwapsNothing(subject_on("cpu"), noted.append, fft=[True] * 2, gemm=[True] * 2)
 
     def layer_times_ms(given: object, place: int) -> list[float]:
         if swapped.name == "fft" and released:
@@ -147,15 +138,15 @@ def test_a_candidate_that_cannot_be_timed_is_left_out_with_the_first_line_of_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: released.append(swapped.name))
-    subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=CPU)
-    times = choice._rounds(subject, bench, swapped, noted.append, range(3), ["fft", "gemm"])
+    times = choice._rounds(swapped._subject, bench, swapped, range(3), ["fft", "gemm"])
     assert times == {"gemm": [[1.0, 2.0]] * 3}
     assert noted == ["fft is left out: too much"]
     assert released == ["fft", "gemm", "fft", "gemm", "gemm"]
 
 
 def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_them():
-    swapped, places = Swapped(), []
+    places: list[tuple[str, int]] = []
+    swapped = SwapsNothing(subject_on("cpu"))
     swapped.assignments = {"gemm": {}, choice.TOGETHER: {}, candidates.HEURISTIC: {}}
 
     def layer_times_ms(given: object, place: int) -> list[float]:
@@ -163,8 +154,7 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
-    subject = SimpleNamespace(run=run(), inputs=(torch.zeros(1),), device=CPU, model=torch.nn.Identity())
-    found = choice._judge(subject, bench, swapped, print, 3)
+    found = choice._judge(swapped._subject, bench, swapped, 3)
     names = [choice.TOGETHER, candidates.HEURISTIC]
     assert places == [(name, place) for place in (3, 4, 5) for name in names]
     assert {name: (len(one.passes_ms), one.layers_ms) for name, one in found.items()} == {

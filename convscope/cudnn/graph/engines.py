@@ -14,7 +14,6 @@ from enum import IntEnum
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
 from convscope.cudnn.graph.operations import ALONE, Fused, graph_of
-from convscope.cudnn.library import HALF_TYPES
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError, NotSupportedError
 
@@ -88,7 +87,7 @@ class Offer:
 
     def why_not_comparable(self, convolution: Convolution) -> str | None:
         """Return why the plan computes in less than what is asked for, None where it does not; PyTorch has the rule."""
-        if convolution.dtype in HALF_TYPES or convolution.dtype != "float32":
+        if convolution.dtype != "float32":
             return None
         if DOWN_CONVERTS in self.numerical_notes:
             return "computes float32 in 16 bits"
