@@ -21,7 +21,7 @@ def subject_on(device: str, layers: Sequence[Any] = ()) -> Any:
 
 
 class SwapsNothing(CandidateSwap):
-    """Each candidate has its own algorithm in all layers and can use some of them; `name` is the one whose turn it is."""
+    """Each candidate has its own algorithm in all layers and can use some of them; `name` is whose turn it is."""
 
     def __init__(self, subject: Any, note: Callable[[str], None] = pytest.fail, **usable: Sequence[bool]) -> None:
         self._subject, self._note, self.name = subject, note, ""

@@ -32,6 +32,7 @@ class Kind(IntEnum):
     CONVOLUTION_FORWARD = 10
     OPERATION_POINTWISE = 13
     OPERATION_GRAPH = 15
+    VARIANT_PACK = 16
     TENSOR = 17
     DEVICE_PROPERTIES = 38
 
@@ -97,11 +98,15 @@ class Attribute(IntEnum):
     TENSOR_STRIDES = 903
     TENSOR_NUMBER = 906
     TENSOR_IS_VIRTUAL = 907
+    PACK_NUMBERS = 1000
+    PACK_POINTERS = 1001
+    PACK_WORKSPACE = 1003
     ENGINE_GRAPH = 1300
     ENGINE_NUMBER = 1301
     ENGINE_NUMERICAL_NOTES = 1303
     ENGINE_BEHAVIOR_NOTES = 1305
     ENGINE_DEVICE = 1307
+    DEVICE_HANDLE = 2701
     DEVICE_JSON = 2702
 
 
@@ -119,6 +124,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "cudnnBackendFinalize": [c_void_p],
     "cudnnBackendSetAttribute": [c_void_p, c_int, c_int, c_int64, c_void_p],
     "cudnnBackendGetAttribute": [c_void_p, c_int, c_int, c_int64, POINTER(c_int64), c_void_p],
+    "cudnnBackendExecute": [c_void_p, c_void_p, c_void_p],
 }
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope
+from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
+from convscope.cudnn.legacy import Handle
 
 H200: Mapping[str, object] = {
     "deviceName": "NVIDIA H200",
@@ -38,6 +39,15 @@ H200: Mapping[str, object] = {
     "supportCoopLaunch": 1,
 }
 """An H200 by its CUDA attributes, put together by hand: not compared with what cuDNN reads off a card."""
+
+
+def properties_of(handle: Handle) -> dict[str, object]:
+    """Return the properties of the device of a context, as cuDNN reads them off it."""
+    with Scope() as scope:
+        device = scope.new(Kind.DEVICE_PROPERTIES)
+        device.set(Attribute.DEVICE_HANDLE, Type.HANDLE, handle.pointer).finalized()
+        properties: dict[str, object] = json.loads(device.read_text(Attribute.DEVICE_JSON))
+        return properties
 
 
 def described(scope: Scope, properties: Mapping[str, object]) -> Descriptor:

@@ -1,0 +1,60 @@
+"""Plans that run: built once for one convolution, run many times in any thread's context.
+
+Source: NVIDIA cuDNN backend API reference, `cudnnBackendExecute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from convscope.cudnn.graph.backend import Attribute, Kind, Scope, Type, call
+from convscope.cudnn.graph.engines import Offers, Plan
+from convscope.cudnn.graph.operations import Tensor
+from convscope.cudnn.legacy import Handle
+
+
+class ExecutablePlan:
+    """One plan of one convolution, built; close it, or leave its `with` block.
+
+    Args:
+        offers: of the convolution on the device that will run it; it may be closed afterwards.
+
+    Attributes:
+        workspace_bytes: what a run needs.
+
+    Raises:
+        NotSupportedError: cuDNN refuses the plan for this convolution.
+    """
+
+    def __init__(self, offers: Offers, plan: Plan) -> None:
+        self._scope = Scope()
+        try:
+            self._plan = offers.built(self._scope, plan)
+            (self.workspace_bytes,) = self._plan.read(Attribute.PLAN_WORKSPACE_BYTES, Type.INT64)
+        except Exception:
+            self.close()
+            raise
+
+    def run(self, handle: Handle, pointers: Mapping[Tensor, int], workspace: int = 0) -> None:
+        """Enqueue a run on the context's stream.
+
+        Args:
+            pointers: by tensor, the address of its memory on the device, a multiple of 16.
+            workspace: the address of `workspace_bytes` bytes; 0 where none are needed.
+        """
+        with Scope() as scope:
+            pack = scope.new(Kind.VARIANT_PACK)
+            pack.set(Attribute.PACK_NUMBERS, Type.INT64, *map(int, pointers))
+            pack.set(Attribute.PACK_POINTERS, Type.VOID_POINTER, *pointers.values())
+            pack.set(Attribute.PACK_WORKSPACE, Type.VOID_POINTER, workspace).finalized()
+            call("cudnnBackendExecute", "run", handle.argument, self._plan.address, pack.address)
+
+    def close(self) -> None:
+        """Destroy the plan; twice is once."""
+        self._scope.close()
+
+    def __enter__(self) -> ExecutablePlan:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.close()

@@ -1,0 +1,109 @@
+"""Plans of cuDNN's graph API on a real GPU: what the card says of itself, and every plan run against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from convscope.convolution.reference import relative_distance
+from convscope.cudnn.graph import devices
+from convscope.cudnn.graph.engines import Offers
+from convscope.cudnn.graph.execution import ExecutablePlan
+from convscope.cudnn.graph.operations import ALONE, Fused, Tensor
+from convscope.cudnn.legacy import Handle
+from convscope.cudnn.shape import Convolution
+from convscope.errors import NotSupportedError
+
+SQUARE = Convolution((2, 64, 28, 28), (96, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+POINTWISE = Convolution((2, 64, 28, 28), (96, 64, 1, 1), (0, 0), (1, 1), (1, 1))
+DEPTHWISE = Convolution((2, 96, 28, 28), (96, 1, 3, 3), (1, 1), (1, 1), (1, 1), groups=96)
+CUBE = Convolution((2, 16, 12, 12, 12), (32, 16, 3, 3, 3), (1, 1, 1), (2, 2, 2), (1, 1, 1))
+HALF = dataclasses.replace(SQUARE, dtype="float16", layout="nhwc")
+CASES = {
+    "tf32": (SQUARE, ALONE),
+    "fp32": (dataclasses.replace(SQUARE, math="fp32"), ALONE),
+    "pointwise": (POINTWISE, ALONE),
+    "depthwise": (DEPTHWISE, ALONE),
+    "3-D": (CUBE, ALONE),
+    "float16 nhwc": (HALF, ALONE),
+    "bfloat16": (dataclasses.replace(SQUARE, dtype="bfloat16"), ALONE),
+    "float64": (dataclasses.replace(SQUARE, dtype="float64"), ALONE),
+    "bias relu": (SQUARE, Fused(bias=True, relu=True)),
+    "float16 nhwc addition bias relu": (HALF, Fused(addition=True, bias=True, relu=True)),
+}
+TOLERANCES = {"float64": 1e-12, "float16": 1e-3, "bfloat16": 8e-3, "tf32": 2e-3, "fp32": 2e-5}
+
+
+@pytest.fixture
+def handle() -> Handle:
+    torch.zeros(1, device="cuda")
+    handle = Handle()
+    handle.use_stream(torch.cuda.current_stream().cuda_stream)
+    yield handle
+    handle.close()
+
+
+def test_a_card_describes_itself_as_the_one_that_is_described_by_hand(handle: Handle):
+    own = devices.properties_of(handle)
+    assert own.keys() >= devices.H200.keys()
+
+
+def tensors_of(asked: Convolution, fused: Fused) -> dict[Tensor, torch.Tensor]:
+    """Return the tensors of a graph in their type and layout, the output filled with what no plan writes."""
+    torch.manual_seed(0)
+    dtype = getattr(torch, asked.dtype)
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[len(asked.input)]
+    memory = last if asked.layout == "nhwc" else torch.contiguous_format
+
+    def made(shape: tuple[int, ...]) -> torch.Tensor:
+        return torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=memory)
+
+    tensors = {Tensor.X: made(asked.input), Tensor.W: made(asked.weight), Tensor.Y: made(asked.output)}
+    tensors[Tensor.Y].fill_(float("nan"))
+    if fused.addition:
+        tensors[Tensor.ADDED] = made(asked.output)
+    if fused.bias:
+        tensors[Tensor.BIAS] = made((1, asked.out_channels, *(1 for _ in asked.size)))
+    return tensors
+
+
+def expected(asked: Convolution, fused: Fused, tensors: dict[Tensor, torch.Tensor]) -> torch.Tensor:
+    """Return the output in float64, by PyTorch on the CPU."""
+    known = {number: tensor.double().cpu().contiguous() for number, tensor in tensors.items()}
+    convolve = {2: torch.nn.functional.conv2d, 3: torch.nn.functional.conv3d}[len(asked.size)]
+    output = convolve(known[Tensor.X], known[Tensor.W], None, *asked.options)
+    for number in (Tensor.ADDED, Tensor.BIAS):
+        output = output + known.get(number, torch.zeros(()))
+    return output.relu() if fused.relu else output
+
+
+@pytest.mark.parametrize(("asked", "fused"), CASES.values(), ids=CASES)
+def test_every_plan_of_the_card_runs_and_is_right(asked: Convolution, fused: Fused, handle: Handle):
+    tensors = tensors_of(asked, fused)
+    truth = expected(asked, fused, tensors)
+    tolerance = TOLERANCES[asked.math if asked.dtype == "float32" else asked.dtype]
+    ran, refused, wrong = [], [], []
+    with Offers(asked, devices.properties_of(handle), fused) as offers:
+        for offer in offers.plans():
+            if offer.why_not_comparable(asked):
+                continue
+            try:
+                plan = ExecutablePlan(offers, offer.plan)
+            except NotSupportedError as refusal:
+                refused.append((str(offer.plan), str(refusal)))
+                continue
+            with plan:
+                assert plan.workspace_bytes == offer.workspace_bytes
+                workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
+                tensors[Tensor.Y].fill_(float("nan"))
+                pointers = {number: tensor.data_ptr() for number, tensor in tensors.items()}
+                plan.run(handle, pointers, workspace.data_ptr())
+                error = relative_distance(tensors[Tensor.Y].cpu(), truth)
+            ran.append(str(offer.plan))
+            if error is None or not error < tolerance:
+                wrong.append((str(offer.plan), error, offer.numerical_notes))
+    print(len(ran), "ran;", refused)
+    assert ran
+    assert wrong == []
