@@ -108,7 +108,7 @@ def parts(module: nn.Module, x: torch.Tensor) -> Mapping[str, Callable[[], objec
         torch._C._cuda_cudaCachingAllocator_raw_delete(address)
 
     def run() -> None:
-        plan._plan.run(handle, *addresses)
+        plan._call.run(handle, *addresses)
         assert scratch is not None
 
     costs: dict[str, Callable[[], object]] = {

@@ -24,7 +24,7 @@ from convscope.cluster import history, progress
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination
+from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination, slug
 from convscope.storage.schema import difference
 
 _LONGEST_FOLDER = 200  # characters; a name on disk may have 255, and logs add stage and job to it
@@ -218,12 +218,12 @@ def find(
 
 def check_quotes(model: str, words: Sequence[str], script: str) -> None:
     """Raise InputError where the words after the model are an algorithm of several words without quotes."""
-    slugs = {each.slug for each in algorithms.ALGORITHMS.values()}
+    slugs = {slug(name) for name in (*algorithms.ALGORITHMS, *algorithms.HEURISTICS)}
     for count in range(len(words), 1, -1):
-        slug = "_".join(words[:count]).lower()
-        if slug in slugs:
+        written = "_".join(words[:count]).lower()
+        if written in slugs:
             gpu = words[count] if count < len(words) else "GPU"
-            right = f"./{script} {shlex.quote(model)} {slug} {gpu}"
+            right = f"./{script} {shlex.quote(model)} {written} {gpu}"
             raise InputError(f"{' '.join(words[:count])!r} needs quotes, or underscores: {right}")
 
 

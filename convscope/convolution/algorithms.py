@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from convscope.convolution.layer import Layer
+from convscope.cudnn.graph.engines import Plan
 from convscope.errors import InputError
 
 FALLBACK = "implicit precomp gemm"
+GRAPH = "cudnn graph"
+"""The provider of plans of cuDNN's graph API."""
+PLAN = "plan:"
+"""What the name of a plan begins with: "plan:38:k2=8,k13=1" is an engine with the values of its knobs."""
+PLAN_PATTERN = f"{PLAN}ENGINE[:kN=VALUE,…]"
 
 # From cuDNN's API reference (cudnnConvolutionForward), confirmed by asking cuDNN 9.19 on an H200.
 FFT_EXTENT_PX = 256
@@ -46,11 +52,6 @@ class Algorithm:
     cuda_providers: tuple[str, ...]
     rule: Callable[[Layer], str | None]
     rule_depends_on_size: bool = False
-
-    @property
-    def slug(self) -> str:
-        """The name in paths, spaces as underscores."""
-        return self.name.replace(" ", "_")
 
     @property
     def takes_any_shape(self) -> bool:
@@ -119,6 +120,17 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     )
 }
 
+HEURISTICS: Mapping[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm("heuristic a", "cuDNN's first plan, by its rules", None, None, (GRAPH,), _any_shape),
+        Algorithm("heuristic b", "cuDNN's first plan, by its model of times", None, None, (GRAPH,), _any_shape),
+    )
+}
+"""Choosers of a plan of cuDNN's graph API, beside `ALGORITHMS`, which are what every study compares by default."""
+CHOOSERS = ("guess", *HEURISTICS)
+"""Names that leave the choice to cuDNN: what ran has another one."""
+
 _DIRECT_NUMBER = 3  # cuDNN has a number for direct convolution, and has never implemented it
 NAMES_BY_CUDNN_NUMBER: Mapping[int, str] = {
     algorithm.cudnn_number: algorithm.name for algorithm in ALGORITHMS.values() if algorithm.cudnn_number is not None
@@ -129,12 +141,30 @@ def find(name: str) -> Algorithm:
     """Return the algorithm of this name; spaces and underscores, capitals and small letters are the same.
 
     Raises:
-        InputError: no such algorithm; the message lists them all.
+        InputError: no such algorithm, the message lists them all; or the name of a plan is none.
     """
     plain = " ".join(name.replace("_", " ").lower().split())
-    if plain not in ALGORITHMS:
-        raise InputError(f"unknown algorithm {name!r}: choose one of {', '.join(ALGORITHMS)}")
-    return ALGORITHMS[plain]
+    if plain.startswith(PLAN):
+        return _by_plan(Plan.named(plain.removeprefix(PLAN)))
+    known = ALGORITHMS.get(plain) or HEURISTICS.get(plain)
+    if known is None:
+        every = ", ".join((*ALGORITHMS, *HEURISTICS))
+        raise InputError(f"unknown algorithm {name!r}: choose one of {every}, or {PLAN_PATTERN}")
+    return known
+
+
+def plan_name(plan: Plan) -> str:
+    """Return the algorithm that is one plan."""
+    return f"{PLAN}{plan}"
+
+
+def plan_of(name: str) -> Plan | None:
+    """Return the plan that an algorithm is, None where it is no plan."""
+    return Plan.named(name.removeprefix(PLAN)) if name.startswith(PLAN) else None
+
+
+def _by_plan(plan: Plan) -> Algorithm:
+    return Algorithm(plan_name(plan), "a plan of cuDNN's graph API", None, None, (GRAPH,), _any_shape)
 
 
 def cudnn_number(name: str) -> int | None:

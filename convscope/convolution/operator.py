@@ -17,9 +17,9 @@ from ai3 import swap_torch
 
 from convscope.convolution import algorithms, backends, providers
 from convscope.convolution.layer import Layer
-from convscope.convolution.providers import CudnnProvider, Execution, Plan, Provider, TritonProvider
+from convscope.convolution.providers import CudnnProvider, Execution, GraphProvider, Plan, Provider, TritonProvider
 from convscope.cudnn.shape import Convolution, output_extents
-from convscope.errors import NotSupportedError
+from convscope.errors import InputError, NotSupportedError
 from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
@@ -69,7 +69,8 @@ class CudaOperator:
 
     def __init__(self) -> None:
         self._cudnn = CudnnProvider()
-        self._providers: dict[str, Provider] = {"cudnn": self._cudnn, "triton": TritonProvider()}
+        every = (GraphProvider(self._cudnn), TritonProvider(), self._cudnn)
+        self._providers: dict[str, Provider] = {provider.name: provider for provider in every}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.tuned: dict[str, str] = {}
         self.releases = 0
@@ -132,8 +133,10 @@ class CudaOperator:
         """
         name = _DEFAULT.get(algorithm, algorithm)
         refusals: list[NotSupportedError | NotImplementedError] = []
-        known = algorithms.ALGORITHMS.get(name)
-        libraries = () if known is None else known.cuda_providers
+        try:
+            libraries = algorithms.find(name).cuda_providers
+        except InputError:
+            libraries = ()
         preferred = backends.settings_in_force().provider
         for library in (preferred,) if preferred in libraries else libraries:
             provider = self._providers.get(library)
@@ -175,9 +178,10 @@ class CudaOperator:
         with _current(device) as current:
             try:
                 plan = self.plan(_described(layer, dtype), algorithm, current)
-            except NotSupportedError:
+            except NotSupportedError as error:
                 layout = backends.settings_in_force().layout
-                return providers.cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout)
+                why = str(error) if algorithms.find(algorithm).cuda_providers == (algorithms.GRAPH,) else ""
+                return providers.cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout, why)
             except NotImplementedError as error:
                 return str(error)
             plan.close()

@@ -1,4 +1,5 @@
-"""Libraries that compute a convolution on a GPU, behind one protocol: cuDNN's legacy calls, Triton kernels, PyTorch.
+"""Libraries that compute a convolution on a GPU, behind one protocol: cuDNN by its legacy calls and by plans of its
+graph API, Triton kernels, PyTorch.
 
 A provider makes a plan of one shape on one device; the plan is run many times. The operator (`operator`) and the 3-D
 study use the same plans.
@@ -15,7 +16,11 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.cudnn import legacy, library
+from convscope.cudnn.graph import devices
+from convscope.cudnn.graph.engines import Mode, Offer, Offers
+from convscope.cudnn.graph.execution import ExecutablePlan
 from convscope.cudnn.shape import Convolution
+from convscope.errors import NotSupportedError
 from convscope.kernels.operands import Operands
 
 if TYPE_CHECKING:
@@ -84,25 +89,42 @@ class Provider(Protocol):
         """Give back everything that the library holds; its plans must be closed before."""
 
 
+class CudnnCall(Protocol):
+    """One call of cuDNN that convolves, prepared (`legacy.LegacyPlan`, `graph.execution.ExecutablePlan`)."""
+
+    workspace_bytes: int
+
+    def run(self, handle: legacy.Handle, x: int, w: int, y: int, workspace: int) -> None:
+        """Launch on the handle's stream; `x`, `w`, `y` and `workspace` are device addresses."""
+
+    def close(self) -> None:
+        """Destroy the descriptors; twice is once."""
+
+
 class CudnnPlan:
-    """A plan of cuDNN's legacy calls: output and workspace by PyTorch, then one call, then the bias."""
+    """A plan of cuDNN: output and workspace by PyTorch, then one call, then the bias.
+
+    Args:
+        name: of the algorithm that the call is, by its identifier.
+        provider: the way into cuDNN, "cudnn" or "cudnn graph".
+    """
 
     tuned = _NOTHING
 
     def __init__(
-        self, handles: legacy.ThreadHandles, shape: Convolution, number: int | None, device: torch.device
-    ) -> None:
+        self, handles: legacy.ThreadHandles, shape: Convolution, call: CudnnCall, name: str, provider: str,
+        device: torch.device,
+    ) -> None:  # fmt: skip
         self._operands = Operands(shape, -1 if device.type == "cpu" else device.index)
-        self._handles, self._plan = handles, legacy.LegacyPlan(handles.mine(), shape, number)
+        self._handles, self._call = handles, call
         self._memory_format = backends.LAYOUTS[shape.layout]
-        size, dtype = self._plan.output_shape, getattr(torch, shape.dtype)
+        size, dtype = shape.output, getattr(torch, shape.dtype)
         # Of PyTorch's ways to an empty tensor the one that takes the host the least time.
         strides = legacy.strides(size, shape.layout)
         self._output = functools.partial(torch.empty_strided, size, strides, dtype=dtype, device=device)
         self._bias_shape = (1, -1, *(1 for _ in shape.size))
-        self.workspace_bytes = self._plan.workspace_bytes
-        name = algorithms.NAMES_BY_CUDNN_NUMBER[self._plan.algorithm]
-        self.execution = Execution(name, "cudnn", self.workspace_bytes)
+        self.workspace_bytes = call.workspace_bytes
+        self.execution = Execution(name, provider, self.workspace_bytes)
 
     def run(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve on the current stream; NotSupportedError where cuDNN refuses only now, which happens."""
@@ -120,7 +142,7 @@ class CudnnPlan:
         # PyTorch's memory without a tensor around it. Given back at once: what gets it next runs on this stream, later.
         workspace = torch._C._cuda_cudaCachingAllocator_raw_alloc(size_bytes, stream) if size_bytes else 0
         try:
-            self._plan.run(handle, x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace)
+            self._call.run(handle, x.data_ptr(), weight.data_ptr(), y.data_ptr(), workspace)
         finally:
             if workspace:
                 torch._C._cuda_cudaCachingAllocator_raw_delete(workspace)
@@ -130,7 +152,7 @@ class CudnnPlan:
 
     def close(self) -> None:
         """Destroy the descriptors; twice is once."""
-        self._plan.close()
+        self._call.close()
 
 
 class CudnnProvider:
@@ -149,13 +171,85 @@ class CudnnProvider:
         """Make a plan of one of cuDNN's algorithms, or of its heuristic's choice ("guess"); errors as in `Provider`."""
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
-        handles = self._handles.setdefault(device.index, legacy.ThreadHandles())
-        return CudnnPlan(handles, shape, algorithms.cudnn_number(algorithm), device)
+        handles = self.handles(device)
+        call = legacy.LegacyPlan(handles.mine(), shape, algorithms.cudnn_number(algorithm))
+        name = algorithms.NAMES_BY_CUDNN_NUMBER[call.algorithm]
+        return CudnnPlan(handles, shape, call, name, self.name, device)
+
+    def handles(self, device: torch.device) -> legacy.ThreadHandles:
+        """Return the contexts of a device, the current one."""
+        return self._handles.setdefault(device.index, legacy.ThreadHandles())
 
     def close(self) -> None:
         """Destroy the handles."""
         while self._handles:
             self._handles.popitem()[1].close()
+
+
+class GraphProvider:
+    """Plans of cuDNN's graph API: the one that is named, or the first of a heuristic that is exact enough and builds.
+
+    Args:
+        cudnn: the provider whose contexts they run in; to be closed after this one.
+    """
+
+    name = algorithms.GRAPH
+    _MODES: Mapping[str, Mode] = {"heuristic a": Mode.A, "heuristic b": Mode.B}
+
+    def __init__(self, cudnn: CudnnProvider) -> None:
+        self._cudnn = cudnn
+        self._properties: dict[int | None, Mapping[str, object]] = {}
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why cuDNN has no convolution of this data type, or None where it has."""
+        return self._cudnn.why_not(algorithm, shape)
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> CudnnPlan:
+        """Make a plan; the error says why cuDNN, or the precision asked for, refuses. Errors as in `Provider`."""
+        if reason := self.why_not(algorithm, shape):
+            raise NotImplementedError(reason)
+        handles = self._cudnn.handles(device)
+        if device.index not in self._properties:
+            self._properties[device.index] = devices.properties_of(handles.mine())
+        offers = Offers(shape, self._properties[device.index])
+        try:
+            call = _built(offers, algorithm, shape, self._MODES.get(algorithm))
+        except Exception:
+            offers.close()
+            raise
+        return CudnnPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+
+    def close(self) -> None:
+        """Do nothing: the contexts are the other provider's."""
+
+
+class _OwnedPlan(ExecutablePlan):
+    """A plan that closes the offers it was built from."""
+
+    def __init__(self, offers: Offers, offer: Offer) -> None:
+        super().__init__(offers, offer.plan)
+        self._offers, self.plan = offers, offer.plan
+
+    def close(self) -> None:
+        """Destroy the plan, then what it was built from; twice is once."""
+        super().close()
+        self._offers.close()
+
+
+def _built(offers: Offers, algorithm: str, shape: Convolution, mode: Mode | None) -> _OwnedPlan:
+    """Build the plan of an algorithm's name; of a heuristic's plans the first that can be built."""
+    named = algorithms.plan_of(algorithm)
+    offered = offers.plans((mode,)) if mode is not None else [offers.offer(named)] if named is not None else []
+    refusals: list[str] = []
+    for offer in offered:
+        if reason := offer.why_not_comparable(shape):
+            refusals.append(reason)
+            continue
+        try:
+            return _OwnedPlan(offers, offer)
+        except NotSupportedError as refused:
+            refusals.append(str(refused))
+    raise NotSupportedError(refusals[0] if refusals else "it has no plan for such a convolution")
 
 
 class TritonPlan:
@@ -240,13 +334,17 @@ class TorchProvider:
         """Do nothing: there is nothing to give back."""
 
 
-def cudnn_refusal(algorithm: str, device_name: str, layout: str = "nchw") -> str:
-    """Return the sentence for a layer that meets the rules and that cuDNN refuses on this card all the same."""
+def cudnn_refusal(algorithm: str, device_name: str, layout: str = "nchw", why: str = "") -> str:
+    """Return the sentence for a layer that meets the rules and that cuDNN refuses on this card all the same.
+
+    Args:
+        why: the reason, where one is known.
+    """
     short = ".".join(library.version().split(".")[:2])
     if algorithm == "winograd":
         return f"cuDNN {short} has no fused Winograd on {device_name}"
     where = "" if layout == "nchw" else f" in {layout.upper()}"
-    return f"cuDNN {short} refuses {algorithm} for this shape{where} on {device_name}"
+    return f"cuDNN {short} refuses {algorithm} for this shape{where} on {device_name}" + (f": {why}" if why else "")
 
 
 def workspace_refusal(algorithm: str, workspace_bytes: int, most_bytes: int | None) -> str | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from ai3.swap_torch import Conv2D as SwappedConv2d
 from torch import nn
 from torch.autograd import forward_ad
 
-from convscope.convolution import algorithms, backends, models, operator
+from convscope.convolution import backends, models, operator
 from convscope.convolution.operator import CudaOperator, cuda_operator, shape_of
 from convscope.convolution.providers import CudnnPlan, Execution, Plan
 from convscope.errors import InputError
@@ -278,7 +278,7 @@ class Swap:
 
         # ai3 follows a symbolic trace, which control flow and much else defeats, each with an error of its own; then,
         # and for layers off the traced path, the modules are walked instead.
-        with _names_accepted(), contextlib.suppress(Exception):
+        with _names_accepted(set(assignment.values())), contextlib.suppress(Exception):
             ai3.swap_conv2d(self.model, choose)
         for name, module in self.originals.items():
             if assignment[name] != "torch" and self.model.get_submodule(name) is module:
@@ -292,11 +292,11 @@ class Swap:
 
 
 @contextlib.contextmanager
-def _names_accepted() -> Iterator[None]:
-    """Let ai3 accept every algorithm of the catalogue for the length of the block; its own list lacks some."""
+def _names_accepted(names: Collection[str]) -> Iterator[None]:
+    """Let ai3 accept these algorithms for the length of the block; its own list lacks some."""
     listed: list[str] = ai3.utils.SUPPORTED_ALGORITHMS["conv2d"]
     before = list(listed)
-    listed.extend(name for name in algorithms.ALGORITHMS if name not in listed)
+    listed.extend(name for name in names if name not in listed)
     try:
         yield
     finally:

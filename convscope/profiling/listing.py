@@ -92,8 +92,8 @@ def algorithm_list(
     On a GPU cuDNN decides, without one its rules, and the text says so.
     """
     if model is None:
-        every = algorithms.ALGORITHMS.values()
-        cells = [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in every]
+        cells = [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in _named()]
+        cells.append((algorithms.PLAN_PATTERN, "-", algorithms.GRAPH, "an engine of cuDNN with values of its knobs"))
         return table(("algorithm", "CPU", "GPU", "what it is"), cells)
     at_least("--batch-size", batch_size, 1)
     device = find_device(device_name)
@@ -102,7 +102,7 @@ def algorithm_list(
     check = card_check(device, dtype=dtype)
     rows = []
     for kind in ("cpu", "cuda"):
-        for algorithm in algorithms.ALGORITHMS.values():
+        for algorithm in _named():
             if kind == "cpu" and algorithm.cpu_provider is None:
                 continue
             with backends.settings(layout=layout):
@@ -115,6 +115,10 @@ def algorithm_list(
     size = input_size if isinstance(input_size, int) else "×".join(map(str, input_size))
     title = f"{slug(name)} at {size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
+
+
+def _named() -> list[Algorithm]:
+    return [*algorithms.ALGORITHMS.values(), *algorithms.HEURISTICS.values()]
 
 
 def cuda_report() -> tuple[str, bool]:

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from convscope.convolution import backends, swap, tolerance
+from convscope.convolution import algorithms, backends, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
@@ -49,8 +49,13 @@ class LayerEvidence:
 
     @property
     def algorithm(self) -> str:
-        """The algorithm to compare kernels and error with: for guess the one that cuDNN chose."""
-        return self.ran.algorithm if self.expected == "guess" else self.expected
+        """The algorithm to compare kernels and error with: for a chooser the one that cuDNN chose."""
+        return self.ran.algorithm if self.expected in algorithms.CHOOSERS else self.expected
+
+    @property
+    def promises_kernels(self) -> bool:
+        """True where the algorithm's name says which kernels it may launch."""
+        return kernel_families.allowed(self.algorithm, pointwise=False) is not None
 
     @property
     def stranger(self) -> str | None:

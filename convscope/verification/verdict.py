@@ -15,7 +15,7 @@ from convscope.verification import kernel_families
 from convscope.verification.evidence import CONFIDENCE, Evidence, LayerEvidence
 
 _LISTED = 4
-_UNNAMED = ("guess", "torch")  # names that ask for no identifier of their own
+_UNNAMED = ("torch", *algorithms.CHOOSERS)  # names that ask for no identifier of their own
 
 
 @dataclass(frozen=True)
@@ -77,18 +77,27 @@ def _as_asked(one: LayerEvidence, run: Run) -> bool:
 def _title(ran: Execution) -> str:
     if ran.provider == "torch":
         return "PyTorch's own"
-    number = algorithms.ALGORITHMS[ran.algorithm].cudnn_number if ran.provider == "cudnn" else None
+    number = algorithms.find(ran.algorithm).cudnn_number if ran.provider == "cudnn" else None
     return f"{ran.provider}'s {ran.algorithm}" + (f" ({number})" if number is not None else "")
 
 
 def _kernels(evidence: Evidence) -> list[Finding]:
     if evidence.kernels_missing:
         return [Finding(None, f"kernels: not checked, {evidence.kernels_missing}")]
-    bad = [one for one in evidence.layers if one.stranger is not None]
-    total = len(evidence.layers)
-    line = f"kernels: {total - len(bad)} of {total} layers launched what their algorithm may launch"
+    promised = [one for one in evidence.layers if one.promises_kernels]
+    if not promised:
+        return [Finding(None, f"kernels: these names promise none; seen: {_families(evidence.layers)}")]
+    bad = [one for one in promised if one.stranger is not None]
+    line = f"kernels: {len(promised) - len(bad)} of {len(promised)} layers launched what their algorithm may launch"
     differing = [Finding(False, line) for line in disagreements(evidence.layers)]
     return [Finding(not bad, line), *differing, *_remarks(evidence)]
+
+
+def _families(layers: Sequence[LayerEvidence]) -> str:
+    """Return the families of the kernels that convolve, and in how many layers each is."""
+    working = [kernel_families.working(one.kernels or {}) for one in layers]
+    counted = Counter(family for kernels in working for family in {*map(kernel_families.family, kernels)})
+    return ", ".join(f"{family} in {count}" for family, count in counted.most_common()) or "none"
 
 
 def disagreements(layers: Sequence[LayerEvidence]) -> list[str]:

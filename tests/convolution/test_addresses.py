@@ -83,7 +83,7 @@ def test_a_layer_hands_cudnn_its_addresses_and_gives_the_workspace_back(
     module, x = layer(bias=False), torch.randn(2, 3, 8, 8)
     y = module(x)
     plan = next(iter(engine._plans.values()))
-    assert plan._plan.ran == [(7, x.data_ptr(), module.weight.data_ptr(), y.data_ptr(), 4096)]
+    assert plan._call.ran == [(7, x.data_ptr(), module.weight.data_ptr(), y.data_ptr(), 4096)]
     assert workspaces == [("taken", 64, 7), ("given back", 4096, 0)]
     with pytest.raises(NotSupportedError):
         module(x)
@@ -101,7 +101,7 @@ def test_no_workspace_is_taken_where_none_is_needed(
     plan = CudnnProvider().plan("gemm", shape, torch.device("cpu"))
     y = plan.run(x, weight, None)
     assert y.is_contiguous(memory_format=torch.channels_last)
-    assert plan._plan.ran[0][-1] == 0
+    assert plan._call.ran[0][-1] == 0
     assert not workspaces
 
 
@@ -115,4 +115,4 @@ def test_a_layer_checks_its_weight_before_cudnn_gets_the_address(
     module.weight.data = module.weight.data.half()
     with pytest.raises(InputError, match=r"the weight of this convolution is .* float16 on cpu"):
         module(x)
-    assert len(next(iter(engine._plans.values()))._plan.ran) == 1
+    assert len(next(iter(engine._plans.values()))._call.ran) == 1

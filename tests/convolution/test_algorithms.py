@@ -8,7 +8,9 @@ from fakes import layer
 from convscope.convolution import algorithms
 from convscope.convolution.algorithms import ALGORITHMS, find, why_not_by_rule
 from convscope.convolution.layer import Layer
+from convscope.cudnn.graph.engines import Plan
 from convscope.errors import InputError
+from convscope.storage.paths import slug
 
 CUDNN_NUMBERS = {
     "implicit gemm": 0,
@@ -41,12 +43,35 @@ def test_spaces_underscores_and_capitals_name_the_same_algorithm(name: str):
 
 
 def test_an_unknown_algorithm_is_answered_with_those_there_are():
-    with pytest.raises(InputError, match=r"unknown algorithm 'gem': choose one of direct, smm, gemm, .*torch$"):
+    with pytest.raises(
+        InputError,
+        match=r"unknown algorithm 'gem': choose one of direct, smm, gemm, .*torch, heuristic a, .* or plan:ENGINE",
+    ):
         find("gem")
 
 
-def test_a_name_in_a_path_has_underscores():
-    assert find("fft tiling").slug == "fft_tiling"
+@pytest.mark.parametrize(
+    ("name", "in_a_path"),
+    [("fft tiling", "fft_tiling"), ("Heuristic_A", "heuristic_a"), ("Plan: 38 : k13=1, k2=8", "plan_38_k2_8_k13_1")],
+)
+def test_a_name_in_a_path_has_underscores(name: str, in_a_path: str):
+    assert slug(find(name).name) == in_a_path
+
+
+def test_a_plan_is_an_algorithm_of_cudnns_graph_whatever_the_order_of_its_knobs():
+    found = find("plan:38:k13=1,k2=8")
+    assert found == find("PLAN:38:k2=8,k13=1")
+    assert (found.name, found.cuda_providers) == ("plan:38:k2=8,k13=1", ("cudnn graph",))
+    assert algorithms.plan_of(found.name) == Plan.of(38, {2: 8, 13: 1})
+    assert algorithms.plan_of("heuristic a") is None
+    assert why_not_by_rule(found, layer(), "cpu") == "plan:38:k2=8,k13=1 needs a CUDA device"
+    assert why_not_by_rule(found, layer(), "cuda") is None
+
+
+@pytest.mark.parametrize("name", ["plan:", "plan:gemm", "plan:38:k2", "plan:38,k2=8"])
+def test_what_is_no_plan_says_how_one_is_written(name: str):
+    with pytest.raises(InputError, match="is no plan: write an engine and its knobs, 38:k2=8,k13=1"):
+        find(name)
 
 
 @pytest.mark.parametrize("name", ["direct", "smm", "torch"])

@@ -197,7 +197,7 @@ def test_released_plans_leave_no_descriptor_behind():
     plans = list(engine._plans.values())
     assert plans
     engine.release()
-    assert all(not plan._plan._destroyers for plan in plans)
+    assert all(not plan._call._destroyers for plan in plans)
     assert not engine._plans
 
 

@@ -7,7 +7,10 @@ import dataclasses
 import pytest
 import torch
 
+import run_verify
+from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
+from convscope.convolution.swap import Conv2d, Swap
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.engines import Offers
 from convscope.cudnn.graph.execution import ExecutablePlan
@@ -15,6 +18,9 @@ from convscope.cudnn.graph.operations import ALONE, Fused, Tensor
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
+from convscope.timing import graphs, trace
+from convscope.verification.evidence import open_subject
+from convscope.verification.request import make_verification
 
 SQUARE = Convolution((2, 64, 28, 28), (96, 64, 3, 3), (1, 1), (1, 1), (1, 1))
 POINTWISE = Convolution((2, 64, 28, 28), (96, 64, 1, 1), (0, 0), (1, 1), (1, 1))
@@ -99,7 +105,7 @@ def test_every_plan_of_the_card_runs_and_is_right(asked: Convolution, fused: Fus
                 workspace = torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="cuda")
                 tensors[Tensor.Y].fill_(float("nan"))
                 pointers = {number: tensor.data_ptr() for number, tensor in tensors.items()}
-                plan.run(handle, pointers, workspace.data_ptr())
+                plan.launch(handle, pointers, workspace.data_ptr())
                 error = relative_distance(tensors[Tensor.Y].cpu(), truth)
             ran.append(str(offer.plan))
             if error is None or not error < tolerance:
@@ -107,3 +113,54 @@ def test_every_plan_of_the_card_runs_and_is_right(asked: Convolution, fused: Fus
     print(len(ran), "ran;", refused)
     assert ran
     assert wrong == []
+
+
+@pytest.mark.parametrize("algorithm", ["heuristic a", "heuristic b"])
+@pytest.mark.parametrize("settings", [("--math", "fp32"), ("--dtype", "float16", "--layout", "nhwc")], ids=" ".join)
+def test_a_model_by_a_heuristic_is_confirmed(
+    algorithm: str, settings: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    code = run_verify.main(["--model", "alexnet", "--algorithm", algorithm, *settings])
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("✗")] == []
+    assert printed[-1] == "CONFIRMED"
+    assert code == 0
+    assert "cudnn graph's plan:" in printed[2]
+
+
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "nchw"), ("float16", "nhwc")])
+def test_the_first_plan_of_mode_a_launches_what_pytorch_launches(dtype: str, layout: str):
+    request = make_verification("resnet50", "heuristic a", 224, device="cuda:0", dtype=dtype, layout=layout)
+    trace.start_cupti()
+    with open_subject(request) as subject:
+        by_pytorch, _ = trace.trace_pass(subject.model, subject.inputs)
+        swapped = Swap(subject.model)
+        swapped.apply({layer.name: "heuristic a" for layer in subject.layers})
+        by_plan, _ = trace.trace_pass(subject.model, subject.inputs)
+        swapped.restore()
+    others = [
+        (layer.name, theirs.kernels, ours.kernels)
+        for layer, theirs, ours in zip(subject.layers, by_pytorch, by_plan, strict=True)
+        if set(theirs.kernels) != set(ours.kernels)
+    ]
+    assert others == []
+
+
+def test_a_layer_by_a_plan_runs_in_a_graph_on_any_stream_and_refuses_what_it_cannot():
+    module = torch.nn.Conv2d(64, 96, 3, padding=1, device="cuda")
+    x = torch.randn(2, 64, 28, 28, device="cuda")
+    with torch.inference_mode():
+        expected = module.double()(x.double()).float()
+        module.float()
+        swapped = Conv2d(module, "heuristic a", "only")
+        assert relative_distance(swapped(x), expected.double()) < TOLERANCES["tf32"]
+        with graphs.capture(lambda: swapped(x)) as captured:
+            captured.replay()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            y = swapped(x)
+        side.synchronize()
+        assert relative_distance(y, expected.double()) < TOLERANCES["tf32"]
+        with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
+            Conv2d(module, "plan:9999", "only")(x)
+    cuda_operator().release()

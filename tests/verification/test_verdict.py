@@ -21,9 +21,12 @@ GOLDEN = DATA / "trace_resnet50_tf32_h200.json.gz"
 FP32_ERROR, TF32_ERROR = 5e-7, 3e-4
 
 
-def one(algorithm: str, *kernels: str, ran: str | None = None, error: float = FP32_ERROR, **changes: Any):
+def one(
+    algorithm: str, *kernels: str, ran: str | None = None, provider: str = "cudnn", error: float = FP32_ERROR,
+    **changes: Any,
+):  # fmt: skip
     """Return a layer's evidence: this algorithm asked for, `ran` (or the same) run, these kernels seen."""
-    execution = Execution(ran or algorithm, "cudnn", 0)
+    execution = Execution(ran or algorithm, provider, 0)
     return LayerEvidence(layer(**changes), algorithm, algorithm, execution, error, dict.fromkeys(kernels, 1))
 
 
@@ -175,6 +178,25 @@ def test_times_that_nothing_tells_apart_are_a_tie():
     same = summary.summarize([1.0, 1.1, 1.2])
     tie = evidence(one("gemm"), swapped=same, torch=same, time=summary.difference(same, same))
     assert "a tie" in lines(tie)[-1]
+
+
+def test_a_heuristic_may_be_any_plan_and_a_plan_is_held_to_its_name():
+    by_graph = {"provider": "cudnn graph"}
+    found = lines(evidence(one("heuristic a", XMMA_FFMA, ran="plan:38:k2=8", **by_graph)))
+    assert found[1] == "✓ identifier: 1 layers ran cudnn graph's plan:38:k2=8"
+    assert found[2] == "· kernels: these names promise none; seen: precomputed implicit GEMM in 1"
+    named = one("plan:38:k2=8", XMMA_FFMA, **by_graph)
+    assert verdict.confirmed(verdict.checks(evidence(named)))
+    other = one("plan:38:k2=8", XMMA_FFMA, ran="plan:38", name="stem", **by_graph)
+    assert lines(evidence(other))[1].endswith("ran cudnn graph's plan:38; not what was asked for: stem")
+    legacy = one("plan:38:k2=8", XMMA_FFMA, name="stem")
+    assert lines(evidence(legacy))[1].endswith("not what was asked for: stem")
+
+
+def test_of_layers_that_fell_back_the_kernels_are_judged_all_the_same():
+    left = one("implicit precomp gemm", GROUPED_DIRECT)
+    found = lines(evidence(one("plan:38", XMMA_FFMA, provider="cudnn graph"), left, algorithm="plan:38"))
+    assert found[2] == "✗ kernels: 0 of 1 layers launched what their algorithm may launch"
 
 
 def test_nothing_precomputed_and_bare_products_are_remarked_on():

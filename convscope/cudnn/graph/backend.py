@@ -45,6 +45,7 @@ class Type(IntEnum):
     BOOLEAN = 2
     INT64 = 3
     FLOAT = 4
+    DOUBLE = 5
     VOID_POINTER = 6
     CONVOLUTION_MODE = 7
     HEURISTIC_MODE = 8
@@ -115,6 +116,7 @@ _C_TYPES: dict[Type, Any] = {
     **dict.fromkeys((Type.HANDLE, Type.VOID_POINTER, Type.DESCRIPTOR), c_void_p),
     Type.INT64: c_int64,
     Type.FLOAT: ctypes.c_float,
+    Type.DOUBLE: ctypes.c_double,
     Type.BOOLEAN: ctypes.c_bool,
 }
 

@@ -6,6 +6,7 @@ are never compared.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -147,6 +148,15 @@ class Offers:
                 ranks.setdefault(offer.plan, {}).setdefault(mode.name.lower(), place)
                 found.setdefault(offer.plan, Offer(**vars(offer) | {"ranks": ranks[offer.plan]}))
         return [*found.values()]
+
+    def offer(self, plan: Plan) -> Offer:
+        """Return what cuDNN says of a plan, whether a heuristic has it or not.
+
+        Raises:
+            NotSupportedError: cuDNN refuses the engine, or the values of its knobs, for this convolution.
+        """
+        with Scope() as scope:
+            return dataclasses.replace(_offer(scope, self.config(scope, plan)), plan=plan)
 
     def config(self, scope: Scope, plan: Plan) -> Descriptor:
         """Return the configuration of a plan, from which it can be built.

@@ -14,10 +14,12 @@ from convscope.cudnn.legacy import Handle
 
 
 class ExecutablePlan:
-    """One plan of one convolution, built; close it, or leave its `with` block.
+    """One plan of one convolution, built; close it before its offers, or leave its `with` block.
+
+    Any thread may run it in its own context, several at the same time.
 
     Args:
-        offers: of the convolution on the device that will run it; it may be closed afterwards.
+        offers: of the convolution on the device that will run it.
 
     Attributes:
         workspace_bytes: what a run needs.
@@ -35,7 +37,11 @@ class ExecutablePlan:
             self.close()
             raise
 
-    def run(self, handle: Handle, pointers: Mapping[Tensor, int], workspace: int = 0) -> None:
+    def run(self, handle: Handle, x: int, w: int, y: int, workspace: int) -> None:
+        """Enqueue a run of a plan with nothing fused, as `launch` does."""
+        self.launch(handle, {Tensor.X: x, Tensor.W: w, Tensor.Y: y}, workspace)
+
+    def launch(self, handle: Handle, pointers: Mapping[Tensor, int], workspace: int = 0) -> None:
         """Enqueue a run on the context's stream.
 
         Args:

@@ -62,7 +62,7 @@ class _Builder:
     def graph(self) -> Descriptor:
         asked, fused = self._convolution, self._fused
         forward = self._scope.new(Kind.CONVOLUTION_FORWARD)
-        scalar = Type.FLOAT
+        scalar = Type.DOUBLE if asked.dtype == "float64" else Type.FLOAT
         forward.set(Attribute.FORWARD_ALPHA, scalar, 1.0).set(Attribute.FORWARD_BETA, scalar, 0.0)
         forward.set(Attribute.FORWARD_CONVOLUTION, Type.DESCRIPTOR, self._described())
         forward.set(Attribute.FORWARD_X, Type.DESCRIPTOR, self._tensor(Tensor.X, asked.input))

@@ -1,0 +1,148 @@
+"""Plans of cuDNN's graph API as algorithms: the real library, asked about an H200 that is described; nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from convscope.convolution import algorithms
+from convscope.convolution.operator import CudaOperator
+from convscope.convolution.providers import CudnnPlan, CudnnProvider, GraphProvider, cudnn_refusal
+from convscope.cudnn import legacy
+from convscope.cudnn.graph import backend, devices
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offers
+from convscope.cudnn.shape import Convolution
+from convscope.errors import NotSupportedError
+
+CPU = torch.device("cpu")
+TF32 = Convolution((1, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
+FP32 = dataclasses.replace(TF32, math="fp32")
+HALF = dataclasses.replace(TF32, dtype="float16", layout="nhwc")
+
+
+class Handle:
+    """A context of no card."""
+
+    def close(self) -> None:
+        return None
+
+
+@pytest.fixture(autouse=True)
+def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(legacy, "Handle", Handle)
+    monkeypatch.setattr(devices, "properties_of", lambda handle: devices.H200)
+
+
+@pytest.fixture
+def provider() -> Iterator[GraphProvider]:
+    cudnn = CudnnProvider()
+    yield GraphProvider(cudnn)
+    cudnn.close()
+
+
+def ran(provider: GraphProvider, algorithm: str, shape: Convolution) -> str:
+    """Return the name of the plan that an algorithm is."""
+    plan = provider.plan(algorithm, shape, CPU)
+    plan.close()
+    plan.close()
+    assert plan.execution.provider == "cudnn graph"
+    assert plan.execution.workspace_bytes == plan.workspace_bytes
+    return plan.execution.algorithm
+
+
+@pytest.mark.parametrize("shape", [TF32, FP32, HALF], ids=["tf32", "fp32", "float16 nhwc"])
+@pytest.mark.parametrize(("algorithm", "mode"), [("heuristic a", Mode.A), ("heuristic b", Mode.B)])
+def test_a_heuristic_is_its_first_plan_that_is_exact_enough(
+    algorithm: str, mode: Mode, shape: Convolution, provider: GraphProvider
+):
+    with Offers(shape) as offers:
+        expected = next(offer for offer in offers.plans((mode,)) if offer.why_not_comparable(shape) is None)
+    assert ran(provider, algorithm, shape) == f"plan:{expected.plan}"
+
+
+def test_a_plan_is_the_one_that_is_named_with_its_workspace(provider: GraphProvider):
+    with Offers(TF32) as offers:
+        every = [offer for offer in offers.plans() if offer.why_not_comparable(TF32) is None]
+    assert len({offer.plan.engine for offer in every}) > 3
+    for offer in every:
+        plan = provider.plan(algorithms.plan_name(offer.plan), TF32, CPU)
+        assert plan.execution.algorithm == f"plan:{offer.plan}"
+        assert plan.workspace_bytes == offer.workspace_bytes
+        plan.close()
+
+
+def test_an_engine_without_knobs_has_their_usual_values(provider: GraphProvider):
+    engine = ran(provider, "heuristic a", TF32).split(":")[1]
+    assert ran(provider, f"plan:{engine}", TF32) == f"plan:{engine}"
+
+
+def test_less_precision_than_asked_for_is_refused_with_the_reason(provider: GraphProvider):
+    name = ran(provider, "heuristic a", TF32)  # it uses TF32
+    with pytest.raises(NotSupportedError, match="uses TF32, which is forbidden"):
+        provider.plan(name, FP32, CPU)
+    with Offers(TF32) as offers:
+        engines = [engine for engine in offers.engines() if DOWN_CONVERTS in engine.numerical_notes]
+    for engine in engines:
+        with pytest.raises(NotSupportedError, match="computes float32 in 16 bits"):
+            provider.plan(f"plan:{engine.number}", TF32, CPU)
+    assert engines
+
+
+def test_a_plan_that_cudnn_refuses_says_what_cudnn_says(provider: GraphProvider):
+    with pytest.raises(NotSupportedError, match="finalize ENGINE: CUDNN_STATUS_NOT_SUPPORTED"):
+        provider.plan("plan:9999", TF32, CPU)
+    with pytest.raises(NotSupportedError, match="finalize ENGINE_CONFIG: CUDNN_STATUS_NOT_SUPPORTED"):
+        provider.plan("plan:0:k99=1", TF32, CPU)
+
+
+def test_what_is_refused_leaves_no_descriptor(provider: GraphProvider, monkeypatch: pytest.MonkeyPatch):
+    alive: set[int] = set()
+    call = backend.call
+
+    def counted(name: str, about: str, *arguments: object) -> None:
+        call(name, about, *arguments)
+        if name == "cudnnBackendCreateDescriptor":
+            alive.add(arguments[1]._obj.value)  # type: ignore[attr-defined]
+        elif name == "cudnnBackendDestroyDescriptor":
+            alive.remove(arguments[0])  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "call", counted)
+    for name in ("plan:9999", "plan:0:k99=1"):
+        with pytest.raises(NotSupportedError):
+            provider.plan(name, TF32, CPU)
+        assert not alive
+    plan = provider.plan("heuristic a", TF32, CPU)
+    assert alive
+    plan.close()
+    assert not alive
+
+
+def test_a_heuristic_without_a_plan_says_so(provider: GraphProvider, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Offers, "plans", lambda self, modes: [])
+    with pytest.raises(NotSupportedError, match="it has no plan for such a convolution"):
+        provider.plan("heuristic b", TF32, CPU)
+
+
+def test_a_data_type_that_cudnn_does_not_convolve_is_refused(provider: GraphProvider):
+    with pytest.raises(NotImplementedError, match="cuDNN has no convolution of int16"):
+        provider.plan("heuristic a", dataclasses.replace(TF32, dtype="int16"), CPU)
+
+
+def test_the_operator_asks_the_graph_api_for_them():
+    operator = CudaOperator()
+    plan = operator.plan(TF32, "heuristic a", CPU)
+    assert isinstance(plan, CudnnPlan)
+    assert plan.execution.provider == "cudnn graph"
+    plan.close()
+    with pytest.raises(NotImplementedError, match="plan:x is neither an algorithm of cuDNN nor"):
+        operator.plan(TF32, "plan:x", CPU)
+    operator.close()
+
+
+def test_a_refusal_has_cudnns_reason():
+    assert cudnn_refusal("plan:3", "NVIDIA H200", why="finalize ENGINE: CUDNN_STATUS_NOT_SUPPORTED").endswith(
+        " refuses plan:3 for this shape on NVIDIA H200: finalize ENGINE: CUDNN_STATUS_NOT_SUPPORTED"
+    )
