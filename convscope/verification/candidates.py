@@ -34,22 +34,54 @@ group, and to capture those of a network of depthwise layers takes minutes."""
 _LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of the host is part of
 
 
-class CandidateSwap:
-    """Swaps one candidate after another into a model and runs work with it.
+class AssignmentSwap:
+    """Swaps one assignment after another into a model and runs work with it.
 
     Args:
-        note: called with one line for each candidate that is left out, with the reason.
+        note: called with one line for each that fails, with the reason.
 
     Attributes:
-        assignments: by candidate, the algorithm of each layer in its passes.
+        assignments: by name, the algorithm of each layer in its passes; `BENCHMARK` has PyTorch search its own.
+    """
+
+    def __init__(self, subject: Subject, note: Note) -> None:
+        self._subject, self._note = subject, note
+        self._swapped = swap.Swap(subject.model)
+        self._thread = PlanThread(subject.device)  # for the plans that benchmark chooses
+        self.assignments: dict[str, dict[str, str]] = {}
+
+    def run(self, name: str, work: Callable[[], T]) -> T:
+        """Run `work` with the algorithms of this assignment in the model."""
+        self._swapped.apply(self.assignments[name])
+        if name != BENCHMARK:
+            return work()
+        with backends.searching():
+            return self._thread.run(torch.inference_mode()(work))
+
+    def tried(self, name: str, work: Callable[[], T]) -> T | None:
+        """Run `work` with an assignment in the model; note why where it fails, and return None."""
+        try:
+            return self.run(name, work)
+        except Exception as error:
+            self._note(f"{name} is left out: {failures.of_cell(error, self._subject.device).reason}")
+            return None
+
+    def close(self) -> None:
+        """Restore the model's own convolutions."""
+        self._swapped.restore()
+        self._thread.close()
+
+
+class CandidateSwap(AssignmentSwap):
+    """The candidates of a choice among algorithms, as a swap of their assignments.
+
+    Attributes:
         usable: by candidate, whether each layer can use it.
     """
 
     def __init__(self, subject: Subject, note: Note) -> None:
+        super().__init__(subject, note)
         run, device = subject.run, subject.device
-        self._subject, self._note = subject, note
-        self._swapped = swap.Swap(subject.model)
-        self.assignments: dict[str, dict[str, str]] = {}
         self.usable: dict[str, list[bool]] = {}
         check = card_check(device, dtype=run.dtype)
         for algorithm in algorithms.ALGORITHMS.values():
@@ -65,23 +97,6 @@ class CandidateSwap:
         if device.type == "cuda":
             self.usable[BENCHMARK] = list(self.usable[HEURISTIC])
             self.assignments[BENCHMARK] = self.assignments[HEURISTIC]
-        self._thread = PlanThread(device)  # for the plans that benchmark chooses
-
-    def run(self, name: str, work: Callable[[], T]) -> T:
-        """Run `work` with the algorithms of this candidate in the model."""
-        self._swapped.apply(self.assignments[name])
-        if name != BENCHMARK:
-            return work()
-        with backends.searching():
-            return self._thread.run(torch.inference_mode()(work))
-
-    def tried(self, name: str, work: Callable[[], T]) -> T | None:
-        """Run `work` with a candidate in the model; note why where it fails, and return None."""
-        try:
-            return self.run(name, work)
-        except Exception as error:
-            self._note(f"{name} is left out: {failures.of_cell(error, self._subject.device).reason}")
-            return None
 
     def leave_out_wrong(self) -> None:
         """Compare every candidate with float64; a layer whose error is above its tolerance cannot use the candidate."""
@@ -112,11 +127,6 @@ class CandidateSwap:
             many = f"{len(positions)} of {len(layers)} layers"
             too_long = f"launched one by one it takes more than {HOPELESS} times the least there"
             self._note(f"{name} is left out of {many}: {too_long}")
-
-    def close(self) -> None:
-        """Restore the model's own convolutions."""
-        self._swapped.restore()
-        self._thread.close()
 
     def _leave_to_pytorch(self, name: str, positions: Sequence[int]) -> None:
         """Take a candidate from the layers at these positions: PyTorch runs them in its passes."""

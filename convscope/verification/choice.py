@@ -32,6 +32,7 @@ from convscope.verification.candidates import (
     CHOOSERS_ONLY,
     HEURISTIC,
     PICKS,
+    AssignmentSwap,
     CandidateSwap,
     Note,
 )
@@ -88,12 +89,12 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         times_by_name = _rounds(subject, bench, swapped, range(rounds), list(swapped.assignments))
         timed = [_timed(swapped, name, times) for name, times in times_by_name.items()]
         swapped.assignments[TOGETHER] = fastest_of_each(subject.layers, timed)
-        judged = _judge(subject, bench, swapped, rounds)
+        judged = judge(subject, bench, swapped, rounds)
         candidates = [_traced(subject, swapped, each) for each in timed]  # CUPTI only after all times
         return ChoiceResult(candidates, judged)
 
 
-def _judge(subject: Subject, bench: Bench, swapped: CandidateSwap, rounds: int) -> dict[str, PassRounds]:
+def judge(subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: int) -> dict[str, PassRounds]:
     """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
     stopwatch, model = Stopwatch(subject.device), subject.model
     names = [name for name in JUDGED if name in swapped.assignments]
@@ -129,7 +130,7 @@ def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, s
 
 
 def _rounds(
-    subject: Subject, bench: Bench, swapped: CandidateSwap, rounds: Sequence[int], names: Sequence[str]
+    subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[float]]]:
     """Time the layers of each candidate in turn; a round is a placement in memory, the same for all."""
     times: dict[str, list[list[float]]] = {name: [] for name in names}

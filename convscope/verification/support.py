@@ -9,7 +9,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -17,15 +16,14 @@ from convscope.convolution import algorithms, backends, tolerance
 from convscope.convolution.algorithms import NAMES_BY_CUDNN_NUMBER
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator, release
-from convscope.convolution.reference import relative_distance
-from convscope.errors import CudnnError, TraceMissingError
+from convscope.errors import CudnnError
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.table import fill
-from convscope.timing import trace
 from convscope.verification import kernel_families
 from convscope.verification.evidence import Subject
 from convscope.verification.rows import SupportRow
+from convscope.verification.trial import Trial
 
 OK = "ok"
 NEVER = "never implemented in cuDNN"
@@ -186,47 +184,33 @@ def disagreements(rows: Sequence[SupportRow]) -> list[str]:
     ]
 
 
-class _Trial:
-    """One shape with random numbers in it, to be convolved by several algorithms."""
-
-    def __init__(self, layer: Layer, device: torch.device, dtype: str) -> None:
-        self._layer, self._device, self._dtype = layer, device, dtype
-        generator = torch.Generator(device).manual_seed(0)
-        options = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
-        self._x, self._w = torch.randn(layer.input, **options), torch.randn(layer.weight, **options)
-        self._w *= layer.terms**-0.5
-        self._exact = torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *layer.options)
+class _Trial(Trial):
+    """One shape, to be convolved by several of cuDNN's algorithms."""
 
     def every(self, limit_bytes: int) -> list[Outcome]:
         """Return the outcome of each algorithm for this shape."""
         answers = {name: self._answer(name, limit_bytes) for name in ALGORITHMS}
         usable = [name for name, answer in answers.items() if answer.status == OK]
-        kernels = dict(zip(usable, self._kernels(usable), strict=False))
+        kernels = dict(zip(usable, self.kernels(usable), strict=False))
         return [Outcome(name, answer, kernels.get(name)) for name, answer in answers.items()]
-
-    def _run(self, algorithm: str) -> torch.Tensor:
-        return cuda_operator().convolve(self._x, self._w, self._layer, algorithm)
 
     def _answer(self, algorithm: str, limit_bytes: int) -> Answer:
         try:
-            workspace_bytes = cuda_operator().workspace_bytes(self._device, self._layer, algorithm, self._dtype)
+            workspace_bytes = cuda_operator().workspace_bytes(self.device, self.layer, algorithm, self.dtype)
         except CudnnError as error:
             return Answer(self._refused_as(algorithm), str(error))
         if workspace_bytes > limit_bytes:
             reason = f"needs a workspace of {workspace_bytes} bytes, allowed are {limit_bytes}"
             return Answer(WORKSPACE, reason, workspace_bytes)
-        # The allocator hands out this block next: an algorithm that writes nothing must not find a result in it.
-        torch.full_like(self._exact, torch.nan, dtype=self._x.dtype)
         try:
-            output = self._run(algorithm)
+            distance = self.error(algorithm)
         except (CudnnError, torch.OutOfMemoryError) as error:
             return Answer(FAILED, str(error).splitlines()[0], workspace_bytes)
-        distance = relative_distance(output, self._exact)
-        return judged(self._layer, algorithm, distance, workspace_bytes, self._dtype)
+        return judged(self.layer, algorithm, distance, workspace_bytes, self.dtype)
 
     def _refused_as(self, algorithm: str) -> str:
         """Tell a shape, or a type, that is refused from an algorithm that the card does not have at all."""
-        if self._accepts(EASY, algorithm, self._dtype):
+        if self._accepts(EASY, algorithm, self.dtype):
             return SHAPE
         with backends.settings(layout="nchw"):
             if self._accepts(EASY, algorithm, "float32"):
@@ -235,17 +219,10 @@ class _Trial:
 
     def _accepts(self, layer: Layer, algorithm: str, dtype: str) -> bool:
         try:
-            cuda_operator().workspace_bytes(self._device, layer, algorithm, dtype)
+            cuda_operator().workspace_bytes(self.device, layer, algorithm, dtype)
         except CudnnError:
             return False
         return True
-
-    def _kernels(self, names: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return the kernels that each algorithm launches; an empty list where CUPTI records none."""
-        try:
-            return [found.kernels for found in trace.record_each([partial(self._run, name) for name in names])]
-        except TraceMissingError:
-            return []
 
 
 def judged(layer: Layer, algorithm: str, error: float | None, workspace_bytes: int, dtype: str) -> Answer:

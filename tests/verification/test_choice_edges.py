@@ -154,7 +154,7 @@ def test_the_fastest_together_are_judged_in_as_many_rounds_that_did_not_pick_the
         return [1.0, 2.0]
 
     bench = SimpleNamespace(layer_times_ms=layer_times_ms, release=lambda: None)
-    found = choice._judge(swapped._subject, bench, swapped, 3)
+    found = choice.judge(swapped._subject, bench, swapped, 3)
     names = [choice.TOGETHER, candidates.HEURISTIC]
     assert places == [(name, place) for place in (3, 4, 5) for name in names]
     assert {name: (len(one.passes_ms), one.layers_ms) for name, one in found.items()} == {

@@ -15,7 +15,7 @@ from fakes.kernel_names import FFT_KERNEL, GROUPED_DIRECT, TO_NHWC, XMMA_FFMA
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.errors import CudnnError, NotSupportedError, TraceMissingError
-from convscope.verification import support
+from convscope.verification import support, trial
 from convscope.verification.evidence import Subject
 from convscope.verification.support import Answer, Outcome
 
@@ -60,8 +60,9 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Operator:
             step()
         return [SimpleNamespace(kernels={f"kernel {index}": 1}) for index, _ in enumerate(steps)]
 
-    monkeypatch.setattr(support, "cuda_operator", lambda: made)
-    monkeypatch.setattr(support.trace, "record_each", record)
+    for module in (support, trial):
+        monkeypatch.setattr(module, "cuda_operator", lambda: made)
+    monkeypatch.setattr(trial.trace, "record_each", record)
     return made
 
 
@@ -128,16 +129,16 @@ def test_without_cupti_no_kernels_are_known(operator: Operator, monkeypatch: pyt
     def record(steps: object) -> None:
         raise TraceMissingError("not permitted")
 
-    monkeypatch.setattr(support.trace, "record_each", record)
+    monkeypatch.setattr(trial.trace, "record_each", record)
     assert {one.kernels for one in every().values()} == {None}
 
 
 def test_the_numbers_of_a_trial_are_seeded_and_give_results_of_about_one():
-    trial = support._Trial(SMALL, CPU, "float32")
+    tried = trial.Trial(SMALL, CPU, "float32")
     generator = torch.Generator().manual_seed(0)
-    assert torch.equal(trial._x, torch.randn(SMALL.input, generator=generator))
-    assert torch.equal(trial._w, torch.randn(SMALL.weight, generator=generator) * SMALL.terms**-0.5)
-    assert float(trial._exact.std()) == pytest.approx(1.0, rel=0.1)
+    assert torch.equal(tried._x, torch.randn(SMALL.input, generator=generator))
+    assert torch.equal(tried._w, torch.randn(SMALL.weight, generator=generator) * SMALL.terms**-0.5)
+    assert float(tried._exact.std()) == pytest.approx(1.0, rel=0.1)
 
 
 @pytest.mark.parametrize(("dtype", "storage"), [("float32", 0.0), ("float16", 2 * 2.0**-11), ("bfloat16", 2 * 2.0**-8)])

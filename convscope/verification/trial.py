@@ -1,0 +1,46 @@
+"""Trial of one convolution's shape: random numbers, convolved by several algorithms and compared with float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from convscope.convolution.layer import Layer
+from convscope.convolution.operator import cuda_operator
+from convscope.convolution.reference import relative_distance
+from convscope.errors import TraceMissingError
+from convscope.timing import trace
+
+
+class Trial:
+    """One shape of a 2-D layer with random numbers in it.
+
+    Args:
+        dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
+    """
+
+    def __init__(self, layer: Layer, device: torch.device, dtype: str) -> None:
+        self.layer, self.device, self.dtype = layer, device, dtype
+        generator = torch.Generator(device).manual_seed(0)
+        options = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
+        self._x, self._w = torch.randn(layer.input, **options), torch.randn(layer.weight, **options)
+        self._w *= layer.terms**-0.5
+        self._exact = torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *layer.options)
+
+    def error(self, algorithm: str) -> float | None:
+        """Return the relative error of an algorithm's result against float64; raises as `CudaOperator.forward`."""
+        # The allocator hands out this block next: an algorithm that writes nothing must not find a result in it.
+        torch.full_like(self._exact, torch.nan, dtype=self._x.dtype)
+        return relative_distance(self._run(algorithm), self._exact)
+
+    def kernels(self, names: Sequence[str]) -> list[Mapping[str, int]]:
+        """Return the kernels that each algorithm launches; an empty list where CUPTI records none."""
+        try:
+            return [found.kernels for found in trace.record_each([partial(self._run, name) for name in names])]
+        except TraceMissingError:
+            return []
+
+    def _run(self, algorithm: str) -> torch.Tensor:
+        return cuda_operator().convolve(self._x, self._w, self.layer, algorithm)
