@@ -22,15 +22,16 @@ from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
 from convscope.verification import report, verdict
 from convscope.verification.evidence import gather, open_subject
-from convscope.verification.request import CHOICE, SUPPORT, Verification, make_verification
-from convscope.verification.study import VerificationStudy, choice_text, support_text
+from convscope.verification.request import CHOICE, PLANS, SUPPORT, Verification, make_verification
+from convscope.verification.study import SCHEMAS, TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
 IGNORED = {
-    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
-    "--support": ("unsupported", "provider", "rounds"),
-    "--choice": ("unsupported", "provider", "max_workspace"),
+    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes"),
+    "--support": ("unsupported", "provider", "rounds", "minutes"),
+    "--choice": ("unsupported", "provider", "max_workspace", "minutes"),
+    "--plans": ("unsupported", "provider", "max_workspace"),
 }
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
 
@@ -44,6 +45,7 @@ def parser() -> OneLineParser:
     what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
     what.add_argument("--support", action="store_true", help="which of cuDNN's algorithms each layer can use")
     what.add_argument("--choice", action="store_true", help="the fastest for each layer, and what other choices cost")
+    what.add_argument("--plans", action="store_true", help="every plan of cuDNN's graph API, and what PyTorch's costs")
     made.add_argument("--input-size", type=int, default=224, metavar="PX", help="pixels, default 224")
     made.add_argument("--batch-size", type=int, default=1)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -55,9 +57,10 @@ def parser() -> OneLineParser:
     made.add_argument("--provider", choices=PROVIDERS, help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice: captures of each candidate")
+    made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
+    made.add_argument("--minutes", type=float, metavar="N", help="for --plans: begin no further round after N minutes")
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
-    made.add_argument("--output-dir", metavar="DIR", help="where --support and --choice save, default results/<study>")
+    made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
     made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
     made.add_take_over()
     return made
@@ -71,13 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
     """
     made = parser()
     options = made.parse_args(arguments)
-    question = "--support" if options.support else "--choice" if options.choice else "--algorithm"
+    question = next((f"--{name}" for name in SCHEMAS if getattr(options, name)), "--algorithm")
     made.refuse_ignored(arguments, IGNORED[question], question)
     try:
         if options.model == "all" and find_device(options.device).type == "cuda":
             return _one_by_one(sys.argv[1:] if arguments is None else arguments)
         names = models.MODELS if options.model == "all" else (options.model,)
-        ask = _tabulate if options.support or options.choice else _verify
+        ask = _verify if options.algorithm else _tabulate
         return max(_asked(ask, options, name) for name in names)
     except StopError as error:
         return report_error(NAME, error)
@@ -128,14 +131,18 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
-        request = _request(options, model, "torch", question=CHOICE, rounds=options.rounds)
+        question = PLANS if options.plans else CHOICE
+        request = _request(options, model, "torch", question=question, rounds=options.rounds)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
+    if options.plans and request.device_type == "cpu":
+        raise InputError("--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU")
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(torch.device(request.device)) as monitor:
-        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME))
+        budget_s = None if options.minutes is None else 60 * options.minutes
+        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME), budget_s)
         store = study.measure(folder, options.overwrite, options.take_over)
-    text, agrees = support_text(store) if options.support else (choice_text(store), True)
+    text, agrees = TEXTS[str(request.question)](store)
     print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")
     return 0 if agrees else 1
 

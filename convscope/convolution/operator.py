@@ -18,6 +18,7 @@ from ai3 import swap_torch
 from convscope.convolution import algorithms, backends, providers
 from convscope.convolution.layer import Layer
 from convscope.convolution.providers import CudnnProvider, Execution, GraphProvider, Plan, Provider, TritonProvider
+from convscope.cudnn.graph.engines import Offer
 from convscope.cudnn.shape import Convolution, output_extents
 from convscope.errors import InputError, NotSupportedError
 from convscope.kernels.operands import Operands
@@ -69,7 +70,8 @@ class CudaOperator:
 
     def __init__(self) -> None:
         self._cudnn = CudnnProvider()
-        every = (GraphProvider(self._cudnn), TritonProvider(), self._cudnn)
+        self._graph = GraphProvider(self._cudnn)
+        every = (self._graph, TritonProvider(), self._cudnn)
         self._providers: dict[str, Provider] = {provider.name: provider for provider in every}
         self._plans: dict[tuple[object, ...], Plan] = {}
         self.tuned: dict[str, str] = {}
@@ -162,9 +164,19 @@ class CudaOperator:
             CudnnError: cuDNN refuses the algorithm for this layer.
         """
         with _current(device) as current:
-            plan = self._cudnn.plan(algorithm, _described(layer, dtype), current)
+            plan = self._cudnn.plan(algorithm, described(layer, dtype), current)
             plan.close()
         return plan.workspace_bytes
+
+    def offers(self, convolution: Convolution, device: torch.device) -> list[Offer]:
+        """Return every plan that cuDNN's graph API offers for a convolution on this card."""
+        with _current(device) as current:
+            return self._graph.offers(convolution, current)
+
+    def build(self, layer: Layer, algorithm: str, device: torch.device, dtype: str = "float32") -> None:
+        """Make the plan of a layer and close it; raises as `plan`."""
+        with _current(device) as current:
+            self.plan(described(layer, dtype), algorithm, current).close()
 
     def why_refused(
         self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32",
@@ -177,7 +189,7 @@ class CudaOperator:
         """
         with _current(device) as current:
             try:
-                plan = self.plan(_described(layer, dtype), algorithm, current)
+                plan = self.plan(described(layer, dtype), algorithm, current)
             except NotSupportedError as error:
                 layout = backends.settings_in_force().layout
                 why = str(error) if algorithms.find(algorithm).cuda_providers == (algorithms.GRAPH,) else ""
@@ -215,7 +227,7 @@ def _current(device: torch.device) -> Iterator[torch.device]:
         yield torch.device("cuda", torch.cuda.current_device())
 
 
-def _described(layer: Layer, dtype: str) -> Convolution:
+def described(layer: Layer, dtype: str = "float32") -> Convolution:
     """Return a layer as it is computed under the settings in force."""
     return layer.convolution(dtype, backends.math_in_force(), backends.settings_in_force().layout)
 

@@ -209,15 +209,23 @@ class GraphProvider:
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
         handles = self._cudnn.handles(device)
-        if device.index not in self._properties:
-            self._properties[device.index] = devices.properties_of(handles.mine())
-        offers = Offers(shape, self._properties[device.index])
+        offers = Offers(shape, self._properties_of(device))
         try:
             call = _built(offers, algorithm, shape, self._MODES.get(algorithm))
         except Exception:
             offers.close()
             raise
         return CudnnPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+
+    def offers(self, shape: Convolution, device: torch.device) -> list[Offer]:
+        """Return every plan that cuDNN offers on a device, the current one."""
+        with Offers(shape, self._properties_of(device)) as offers:
+            return offers.plans()
+
+    def _properties_of(self, device: torch.device) -> Mapping[str, object]:
+        if device.index not in self._properties:
+            self._properties[device.index] = devices.properties_of(self._cudnn.handles(device).mine())
+        return self._properties[device.index]
 
     def close(self) -> None:
         """Do nothing: the contexts are the other provider's."""

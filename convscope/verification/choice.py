@@ -152,12 +152,12 @@ def _timed(swapped: CandidateSwap, name: str, times: list[list[float]]) -> Candi
 
 def _traced(subject: Subject, swapped: CandidateSwap, timed: Candidate) -> Candidate:
     """Return a candidate with the algorithms and kernels of an eager pass."""
-    ran, kernels = swapped.run(timed.name, lambda: _executed(subject))
+    ran, kernels = swapped.run(timed.name, lambda: executed(subject))
     usable = swapped.usable[timed.name]
     return dataclasses.replace(timed, ran=_usable(usable, ran), kernels=_usable(usable, kernels))
 
 
-def _executed(subject: Subject) -> tuple[list[str | None], list[Mapping[str, int] | None]]:
+def executed(subject: Subject) -> tuple[list[str | None], list[Mapping[str, int] | None]]:
     """Return for each convolution of a pass the algorithm that ran, None where PyTorch ran it, and its kernels."""
     ran = [observation.algorithm for observation in observe(subject.model, subject.inputs, check_errors=False)]
     traces, _ = trace.trace_pass(subject.model, subject.inputs, has_calls(subject.layers))
@@ -220,7 +220,7 @@ def _row(run: Run, here: Environment, layer: Layer, one: _Entry, entries: Sequen
     fastest, confidence = rivals[0], pair_confidence(len(entries))
     slower = rivals[rivals.index(one) + 1 :] if one.is_rival else []
     regret = Difference(0.0, 0.0) if one is fastest else difference(one.time, fastest.time, confidence)
-    twins = [entry.name for entry in rivals if entry is not one and _same_kernels(one.kernels, entry.kernels)]
+    twins = [entry.name for entry in rivals if entry is not one and same_kernels(one.kernels, entry.kernels)]
     twin = min(twins, key=HEURISTIC.__eq__, default=None)  # an algorithm's name says more than PyTorch's
     return fill(
         ChoiceRow,
@@ -259,7 +259,8 @@ def _comparison(one: _Entry, following: _Entry, confidence: float) -> str:
     return f"beats {following.name} at {100 * CONFIDENCE:.0f} %" if beats else f"tie with {following.name}"
 
 
-def _same_kernels(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+def same_kernels(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+    """Tell whether two launched the same kernels that convolve; not where those of one are not known."""
     working = kernel_families.working(one or {})
     return bool(working) and working == kernel_families.working(other or {})
 

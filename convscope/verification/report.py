@@ -30,11 +30,12 @@ def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, PassRow]) -> s
     picks = [pick for pick in candidates.PICKS if any(row.candidate == pick for row in rows)]
     header = ("layer", "µs", *(f"{pick}: regret µs" for pick in picks), "fastest")
     lines = [table(header, [_choice_line(rows_of_layer, picks) for rows_of_layer in layers.values()])]
-    lines += [_pass_line(name, judged, len(layers)) for name, judged in passes.items()]
+    lines += [pass_line(name, judged, len(layers)) for name, judged in passes.items()]
     return "\n".join([*lines, advice(passes)])
 
 
-def _pass_line(name: str, judged: PassRow, layers: int) -> str:
+def pass_line(name: str, judged: PassRow, layers: int) -> str:
+    """Return the whole passes of an assignment on one line, and the regret of its `layers` convolutions."""
     text = f"{name}: whole pass {judged.mean_ms:.4f} ± {or_dash(judged.std_ms, '.4f')} ms"
     if judged.layers_us is None:
         return text

@@ -11,15 +11,15 @@ from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run
 from convscope.storage.paths import slug, suffix
 
-SUPPORT, CHOICE = "support", "choice"
+SUPPORT, CHOICE, PLANS = "support", "choice", "plans"
 
 
 @dataclass(frozen=True)
 class Verification(Run):
-    """Question of a model, one of `SUPPORT` and `CHOICE`; None asks for the verdict on one algorithm.
+    """Question of a model, one of `SUPPORT`, `CHOICE` and `PLANS`; None asks for the verdict on one algorithm.
 
     Attributes:
-        rounds: captures of each candidate, for a choice.
+        rounds: captures of each candidate, for a choice and for plans.
         limit_bytes: largest workspace that counts as usable, for support; None is the free memory.
     """
 

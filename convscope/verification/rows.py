@@ -132,6 +132,90 @@ class PassRow:
     layout: str | None = None
 
 
+@dataclass(frozen=True)
+class RoundKey:
+    """Name of a round of plans: one placement in memory."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    round: int
+
+
+@dataclass(frozen=True)
+class PlanTimeRow:
+    """Mean time of a call of one shape with one candidate in one round; `layer` is the first of the shape."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    round: int
+    layer: str
+    position: int
+    candidate: str
+    mean_ms: float
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One shape with one plan of cuDNN's graph API, or one of its choosers. Times of a call in milliseconds.
+
+    `layer` and `position` are those of the first of the `layers` calls that have this shape. `rank_…` is the plan's
+    place in the list of a heuristic of cuDNN, from 0, empty where it is not in it. `regret_us` is the extra time over
+    the fastest, with half its interval (all pairs of a shape hold together at 99 %; none after one round alone).
+    `same_kernels_as` is the fastest plan of those that launch the same kernels.
+    """
+
+    model: str
+    layer: str
+    layers: int
+    position: int
+    candidate: str
+    status: str
+    reason: str | None
+    mean_ms: float | None
+    std_ms: float | None
+    rounds: int
+    is_fastest: bool
+    regret_us: float | None
+    regret_ci99_us: float | None
+    same_kernels_as: str | None
+    engine: int | None
+    rank_a: int | None
+    rank_b: int | None
+    rank_fallback: int | None
+    numerical_notes: str | None
+    behavior_notes: str | None
+    workspace_bytes: int | None
+    build_ms: float | None
+    relative_error: float | None
+    kernels: str | None
+    in_channels: int
+    out_channels: int
+    kernel_size: str
+    stride: str
+    padding: str
+    dilation: str
+    groups: int
+    in_height_px: int | None
+    in_width_px: int | None
+    input_size: int
+    batch_size: int
+    math: str
+    dtype: str
+    layout: str
+    gpu_name: str | None
+    driver: str | None
+    cudnn: str | None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
+
+
 _CHOICE = {
     "passes": Table(PassRow, unique=("convolutions_by",), first=8),
     "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
@@ -145,3 +229,9 @@ SUPPORT = Schema(
     upgrades=(with_starts("verification", _FREE),),
 )
 CHOICE = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _CHOICE),))
+_PLANS = {
+    "passes": Table(PassRow, unique=("convolutions_by",), first=8),
+    "plans": Table(PlanRow, unique=("position", "candidate"), first=10),
+}
+_PLAN_TIMES = {"plan_times": Table(PlanTimeRow, unique=("round", "position", "candidate"), first=9)}
+PLANS = dataclasses.replace(SUPPORT, parts=(Part(RoundKey, _PLAN_TIMES), Part(ModelKey, _PLANS)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +21,30 @@ from convscope.storage.environment import Environment
 from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
 from convscope.timing.layer_times import LayerTimer
-from convscope.verification import choice, report, support
+from convscope.verification import choice, plan_report, plans, report, support
 from convscope.verification.evidence import Subject, open_subject
-from convscope.verification.request import SUPPORT, Verification
+from convscope.verification.request import CHOICE, PLANS, SUPPORT, Verification
 from convscope.verification.rows import CHOICE as CHOICE_SCHEMA
+from convscope.verification.rows import PLANS as PLANS_SCHEMA
 from convscope.verification.rows import SUPPORT as SUPPORT_SCHEMA
-from convscope.verification.rows import ModelKey
+from convscope.verification.rows import ModelKey, RoundKey
+
+SCHEMAS = {SUPPORT: SUPPORT_SCHEMA, CHOICE: CHOICE_SCHEMA, PLANS: PLANS_SCHEMA}
 
 
 @dataclass
 class VerificationStudy:
-    """Asks one question of one model; `meter` is open, and `make_timer` and `note` are as those of a `Sweep`."""
+    """Asks one question of one model; `meter` is open, and `make_timer` and `note` are as those of a `Sweep`.
+
+    Attributes:
+        budget_s: begin no further round of plans when this much time has passed, after two; None is no limit.
+    """
 
     request: Verification
     meter: Meter
     make_timer: Callable[[nn.Module, str], LayerTimer]
     note: Callable[[str], None]
+    budget_s: float | None = None
 
     def measure(self, folder: Path, overwrite: bool, take_over: bool = False) -> Store:
         """Fill the folder's tables where they are missing; return its store, closed.
@@ -42,29 +52,68 @@ class VerificationStudy:
         Raises:
             InputError, WriteError: as `Store` does.
         """
-        run, supporting = self.request, self.request.question == SUPPORT
-        key = ModelKey(run.model, run.input_sizes[0], run.batch_size, run.math)
-        schema = SUPPORT_SCHEMA if supporting else CHOICE_SCHEMA
-        with Store(folder, schema, note=self.note, take_over=take_over) as store:
+        run, question = self.request, str(self.request.question)
+        rounds = [RoundKey(**vars(self._key), round=place) for place in range(self._rounds)]
+        cells = [*rounds, self._key] if question == PLANS else [self._key]
+        ask = {SUPPORT: self._support, CHOICE: self._choice, PLANS: self._plans}[question]
+        with Store(folder, SCHEMAS[question], note=self.note, take_over=take_over) as store:
             environment = backends.environment_on(torch.device(run.device), self.meter.settings())
-            if store.missing(self.request, environment, [key], overwrite):
+            if store.missing(self.request, environment, cells, overwrite):
                 with open_subject(run) as subject:
-                    if supporting:
-                        rows: list[Any] = [*support.survey(subject, environment, run.limit_bytes, run.dtype)]
-                    else:
-                        rows = self._choice(subject, environment, key)
-                store.begin(self.request, environment, sys.argv)
+                    rows = ask(subject, environment, store)
                 store.append(rows)
                 store.note_in_run(ended_utc=now_utc())
         return store
 
-    def _choice(self, subject: Subject, environment: Environment, key: ModelKey) -> list[Any]:
+    @property
+    def _key(self) -> ModelKey:
+        run = self.request
+        return ModelKey(run.model, run.input_sizes[0], run.batch_size, run.math)
+
+    @property
+    def _rounds(self) -> int:
+        return self.request.rounds or choice.ROUNDS
+
+    def _bench(self, subject: Subject) -> Bench:
         run, device = self.request, torch.device(self.request.device)
         bench = Bench(run, subject.model, device, self.make_timer(subject.model, device.type), self.meter, self.note)
         bench.calibrate(run.input_sizes[0])
-        result = choice.study(subject, bench, self.note, run.rounds or choice.ROUNDS)
+        bench.expect(subject.layers)
+        return bench
+
+    def _support(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
+        rows = support.survey(subject, environment, self.request.limit_bytes, self.request.dtype)
+        store.begin(self.request, environment, sys.argv)
+        return [*rows]
+
+    def _choice(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
+        run = self.request
+        result = choice.study(subject, self._bench(subject), self.note, self._rounds)
+        store.begin(run, environment, sys.argv)
         rows = choice.rows(run, environment, subject.layers, result.candidates)
-        return [*rows, *choice.pass_rows(key, run, result.passes)]
+        return [*rows, *choice.pass_rows(self._key, run, result.passes)]
+
+    def _plans(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
+        """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
+        run, began_s = self.request, time.monotonic()
+        store.begin(run, environment, sys.argv)
+        shapes, bench = plans.shapes_of(subject, self.note), self._bench(subject)
+        with contextlib.closing(plans.Race(subject, bench, self.note, shapes)) as race:
+            race.resume(store.objects("plan_times")["plan_times"])
+            race.leave_out_slow()
+            for place in [place for place in range(self._rounds) if place not in race.places()]:
+                done = len(race.places())
+                if self._is_over(began_s) and done >= plans.ROUNDS_LEAST:
+                    self.note(f"the time is up after {done} of {self._rounds} rounds: the same command goes on")
+                    break
+                race.round(place)
+                store.append(race.times_of(place, self._key))
+            passes = race.judged(max(plans.ROUNDS_LEAST, len(race.places())))
+            race.trace()
+        return [*choice.pass_rows(self._key, run, passes), *plans.rows(run, environment, race.shapes)]
+
+    def _is_over(self, began_s: float) -> bool:
+        return self.budget_s is not None and time.monotonic() - began_s > self.budget_s
 
 
 def support_text(store: Store) -> tuple[str, bool]:
@@ -76,7 +125,16 @@ def support_text(store: Store) -> tuple[str, bool]:
     return "\n".join(lines), not differing
 
 
-def choice_text(store: Store) -> str:
+def plans_text(store: Store) -> tuple[str, bool]:
+    """Return the fastest plan of each shape, and the cost of what others run, as text."""
+    found = store.objects("plans", "passes")
+    return plan_report.plans_report(found["plans"], {row.convolutions_by: row for row in found["passes"]}), True
+
+
+def choice_text(store: Store) -> tuple[str, bool]:
     """Return the fastest algorithm of each layer, and the cost of other choices, as text."""
     found = store.objects("choice", "passes")
-    return report.choice_report(found["choice"], {row.convolutions_by: row for row in found["passes"]})
+    return report.choice_report(found["choice"], {row.convolutions_by: row for row in found["passes"]}), True
+
+
+TEXTS = {SUPPORT: support_text, CHOICE: choice_text, PLANS: plans_text}

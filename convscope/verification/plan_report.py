@@ -1,0 +1,67 @@
+"""Text of `run_verify.py --plans`: a line for each shape, whole passes, and what to do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from convscope.cli.display import table
+from convscope.cudnn.shape import dimensions
+from convscope.verification import plans, report
+from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
+from convscope.verification.rows import PassRow, PlanRow
+
+PICKED = {
+    "PyTorch": HEURISTIC,
+    "benchmark": BENCHMARK,
+    "legacy": GUESS,
+}
+HEADER = (
+    *("layer", "calls", "shape", "plans", "µs", "fastest"),
+    *(f"{title}: regret µs" for title in (*PICKED, "ONNX Runtime")),
+    "PyTorch runs",
+)
+
+
+def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
+    """Return the fastest plan of each shape and the regret of each pick, whole passes, advice, and what is wrong."""
+    shapes: dict[int, list[PlanRow]] = {}
+    for row in rows:
+        shapes.setdefault(row.position, []).append(row)
+    calls = sum(mine[0].layers for mine in shapes.values())
+    lines = [table(HEADER, [_line(mine) for mine in shapes.values()])]
+    lines += [report.pass_line(name, judged, calls) for name, judged in passes.items()]
+    counted = Counter(row.status for row in rows if row.engine is not None)
+    lines.append("plans: " + ", ".join(f"{count} {status}" for status, count in counted.most_common()))
+    lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in rows if row.status == "wrong"]
+    return "\n".join([*lines, report.advice(passes)])
+
+
+def _line(rows: Sequence[PlanRow]) -> tuple[str, ...]:
+    """Return the cells of one shape."""
+    offered = [row for row in rows if row.engine is not None]
+    fastest = next((row for row in rows if row.is_fastest), None)
+    by_name = {row.candidate: row for row in rows}
+    torchs = by_name.get(HEURISTIC)
+    first = rows[0]
+    size = "-" if first.in_height_px is None else dimensions((first.in_height_px, first.in_width_px or 0), short=True)
+    shape = f"{first.in_channels}-{first.out_channels} {first.kernel_size}/{first.stride} {size}"
+    return (
+        *(first.layer, str(first.layers), shape, f"{sum(row.status == plans.OK for row in offered)}/{len(offered)}"),
+        f"{fastest.mean_ms * 1e3:.1f}" if fastest and fastest.mean_ms else "-",
+        fastest.candidate if fastest else "-",
+        *(_regret(by_name.get(name)) for name in PICKED.values()),
+        _regret(next((row for row in offered if row.rank_b == 0), None)),
+        (torchs.same_kernels_as if torchs else None) or "-",
+    )
+
+
+def _regret(row: PlanRow | None) -> str:
+    """Return what a pick costs over the fastest plan, and whether that is no difference, or of one round alone."""
+    if row is None or row.regret_us is None:
+        return "-"
+    if row.is_fastest:
+        return "0"
+    if row.regret_ci99_us is None:
+        return f"{row.regret_us:+.1f} (1 round)"
+    return f"{row.regret_us:+.1f}" + ("" if abs(row.regret_us) > row.regret_ci99_us else " (tie)")
