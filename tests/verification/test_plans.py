@@ -201,7 +201,7 @@ def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
     assert text[1].split()[:7] == ["one", "2", "64-64", "3x3/1x1", "56", "2/3", "603.0"]
     assert "+1407.0" in text[1]
     assert text[1].endswith("plan:0")
-    assert text[2].split()[-4:] == ["+603.0", "(tie)", "-", "-"]  # the rounds differ by as much
+    assert text[2].split()[-4:] == ["+603.0", "(tie)", "-", "plan:0"]  # the rounds differ by as much
     assert text[3] == "plans: 4 ok, 1 wrong"
     assert text[4] == "plan:0 of one is wrong: relative error 1, tolerance 1e-06"
 
