@@ -24,6 +24,7 @@ BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 # What imports less than all that stands before it; entries with a dot are single modules.
 NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
+    "pinning": {"storage", "cli", "profiling.judgement", "verification.rows"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
@@ -34,7 +35,7 @@ NARROWER = {
 }
 WITHOUT_TORCH = (
     *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
-    *("convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
+    *("pinning", "convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
 )
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")

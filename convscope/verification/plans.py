@@ -34,7 +34,7 @@ from convscope.verification import choice
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC, HOPELESS, AssignmentSwap, Note
 from convscope.verification.choice import PassRounds, pair_confidence, same_kernels
 from convscope.verification.evidence import Subject
-from convscope.verification.rows import ModelKey, PlanRow, PlanTimeRow
+from convscope.verification.rows import ModelKey, PlanLayerRow, PlanRow, PlanTimeRow
 from convscope.verification.trial import Trial
 
 OK = "ok"
@@ -263,6 +263,19 @@ class Race(AssignmentSwap):
 def rows(run: Run, here: Environment, shapes: Sequence[Shape]) -> list[PlanRow]:
     """Return a row for each shape and each plan of it, and each chooser, the fastest first, those without time last."""
     return [row for shape in shapes for row in _rows(run, here, shape)]
+
+
+def layer_rows(key: ModelKey, shapes: Sequence[Shape]) -> list[PlanLayerRow]:
+    """Return a row for each call of a convolution that has plans, in the order of the pass."""
+    found = [
+        fill(
+            PlanLayerRow, key, layer=each.name, position=each.position,
+            shape_layer=shape.first.name, shape_position=shape.first.position,
+        )
+        for shape in shapes
+        for each in shape.layers
+    ]  # fmt: skip
+    return sorted(found, key=lambda row: row.position)
 
 
 def _rows(run: Run, here: Environment, shape: Shape) -> list[PlanRow]:

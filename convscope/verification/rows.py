@@ -216,6 +216,20 @@ class PlanRow:
     start: int | None = None
 
 
+@dataclass(frozen=True)
+class PlanLayerRow:
+    """One call of a convolution, and the first call of its shape, under which the shape's plans stand."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    layer: str
+    position: int
+    shape_layer: str
+    shape_position: int
+
+
 _CHOICE = {
     "passes": Table(PassRow, unique=("convolutions_by",), first=8),
     "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
@@ -230,6 +244,7 @@ SUPPORT = Schema(
 )
 CHOICE = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _CHOICE),))
 _PLANS = {
+    "plan_layers": Table(PlanLayerRow, unique=("position",), first=8),
     "passes": Table(PassRow, unique=("convolutions_by",), first=8),
     "plans": Table(PlanRow, unique=("position", "candidate"), first=10),
 }

@@ -110,7 +110,8 @@ class VerificationStudy:
                 store.append(race.times_of(place, self._key))
             passes = race.judged(max(plans.ROUNDS_LEAST, len(race.places())))
             race.trace()
-        return [*choice.pass_rows(self._key, run, passes), *plans.rows(run, environment, race.shapes)]
+        layers = plans.layer_rows(self._key, race.shapes)
+        return [*layers, *choice.pass_rows(self._key, run, passes), *plans.rows(run, environment, race.shapes)]
 
     def _is_over(self, began_s: float) -> bool:
         return self.budget_s is not None and time.monotonic() - began_s > self.budget_s

@@ -1,0 +1,78 @@
+"""`python -m convscope plans export|diff`: plans of an atlas as a document, and two of them side by side."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from convscope.cli.display import interval_or_dash, or_dash, table
+from convscope.cli.parser import OneLineParser
+from convscope.pinning import difference, document
+from convscope.pinning.difference import Changed
+from convscope.pinning.document import FASTEST, TORCH, Pins
+from convscope.storage.table import write_atomically
+
+HEADER = ("layer", "A", "B", "B's time against A's, %", "changed")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command of plans; return 1 where `diff` found what somebody must look at, else 0.
+
+    Raises:
+        InputError: a folder or file cannot be read, or the two are of other work.
+    """
+    options = _parser().parse_args(arguments)
+    return _export(options) if options.command == "export" else _diff(options)
+
+
+def _export(options: argparse.Namespace) -> int:
+    pins = document.from_atlas(options.atlas, options.pick)
+    path = options.output or options.atlas / "plans.json"
+    write_atomically(path, pins.text())
+    print(f"{len(pins.layers)} layers: {path}")
+    return 0
+
+
+def _diff(options: argparse.Namespace) -> int:
+    a, b = (_side(path, options.pick) for path in (options.a, options.b))
+    found = difference.compared(a, b, options.tolerance)
+    exit_code = int(any(each.is_bad for each in found))
+    if options.json:
+        rows = [*map(dataclasses.asdict, found)]
+        print(json.dumps({"a": a.stack, "b": b.stack, "layers": rows, "exit_code": exit_code}, indent=1))
+        return exit_code
+    for line in difference.stack_lines(a, b):
+        print(line)
+    print(table(HEADER, [_cells(each) for each in found if each.verdicts != ("same",)]))
+    counted = Counter(word for each in found for word in each.verdicts)
+    print(f"{len(found)} layers: " + ", ".join(f"{count} {word}" for word, count in counted.most_common()))
+    return exit_code
+
+
+def _side(path: Path, pick: str) -> Pins:
+    return document.from_atlas(path, pick) if path.is_dir() else document.read(path)
+
+
+def _cells(each: Changed) -> tuple[str, ...]:
+    interval = interval_or_dash(each.low_pct, each.high_pct, "+.1f")
+    return each.layer, each.a, each.b, f"{or_dash(each.change_pct, '+.1f')} {interval}", ", ".join(each.verdicts)
+
+
+def _parser() -> argparse.ArgumentParser:
+    made = OneLineParser(prog="convscope plans", description=__doc__)
+    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff")
+    export = commands.add_parser("export", help="the plan of each layer as JSON")
+    export.add_argument("atlas", type=Path, help="a folder of results/plans")
+    export.add_argument("-o", "--output", type=Path, metavar="FILE", help="default plans.json in the atlas")
+    diff = commands.add_parser("diff", help="two atlases, or exported documents, side by side; exit code 1: look at it")
+    diff.add_argument("a", type=Path, metavar="A", help="folder or file to compare with")
+    diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
+    diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
+    diff.add_argument("--json", action="store_true")
+    for command in (export, diff):
+        command.add_argument("--pick", choices=(FASTEST, TORCH), default=FASTEST, help="of an atlas; default fastest")
+    return made

@@ -1,0 +1,112 @@
+"""Document of plans, `plans.json`: for each layer of a model the plan of cuDNN's graph API that was chosen for it.
+
+Numbers of engines belong to a version of cuDNN and times to a card, so that the document names both. Needs no PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convscope.errors import InputError
+from convscope.storage.paths import MODEL_DIGEST
+from convscope.storage.store import Store
+from convscope.verification.rows import PLANS, PlanLayerRow, PlanRow
+
+FORM, VERSION = "convscope plans", 1
+FASTEST, TORCH = "fastest", "torch"
+SETTINGS = ("model", "input_size", "batch_size", "math", "dtype", "layout")
+STACK = ("gpu_name", "driver", "cudnn")
+SHAPE = (
+    *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
+    *("in_height_px", "in_width_px"),
+)
+FIGURES = ("status", "mean_ms", "std_ms", "rounds", "workspace_bytes", "relative_error")
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One layer with the plan that was chosen for it; `algorithm` is "torch" where it is left to PyTorch.
+
+    Attributes:
+        shape: columns of `SHAPE`, by name.
+        figures: columns of `FIGURES`, by name.
+        kernels: that it launches, counted by name; empty where they are not known.
+    """
+
+    layer: str
+    algorithm: str
+    shape: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    kernels: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The layers of a model, and what their plans depend on: columns of `SETTINGS` and `STACK`, by name."""
+
+    settings: Mapping[str, Any]
+    stack: Mapping[str, Any]
+    digest: str | None
+    layers: Sequence[Pin]
+
+    def text(self) -> str:
+        """Return the document as JSON."""
+        head = {"form": FORM, "version": VERSION, **self.settings, MODEL_DIGEST: self.digest, **self.stack}
+        return json.dumps(head | {"layers": [*map(dataclasses.asdict, self.layers)]}, indent=1) + "\n"
+
+
+def from_atlas(folder: Path, pick: str = FASTEST) -> Pins:
+    """Return the plans of an atlas that `run_verify.py --plans` wrote.
+
+    Args:
+        pick: `FASTEST`, or `TORCH` for those that PyTorch runs, by their kernels.
+
+    Raises:
+        InputError: the folder has no atlas, or a damaged one.
+    """
+    store = Store(folder, PLANS)
+    found = store.objects("plans", "plan_layers")
+    rows: list[PlanRow] = found["plans"]
+    if not rows:
+        raise InputError(f"{folder} has no atlas of plans: run_verify.py --model M --plans writes one")
+    chosen = {row.position: row for row in rows if (row.is_fastest if pick == FASTEST else row.candidate == TORCH)}
+    layers = [_pin(each, chosen[each.shape_position]) for each in found["plan_layers"] if each.shape_position in chosen]
+    request = (store.read_run() or {}).get(PLANS.request, {})
+    about = {name: getattr(rows[0], name) for name in (*SETTINGS, *STACK)}
+    settings = {name: about[name] for name in SETTINGS}
+    return Pins(settings, {name: about[name] for name in STACK}, request.get(MODEL_DIGEST), layers)
+
+
+def _pin(each: PlanLayerRow, row: PlanRow) -> Pin:
+    """Return a layer with the plan of a row; PyTorch's choice is the plan that launches its kernels."""
+    algorithm = row.candidate if row.engine is not None else row.same_kernels_as or TORCH
+    shape, figures = ({name: getattr(row, name) for name in names} for names in (SHAPE, FIGURES))
+    return Pin(each.layer, algorithm, shape, figures, json.loads(row.kernels or "{}"))
+
+
+def read(path: Path) -> Pins:
+    """Return a document that `Pins.text` wrote.
+
+    Raises:
+        InputError: there is no such file, or it is another one; the message names what is missing.
+    """
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({error}): name a file that convscope plans export wrote") from None
+    if not isinstance(document, dict) or document.get("form") != FORM:
+        raise InputError(f"{path} is no document of plans: convscope plans export writes one")
+    if document.get("version") != VERSION:
+        raise InputError(f"{path} has version {document.get('version')}, this is {VERSION}: export it again")
+    columns = [field.name for field in dataclasses.fields(Pin)]
+    try:
+        layers = [Pin(**{name: each[name] for name in columns}) for each in document["layers"]]
+        settings, stack = ({name: document[name] for name in names} for names in (SETTINGS, STACK))
+        return Pins(settings, stack, document[MODEL_DIGEST], layers)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path} lacks {error}: export it again") from None

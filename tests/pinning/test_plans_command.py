@@ -1,0 +1,193 @@
+"""`python -m convscope plans`: documents of plans from an atlas, and two of them side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ENVIRONMENT, layer
+
+from convscope import __main__ as program
+from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.errors import InputError
+from convscope.pinning import difference, document
+from convscope.pinning.document import Pin, Pins
+from convscope.storage.store import Store
+from convscope.verification import plans
+from convscope.verification.plans import KnownPlan, Shape
+from convscope.verification.request import make_verification
+from convscope.verification.rows import PLANS, ModelKey
+
+KEY = ModelKey("alexnet", 224, 1, "fp32")
+REQUEST = make_verification("alexnet", "torch", 224, device="cpu", question="plans", rounds=3)
+
+
+def shapes() -> list[Shape]:
+    """Two layers of one shape, and one of another that no plan takes."""
+    offers = [KnownPlan(Offer(Plan(engine), {"a": engine}, (), (), 64 * engine)) for engine in (1, 2)]
+    for plan in offers:
+        plan.relative_error, plan.kernels = 1e-7, {f"implicit_gemm {plan.offer.plan.engine}": 1}
+    times_ms = {
+        "plan:1": {0: 0.20, 1: 0.202, 2: 0.198},
+        "plan:2": {0: 0.1, 1: 0.1005, 2: 0.0995},
+        "torch": {0: 0.21, 1: 0.208, 2: 0.212},
+    }
+    first = Shape((layer(name="b", position=1), layer(name="c", position=2)), tuple(offers), times_ms)
+    first.kernels["torch"] = {"implicit_gemm 1": 1}
+    return [first, Shape((layer(name="a", position=0, in_channels=64),), (), {"torch": {0: 1.0, 1: 1.0, 2: 1.0}})]
+
+
+def atlas(folder: Path, change: Callable[[Shape], None] = lambda shape: None, **environment: Any) -> Path:
+    """Write an atlas of these shapes, with a change, as a study does."""
+    made, here = shapes(), dataclasses.replace(ENVIRONMENT, gpu_name="NVIDIA H200", cudnn="9.19.0", **environment)
+    change(made[0])
+    with Store(folder, PLANS) as store:
+        store.missing(REQUEST, here, [KEY])
+        store.begin(REQUEST, here, ["run_verify.py"])
+        store.append([*plans.layer_rows(KEY, made), *plans.rows(REQUEST, here, made)])
+    return folder
+
+
+def ran(*arguments: object) -> int:
+    return program.main(["plans", *map(str, arguments)])
+
+
+def test_an_export_has_the_fastest_plan_of_each_layer_and_what_it_depends_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = atlas(tmp_path / "atlas")
+    assert ran("export", folder) == 0
+    assert capsys.readouterr().out == f"2 layers: {folder / 'plans.json'}\n"
+    pins = document.read(folder / "plans.json")
+    assert pins == document.from_atlas(folder)
+    assert {pin.layer: pin.algorithm for pin in pins.layers} == {"b": "plan:2", "c": "plan:2"}
+    assert pins.stack == {"gpu_name": "NVIDIA H200", "driver": ENVIRONMENT.driver, "cudnn": "9.19.0"}
+    assert pins.settings["model"] == "alexnet"
+    pin = pins.layers[0]
+    assert pin.figures["mean_ms"] == pytest.approx(0.1)
+    assert pin.figures["workspace_bytes"] == 128
+    assert (pin.shape["in_channels"], pin.shape["kernel_size"]) == (layer().in_channels, "3x3")
+    assert pin.kernels == {"implicit_gemm 2": 1}
+
+
+def test_pytorchs_choice_is_the_plan_whose_kernels_it_launches(tmp_path: Path):
+    assert ran("export", atlas(tmp_path / "atlas"), "--pick", "torch", "-o", tmp_path / "torch.json") == 0
+    pins = document.read(tmp_path / "torch.json")
+    assert {pin.layer: pin.algorithm for pin in pins.layers} == {"a": "torch", "b": "plan:1", "c": "plan:1"}
+
+
+def slower(shape: Shape) -> None:
+    shape.times_ms["plan:2"] = {place: 1.5 * time for place, time in shape.times_ms["plan:2"].items()}
+
+
+def test_two_atlases_that_are_alike_are_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = atlas(tmp_path / "a"), atlas(tmp_path / "b")
+    assert ran("diff", a, b) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 layers: 2 same"
+
+
+def test_another_driver_that_makes_a_layer_slower_is_exit_code_1_with_the_layer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    a, b = atlas(tmp_path / "a", driver="580"), atlas(tmp_path / "b", slower, driver="590")
+    assert ran("diff", a, b) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "driver: 580 -> 590"
+    assert lines[2].split()[:4] == ["b", "plan:2", "plan:2", "+50.0"]
+    assert lines[2].endswith("slower")
+    assert lines[-1] == "2 layers: 2 slower"
+    assert ran("diff", b, a) == 0  # faster the other way round
+    assert ran("diff", a, b, "--tolerance", "60") == 0
+
+
+def test_a_document_and_an_atlas_can_be_compared_and_told_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    a, b = atlas(tmp_path / "a"), atlas(tmp_path / "b", slower)
+    ran("export", a, "-o", tmp_path / "a.json")
+    capsys.readouterr()
+    assert ran("diff", tmp_path / "a.json", b, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == 1
+    assert [each["verdicts"] for each in told["layers"]] == [["slower"]] * 2
+
+
+def pin(**changes: Any) -> Pin:
+    figures = {
+        "status": "ok", "mean_ms": 1.0, "std_ms": 0.001, "rounds": 5, "workspace_bytes": 64, "relative_error": 1e-7,
+    } | changes.pop("figures", {})  # fmt: skip
+    return dataclasses.replace(Pin("one", "plan:1", {"in_channels": 3}, figures, {"kernel": 1}), **changes)
+
+
+def pins(*layers: Pin, **settings: Any) -> Pins:
+    named = dict.fromkeys(document.SETTINGS, "x") | settings
+    return Pins(named, dict.fromkeys(document.STACK, "y"), None, layers)
+
+
+@pytest.mark.parametrize(
+    ("other", "verdicts"),
+    [
+        (pin(), ("same",)),
+        (pin(figures={"mean_ms": 0.5}), ("faster",)),
+        (pin(figures={"mean_ms": 1.06}), ("slower",)),
+        (pin(figures={"mean_ms": 1.05, "std_ms": 0.1}), ("ambiguous",)),
+        (pin(figures={"rounds": 1, "std_ms": None}), ("not compared",)),
+        (pin(figures={"status": "wrong"}), ("same", "wrong")),
+        (pin(figures={"relative_error": 4.1e-7}), ("same", "less exact")),
+        (pin(figures={"relative_error": float("nan")}), ("same", "less exact")),
+        (pin(figures={"relative_error": 3.9e-7}), ("same",)),
+        (pin(figures={"workspace_bytes": 65}), ("same", "more memory")),
+        (pin(figures={"workspace_bytes": 63}), ("same",)),
+        (pin(kernels={"another": 1}), ("same", "other kernels")),
+        (pin(kernels={}), ("same",)),
+        (pin(shape={"in_channels": 4}), ("other shape",)),
+    ],
+)
+def test_what_changed_in_a_layer_is_said(other: Pin, verdicts: tuple[str, ...]):
+    (found,) = difference.compared(pins(pin()), pins(other))
+    assert found.verdicts == verdicts
+    assert found.is_bad == bool({*verdicts} & {*difference.BAD})
+
+
+def test_a_layer_that_only_one_side_has_is_missing():
+    found = difference.compared(pins(pin(), pin(layer="two")), pins(pin(), pin(layer="three")))
+    assert [(each.layer, each.a, each.b, each.verdicts) for each in found[1:]] == [
+        ("two", "plan:1", "-", ("missing",)),
+        ("three", "-", "plan:1", ("missing",)),
+    ]
+
+
+def test_other_work_is_not_compared():
+    with pytest.raises(InputError, match=r"A and B are other work \(math x and fp32; layout x and nhwc\)"):
+        difference.compared(pins(pin()), pins(pin(), math="fp32", layout="nhwc"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "cannot be read"),
+        ("{", "cannot be read"),
+        ("[]", "is no document of plans"),
+        ('{"form": "convscope plans", "version": 2}', "has version 2, this is 1: export it again"),
+        ('{"form": "convscope plans", "version": 1}', "lacks 'layers': export it again"),
+    ],
+)
+def test_a_file_that_is_no_document_is_one_line(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    path = tmp_path / "plans.json"
+    if text is not None:
+        path.write_text(text)
+    assert ran("diff", path, path) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"convscope plans: {path} ")
+    assert said in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_a_folder_without_an_atlas_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert ran("export", tmp_path) == 2
+    assert "has no atlas of plans: run_verify.py --model M --plans writes one" in capsys.readouterr().err
