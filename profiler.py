@@ -299,7 +299,7 @@ class UnifiedProfiler:
 
     Args:
         model: a module, of which a copy is measured, or a name (`names.KINDS`).
-        algorithm: a name of `algorithms.ALGORITHMS`, with spaces or underscores.
+        algorithm: a name that `algorithms.find` knows, with spaces or underscores; a plan of cuDNN is one too.
         num_sizes: number of sizes, spread evenly over `input_size_range` (pixels, both ends included).
         measure_energy: open a window of a second or more on the energy counter at each size.
         inputs: of a module, a tensor or a tuple of tensors: their sizes are the one size that is measured, and their

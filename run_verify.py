@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -28,9 +29,9 @@ from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
 IGNORED = {
-    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes"),
-    "--support": ("unsupported", "provider", "rounds", "minutes"),
-    "--choice": ("unsupported", "provider", "max_workspace", "minutes"),
+    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes", "any_card"),
+    "--support": ("unsupported", "provider", "rounds", "minutes", "any_card"),
+    "--choice": ("unsupported", "provider", "max_workspace", "minutes", "any_card"),
     "--plans": ("unsupported", "provider", "max_workspace"),
 }
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
@@ -58,12 +59,24 @@ def parser() -> OneLineParser:
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
-    made.add_argument("--minutes", type=float, metavar="N", help="for --plans: begin no further round after N minutes")
+    made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
+    any_card = "for --plans: go on with a folder that another card of the same name began"
+    made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
     made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
     made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
     made.add_take_over()
     return made
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise ValueError
+    return value
+
+
+_minutes.__name__ = "number of minutes"  # argparse says "invalid number of minutes value"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,7 +138,7 @@ def _verify(options: argparse.Namespace, model: str) -> int:
 
 
 def _tabulate(options: argparse.Namespace, model: str) -> int:
-    """Fill the table of support or choice and print it; return 1 where rule and card differ."""
+    """Fill the tables of support, choice or plans and print them; return 1 where rule and card differ."""
     if options.support:
         limit = options.max_workspace
         limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
@@ -140,7 +153,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(torch.device(request.device)) as monitor:
         budget_s = None if options.minutes is None else 60 * options.minutes
-        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME), budget_s)
+        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME), budget_s, options.any_card)
         store = study.measure(folder, options.overwrite, options.take_over)
     text, agrees = TEXTS[str(request.question)](store)
     print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")

@@ -137,8 +137,8 @@ class CudaOperator:
         refusals: list[NotSupportedError | NotImplementedError] = []
         try:
             libraries = algorithms.find(name).cuda_providers
-        except InputError:
-            libraries = ()
+        except InputError as unknown:
+            raise NotImplementedError(str(unknown)) from None
         preferred = backends.settings_in_force().provider
         for library in (preferred,) if preferred in libraries else libraries:
             provider = self._providers.get(library)

@@ -8,7 +8,7 @@ study use the same plans.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -19,6 +19,7 @@ from convscope.cudnn import legacy, library
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.engines import Mode, Offer, Offers
 from convscope.cudnn.graph.execution import ExecutablePlan
+from convscope.cudnn.graph.operations import ALIGNED_BYTES
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 from convscope.kernels.operands import Operands
@@ -186,6 +187,19 @@ class CudnnProvider:
             self._handles.popitem()[1].close()
 
 
+class GraphPlan(CudnnPlan):
+    """A plan of the graph API, which was promised aligned tensors: input and weight that lie otherwise are copied."""
+
+    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve as `run` does; the caller has checked the tensors."""
+        weight = weight.contiguous(memory_format=self._memory_format)
+        return super().launch(self._aligned(x), self._aligned(weight), bias)
+
+    def _aligned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor whose address is a multiple of `ALIGNED_BYTES`, as PyTorch's allocator gives them."""
+        return tensor.clone(memory_format=self._memory_format) if tensor.data_ptr() % ALIGNED_BYTES else tensor
+
+
 class GraphProvider:
     """Plans of cuDNN's graph API: the one that is named, or the first of a heuristic that is exact enough and builds.
 
@@ -204,18 +218,18 @@ class GraphProvider:
         """Return why cuDNN has no convolution of this data type, or None where it has."""
         return self._cudnn.why_not(algorithm, shape)
 
-    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> CudnnPlan:
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:
         """Make a plan; the error says why cuDNN, or the precision asked for, refuses. Errors as in `Provider`."""
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
         handles = self._cudnn.handles(device)
         offers = Offers(shape, self._properties_of(device))
         try:
-            call = _built(offers, algorithm, shape, self._MODES.get(algorithm))
+            call = _built(offers, _offered(offers, algorithm, self._MODES), shape)
         except Exception:
             offers.close()
             raise
-        return CudnnPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+        return GraphPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
 
     def offers(self, shape: Convolution, device: torch.device) -> list[Offer]:
         """Return every plan that cuDNN offers on a device, the current one."""
@@ -231,32 +245,28 @@ class GraphProvider:
         """Do nothing: the contexts are the other provider's."""
 
 
-class _OwnedPlan(ExecutablePlan):
-    """A plan that closes the offers it was built from."""
-
-    def __init__(self, offers: Offers, offer: Offer) -> None:
-        super().__init__(offers, offer.plan)
-        self._offers, self.plan = offers, offer.plan
-
-    def close(self) -> None:
-        """Destroy the plan, then what it was built from; twice is once."""
-        super().close()
-        self._offers.close()
-
-
-def _built(offers: Offers, algorithm: str, shape: Convolution, mode: Mode | None) -> _OwnedPlan:
-    """Build the plan of an algorithm's name; of a heuristic's plans the first that can be built."""
+def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> list[Offer]:
+    """Return the plans that an algorithm's name may be, in the order in which they are tried."""
+    if algorithm in modes:
+        return offers.plans((modes[algorithm],))
     named = algorithms.plan_of(algorithm)
-    offered = offers.plans((mode,)) if mode is not None else [offers.offer(named)] if named is not None else []
+    return [] if named is None else [offers.offer(named)]
+
+
+def _built(offers: Offers, offered: Sequence[Offer], shape: Convolution) -> ExecutablePlan:
+    """Build the first plan that is exact enough and that cuDNN builds; it owns the offers then."""
     refusals: list[str] = []
     for offer in offered:
         if reason := offer.why_not_comparable(shape):
             refusals.append(reason)
             continue
         try:
-            return _OwnedPlan(offers, offer)
+            plan = ExecutablePlan(offers, offer.plan)
         except NotSupportedError as refused:
             refusals.append(str(refused))
+        else:
+            plan.own(offers)
+            return plan
     raise NotSupportedError(refusals[0] if refusals else "it has no plan for such a convolution")
 
 

@@ -83,8 +83,8 @@ def _estimate(figures: Mapping[str, Any]) -> Estimate | None:
 def _other_changes(a: Pin, b: Pin) -> Sequence[str]:
     """Return what changed besides the time."""
     words = []
-    if b.figures["status"] != OK:
-        words.append(b.figures["status"])
+    if b.figures["outcome"] != OK:
+        words.append(b.figures["outcome"])
     errors = a.figures["relative_error"], b.figures["relative_error"]
     if None not in errors and not errors[1] <= LESS_EXACT * errors[0]:
         words.append("less exact")

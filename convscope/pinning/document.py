@@ -25,7 +25,7 @@ SHAPE = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
     *("in_height_px", "in_width_px"),
 )
-FIGURES = ("status", "mean_ms", "std_ms", "rounds", "workspace_bytes", "relative_error")
+FIGURES = ("outcome", "mean_ms", "std_ms", "rounds", "workspace_bytes", "relative_error")
 
 
 @dataclass(frozen=True)

@@ -174,12 +174,16 @@ class Bench:
 
         Args:
             place: number of the placement in memory, as `placement.moved` takes it.
+
+        Raises:
+            NotCapturableError: the model's own pass was captured, and this one, with other algorithms, cannot be.
         """
         if self._device.type == "cpu":
             return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         with placement.moved(self._model, given, place) as there:
             self._model(*there)
-            times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters)
+            may_refuse = self.reference_us is None or self._refused is not None
+            times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters, may_refuse)
         return [fmean(samples) for samples in times.less(self._overhead_us([times]) or 0.0)]
 
     def launched_ms(self, given: Inputs, passes: int) -> list[float]:
@@ -300,7 +304,7 @@ class Bench:
     def _eager_ms(self, given: Inputs, samples: int, enough_s: float = float("inf")) -> list[float]:
         return self._stopwatch.eager(partial(self._model, *given), samples=samples, enough_s=enough_s).all_ms
 
-    def _layer_times(self, given: Inputs, samples: int, warmup: int = 0) -> LayerTimes:
+    def _layer_times(self, given: Inputs, samples: int, warmup: int = 0, may_refuse: bool = True) -> LayerTimes:
         """Time a pass and its layers by replays of graphs, or eagerly where the pass cannot be captured."""
         step = partial(self._model, *given)
         if self._refused is None:
@@ -308,6 +312,8 @@ class Bench:
                 with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
                     return watched.times(samples, warmup)
             except NotCapturableError as error:
+                if not may_refuse:
+                    raise
                 self._refuse(str(error))
         return eager.eager_times(step, self._timer, samples, warmup, hides=self._waits is None)
 

@@ -31,7 +31,7 @@ HOPELESS = 30
 """Launched one by one, a layer of more than so many times the least time is not the fastest of a replay either: a
 launch takes the host a few times as long as the shortest kernel takes the GPU. cuDNN's FFT launches kernels for each
 group, and to capture those of a network of depthwise layers takes minutes."""
-_LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of the host is part of
+LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of the host is part of
 
 
 class AssignmentSwap:
@@ -115,7 +115,7 @@ class CandidateSwap(AssignmentSwap):
             return  # no pass is captured there
         launched_ms: dict[str, list[float]] = {}
         for name in [name for name in self.assignments if name != BENCHMARK]:
-            taken_ms = self.tried(name, partial(bench.launched_ms, self._subject.inputs, _LAUNCHES))
+            taken_ms = self.tried(name, partial(bench.launched_ms, self._subject.inputs, LAUNCHES))
             if taken_ms is None:
                 del self.assignments[name]
             else:

@@ -106,9 +106,13 @@ def judge(subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: int) 
             return stopwatch.pass_ms(partial(model, *there))
 
     for place in range(rounds, 2 * rounds):
-        for name, times_ms in passes.items():
-            times_ms.append(swapped.run(name, partial(pass_ms, place)))
+        for name in list(passes):
+            taken_ms = swapped.tried(name, partial(pass_ms, place))
             bench.release()
+            if taken_ms is None:
+                del passes[name]
+            else:
+                passes[name].append(taken_ms)
     return {name: PassRounds(times, [sum(times_ms) for times_ms in layers[name]]) for name, times in passes.items()}
 
 

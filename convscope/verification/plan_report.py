@@ -6,10 +6,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from convscope.cli.display import table
+from convscope.convolution import tolerance
 from convscope.cudnn.shape import dimensions
 from convscope.verification import plans, report
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.rows import PassRow, PlanRow
+from convscope.verification.trial import OK
 
 PICKED = {
     "PyTorch": HEURISTIC,
@@ -31,9 +33,10 @@ def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
     calls = sum(mine[0].layers for mine in shapes.values())
     lines = [table(HEADER, [_line(mine) for mine in shapes.values()])]
     lines += [report.pass_line(name, judged, calls) for name, judged in passes.items()]
-    counted = Counter(row.status for row in rows if row.engine is not None)
-    lines.append("plans: " + ", ".join(f"{count} {status}" for status, count in counted.most_common()))
-    lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in rows if row.status == "wrong"]
+    counted = Counter(row.outcome for row in rows if row.engine is not None)
+    lines.append("plans: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common()))
+    wrong = [row for row in rows if row.outcome == tolerance.WRONG]
+    lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in wrong]
     return "\n".join([*lines, report.advice(passes)])
 
 
@@ -47,13 +50,19 @@ def _line(rows: Sequence[PlanRow]) -> tuple[str, ...]:
     size = "-" if first.in_height_px is None else dimensions((first.in_height_px, first.in_width_px or 0), short=True)
     shape = f"{first.in_channels}-{first.out_channels} {first.kernel_size}/{first.stride} {size}"
     return (
-        *(first.layer, str(first.layers), shape, f"{sum(row.status == plans.OK for row in offered)}/{len(offered)}"),
+        *(first.layer, str(first.layers), shape, f"{sum(row.outcome == OK for row in offered)}/{len(offered)}"),
         f"{fastest.mean_ms * 1e3:.1f}" if fastest and fastest.mean_ms else "-",
         fastest.candidate if fastest else "-",
         *(_regret(by_name.get(name)) for name in PICKED.values()),
-        _regret(next((row for row in offered if row.rank_b == 0), None)),
+        _regret(_first_of_b(offered)),
         (torchs.same_kernels_as if torchs else None) or "-",
     )
+
+
+def _first_of_b(rows: Sequence[PlanRow]) -> PlanRow | None:
+    """Return the first plan of mode B that is exact enough and runs, which ONNX Runtime takes."""
+    ranked = [row for row in rows if row.rank_b is not None and row.outcome in (OK, plans.SLOW)]
+    return min(ranked, key=lambda row: row.rank_b or 0, default=None)
 
 
 def _regret(row: PlanRow | None) -> str:

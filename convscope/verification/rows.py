@@ -1,4 +1,4 @@
-"""Tables of a verification, and their schemas: support and choice, a folder for each model at one size."""
+"""Tables of a verification, and their schemas: support, choice, plans; a folder for each model at one size."""
 
 from __future__ import annotations
 
@@ -156,6 +156,11 @@ class PlanTimeRow:
     position: int
     candidate: str
     mean_ms: float
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,8 +169,9 @@ class PlanRow:
 
     `layer` and `position` are those of the first of the `layers` calls that have this shape. `rank_…` is the plan's
     place in the list of a heuristic of cuDNN, from 0, empty where it is not in it. `regret_us` is the extra time over
-    the fastest, with half its interval (all pairs of a shape hold together at 99 %; none after one round alone).
-    `same_kernels_as` is the fastest plan of those that launch the same kernels.
+    the fastest in the rounds that both have, with half its interval (all pairs of a shape that have two rounds hold
+    together at 99 %; none after one round). These rounds picked the fastest, so that regrets read too large: `passes`
+    has rounds that did not. `same_kernels_as` is another plan that launches the same kernels, the fastest of them.
     """
 
     model: str
@@ -173,25 +179,9 @@ class PlanRow:
     layers: int
     position: int
     candidate: str
-    status: str
-    reason: str | None
-    mean_ms: float | None
-    std_ms: float | None
+    outcome: str
     rounds: int
     is_fastest: bool
-    regret_us: float | None
-    regret_ci99_us: float | None
-    same_kernels_as: str | None
-    engine: int | None
-    rank_a: int | None
-    rank_b: int | None
-    rank_fallback: int | None
-    numerical_notes: str | None
-    behavior_notes: str | None
-    workspace_bytes: int | None
-    build_ms: float | None
-    relative_error: float | None
-    kernels: str | None
     in_channels: int
     out_channels: int
     kernel_size: str
@@ -209,6 +199,22 @@ class PlanRow:
     gpu_name: str | None
     driver: str | None
     cudnn: str | None
+    reason: str | None = None
+    mean_ms: float | None = None
+    std_ms: float | None = None
+    regret_us: float | None = None
+    regret_ci99_us: float | None = None
+    same_kernels_as: str | None = None
+    engine: int | None = None
+    rank_a: int | None = None
+    rank_b: int | None = None
+    rank_fallback: int | None = None
+    numerical_notes: str | None = None
+    behavior_notes: str | None = None
+    workspace_bytes: int | None = None
+    build_ms: float | None = None
+    relative_error: float | None = None
+    kernels: str | None = None
     host: str | None = None
     gpu_uuid: str | None = None
     slurm_job_id: str | None = None
@@ -249,4 +255,10 @@ _PLANS = {
     "plans": Table(PlanRow, unique=("position", "candidate"), first=10),
 }
 _PLAN_TIMES = {"plan_times": Table(PlanTimeRow, unique=("round", "position", "candidate"), first=9)}
-PLANS = dataclasses.replace(SUPPORT, parts=(Part(RoundKey, _PLAN_TIMES), Part(ModelKey, _PLANS)))
+_ROUNDS_FREE = ("device", "stage", "gpu", "rounds")  # rounds of two cards are not of one atlas
+PLANS = dataclasses.replace(
+    SUPPORT,
+    parts=(Part(RoundKey, _PLAN_TIMES), Part(ModelKey, _PLANS)),
+    free=_ROUNDS_FREE,
+    upgrades=(with_starts("verification", _ROUNDS_FREE),),
+)

@@ -15,6 +15,7 @@ from torch import nn
 
 from convscope.cli.display import table
 from convscope.convolution import backends
+from convscope.errors import InputError
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
@@ -37,7 +38,9 @@ class VerificationStudy:
     """Asks one question of one model; `meter` is open, and `make_timer` and `note` are as those of a `Sweep`.
 
     Attributes:
-        budget_s: begin no further round of plans when this much time has passed, after two; None is no limit.
+        budget_s: begin no further round of plans when this much time has passed, after two rounds in all and one of
+            this call; None is no limit.
+        any_card: rounds of another card of the same name may stand in the folder.
     """
 
     request: Verification
@@ -45,6 +48,7 @@ class VerificationStudy:
     make_timer: Callable[[nn.Module, str], LayerTimer]
     note: Callable[[str], None]
     budget_s: float | None = None
+    any_card: bool = False
 
     def measure(self, folder: Path, overwrite: bool, take_over: bool = False) -> Store:
         """Fill the folder's tables where they are missing; return its store, closed.
@@ -58,11 +62,12 @@ class VerificationStudy:
         ask = {SUPPORT: self._support, CHOICE: self._choice, PLANS: self._plans}[question]
         with Store(folder, SCHEMAS[question], note=self.note, take_over=take_over) as store:
             environment = backends.environment_on(torch.device(run.device), self.meter.settings())
-            if store.missing(self.request, environment, cells, overwrite):
+            if store.missing(self.request, environment, cells, overwrite, any_card=self.any_card):
                 with open_subject(run) as subject:
                     rows = ask(subject, environment, store)
                 store.append(rows)
-                store.note_in_run(ended_utc=now_utc())
+                if not set(cells) - store.cells().keys():
+                    store.note_in_run(ended_utc=now_utc())
         return store
 
     @property
@@ -96,18 +101,23 @@ class VerificationStudy:
     def _plans(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
         run, began_s = self.request, time.monotonic()
-        store.begin(run, environment, sys.argv)
         shapes, bench = plans.shapes_of(subject, self.note), self._bench(subject)
+        if not shapes:
+            raise InputError(f"cuDNN has no plans for any layer of {run.model}: the lines above say why")
+        store.begin(run, environment, sys.argv)
         with contextlib.closing(plans.Race(subject, bench, self.note, shapes)) as race:
-            race.resume(store.objects("plan_times")["plan_times"])
             race.leave_out_slow()
-            for place in [place for place in range(self._rounds) if place not in race.places()]:
+            race.resume(store.objects("plan_times")["plan_times"])
+            left = [place for place in range(self._rounds) if place not in race.places()]
+            for count, place in enumerate(left):
                 done = len(race.places())
-                if self._is_over(began_s) and done >= plans.ROUNDS_LEAST:
-                    self.note(f"the time is up after {done} of {self._rounds} rounds: the same command goes on")
+                if count and self._is_over(began_s) and done >= plans.ROUNDS_LEAST:
+                    more = "the same command goes on, without --overwrite"
+                    self.note(f"the time is up after {done} of {self._rounds} rounds: {more}")
                     break
                 race.round(place)
-                store.append(race.times_of(place, self._key))
+                if found := race.times_of(place, self._key):
+                    store.append(found)
             passes = race.judged(max(plans.ROUNDS_LEAST, len(race.places())))
             race.trace()
         layers = plans.layer_rows(self._key, race.shapes)

@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from convscope.convolution import algorithms
+from convscope.convolution import algorithms, backends
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers import CudnnPlan, CudnnProvider, GraphProvider, cudnn_refusal
+from convscope.convolution.providers import CudnnPlan, CudnnProvider, GraphPlan, GraphProvider, cudnn_refusal
 from convscope.cudnn import legacy
 from convscope.cudnn.graph import backend, devices
-from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offers
+from convscope.cudnn.graph.backend import Descriptor, Scope
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offers, Plan
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 
@@ -98,6 +99,45 @@ def test_a_plan_that_cudnn_refuses_says_what_cudnn_says(provider: GraphProvider)
         provider.plan("plan:0:k99=1", TF32, CPU)
 
 
+def test_a_plan_that_cannot_be_built_is_refused_and_a_heuristic_takes_the_next(
+    provider: GraphProvider, monkeypatch: pytest.MonkeyPatch
+):
+    built, tried = Offers.built, list[str]()
+
+    def refuse_the_first(self: Offers, scope: Scope, plan: Plan) -> Descriptor:
+        tried.append(str(plan))
+        if len(tried) == 1:
+            raise NotSupportedError("finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED")
+        return built(self, scope, plan)
+
+    monkeypatch.setattr(Offers, "built", refuse_the_first)
+    assert ran(provider, "heuristic a", TF32) == f"plan:{tried[1]}"
+    tried.clear()
+    with pytest.raises(NotSupportedError, match="finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"):
+        provider.plan("plan:38", TF32, CPU)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+def test_a_plan_gets_addresses_that_are_multiples_of_16(layout: str, offset: int, monkeypatch: pytest.MonkeyPatch):
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+    monkeypatch.setattr(CudnnPlan, "launch", lambda self, x, weight, bias: seen.append((x, weight)))
+    memory = backends.LAYOUTS[layout]
+    plan = object.__new__(GraphPlan)
+    plan._memory_format = memory
+    x = torch.randn(2 * 8 * 6 * 6 + offset)[offset:].as_strided((2, 8, 6, 6), legacy.strides((2, 8, 6, 6), layout))
+    weight = torch.randn(4 * 8 * 9 + offset)[offset:].view(4, 8, 3, 3)
+    plan.launch(x, weight, None)
+    ((given, filters),) = seen
+    assert (given is x) == (x.data_ptr() % 16 == 0)
+    assert not given.data_ptr() % 16
+    assert not filters.data_ptr() % 16
+    assert torch.equal(given, x)
+    assert torch.equal(filters, weight)
+    assert given.is_contiguous(memory_format=memory)
+    assert filters.is_contiguous(memory_format=memory)
+
+
 def test_what_is_refused_leaves_no_descriptor(provider: GraphProvider, monkeypatch: pytest.MonkeyPatch):
     alive: set[int] = set()
     call = backend.call
@@ -137,7 +177,7 @@ def test_the_operator_asks_the_graph_api_for_them():
     assert isinstance(plan, CudnnPlan)
     assert plan.execution.provider == "cudnn graph"
     plan.close()
-    with pytest.raises(NotImplementedError, match="plan:x is neither an algorithm of cuDNN nor"):
+    with pytest.raises(NotImplementedError, match="'x' is no plan: write an engine and its knobs"):
         operator.plan(TF32, "plan:x", CPU)
     operator.close()
 

@@ -67,10 +67,18 @@ def test_the_engine_refuses_padding_modes_other_than_zeros():
         CudaOperator().forward(x, weight, None, 1, 1, 1, 1, 1, 1, 1, 1, "gemm")
 
 
-@pytest.mark.parametrize("algorithm", ["smm", "torch", "nonsense"])
-def test_the_engine_refuses_what_is_not_an_algorithm_of_cudnn(algorithm: str):
+@pytest.mark.parametrize(
+    ("algorithm", "said"),
+    [
+        ("smm", "smm is neither an algorithm of cuDNN nor"),
+        ("torch", "torch is neither an algorithm of cuDNN nor"),
+        ("nonsense", "unknown algorithm 'nonsense': choose one of direct"),
+        ("plan:x", "'x' is no plan: write an engine and its knobs"),
+    ],
+)
+def test_the_engine_refuses_what_is_not_an_algorithm_of_cudnn(algorithm: str, said: str):
     convolution = Convolution((1, 3, 8, 8), (4, 3, 3, 3), (0, 0), (1, 1), (1, 1))
-    with pytest.raises(NotImplementedError, match=f"{algorithm} is neither an algorithm of cuDNN nor"):
+    with pytest.raises(NotImplementedError, match=said):
         CudaOperator().plan(convolution, algorithm, CPU)
 
 

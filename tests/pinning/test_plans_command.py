@@ -116,7 +116,7 @@ def test_a_document_and_an_atlas_can_be_compared_and_told_as_json(tmp_path: Path
 
 def pin(**changes: Any) -> Pin:
     figures = {
-        "status": "ok", "mean_ms": 1.0, "std_ms": 0.001, "rounds": 5, "workspace_bytes": 64, "relative_error": 1e-7,
+        "outcome": "ok", "mean_ms": 1.0, "std_ms": 0.001, "rounds": 5, "workspace_bytes": 64, "relative_error": 1e-7,
     } | changes.pop("figures", {})  # fmt: skip
     return dataclasses.replace(Pin("one", "plan:1", {"in_channels": 3}, figures, {"kernel": 1}), **changes)
 
@@ -134,7 +134,7 @@ def pins(*layers: Pin, **settings: Any) -> Pins:
         (pin(figures={"mean_ms": 1.06}), ("slower",)),
         (pin(figures={"mean_ms": 1.05, "std_ms": 0.1}), ("ambiguous",)),
         (pin(figures={"rounds": 1, "std_ms": None}), ("not compared",)),
-        (pin(figures={"status": "wrong"}), ("same", "wrong")),
+        (pin(figures={"outcome": "wrong"}), ("same", "wrong")),
         (pin(figures={"relative_error": 4.1e-7}), ("same", "less exact")),
         (pin(figures={"relative_error": float("nan")}), ("same", "less exact")),
         (pin(figures={"relative_error": 3.9e-7}), ("same",)),

@@ -18,16 +18,17 @@ from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers, Plan
 from convscope.cudnn.shape import Convolution
-from convscope.errors import NotSupportedError
+from convscope.errors import DeviceFaultError, InputError, NotSupportedError
 from convscope.profiling.request import Run
-from convscope.verification import plan_report, plans, study
+from convscope.verification import plan_report, plans, study, trial
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.choice import TOGETHER
 from convscope.verification.plans import KnownPlan, Race, Shape
 from convscope.verification.request import PLANS, make_verification
+from convscope.verification.rows import ModelKey, PlanTimeRow
 from convscope.verification.study import VerificationStudy, plans_text
 
-STATUSES = (plans.OK, plans.REFUSED, plans.LESS_PRECISE)
+OUTCOMES = (trial.OK, trial.REFUSED, trial.LESS_PRECISE)
 SQUARE = {"in_channels": 64, "out_channels": 64, "in_height": 56, "in_width": 56, "kernel": (3, 3), "padding": (1, 1)}
 WIDE = SQUARE | {"out_channels": 128}
 LAYERS = (
@@ -71,6 +72,9 @@ class OnPaper(Race):
         )
         super().__init__(subject_on("cpu", LAYERS), bench, note, mine)  # type: ignore[arg-type]
 
+    def _guessed(self) -> Iterator[Layer]:
+        return iter(LAYERS)
+
     def run(self, name: str, work: Callable[[], Any]) -> Any:
         self._now = self.assignments[name]
         return work()
@@ -91,28 +95,46 @@ def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pass_runs_one_plan_of_each_shape_and_a_round_all_of_them():
     race = OnPaper(shapes())
     race.round(0)
-    torchs, guess = (HEURISTIC,) * 3, (GUESS,) * 3
-    slots = [("plan:0", "plan:0", "plan:0"), ("plan:1", "plan:5", "plan:1"), ("plan:2", "plan:0", "plan:2")]
-    assert race.ran == [torchs, torchs, guess, *slots]
+    assert len(race.ran) == 3 + 3  # the choosers, and as many passes as the shape with the most plans has
+    assert all(one == three for one, _, three in race.ran)
+    assert {one for one, _, _ in race.ran} == {"plan:0", "plan:1", "plan:2", HEURISTIC, GUESS}
+    assert [two for _, two, _ in race.ran].count(HEURISTIC) == 3  # twice a chooser, once for want of a third plan
     first, second = race.shapes
     assert first.times_ms["plan:1"] == {0: pytest.approx(0.6)}  # the mean of its two calls
     assert second.times_ms["plan:5"] == {0: pytest.approx(1.9)}
     assert set(first.times_ms) == {"plan:0", "plan:1", "plan:2", HEURISTIC, BENCHMARK, GUESS}
+    assert second.times_ms[HEURISTIC] == {0: pytest.approx(2.0)}
 
 
-def test_what_is_far_behind_after_a_round_is_timed_no_more_and_the_nearest_first():
+def test_passes_have_another_order_in_another_round():
+    orders = []
+    for place in range(6):
+        race = OnPaper(shapes())
+        race.round(place)
+        orders.append(tuple(race.ran))
+    again = OnPaper(shapes())
+    again.round(0)
+    assert len(set(orders)) > 3
+    assert tuple(again.ran) == orders[0]
+
+
+def test_what_is_far_behind_after_a_round_is_never_timed_again():
     race = OnPaper(shapes())
     race.round(0)
     race.ran.clear()
-    race.round(1)
-    assert race.ran[3:] == [("plan:1", "plan:5", "plan:1"), ("plan:1", "plan:0", "plan:1")]
+    for place in (1, 2):
+        race.round(place)
+    assert {one for one, _, _ in race.ran} == {"plan:1", HEURISTIC, GUESS}
+    assert {two for _, two, _ in race.ran} == {"plan:0", "plan:5", HEURISTIC, GUESS}
     assert [shape.fastest() for shape in race.shapes] == ["plan:1", "plan:5"]
-    assert race.places() == {0, 1}
-    assert race.shapes[0].times_ms["plan:1"] == {0: pytest.approx(0.6), 1: pytest.approx(0.606)}
+    assert race.places() == {0, 1, 2}
+    assert race.shapes[0].times_ms["plan:1"] == {place: pytest.approx(0.6 + 0.006 * place) for place in range(3)}
+    assert set(race.shapes[0].times_ms["plan:0"]) == {0}
 
 
 def test_a_short_plan_is_not_far_behind_by_less_than_events_can_tell():
     shape = Shape((LAYERS[0],), known(0, 1, 2), {"plan:0": {0: 0.002}, "plan:1": {0: 0.0039}, "plan:2": {0: 0.0041}})
+    shape.drop()
     assert shape.rivals() == ["plan:0", "plan:1"]
 
 
@@ -124,14 +146,37 @@ def test_a_plan_with_fewer_rounds_is_not_the_fastest():
     assert Shape((LAYERS[0],), known(0), {HEURISTIC: {0: 1.0}}).fastest() is None
 
 
-def test_a_pass_that_fails_is_noted_and_its_plans_have_no_time_in_it():
-    noted: list[str] = []
-    race = OnPaper(shapes(), noted.append, fails="plan:5")
+def test_where_a_pass_fails_its_plans_run_alone_and_the_one_that_fails_is_refused():
+    race = OnPaper(shapes(), fails="plan:5")
     race.round(0)
-    assert noted == ["the pass of plan:1, plan:5 is left out: no room"]
+    failed = race.shapes[1].plans[1]
+    assert (failed.outcome, failed.reason) == (trial.REFUSED, "no room")
     assert "plan:5" not in race.shapes[1].times_ms
-    assert "plan:1" not in race.shapes[0].times_ms
-    assert race.shapes[0].fastest() == "plan:0"
+    assert {plan.name for plan in race.shapes[0].plans} <= race.shapes[0].times_ms.keys()
+    assert [shape.fastest() for shape in race.shapes] == ["plan:1", "plan:0"]
+    assert race.shapes[0].times_ms["plan:1"] == {0: pytest.approx(0.6)}
+
+
+def test_a_chooser_that_fails_is_left_out_with_a_note():
+    noted: list[str] = []
+    race = OnPaper(shapes(), noted.append, fails=GUESS)
+    race.round(0)
+    assert noted == ["guess is left out: no room"]
+    assert GUESS not in race.shapes[0].times_ms
+    assert race.shapes[0].fastest() == "plan:1"
+
+
+def test_rounds_that_were_measured_before_are_taken_with_what_they_dropped():
+    race = OnPaper(shapes())
+    race.round(0)
+    race.round(1)
+    key = ModelKey("alexnet", 224, 1, "fp32")
+    earlier = [row for place in (0, 1) for row in race.times_of(place, key)]
+    again = OnPaper(shapes())
+    again.resume(earlier)
+    assert [shape.times_ms for shape in again.shapes] == [shape.times_ms for shape in race.shapes]
+    assert [shape.rivals() for shape in again.shapes] == [["plan:1"], ["plan:0", "plan:5"]]
+    assert again.places() == {0, 1}
 
 
 def test_plans_that_take_many_times_the_least_are_not_captured(monkeypatch: pytest.MonkeyPatch):
@@ -139,8 +184,8 @@ def test_plans_that_take_many_times_the_least_are_not_captured(monkeypatch: pyte
     race = OnPaper(shapes())
     race.leave_out_slow()
     slow = race.shapes[0].plans[2]
-    assert (slow.status, slow.reason) == (plans.SLOW, "launched one by one it takes 58 times the least")
-    assert [plan.status for plan in (*race.shapes[0].plans[:2], *race.shapes[1].plans)] == [plans.OK] * 4
+    assert (slow.outcome, slow.reason) == (plans.SLOW, "launched one by one it takes 58 times the least")
+    assert [plan.outcome for plan in (*race.shapes[0].plans[:2], *race.shapes[1].plans)] == [trial.OK] * 4
     race.round(0)
     assert "plan:2" not in race.shapes[0].times_ms
 
@@ -150,6 +195,7 @@ def test_the_fastest_together_are_judged_against_the_choosers():
     race.round(0)
     race.round(1)
     found = race.judged(2)
+    assert race.shapes[0].fastest() == "plan:1"
     assert race.assignments[TOGETHER] == {"one": "plan:1", "two": "plan:5", "three": "plan:1"}
     assert set(found) == {TOGETHER, HEURISTIC, BENCHMARK, GUESS}
     assert found[TOGETHER].layers_ms == pytest.approx([1.02 * 3.1, 1.03 * 3.1])
@@ -159,7 +205,7 @@ def rows_of(race: Race, kernels: Mapping[str, Mapping[str, int]]) -> dict[tuple[
     for shape in race.shapes:
         for plan in shape.plans:
             plan.kernels = kernels.get(plan.name)
-        shape.kernels |= {name: kernels[name] for name in plans.PICKS if name in kernels}
+        shape.kernels |= {name: kernels[name] for name in plans.CHOOSERS if name in kernels}
     found = plans.rows(run(device="cuda:0", input_sizes=(224,)), ENVIRONMENT, race.shapes)
     return {(row.layer, row.candidate): row for row in found}
 
@@ -173,12 +219,16 @@ def test_each_plan_has_a_row_with_its_regret_and_whose_kernels_it_shares():
     )
     fast, torchs = found["one", "plan:1"], found["one", HEURISTIC]
     assert (fast.is_fastest, fast.regret_us, fast.rounds, fast.layers) == (True, 0.0, 2, 2)
-    assert (fast.engine, fast.rank_a, fast.rank_b, fast.workspace_bytes, fast.status) == (1, 1, None, 64, "ok")
+    assert fast.regret_ci99_us is None
+    assert (fast.engine, fast.rank_a, fast.rank_b, fast.workspace_bytes, fast.outcome) == (1, 1, None, 64, "ok")
     assert torchs.regret_us == pytest.approx(1.005 * 2000 - 1.005 * 600)
+    assert torchs.regret_ci99_us == pytest.approx(14.0 / 2 * 381.97, rel=1e-4)  # Student's t, 1 - 0.01 / 6
+    once = found["one", "plan:0"]
+    assert (once.rounds, once.regret_us, once.regret_ci99_us) == (1, pytest.approx(2000.0 - 600.0), None)
     assert (torchs.same_kernels_as, torchs.engine, torchs.is_fastest) == ("plan:0", None, False)
     assert found["one", "plan:0"].same_kernels_as is None
     refused = found["two", "plan:7"]
-    assert (refused.status, refused.reason, refused.mean_ms, refused.rounds, refused.regret_us) == (
+    assert (refused.outcome, refused.reason, refused.mean_ms, refused.rounds, refused.regret_us) == (
         "refused",
         "no",
         None,
@@ -194,7 +244,7 @@ def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
     race = OnPaper(shapes())
     race.round(0)
     race.round(1)
-    race.shapes[0].plans[0].status, race.shapes[0].plans[0].reason = "wrong", "relative error 1, tolerance 1e-06"
+    race.shapes[0].plans[0].outcome, race.shapes[0].plans[0].reason = "wrong", "relative error 1, tolerance 1e-06"
     rows = [*rows_of(race, {"plan:0": {"implicit_gemm": 1}, HEURISTIC: {"implicit_gemm": 1}}).values()]
     text = plan_report.plans_report(rows, {}).splitlines()
     assert text[0].split()[:6] == ["layer", "calls", "shape", "plans", "µs", "fastest"]
@@ -223,12 +273,14 @@ class Operator:
 class Trial:
     """A trial in which every plan errs by what is given."""
 
-    errs = 1e-8
+    errs: float | Exception = 1e-8
 
     def __init__(self, each: Layer, device: torch.device, dtype: str) -> None:
         self.layer, self.device, self.dtype = each, device, dtype
 
     def error(self, name: str) -> float:
+        if isinstance(self.errs, Exception):
+            raise self.errs
         return self.errs
 
 
@@ -237,10 +289,9 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
     made = Operator()
     with Offers(LAYERS[0].convolution("float32", "fp32")) as offers:
         made.refused = offers.plans()[-1].plan.engine
-    monkeypatch.setattr(plans, "cuda_operator", lambda: made)
-    monkeypatch.setattr(plans, "Trial", Trial)
-    monkeypatch.setattr(plans, "release", lambda device: None)
-    monkeypatch.setattr(plans, "card_check", lambda device, dtype: None)
+    monkeypatch.setattr(trial, "cuda_operator", lambda: made)
+    monkeypatch.setattr(trial, "Trial", Trial)
+    monkeypatch.setattr(trial, "release", lambda device: None)
     return made
 
 
@@ -256,23 +307,54 @@ def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_i
     first, second = asked(*LAYERS)
     assert [each.name for each in first.layers] == ["one", "three"]
     assert [each.name for each in second.layers] == ["two"]
-    found = {status: [plan for plan in first.plans if plan.status == status] for status in STATUSES}
+    found = {outcome: [plan for plan in first.plans if plan.outcome == outcome] for outcome in OUTCOMES}
     assert sum(map(len, found.values())) == len(first.plans) > 20
     assert all(found.values())
-    assert {plan.reason for plan in found[plans.REFUSED]} == {"finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
+    assert {plan.reason for plan in found[trial.REFUSED]} == {"finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
     less = {"uses TF32, which is forbidden", "computes float32 in 16 bits"}
-    assert {plan.reason for plan in found[plans.LESS_PRECISE]} <= less
-    assert all(DOWN_CONVERTS not in plan.offer.numerical_notes for plan in found[plans.OK])
-    assert all(plan.build_ms is not None for plan in found[plans.OK])
-    assert {plan.relative_error for plan in found[plans.OK]} == {1e-8}
+    assert {plan.reason for plan in found[trial.LESS_PRECISE]} <= less
+    assert all(DOWN_CONVERTS not in plan.offer.numerical_notes for plan in found[trial.OK])
+    assert all(plan.build_ms is not None for plan in found[trial.OK])
+    assert {plan.relative_error for plan in found[trial.OK]} == {1e-8}
 
 
 def test_a_plan_beyond_its_tolerance_is_wrong_and_no_rival(operator: Operator, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Trial, "errs", 1e-2)
     (shape,) = asked(LAYERS[1])
-    assert {plan.status for plan in shape.plans} >= {"wrong"}
-    assert plans.OK not in {plan.status for plan in shape.plans}
+    assert {plan.outcome for plan in shape.plans} >= {"wrong"}
+    assert trial.OK not in {plan.outcome for plan in shape.plans}
     assert shape.rivals() == []
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room\nat all"), NotSupportedError("no room")])
+def test_a_plan_that_fails_in_its_trial_is_refused_and_the_next_is_tried(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    monkeypatch.setattr(Trial, "errs", error)
+    (shape,) = asked(LAYERS[1])
+    reasons = {plan.reason for plan in shape.plans if plan.outcome == trial.REFUSED}
+    assert reasons == {"no room", "finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
+
+
+def test_a_plan_that_loses_the_gpu_is_named(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    def lost(error: Exception, device: torch.device) -> None:
+        raise DeviceFaultError("the GPU is lost")
+
+    monkeypatch.setattr(Trial, "errs", RuntimeError("misaligned address"))
+    monkeypatch.setattr(failures, "of_cell", lost)
+    with pytest.raises(DeviceFaultError, match=r"^plan:\d+\S* of two: the GPU is lost"):
+        asked(LAYERS[1])
+
+
+def test_a_shape_that_cannot_be_tried_is_left_to_pytorch(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    def full(self: object, *given: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Trial, "__init__", full)
+    made, noted = subject_on("cuda", (LAYERS[1],)), []
+    made.run = run(device="cuda:0", math="fp32")
+    assert plans.shapes_of(made, noted.append) == []
+    assert noted == ["two is left to PyTorch: no room"]
 
 
 def test_what_no_plan_can_replace_is_left_to_pytorch_with_a_note(operator: Operator):
@@ -320,10 +402,14 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
     noted: list[str] = []
     store = made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
     assert on_a_cpu == [0, 1]
-    assert noted[-1] == "the time is up after 2 of 4 rounds: the same command goes on"
+    assert noted[-1] == "the time is up after 2 of 4 rounds: the same command goes on, without --overwrite"
+    assert (store.read_run() or {})["ended_utc"] is None
     assert {row.rounds for row in store.objects("plans")["plans"] if row.is_fastest} == {2}
+    made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
+    assert on_a_cpu == [0, 1, 2]  # a start measures one round at least
     store = made_study(None, noted).measure(tmp_path / "plans", overwrite=False)
     assert on_a_cpu == [0, 1, 2, 3]
+    assert (store.read_run() or {})["ended_utc"]
     rows = store.objects("plans", "passes", "plan_times")
     assert {row.rounds for row in rows["plans"] if row.is_fastest} == {4}
     assert {row.round for row in rows["plan_times"]} == {0, 1, 2, 3}
@@ -334,6 +420,20 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
     made_study(None, noted).measure(tmp_path / "plans", overwrite=False)
     assert on_a_cpu == [0, 1, 2, 3]
     assert "nothing measured" in noted[-1]
+
+
+def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
+    tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plans, "shapes_of", lambda subject, note: [])
+    with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
+        made_study(None, []).measure(tmp_path / "plans", overwrite=False)
+    assert not [*(tmp_path / "plans").glob("*.csv")]
+
+
+def test_another_card_may_not_go_on_with_the_rounds_of_the_first():
+    assert "gpu_uuid" not in study.SCHEMAS[PLANS].free
+    assert {"gpu_uuid", "start"} <= {column.name for column in dataclasses.fields(PlanTimeRow)}
 
 
 def test_the_questions_have_a_schema_and_a_text_each():

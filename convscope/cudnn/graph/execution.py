@@ -22,6 +22,7 @@ class ExecutablePlan:
         offers: of the convolution on the device that will run it.
 
     Attributes:
+        plan: the engine and its knobs.
         workspace_bytes: what a run needs.
 
     Raises:
@@ -29,13 +30,18 @@ class ExecutablePlan:
     """
 
     def __init__(self, offers: Offers, plan: Plan) -> None:
-        self._scope = Scope()
+        self.plan, self._scope = plan, Scope()
+        self._owned: Offers | None = None
         try:
-            self._plan = offers.built(self._scope, plan)
-            (self.workspace_bytes,) = self._plan.read(Attribute.PLAN_WORKSPACE_BYTES, Type.INT64)
+            self._built = offers.built(self._scope, plan)
+            (self.workspace_bytes,) = self._built.read(Attribute.PLAN_WORKSPACE_BYTES, Type.INT64)
         except Exception:
             self.close()
             raise
+
+    def own(self, offers: Offers) -> None:
+        """Close these offers, from which it was built, together with the plan."""
+        self._owned = offers
 
     def run(self, handle: Handle, x: int, w: int, y: int, workspace: int) -> None:
         """Enqueue a run of a plan with nothing fused, as `launch` does."""
@@ -53,11 +59,13 @@ class ExecutablePlan:
             pack.set(Attribute.PACK_NUMBERS, Type.INT64, *map(int, pointers))
             pack.set(Attribute.PACK_POINTERS, Type.VOID_POINTER, *pointers.values())
             pack.set(Attribute.PACK_WORKSPACE, Type.VOID_POINTER, workspace).finalized()
-            call("cudnnBackendExecute", "run", handle.argument, self._plan.address, pack.address)
+            call("cudnnBackendExecute", "run", handle.argument, self._built.address, pack.address)
 
     def close(self) -> None:
-        """Destroy the plan; twice is once."""
+        """Destroy the plan, and offers that it owns; twice is once."""
         self._scope.close()
+        if self._owned is not None:
+            self._owned.close()
 
     def __enter__(self) -> ExecutablePlan:
         return self

@@ -12,7 +12,8 @@ from convscope.cudnn.library import CROSS_CORRELATION, DATA_TYPES
 from convscope.cudnn.shape import Convolution
 
 _ADD, _RELU = 0, 100  # cudnnPointwiseMode_t
-_ALIGNED_BYTES = 16
+ALIGNED_BYTES = 16
+"""Of the addresses of all tensors; plans that want more are not offered."""
 
 
 class Tensor(IntEnum):
@@ -105,7 +106,7 @@ class _Builder:
         tensor.set(Attribute.TENSOR_SIZES, Type.INT64, *shape)
         tensor.set(Attribute.TENSOR_STRIDES, Type.INT64, *strides(shape, asked.layout))
         tensor.set(Attribute.TENSOR_NUMBER, Type.INT64, int(number))
-        tensor.set(Attribute.TENSOR_ALIGNMENT, Type.INT64, _ALIGNED_BYTES)
+        tensor.set(Attribute.TENSOR_ALIGNMENT, Type.INT64, ALIGNED_BYTES)
         return tensor.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, virtual).finalized()
 
     def _pointwise(
