@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any, cast
 
@@ -213,6 +214,22 @@ def test_a_pass_whose_capture_is_refused_is_timed_eagerly_behind_a_spin_and_not_
     assert placed[0].passes_ms == pytest.approx([2.0] * 2)
     assert len(tried) == 1
     assert notes == ["passes are timed eagerly: the pass cannot be captured as a CUDA graph: operation not permitted"]
+
+
+def test_an_algorithm_that_cannot_be_captured_in_a_model_that_can_is_an_error_and_not_timed_eagerly(
+    gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(bench.placement, "moved", lambda model, given, place: contextlib.nullcontext(given))
+    made = on_gpu(Steps(gpu), [])
+    made._device = torch.device("cuda")
+    made.reference_us = 2.0  # as of a calibration that captured the model
+    monkeypatch.setattr(bench.graphs, "capture", refuse)
+    with pytest.raises(NotCapturableError):
+        made.layer_times_ms(GIVEN)
+    assert made._refused is None
+    made.reference_us = None  # it did not: the model is timed eagerly then
+    made._layer_times(GIVEN, samples=2)
+    assert made._refused is not None
 
 
 def test_another_size_is_asked_anew_whether_it_can_be_captured(gpu: fakes.Gpu):
