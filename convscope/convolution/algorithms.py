@@ -19,7 +19,7 @@ FALLBACK = "implicit precomp gemm"
 GRAPH = "cudnn graph"
 """The provider of plans of cuDNN's graph API."""
 PLAN = "plan:"
-"""What the name of a plan begins with: "plan:38:k2=8,k13=1" is an engine with the values of its knobs."""
+"""Begins the name of a plan: "plan:38:k2=8,k13=1" is an engine with the values of its knobs."""
 PLAN_PATTERN = f"{PLAN}ENGINE[:kN=VALUE,…]"
 
 # From cuDNN's API reference (cudnnConvolutionForward), confirmed by asking cuDNN 9.19 on an H200.

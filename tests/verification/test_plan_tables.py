@@ -1,0 +1,153 @@
+"""Tables and text of the atlas of plans, and a study that stops and goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fakes import ENVIRONMENT, run
+from fakes.racing import LAYERS, OnPaper, known, offer, shapes
+
+from convscope import failures
+from convscope.errors import InputError
+from convscope.profiling.request import Run
+from convscope.verification import plan_report, plans, study
+from convscope.verification.candidates import HEURISTIC
+from convscope.verification.plans import KnownPlan, Race, Shape
+from convscope.verification.request import PLANS, make_verification
+from convscope.verification.rows import PlanTimeRow
+from convscope.verification.study import VerificationStudy, plans_text
+
+
+@pytest.fixture(autouse=True)
+def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "device_fault", lambda device: None)
+
+
+def rows_of(race: Race, kernels: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], plans.PlanRow]:
+    for shape in race.shapes:
+        for plan in shape.plans:
+            plan.kernels = kernels.get(plan.name)
+        shape.kernels |= {name: kernels[name] for name in plans.CHOOSERS if name in kernels}
+    found = plans.rows(run(device="cuda:0", input_sizes=(224,)), ENVIRONMENT, race.shapes)
+    return {(row.layer, row.candidate): row for row in found}
+
+
+def test_each_plan_has_a_row_with_its_regret_and_whose_kernels_it_shares():
+    race = OnPaper([*shapes()[:1], Shape((LAYERS[1],), (*known(0, 5), KnownPlan(offer(7), "refused", "no")))])
+    race.round(0)
+    race.round(1)
+    found = rows_of(
+        race, {"plan:0": {"implicit_gemm a": 1}, "plan:1": {"implicit_gemm b": 1}, HEURISTIC: {"implicit_gemm a": 1}}
+    )
+    fast, torchs = found["one", "plan:1"], found["one", HEURISTIC]
+    assert (fast.is_fastest, fast.regret_us, fast.rounds, fast.layers) == (True, 0.0, 2, 2)
+    assert fast.regret_ci99_us is None
+    assert (fast.engine, fast.rank_a, fast.rank_b, fast.workspace_bytes, fast.outcome) == (1, 1, None, 64, "ok")
+    assert torchs.regret_us == pytest.approx(1.005 * 2000 - 1.005 * 600)
+    assert torchs.regret_ci99_us == pytest.approx(14.0 / 2 * 381.97, rel=1e-4)  # Student's t, 1 - 0.01 / 6
+    once = found["one", "plan:0"]
+    assert (once.rounds, once.regret_us, once.regret_ci99_us) == (1, pytest.approx(2000.0 - 600.0), None)
+    assert (torchs.same_kernels_as, torchs.engine, torchs.is_fastest) == ("plan:0", None, False)
+    assert found["one", "plan:0"].same_kernels_as is None
+    refused = found["two", "plan:7"]
+    assert (refused.outcome, refused.reason, refused.mean_ms, refused.rounds, refused.regret_us) == (
+        "refused",
+        "no",
+        None,
+        0,
+        None,
+    )
+    assert (refused.in_channels, refused.out_channels, refused.kernel_size) == (64, 128, "3x3")
+    assert list(dict.fromkeys(layer for layer, _ in found)) == ["one", "two"]
+    assert next(name for of, name in found if of == "one") == "plan:1"
+
+
+def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
+    race = OnPaper(shapes())
+    race.round(0)
+    race.round(1)
+    race.shapes[0].plans[0].outcome, race.shapes[0].plans[0].reason = "wrong", "relative error 1, tolerance 1e-06"
+    rows = [*rows_of(race, {"plan:0": {"implicit_gemm": 1}, HEURISTIC: {"implicit_gemm": 1}}).values()]
+    text = plan_report.plans_report(rows, {}).splitlines()
+    assert text[0].split()[:6] == ["layer", "calls", "shape", "plans", "µs", "fastest"]
+    assert text[1].split()[:7] == ["one", "2", "64-64", "3x3/1x1", "56", "2/3", "603.0"]
+    assert "+1407.0" in text[1]
+    assert text[1].endswith("plan:0")
+    assert text[2].split()[-4:] == ["+603.0", "(tie)", "-", "plan:0"]  # the rounds differ by as much
+    assert text[3] == "plans: 4 ok, 1 wrong"
+    assert text[4] == "plan:0 of one is wrong: relative error 1, tolerance 1e-06"
+
+
+@pytest.fixture
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have a study of the CPU find a plan for each layer, which PyTorch runs; return the rounds that it measures."""
+    measured: list[int] = []
+
+    def shapes_of(subject: Any, note: object) -> list[Shape]:
+        return [Shape((each,), known(0, 1)) for each in subject.layers]
+
+    round_of = Race.round
+
+    def counted(self: Race, place: int) -> None:
+        measured.append(place)
+        round_of(self, place)
+
+    monkeypatch.setattr(plans, "shapes_of", shapes_of)
+    monkeypatch.setattr(Race, "run", lambda self, name, work: work())
+    monkeypatch.setattr(Race, "leave_out_slow", lambda self: None)
+    monkeypatch.setattr(Race, "trace", lambda self: None)
+    monkeypatch.setattr(Race, "round", counted)
+    return measured
+
+
+def made_study(budget_s: float | None, noted: list[str]) -> VerificationStudy:
+    from profiler import CUDALayerTimer, PowerMonitor
+
+    request: Run = make_verification("torchvision:squeezenet1_1", "torch", 48, device="cpu", question=PLANS, rounds=4)
+    return VerificationStudy(request, PowerMonitor(), CUDALayerTimer, noted.append, budget_s)  # type: ignore[arg-type]
+
+
+def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cpu: list[int]):
+    noted: list[str] = []
+    store = made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
+    assert on_a_cpu == [0, 1]
+    assert noted[-1] == "the time is up after 2 of 4 rounds: the same command goes on, without --overwrite"
+    assert (store.read_run() or {})["ended_utc"] is None
+    assert {row.rounds for row in store.objects("plans")["plans"] if row.is_fastest} == {2}
+    made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
+    assert on_a_cpu == [0, 1, 2]  # a start measures one round at least
+    store = made_study(None, noted).measure(tmp_path / "plans", overwrite=False)
+    assert on_a_cpu == [0, 1, 2, 3]
+    assert (store.read_run() or {})["ended_utc"]
+    rows = store.objects("plans", "passes", "plan_times")
+    assert {row.rounds for row in rows["plans"] if row.is_fastest} == {4}
+    assert {row.round for row in rows["plan_times"]} == {0, 1, 2, 3}
+    assert len(rows["passes"]) == 4
+    text, agrees = plans_text(store)
+    assert agrees
+    assert text.splitlines()[-1].startswith(("keep PyTorch's choice", "choosing layer by layer"))
+    made_study(None, noted).measure(tmp_path / "plans", overwrite=False)
+    assert on_a_cpu == [0, 1, 2, 3]
+    assert "nothing measured" in noted[-1]
+
+
+def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
+    tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(plans, "shapes_of", lambda subject, note: [])
+    with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
+        made_study(None, []).measure(tmp_path / "plans", overwrite=False)
+    assert not [*(tmp_path / "plans").glob("*.csv")]
+
+
+def test_another_card_may_not_go_on_with_the_rounds_of_the_first():
+    assert "gpu_uuid" not in study.SCHEMAS[PLANS].free
+    assert {"gpu_uuid", "start"} <= {column.name for column in dataclasses.fields(PlanTimeRow)}
+
+
+def test_the_questions_have_a_schema_and_a_text_each():
+    assert set(study.SCHEMAS) == set(study.TEXTS) == {"support", "choice", "plans"}

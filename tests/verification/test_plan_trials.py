@@ -1,0 +1,141 @@
+"""Trials of plans: real offers of cuDNN for an H200 that is described, and what becomes of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fakes import layer, run
+from fakes.racing import LAYERS, SQUARE, WIDE
+from fakes.swapping import subject_on
+
+from convscope import failures
+from convscope.convolution import backends
+from convscope.convolution.layer import Layer
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
+from convscope.cudnn.shape import Convolution
+from convscope.errors import DeviceFaultError, NotSupportedError
+from convscope.verification import plans, trial
+from convscope.verification.plans import Shape
+
+OUTCOMES = (trial.OK, trial.REFUSED, trial.LESS_PRECISE)
+
+
+@pytest.fixture(autouse=True)
+def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(failures, "device_fault", lambda device: None)
+
+
+class Operator:
+    """The operator of an H200 that is described: it offers what cuDNN offers there, and refuses one engine."""
+
+    refused: int
+
+    def offers(self, convolution: Convolution, device: torch.device) -> list[Offer]:
+        with Offers(convolution) as offers:
+            return offers.plans()
+
+    def build(self, each: Layer, name: str, device: torch.device, dtype: str) -> None:
+        if name.startswith(f"plan:{self.refused}:") or name == f"plan:{self.refused}":
+            raise NotSupportedError("finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED\nmore")
+
+
+class Trial:
+    """A trial in which every plan errs by what is given."""
+
+    errs: float | Exception = 1e-8
+
+    def __init__(self, each: Layer, device: torch.device, dtype: str) -> None:
+        self.layer, self.device, self.dtype = each, device, dtype
+
+    def error(self, name: str) -> float:
+        if isinstance(self.errs, Exception):
+            raise self.errs
+        return self.errs
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
+    made = Operator()
+    with Offers(LAYERS[0].convolution("float32", "fp32")) as offers:
+        made.refused = offers.plans()[-1].plan.engine
+    monkeypatch.setattr(trial, "cuda_operator", lambda: made)
+    monkeypatch.setattr(trial, "Trial", Trial)
+    monkeypatch.setattr(trial, "release", lambda device: None)
+    return made
+
+
+def asked(*layers: Layer) -> list[Shape]:
+    subject = dataclasses.replace(run(device="cuda:0", math="fp32"))
+    made = subject_on("cuda", layers)
+    made.run = subject
+    with backends.math("fp32"):
+        return plans.shapes_of(made, pytest.fail)
+
+
+def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_is_marked(operator: Operator):
+    first, second = asked(*LAYERS)
+    assert [each.name for each in first.layers] == ["one", "three"]
+    assert [each.name for each in second.layers] == ["two"]
+    found = {outcome: [plan for plan in first.plans if plan.outcome == outcome] for outcome in OUTCOMES}
+    assert sum(map(len, found.values())) == len(first.plans) > 20
+    assert all(found.values())
+    assert {plan.reason for plan in found[trial.REFUSED]} == {"finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
+    less = {"uses TF32, which is forbidden", "computes float32 in 16 bits"}
+    assert {plan.reason for plan in found[trial.LESS_PRECISE]} <= less
+    assert all(DOWN_CONVERTS not in plan.offer.numerical_notes for plan in found[trial.OK])
+    assert all(plan.build_ms is not None for plan in found[trial.OK])
+    assert {plan.relative_error for plan in found[trial.OK]} == {1e-8}
+
+
+def test_a_plan_beyond_its_tolerance_is_wrong_and_no_rival(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Trial, "errs", 1e-2)
+    (shape,) = asked(LAYERS[1])
+    assert {plan.outcome for plan in shape.plans} >= {"wrong"}
+    assert trial.OK not in {plan.outcome for plan in shape.plans}
+    assert shape.rivals() == []
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room\nat all"), NotSupportedError("no room")])
+def test_a_plan_that_fails_in_its_trial_is_refused_and_the_next_is_tried(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    monkeypatch.setattr(Trial, "errs", error)
+    (shape,) = asked(LAYERS[1])
+    reasons = {plan.reason for plan in shape.plans if plan.outcome == trial.REFUSED}
+    assert reasons == {"no room", "finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
+
+
+def test_a_plan_that_loses_the_gpu_is_named(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    def lost(error: Exception, device: torch.device) -> None:
+        raise DeviceFaultError("the GPU is lost")
+
+    monkeypatch.setattr(Trial, "errs", RuntimeError("misaligned address"))
+    monkeypatch.setattr(failures, "of_cell", lost)
+    with pytest.raises(DeviceFaultError, match=r"^plan:\d+\S* of two: the GPU is lost"):
+        asked(LAYERS[1])
+
+
+def test_a_shape_that_cannot_be_tried_is_left_to_pytorch(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    def full(self: object, *given: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(Trial, "__init__", full)
+    made, noted = subject_on("cuda", (LAYERS[1],)), []
+    made.run = run(device="cuda:0", math="fp32")
+    assert plans.shapes_of(made, noted.append) == []
+    assert noted == ["two is left to PyTorch: no room"]
+
+
+def test_what_no_plan_can_replace_is_left_to_pytorch_with_a_note(operator: Operator):
+    odd = layer(name="odd", position=0, padding_mode="reflect", **SQUARE)
+    twice = (layer(name="twice", position=1, **SQUARE), layer(name="twice", position=2, **WIDE))
+    subject, noted = subject_on("cuda", (odd, *twice)), []
+    subject.run = run(device="cuda:0", math="fp32")
+    assert plans.shapes_of(subject, noted.append) == []
+    assert noted == [
+        "odd is left to PyTorch: heuristic a pads with zeros only, not 'reflect'",
+        *["twice is left to PyTorch: it is called at several shapes"] * 2,
+    ]
