@@ -25,6 +25,7 @@ BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
     "pinning": {"storage", "cli", "profiling.judgement", "verification.rows"},
+    "pinning.pinned": {*LAYERS, "pinning"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
@@ -35,7 +36,7 @@ NARROWER = {
 }
 WITHOUT_TORCH = (
     *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
-    *("pinning", "convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
+    *("pinning.command", "convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
 )
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")

@@ -1,0 +1,172 @@
+"""Plans put into a PyTorch model: `convscope.pin(model, "plans.json")`.
+
+A pinned layer runs its plan for inputs of the size, type and batch that the plan was measured for, and PyTorch's own
+convolution, with a warning, for others. It is an operator of its own, so that graphs capture and `torch.compile` traces
+it. There is no gradient of it: where one is wanted PyTorch computes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from convscope.convolution import backends, models
+from convscope.convolution.operator import ZEROS, cuda_operator
+from convscope.cudnn import library
+from convscope.cudnn.shape import dimensions, output_extents
+from convscope.errors import InputError, NotSupportedError
+from convscope.pinning import document
+from convscope.pinning.document import TORCH, Pin, Pins
+
+Tell = Callable[[str], None]
+
+
+class PinWarning(UserWarning):
+    """A layer, or a model, runs as PyTorch runs it: its plan is of another stack or shape."""
+
+
+@torch.library.custom_op("convscope::planned_conv2d", mutates_args=(), device_types="cuda")
+def planned_conv2d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: list[int], stride: list[int],
+    dilation: list[int], groups: int, algorithm: str, layout: str,
+) -> torch.Tensor:  # fmt: skip
+    """Convolve N × C × H × W with a plan, in a layout; errors as `CudaOperator.forward`."""
+    with backends.settings(layout=layout):
+        sizes = padding[0], padding[1], stride[0], stride[1], dilation[0], dilation[1]
+        return cuda_operator().forward(x, weight, bias, *sizes, ZEROS, groups, algorithm)
+
+
+@planned_conv2d.register_fake
+def _(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: list[int], stride: list[int],
+    dilation: list[int], groups: int, algorithm: str, layout: str,
+) -> torch.Tensor:  # fmt: skip
+    extents = output_extents(x.shape[-2:], weight.shape[-2:], padding, stride, dilation)
+    size = x.shape[0], weight.shape[0], *extents
+    return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=backends.LAYOUTS[layout])
+
+
+class PinnedConv2d(nn.Module):
+    """A convolution that runs one plan for one shape, and the `original` for others.
+
+    Args:
+        tell: called with the reason, once, where the original runs instead.
+    """
+
+    def __init__(self, original: nn.Conv2d, pin: Pin, batch_size: int, dtype: str, layout: str, tell: Tell) -> None:
+        super().__init__()
+        self.original, self._tell, self._told = original, tell, False
+        self.algorithm, self._layout = pin.algorithm, layout
+        size = batch_size, original.in_channels, pin.shape["in_height_px"], pin.shape["in_width_px"]
+        self._size, self._dtype = torch.Size(size), getattr(torch, dtype)
+        self._options = [*map(list, (original.padding, original.stride, original.dilation))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Convolve N × C × H × W."""
+        if why := self._why_not(x):
+            return self._by_pytorch(x, why)
+        weight, bias, groups = self.original.weight, self.original.bias, self.original.groups
+        try:
+            y: torch.Tensor = planned_conv2d(x, weight, bias, *self._options, groups, self.algorithm, self._layout)
+        except NotSupportedError as refused:
+            return self._by_pytorch(x, str(refused))
+        return y
+
+    def _why_not(self, x: torch.Tensor) -> str | None:
+        if x.shape != self._size or x.dtype != self._dtype:
+            pinned = f"{dimensions(self._size)} in {self._dtype}"
+            return f"it was pinned for {pinned}, and the input is {dimensions(x.shape)} in {x.dtype}"
+        if torch.is_grad_enabled() and (x.requires_grad or self.original.weight.requires_grad):
+            return "a plan has no gradient: run it under torch.inference_mode()"
+        return None if _is_on_gpu(x) else f"the input is on {x.device}"
+
+    def _by_pytorch(self, x: torch.Tensor, why: str) -> torch.Tensor:
+        if not self._told:
+            self._told = True
+            self._tell(f"{self.algorithm} is left to PyTorch: {why}")
+        output: torch.Tensor = self.original(x)
+        return output
+
+
+def pin(model: nn.Module, plans: Pins | Path | str, *, strict: bool = False) -> nn.Module:
+    """Have a model on a GPU run the plans of a document in place of PyTorch's choices.
+
+    The model is changed in place and returned; its weights are shared. `unpin` brings its own modules back.
+
+    Args:
+        plans: a document, or the file of one, as `python -m convscope plans export` writes it.
+        strict: what is not as it was measured is an InputError; else a PinWarning, and PyTorch runs it.
+
+    Raises:
+        InputError: the file is no document of plans; with `strict`, also another GPU or cuDNN, a layer that is not
+            there or is another, and at a call an input of another shape.
+    """
+    pins = plans if isinstance(plans, Pins) else document.read(Path(plans))
+
+    def tell(line: str) -> None:
+        if strict:
+            raise InputError(line)
+        warnings.warn(line, PinWarning, stacklevel=3)
+
+    unpin(model)
+    if why := _other_stack(model, pins):
+        tell(f"no layer is pinned: {why}; export plans of this one")
+        return model
+    settings = pins.settings
+    for each in pins.layers:
+        module = dict(model.named_modules()).get(each.layer)
+        if each.algorithm == TORCH:
+            continue
+        if why := _other_layer(module, each):
+            tell(f"{each.layer} is left to PyTorch: {why}")
+        elif isinstance(module, nn.Conv2d):
+            given = settings["batch_size"], settings["dtype"], settings["layout"], tell
+            models.set_module(model, each.layer, PinnedConv2d(module, each, *given))
+    return model
+
+
+def unpin(model: nn.Module) -> nn.Module:
+    """Bring the own modules of a pinned model back; return it."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, PinnedConv2d):
+            models.set_module(model, name, module.original)
+    return model
+
+
+def _other_stack(model: nn.Module, pins: Pins) -> str | None:
+    """Return what sets this GPU and cuDNN apart from those of a document, None for nothing."""
+    device = _device_of(model)
+    if device.type != "cuda":
+        return f"the model is on {device}, and its plans are of {pins.stack['gpu_name']}"
+    here = {"gpu_name": torch.cuda.get_device_name(device), "cudnn": library.version()}
+    others = [f"{name} is {here[name]}, and was {pins.stack[name]}" for name in here if here[name] != pins.stack[name]]
+    return "; ".join(others) or None
+
+
+def _other_layer(module: nn.Module | None, pin: Pin) -> str | None:
+    """Return what sets a module apart from the layer of a document, None for nothing."""
+    if not isinstance(module, nn.Conv2d):
+        return "there is no nn.Conv2d of this name" if module is None else f"it is a {type(module).__name__}"
+    if peculiar := models.peculiarity(module):
+        return peculiar
+    if isinstance(module.padding, str) or module.padding_mode != "zeros":
+        return "its padding is no number of zeros"
+    sizes = {
+        "in_channels": module.in_channels, "out_channels": module.out_channels, "groups": module.groups,
+        "kernel_size": dimensions(module.kernel_size), "stride": dimensions(module.stride),
+        "padding": dimensions(module.padding), "dilation": dimensions(module.dilation),
+    }  # fmt: skip
+    others = (f"its {name} is {size}, not {pin.shape[name]}" for name, size in sizes.items() if size != pin.shape[name])
+    return next(others, None)
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _is_on_gpu(x: torch.Tensor) -> bool:
+    return x.is_cuda

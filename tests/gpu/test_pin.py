@@ -1,0 +1,98 @@
+"""Plans pinned in a PyTorch model on a GPU: eager, in a graph, compiled; and from an atlas to a pinned model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import convscope
+import run_verify
+from convscope import __main__ as program
+from convscope.convolution import backends, models
+from convscope.convolution.operator import cuda_operator
+from convscope.convolution.reference import relative_distance
+from convscope.cudnn import library
+from convscope.pinning.document import SETTINGS, Pin, Pins
+from convscope.pinning.pinned import PinnedConv2d
+from convscope.timing import graphs, trace
+
+
+class Pair(nn.Module):
+    """Two convolutions with a ReLU between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(32, 64, 3, padding=1), nn.Conv2d(64, 64, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(self.one(x).relu())
+
+
+def pins_of(model: nn.Module, x: torch.Tensor, dtype: str, layout: str, place: int) -> Pins:
+    """Return for each convolution the plan at this place of all that cuDNN offers for it."""
+    found = []
+    for layer in models.followed("pair", model, tuple(x.shape)):
+        shape = layer.convolution(dtype, "tf32", layout)
+        offers = [each for each in cuda_operator().offers(shape, x.device) if not each.why_not_comparable(shape)]
+        sizes = layer.columns()
+        found.append(Pin(layer.name, f"plan:{offers[place % len(offers)].plan}", sizes, {}, {}))
+    settings = dict.fromkeys(SETTINGS) | {"batch_size": len(x), "dtype": dtype, "layout": layout}
+    stack = {"gpu_name": torch.cuda.get_device_name(), "driver": "", "cudnn": library.version()}
+    return Pins(settings, stack, None, found)
+
+
+@pytest.mark.parametrize("place", [0, 1, 5])
+@pytest.mark.parametrize(("dtype", "layout", "most"), [("float32", "nchw", 2e-3), ("float16", "nhwc", 3e-3)])
+def test_a_pinned_model_is_right_eager_in_a_graph_and_compiled(dtype: str, layout: str, most: float, place: int):
+    torch.manual_seed(0)
+    memory = backends.LAYOUTS[layout]
+    model = Pair().cuda().to(getattr(torch, dtype), memory_format=memory).eval()
+    x = torch.randn(4, 32, 20, 24, device="cuda").to(getattr(torch, dtype)).contiguous(memory_format=memory)
+    with torch.inference_mode():
+        exact = Pair().cuda().double()
+        exact.load_state_dict(model.state_dict())
+        truth = exact(x.double())
+        convscope.pin(model, pins_of(model, x, dtype, layout, place), strict=True)
+        assert sum(isinstance(module, PinnedConv2d) for module in model.modules()) == 2
+        assert relative_distance(model(x), truth) < most
+        output = torch.empty_like(truth, dtype=x.dtype)
+        with graphs.capture(lambda: output.copy_(model(x))) as captured:
+            captured.replay()
+            torch.cuda.synchronize()
+        assert relative_distance(output, truth) < most
+        compiled = torch.compile(model, fullgraph=True)
+        assert relative_distance(compiled(x), truth) < most
+        convscope.unpin(model)
+        assert not any(isinstance(module, PinnedConv2d) for module in model.modules())
+
+
+def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["--model", "alexnet", "--plans", "--rounds", "3", "--output-dir", str(tmp_path)]
+    assert run_verify.main(arguments) == 0
+    (folder,) = tmp_path.iterdir()
+    plans = pd.read_csv(folder / "plans.csv")
+    offered = plans[plans["engine"].notna()]
+    assert plans["layer"].nunique() == 5
+    assert (offered.groupby("layer")["candidate"].count() > 3).all()
+    assert set(offered["outcome"]) <= {"ok", "less precise", "refused", "far too slow"}
+    timed = offered[offered["rounds"] >= 2]
+    assert set(timed["layer"]) == set(plans["layer"])
+    assert (plans[plans["is_fastest"]].groupby("layer").size() == 1).all()
+    torchs = plans[plans["candidate"] == "torch"]
+    assert torchs["same_kernels_as"].notna().all()  # PyTorch's pick is one of the plans
+    assert program.main(["plans", "export", str(folder)]) == 0
+    assert program.main(["plans", "diff", str(folder), str(folder / "plans.json")]) == 0
+    model = models.build("alexnet").cuda().eval()
+    x = torch.randn(1, 3, 224, 224, device="cuda")
+    with torch.inference_mode():
+        expected = model(x)
+        convscope.pin(model, folder / "plans.json", strict=True)
+        assert relative_distance(model(x).double(), expected.double()) < 1e-2
+        trace.start_cupti()
+        kernels = trace.record_each([lambda: model(x)])[0].kernels
+    assert kernels
+    assert sum(isinstance(module, PinnedConv2d) for module in model.modules()) == 5
