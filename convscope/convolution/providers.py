@@ -7,6 +7,7 @@ study use the same plans.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,13 +36,20 @@ class Execution:
     """The computation that really ran: the algorithm's name, the library, and its workspace.
 
     `copied_input_bytes` is the size of input and weight if they lay otherwise than the library reads them and were
-    copied in the call, 0 where they were not, None where PyTorch ran the layer: it does not say.
+    copied in the call, 0 where they were not, None where PyTorch ran the layer: it does not say. `transforms` says that
+    a plan is Winograd's algorithm, by cuDNN's own note.
     """
 
     algorithm: str
     provider: str
     workspace_bytes: int | None = None
     copied_input_bytes: int | None = None
+    transforms: bool = False
+
+    @property
+    def arithmetic(self) -> str:
+        """The algorithm whose errors are to be expected of the result."""
+        return "winograd" if self.transforms else self.algorithm
 
 
 class Plan(Protocol):
@@ -225,11 +233,13 @@ class GraphProvider:
         handles = self._cudnn.handles(device)
         offers = Offers(shape, self._properties_of(device))
         try:
-            call = _built(offers, _offered(offers, algorithm, self._MODES), shape)
+            call, transforms = _built(offers, _offered(offers, algorithm, self._MODES), shape)
         except Exception:
             offers.close()
             raise
-        return GraphPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+        plan = GraphPlan(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+        plan.execution = dataclasses.replace(plan.execution, transforms=transforms)
+        return plan
 
     def offers(self, shape: Convolution, device: torch.device) -> list[Offer]:
         """Return every plan that cuDNN offers on a device, the current one."""
@@ -253,8 +263,11 @@ def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> list[
     return [] if named is None else [offers.offer(named)]
 
 
-def _built(offers: Offers, offered: Sequence[Offer], shape: Convolution) -> ExecutablePlan:
-    """Build the first plan that is exact enough and that cuDNN builds; it owns the offers then."""
+def _built(offers: Offers, offered: Sequence[Offer], shape: Convolution) -> tuple[ExecutablePlan, bool]:
+    """Build the first plan that is exact enough and that cuDNN builds, and tell whether it is Winograd's algorithm.
+
+    The plan owns the offers then.
+    """
     refusals: list[str] = []
     for offer in offered:
         if reason := offer.why_not_comparable(shape):
@@ -266,7 +279,7 @@ def _built(offers: Offers, offered: Sequence[Offer], shape: Convolution) -> Exec
             refusals.append(str(refused))
         else:
             plan.own(offers)
-            return plan
+            return plan, offer.transforms
     raise NotSupportedError(refusals[0] if refusals else "it has no plan for such a convolution")
 
 

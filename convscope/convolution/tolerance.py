@@ -10,7 +10,6 @@ from __future__ import annotations
 import math as mathematics
 from collections.abc import Iterable
 
-from convscope.convolution import algorithms
 from convscope.convolution.layer import Layer
 
 WRONG = "wrong"
@@ -30,10 +29,9 @@ _WINOGRAD_GROWTH = {3: 8.0, 5: 1024.0}
 def fp32_tolerance(layer: Layer, algorithm: str) -> float:
     """Return the largest error to be expected of a layer that multiplies and adds in float32.
 
-    PyTorch ("torch"), and a plan of cuDNN's graph API, may be Winograd's algorithm where the stride is 1.
+    PyTorch ("torch") may choose Winograd's algorithm where the stride is 1, and does so on older cards.
     """
-    unsaid = algorithm == "torch" or algorithm.startswith(algorithms.PLAN)
-    may_transform = algorithm.startswith("winograd") or (unsaid and set(layer.stride) == {1})
+    may_transform = algorithm.startswith("winograd") or (algorithm == "torch" and set(layer.stride) == {1})
     growth = _WINOGRAD_GROWTH.get(max(layer.kernel), 1.0) if may_transform else 1.0
     return UNIT_ROUNDOFF["fp32"] * (growth * _FIXED + _GROWING * mathematics.sqrt(layer.terms))
 

@@ -179,7 +179,7 @@ def _layer_row(
     reason = assigned.reasons.get(layer.name)
     skipped = reason is not None and run.unsupported == "skip"
     timed = () if skipped else (times, traced)
-    allowed = tolerance.tolerance(layer, observed.execution.algorithm, run.math, run.dtype)
+    allowed = tolerance.tolerance(layer, observed.execution.arithmetic, run.math, run.dtype)
     wrong = tolerance.why_wrong(observed.relative_error, allowed)
     reasons = wrong, reason, alone.reason if alone and not reason else None, observed.unchecked
     return fill(

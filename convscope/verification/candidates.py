@@ -104,7 +104,7 @@ class CandidateSwap(AssignmentSwap):
         for name, usable in self.usable.items():
             observations = self.run(name, partial(observe, model, inputs, check_errors=True))
             for index, (layer, seen) in enumerate(zip(self._subject.layers, observations, strict=True)):
-                allowed = tolerance.tolerance(layer, seen.execution.algorithm, run.math, run.dtype)
+                allowed = tolerance.tolerance(layer, seen.execution.arithmetic, run.math, run.dtype)
                 if usable[index] and (reason := tolerance.why_wrong(seen.relative_error, allowed)):
                     usable[index] = False
                     self._note(f"{name} is wrong for {layer.name} and left out there: {reason}")

@@ -70,7 +70,8 @@ class LayerEvidence:
 
     def tolerance(self, math_mode: str, dtype: str = "float32") -> float:
         """Return the largest error to be expected in this math mode, "fp32" or "tf32", and data type."""
-        return tolerance.tolerance(self.layer, self.algorithm, math_mode, dtype)
+        judged = self.ran.arithmetic if self.ran.transforms else self.algorithm
+        return tolerance.tolerance(self.layer, judged, math_mode, dtype)
 
 
 @dataclass(frozen=True)

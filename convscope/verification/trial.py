@@ -125,8 +125,9 @@ def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
     except Exception as error:
         reason = failure_of(error, device, f"{known.name} of {layer.name}").reason
         return dataclasses.replace(known, outcome=REFUSED, reason=reason)
-    transforms = any("winograd" in each for each in known.offer.numerical_notes)
-    allowed = tolerance.tolerance(layer, "winograd" if transforms else "", described(layer, dtype).math, dtype)
+    allowed = tolerance.tolerance(
+        layer, "winograd" if known.offer.transforms else "", described(layer, dtype).math, dtype
+    )
     if wrong := tolerance.why_wrong(known.relative_error, allowed):
         return dataclasses.replace(known, outcome=tolerance.WRONG, reason=wrong)
     return known

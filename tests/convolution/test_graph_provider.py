@@ -14,7 +14,7 @@ from convscope.convolution.providers import CudnnPlan, CudnnProvider, GraphPlan,
 from convscope.cudnn import legacy
 from convscope.cudnn.graph import backend, devices
 from convscope.cudnn.graph.backend import Descriptor, Scope
-from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offers, Plan
+from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offer, Offers, Plan
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 
@@ -136,6 +136,24 @@ def test_a_plan_gets_addresses_that_are_multiples_of_16(layout: str, offset: int
     assert torch.equal(filters, weight)
     assert given.is_contiguous(memory_format=memory)
     assert filters.is_contiguous(memory_format=memory)
+
+
+def test_a_plan_that_cudnn_notes_as_winograds_is_judged_as_such(
+    provider: GraphProvider, monkeypatch: pytest.MonkeyPatch
+):
+    plan = provider.plan("heuristic a", TF32, CPU)
+    assert plan.execution.arithmetic == plan.execution.algorithm
+    plan.close()
+    offered = Offers.plans
+
+    def noted(self: Offers, modes: tuple[Mode, ...]) -> list[Offer]:
+        return [dataclasses.replace(each, numerical_notes=("winograd 4x4",)) for each in offered(self, modes)]
+
+    monkeypatch.setattr(Offers, "plans", noted)
+    plan = provider.plan("heuristic a", TF32, CPU)
+    assert plan.execution.algorithm.startswith("plan:")
+    assert plan.execution.arithmetic == "winograd"
+    plan.close()
 
 
 def test_what_is_refused_leaves_no_descriptor(provider: GraphProvider, monkeypatch: pytest.MonkeyPatch):

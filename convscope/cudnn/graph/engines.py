@@ -24,6 +24,7 @@ NUMERICAL_NOTES = (
 )
 """By their numbers (`cudnnBackendNumericalNote_t`)."""
 TENSOR_CORE, DOWN_CONVERTS = NUMERICAL_NOTES[:2]
+WINOGRAD = NUMERICAL_NOTES[5]
 BEHAVIOR_NOTES = (
     *("compiled at run time", "reorders int8 filters", "reorders int8 bias", "native CUDA graph", "calls cuBLASLt"),
 )
@@ -85,6 +86,11 @@ class Offer:
     numerical_notes: tuple[str, ...]
     behavior_notes: tuple[str, ...]
     workspace_bytes: int
+
+    @property
+    def transforms(self) -> bool:
+        """True where cuDNN notes that it is Winograd's algorithm, whose errors are larger."""
+        return any(WINOGRAD in note for note in self.numerical_notes)
 
     def why_not_comparable(self, convolution: Convolution) -> str | None:
         """Return why the plan computes in less than what is asked for, None where it does not; PyTorch has the rule."""
