@@ -1,4 +1,4 @@
-"""A training study: what can be asked, what a cell gives, and what becomes of one that fails."""
+"""A training study: what a cell gives, and what becomes of one that fails."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import fakes
 import pytest
 import torch
+from fakes.trainings import SMALL, asked
 from triton.runtime.errors import OutOfResources
 
 from convscope.convolution import swap
@@ -20,21 +21,14 @@ from convscope.storage.store import Store
 from convscope.timing.hooks import convolution_modules
 from convscope.training import datasets, report
 from convscope.training import study as training_study
-from convscope.training.request import Training, check, folder_name
+from convscope.training.request import Training
 from convscope.training.rows import SCHEMA, TrainingKey
 from convscope.training.study import TrainingStudy
 from convscope.training.trainer import Epoch, Trained, Trainer
 from profiler import PowerMonitor
 
 CPU = torch.device("cpu")
-SMALL = "torchvision:squeezenet1_1"
-ASKED = Training(models=(SMALL,), batch_sizes=(4,), gpu="cpu", stem="imagenet", math="fp32", dataset="synthetic",
-                 skipped_steps=1, max_steps=3)  # fmt: skip
 NOISE = datasets.Images(None, None)
-
-
-def asked(**changes) -> Training:
-    return check(dataclasses.replace(ASKED, **changes))
 
 
 class Meter:
@@ -72,37 +66,6 @@ def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingSt
     made.store.missing(made.training, fakes.ENVIRONMENT, [])
     made.store.begin(made.training, fakes.ENVIRONMENT, ["x"])
     return made
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"models": ("resnet19",)}, "unknown model 'resnet19'"),
-        ({"models": ("vgg16",), "stem": "cifar"}, "vgg16 is no ResNet and has no cifar stem: say --stem imagenet"),
-        ({"batch_sizes": (4, 0)}, "--batch-size 0: it must be at least 1"),
-        ({"epochs": 0}, "--epochs 0"),
-        ({"learning_rate": float("nan")}, "--learning-rate must be a number above 0"),
-        ({"max_steps": 1}, "--max-steps 1: the first 1 steps are not counted"),
-        ({"dataset": "digits", "classes": 9}, "--num-classes 9: digits has 10"),
-        ({"algorithm": "gemm"}, "gemm needs a CUDA device"),
-        ({"algorithm": "direct", "dtype": "bfloat16"}, "--algorithm direct trains in float32 and without --compile"),
-        ({"algorithm": "direct", "compiled": True}, "--algorithm direct trains in float32 and without --compile"),
-        ({"profile_memory": True}, "--profile-memory is a part of the trace"),
-        ({"workers": 100_000}, "--num-workers 100000: at most "),
-        ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),
-        ({"image_size_px": 10**6}, "--batch-size 4: so many 1000000×1000000 images have more than 1e+12 pixels"),
-    ],
-)
-def test_what_cannot_be_asked_is_one_line(changes: dict, said: str):
-    with pytest.raises(InputError) as raised:
-        asked(**changes)
-    assert said in str(raised.value)
-    assert "\n" not in str(raised.value)
-
-
-def test_resnets_go_by_their_short_names_and_others_by_torchvision():
-    names = asked(models=("ResNet18", "resnet50", "torchvision:mobilenet_v2")).models
-    assert names == ("torchvision:resnet18", "resnet50", "torchvision:mobilenet_v2")
 
 
 def own(folder: Path, width: int) -> str:
@@ -396,16 +359,3 @@ def test_how_a_cell_is_measured_makes_it_no_other_and_memory_is_traced_later(tmp
     assert len(after["memory"])
     for name in ("training", "operators"):
         assert after[name].equals(before[name])
-
-
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
-        ({"epochs": 3, "deterministic": True}, "synthetic_torch_cpu_deterministic_epochs-3_max_steps-3_stem-imagenet"),
-        ({"energy": False, "batch_sizes": (8,)}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
-    ],
-)
-def test_cells_of_other_settings_have_another_folder(changes: dict, name: str):
-    found = folder_name(asked(**changes))
-    assert sorted(found.split("_")) == sorted(name.split("_"))
