@@ -24,7 +24,7 @@ BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 # What imports less than all that stands before it; entries with a dot are single modules.
 NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
-    "pinning": {"storage", "cli", "profiling.judgement", "verification.rows"},
+    "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.judgement", "verification.rows"},
     "pinning.pinned": {*LAYERS, "pinning"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,

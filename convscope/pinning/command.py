@@ -1,4 +1,4 @@
-"""`python -m convscope plans export|diff`: plans of an atlas as a document, and two of them side by side."""
+"""`python -m convscope plans export|diff|errata`: plans of an atlas as a document, two side by side, one denied."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 
 from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
-from convscope.pinning import difference, document
+from convscope.convolution.algorithms import PLAN
+from convscope.cudnn.graph.engines import Plan
+from convscope.pinning import difference, document, errata
 from convscope.pinning.difference import Changed
 from convscope.pinning.document import FASTEST, TORCH, Pins
 from convscope.storage.table import write_atomically
 
+DENIED = ("layer", "calls", "PyTorch runs", "µs", "instead", "µs", "a pass, µs")
 HEADER = ("layer", "A", "B", "B's time against A's, %", "changed")
 
 
@@ -26,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder or file cannot be read, or the two are of other work.
     """
     options = _parser().parse_args(arguments)
-    return _export(options) if options.command == "export" else _diff(options)
+    return {"export": _export, "diff": _diff, "errata": _errata}[options.command](options)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -53,6 +56,26 @@ def _diff(options: argparse.Namespace) -> int:
     return exit_code
 
 
+def _errata(options: argparse.Namespace) -> int:
+    plan = Plan.named(options.plan.removeprefix(PLAN))
+    rows = document.rows_of(options.atlas)
+    found = list(errata.costs(rows, plan))
+    path = options.output or options.atlas / "errata.json"
+    write_atomically(path, errata.text(plan, str(rows[0].cudnn)))
+    cells = [
+        (
+            *(each.layer, str(each.calls), each.now, or_dash(each.now_us, ".1f"), each.instead or "-"),
+            *(or_dash(each.instead_us, ".1f"), or_dash(each.more_us, "+.1f")),
+        )
+        for each in found
+    ]
+    print(table(DENIED, cells) if cells else f"PyTorch runs {options.plan} in no layer: to deny it costs nothing here")
+    known = [each.more_us for each in found if each.more_us is not None]
+    print(f"{len(found)} shapes: {sum(known):+.1f} µs a pass" + (" and more" if len(known) < len(found) else ""))
+    print(f"CUDNN_ERRATA_JSON_FILE={path}")
+    return 0
+
+
 def _side(path: Path, pick: str) -> Pins:
     return document.from_atlas(path, pick) if path.is_dir() else document.read(path)
 
@@ -64,7 +87,7 @@ def _cells(each: Changed) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     made = OneLineParser(prog="convscope plans", description=__doc__)
-    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff")
+    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata")
     export = commands.add_parser("export", help="the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="default plans.json in the atlas")
@@ -73,6 +96,10 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
     diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
     diff.add_argument("--json", action="store_true")
+    denies = commands.add_parser("errata", help="a file that denies PyTorch a plan or an engine, and what that costs")
+    denies.add_argument("atlas", type=Path, help="a folder of results/plans")
+    denies.add_argument("plan", help="plan:38, or with values of knobs plan:38:k2=8")
+    denies.add_argument("-o", "--output", type=Path, metavar="FILE", help="default errata.json in the atlas")
     for command in (export, diff):
         command.add_argument("--pick", choices=(FASTEST, TORCH), default=FASTEST, help="of an atlas; default fastest")
     return made

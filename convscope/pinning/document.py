@@ -69,17 +69,22 @@ def from_atlas(folder: Path, pick: str = FASTEST) -> Pins:
     Raises:
         InputError: the folder has no atlas, or a damaged one.
     """
-    store = Store(folder, PLANS)
-    found = store.objects("plans", "plan_layers")
-    rows: list[PlanRow] = found["plans"]
-    if not rows:
-        raise InputError(f"{folder} has no atlas of plans: run_verify.py --model M --plans writes one")
+    rows, store = rows_of(folder), Store(folder, PLANS)
+    found = store.objects("plan_layers")
     chosen = {row.position: row for row in rows if (row.is_fastest if pick == FASTEST else row.candidate == TORCH)}
     layers = [_pin(each, chosen[each.shape_position]) for each in found["plan_layers"] if each.shape_position in chosen]
     request = (store.read_run() or {}).get(PLANS.request, {})
     about = {name: getattr(rows[0], name) for name in (*SETTINGS, *STACK)}
     settings = {name: about[name] for name in SETTINGS}
     return Pins(settings, {name: about[name] for name in STACK}, request.get(MODEL_DIGEST), layers)
+
+
+def rows_of(folder: Path) -> list[PlanRow]:
+    """Return the plans of an atlas; raises as `from_atlas`."""
+    rows: list[PlanRow] = Store(folder, PLANS).objects("plans")["plans"]
+    if not rows:
+        raise InputError(f"{folder} has no atlas of plans: run_verify.py --model M --plans writes one")
+    return rows
 
 
 def _pin(each: PlanLayerRow, row: PlanRow) -> Pin:

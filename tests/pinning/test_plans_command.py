@@ -14,7 +14,7 @@ from fakes import ENVIRONMENT, layer
 from convscope import __main__ as program
 from convscope.cudnn.graph.engines import Offer, Plan
 from convscope.errors import InputError
-from convscope.pinning import difference, document
+from convscope.pinning import difference, document, errata
 from convscope.pinning.document import Pin, Pins
 from convscope.storage.store import Store
 from convscope.verification import plans
@@ -191,3 +191,83 @@ def test_a_file_that_is_no_document_is_one_line(
 def test_a_folder_without_an_atlas_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert ran("export", tmp_path) == 2
     assert "has no atlas of plans: run_verify.py --model M --plans writes one" in capsys.readouterr().err
+
+
+def with_next(shape: Shape) -> None:
+    """PyTorch runs engine 1 here; of mode A engine 2 comes next, and engine 3 would not run."""
+    shape.plans = (*shape.plans, KnownPlan(Offer(Plan(3), {"a": 0}, (), (), 0), "refused", "no"))
+
+
+def test_errata_deny_an_engine_in_one_version_and_say_what_that_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = atlas(tmp_path / "atlas", with_next)
+    assert ran("errata", folder, "plan:1") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["b", "2", "plan:1", "210.0", "plan:2", "100.0", "-220.0"]
+    assert lines[2:] == ["1 shapes: -220.0 µs a pass", f"CUDNN_ERRATA_JSON_FILE={folder / 'errata.json'}"]
+    assert json.loads((folder / "errata.json").read_text()) == {
+        "version": 1,
+        "rules": [
+            {
+                "rule_id": "ConvFwd_eng1", "operation": "ConvFwd", "engine": 1, "knob": [],
+                "cudnn_version_start": 91900, "cudnn_version_end": 91901,
+            }
+        ],
+    }  # fmt: skip
+
+
+def test_an_engine_that_pytorch_does_not_run_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert ran("errata", atlas(tmp_path / "atlas"), "2", "-o", tmp_path / "errata.json") == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [
+        "PyTorch runs 2 in no layer: to deny it costs nothing here",
+        "0 shapes: +0.0 µs a pass",
+    ]
+
+
+def test_without_another_plan_of_mode_a_the_fallback_is_next_and_without_any_none():
+    denied, torchs = Plan(1), {"candidate": "torch", "same_kernels_as": "plan:1", "engine": None, "mean_ms": 0.2}
+    usual = dict.fromkeys([field.name for field in dataclasses.fields(plans.PlanRow)])
+
+    def row(**cells: Any) -> plans.PlanRow:
+        return plans.PlanRow(**{**usual, "layer": "b", "layers": 1, "position": 0, "outcome": "ok"} | cells)
+
+    first = row(candidate="plan:1", engine=1, rank_a=0)
+    fallback = [row(candidate=f"plan:{n}", engine=n, rank_fallback=9 - n, mean_ms=0.1 * n) for n in (4, 5)]
+    (cost,) = errata.costs([row(**torchs), first, *fallback], denied)
+    assert (cost.instead, cost.more_us) == ("plan:5", pytest.approx(300.0))
+    (cost,) = errata.costs([row(**torchs), first], denied)
+    assert (cost.instead, cost.more_us) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("denied", "name", "is_denied"),
+    [
+        ("38", "plan:38:k2=8,k13=1", True),
+        ("38:k2=8", "plan:38:k2=8,k13=1", True),
+        ("38:k2=9", "plan:38:k2=8,k13=1", False),
+        ("38:k2=8", "plan:38", False),
+        ("3", "plan:38", False),
+        ("38", "torch", False),
+    ],
+)
+def test_a_rule_fits_its_engine_and_the_values_that_it_names(denied: str, name: str, is_denied: bool):
+    assert errata.fits(Plan.named(denied), name) == is_denied
+
+
+def test_a_rule_names_its_knobs():
+    (rule,) = json.loads(errata.text(Plan.of(38, {13: 1, 2: 8}), "9.24.1"))["rules"]
+    assert (rule["rule_id"], rule["knob"]) == ("ConvFwd_eng38_k2=8_k13=1", ["k2=8", "k13=1"])
+    assert (rule["cudnn_version_start"], rule["cudnn_version_end"]) == (92401, 92402)
+
+
+@pytest.mark.parametrize(("plan", "said"), [("gemm", "'gemm' is no plan"), ("99", "no layer of this atlas has a plan")])
+def test_what_is_no_engine_of_an_atlas_is_one_line(
+    plan: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = atlas(tmp_path / "atlas")
+    assert ran("errata", folder, plan) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    assert said in printed.err
+    assert not (folder / "errata.json").exists()
