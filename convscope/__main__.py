@@ -13,7 +13,7 @@ from convscope.errors import InputError
 COMMANDS = {
     "status": ("cluster.status", "what is done, queued, running, failed"),
     "compare": ("profiling.compare", "two runs side by side, a verdict for each row"),
-    "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks"),
+    "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks, deny one"),
     "check": ("cluster.submission", "whether a combination can run, and the stages it still needs"),
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),

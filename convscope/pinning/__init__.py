@@ -1,1 +1,1 @@
-"""Plans of layers that are written down: exported from an atlas, compared between two stacks."""
+"""Plans of layers that are written down: exported from an atlas, compared, denied, pinned in a model."""

@@ -10,9 +10,9 @@ from typing import Any
 from convscope.errors import InputError
 from convscope.pinning.document import SETTINGS, STACK, Pin, Pins
 from convscope.profiling.judgement import Estimate, change, verdict
+from convscope.verification.rows import OK
 
 TOLERANCE_PCT = 5.0
-OK = "ok"
 LESS_EXACT = 4.0
 """Errors of two kernels that are both right differ by less than this factor, for they are those of random sums."""
 BAD = ("slower", "wrong", "less exact", "more memory", "other kernels", "missing", "other shape")

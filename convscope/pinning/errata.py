@@ -14,11 +14,10 @@ from convscope.convolution import algorithms
 from convscope.cudnn.graph.engines import Plan
 from convscope.errors import InputError
 from convscope.pinning.document import TORCH
-from convscope.verification.rows import PlanRow
+from convscope.verification.rows import OK, SLOW, PlanRow
 
 FORWARD = "ConvFwd"
 """cuDNN's name of a graph of one forward convolution: what PyTorch's convolutions without fusion are."""
-_RUNS = ("ok", "far too slow")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def fits(denied: Plan, name: str) -> bool:
 def _next(rows: Sequence[PlanRow]) -> PlanRow | None:
     """Return the plan that PyTorch tries next: the first of mode A that runs, else of the fallback."""
     for rank in ("rank_a", "rank_fallback"):
-        ranked = [row for row in rows if getattr(row, rank) is not None and row.outcome in _RUNS]
+        ranked = [row for row in rows if getattr(row, rank) is not None and row.outcome in (OK, SLOW)]
         if ranked:
             return min(ranked, key=lambda row: int(getattr(row, rank)))
     return None

@@ -86,8 +86,8 @@ class PinnedConv2d(nn.Module):
 
     def _by_pytorch(self, x: torch.Tensor, why: str) -> torch.Tensor:
         if not self._told:
-            self._told = True
             self._tell(f"{self.algorithm} is left to PyTorch: {why}")
+            self._told = True  # not where that was an error, which is one at each call
         output: torch.Tensor = self.original(x)
         return output
 
@@ -116,16 +116,16 @@ def pin(model: nn.Module, plans: Pins | Path | str, *, strict: bool = False) -> 
     if why := _other_stack(model, pins):
         tell(f"no layer is pinned: {why}; export plans of this one")
         return model
-    settings = pins.settings
-    for each in pins.layers:
-        module = dict(model.named_modules()).get(each.layer)
-        if each.algorithm == TORCH:
-            continue
+    modules, found = dict(model.named_modules()), dict[str, PinnedConv2d]()
+    given = pins.settings["batch_size"], pins.settings["dtype"], pins.settings["layout"], tell
+    for each in (each for each in pins.layers if each.algorithm != TORCH):
+        module = modules.get(each.layer)
         if why := _other_layer(module, each):
             tell(f"{each.layer} is left to PyTorch: {why}")
         elif isinstance(module, nn.Conv2d):
-            given = settings["batch_size"], settings["dtype"], settings["layout"], tell
-            models.set_module(model, each.layer, PinnedConv2d(module, each, *given))
+            found[each.layer] = PinnedConv2d(module, each, *given)
+    for name, pinned in found.items():  # after all were looked at: an error leaves the model as it was
+        models.set_module(model, name, pinned)
     return model
 
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from convscope.cli.display import table
 from convscope.convolution import tolerance
 from convscope.cudnn.shape import dimensions
-from convscope.verification import plans, report
+from convscope.verification import report
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
-from convscope.verification.rows import PassRow, PlanRow
-from convscope.verification.trial import OK
+from convscope.verification.rows import OK, SLOW, PassRow, PlanRow
 
 PICKED = {
     "PyTorch": HEURISTIC,
@@ -61,7 +60,7 @@ def _line(rows: Sequence[PlanRow]) -> tuple[str, ...]:
 
 def _first_of_b(rows: Sequence[PlanRow]) -> PlanRow | None:
     """Return the first plan of mode B that is exact enough and runs, which ONNX Runtime takes."""
-    ranked = [row for row in rows if row.rank_b is not None and row.outcome in (OK, plans.SLOW)]
+    ranked = [row for row in rows if row.rank_b is not None and row.outcome in (OK, SLOW)]
     return min(ranked, key=lambda row: row.rank_b or 0, default=None)
 
 

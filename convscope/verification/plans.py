@@ -31,15 +31,21 @@ from convscope.storage.environment import Environment
 from convscope.storage.table import fill
 from convscope.timing.summary import paired_difference, summarize
 from convscope.verification import choice
-from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC, HOPELESS, LAUNCHES, AssignmentSwap, Note
+from convscope.verification.candidates import (
+    BENCHMARK,
+    GUESS,
+    HEURISTIC,
+    HOPELESS,
+    LAUNCHES,
+    PICKS,
+    AssignmentSwap,
+    Note,
+)
 from convscope.verification.choice import PassRounds, pair_confidence, same_kernels
 from convscope.verification.evidence import Subject
-from convscope.verification.rows import ModelKey, PlanLayerRow, PlanRow, PlanTimeRow
-from convscope.verification.trial import OK, REFUSED, KnownPlan, Trial, failure_of, known_plans
+from convscope.verification.rows import OK, REFUSED, SLOW, ModelKey, PlanLayerRow, PlanRow, PlanTimeRow
+from convscope.verification.trial import KnownPlan, Trial, failure_of, known_plans
 
-SLOW = "far too slow"
-CHOOSERS = (HEURISTIC, BENCHMARK, GUESS)
-"""Timed beside the plans: PyTorch by default, with `torch.backends.cudnn.benchmark`, and cuDNN's legacy heuristic."""
 FAR_BEHIND, FAR_BEHIND_MS = 1.25, 0.002
 """A plan is timed no more when its mean is above the least of its shape by both: this factor, and this time."""
 ROUNDS_LEAST = 2
@@ -51,7 +57,7 @@ class Shape:
     """Calls of a model's convolutions that are the same work, and the plans that cuDNN offers for it.
 
     Attributes:
-        times_ms: the mean time of a call, by candidate (a plan, or one of `CHOOSERS`) and round.
+        times_ms: the mean time of a call, by candidate (a plan, or one of `PICKS`) and round.
         dropped: plans that are far behind.
         errors: of the choosers, against float64.
         kernels: those of the choosers.
@@ -118,6 +124,7 @@ class Race(AssignmentSwap):
 
     def __init__(self, subject: Subject, bench: Bench, note: Note, shapes: Sequence[Shape]) -> None:
         super().__init__(subject, note)
+        bench.expect(subject.layers)
         self._bench, self.shapes = bench, shapes
         self._torch = {layer.name: HEURISTIC for layer in subject.layers}
         guess = self._torch | {layer.name: GUESS for layer in self._guessed()}
@@ -157,12 +164,13 @@ class Race(AssignmentSwap):
         """Time every rival, and the choosers, in one placement, in an order of its own."""
         work = partial(self._bench.layer_times_ms, self._subject.inputs, place)
         drawn = random.Random(place)
-        turns: list[str | list[str]] = [*CHOOSERS, *self._slots(drawn)]
+        turns: list[str | list[str]] = [*PICKS, *self._slots(drawn)]
         for turn in tqdm(drawn.sample(turns, len(turns)), desc=f"round {place + 1}", unit="pass", disable=None):
             if isinstance(turn, str):
-                taken_ms = self.tried(turn, work) if turn in self.assignments else None
+                taken_ms = self.tried(turn, work)
                 self._bench.release()
-                self._keep(place, [turn] * len(self.shapes), self._means(taken_ms))
+                if taken_ms is not None:
+                    self._keep(place, [turn] * len(self.shapes), self._means(taken_ms))
             else:
                 self._keep(place, turn, self._timed(turn, work))
         for shape in self.shapes:
@@ -185,14 +193,14 @@ class Race(AssignmentSwap):
 
     def trace(self) -> None:
         """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times."""
-        for name in (each for each in CHOOSERS if each in self.assignments):
+        for name in PICKS:
             if seen := self.tried(name, partial(observe, self._subject.model, self._subject.inputs, check_errors=True)):
                 for shape in self.shapes:
                     known = [seen[layer.position].relative_error for layer in shape.layers]
                     shape.errors[name] = max((error for error in known if error is not None), default=None)
         for shape in self.shapes:
             self._trace_plans(shape)
-        for name in (each for each in CHOOSERS if each in self.assignments):
+        for name in PICKS:
             if launched := self.tried(name, partial(choice.executed, self._subject)):
                 for shape in self.shapes:
                     shape.kernels[name] = launched[1][shape.first.position] or {}
@@ -204,9 +212,8 @@ class Race(AssignmentSwap):
         try:
             found = Trial(shape.first, device, run.dtype).kernels([plan.name for plan in worked])
         except Exception as error:
-            self._note(
-                f"{shape.first.name}: kernels are not known: {failure_of(error, device, shape.first.name).reason}"
-            )
+            why = failure_of(error, device, shape.first.name).reason
+            self._note(f"{shape.first.name}: the kernels of its plans are not known: {why}")
             return
         finally:
             release(device)
@@ -261,13 +268,12 @@ class Race(AssignmentSwap):
             self._bench.release()
         return self._means(taken_ms)
 
-    def _means(self, taken_ms: Sequence[float] | None) -> list[float]:
-        if taken_ms is None:
-            return []
+    def _means(self, taken_ms: Sequence[float]) -> list[float]:
+        """Return the mean time of a call of each shape."""
         return [fmean(taken_ms[layer.position] for layer in shape.layers) for shape in self.shapes]
 
     def _keep(self, place: int, slot: Sequence[str], means_ms: Sequence[float | None]) -> None:
-        for shape, name, mean_ms in zip(self.shapes, slot, means_ms, strict=False):
+        for shape, name, mean_ms in zip(self.shapes, slot, means_ms, strict=True):
             if mean_ms is not None:
                 shape.times_ms.setdefault(name, {})[place] = mean_ms
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from convscope.storage.schema import Part, Schema, with_starts
 from convscope.storage.table import Table
 
+OK, REFUSED, LESS_PRECISE, SLOW = "ok", "refused", "less precise", "far too slow"
+"""Outcomes of a plan; a wrong result is `tolerance.WRONG`."""
+
 
 @dataclass(frozen=True)
 class ModelKey:

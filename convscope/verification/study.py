@@ -83,7 +83,6 @@ class VerificationStudy:
         run, device = self.request, torch.device(self.request.device)
         bench = Bench(run, subject.model, device, self.make_timer(subject.model, device.type), self.meter, self.note)
         bench.calibrate(run.input_sizes[0])
-        bench.expect(subject.layers)
         return bench
 
     def _support(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,11 +23,8 @@ from convscope.cudnn.graph.engines import Offer
 from convscope.errors import DeviceFaultError, TraceMissingError
 from convscope.failures import Failure
 from convscope.timing import trace
-
-OK = "ok"
-REFUSED = "refused"
-LESS_PRECISE = "less precise"
-Note = Callable[[str], None]
+from convscope.verification.candidates import Note
+from convscope.verification.rows import LESS_PRECISE, OK, REFUSED
 
 
 class Trial:

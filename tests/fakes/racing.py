@@ -56,6 +56,7 @@ class OnPaper(Race):
             layer_times_ms=self._taken_ms,
             launched_ms=lambda given, passes: self._taken_ms(given, 0),
             release=lambda: None,
+            expect=lambda layers: None,
         )
         super().__init__(subject_on("cpu", LAYERS), bench, note, mine)  # type: ignore[arg-type]
 

@@ -152,10 +152,18 @@ def test_what_is_not_as_it_was_measured_is_a_warning_or_when_strict_an_error(mad
         convscope.pin(Two(), made, strict=True)
 
 
-def test_a_strict_pin_refuses_another_shape_at_the_call():
+def test_a_strict_pin_refuses_another_shape_at_every_call():
     model = convscope.pin(Two(), pins(("first", "plan:1")), strict=True)
-    with torch.inference_mode(), pytest.raises(InputError, match="it was pinned for 2x3x8x6"):
-        model(torch.ones(1, 3, 8, 6))
+    for _ in range(3):
+        with torch.inference_mode(), pytest.raises(InputError, match="it was pinned for 2x3x8x6"):
+            model(torch.ones(1, 3, 8, 6))
+
+
+def test_a_strict_pin_that_is_refused_leaves_the_model_as_it_was():
+    model = Two()
+    with pytest.raises(InputError, match="second is left to PyTorch"):
+        convscope.pin(model, pins(("first", "plan:1"), ("second", "plan:1")), strict=True)
+    assert isinstance(model.first, nn.Conv2d)
 
 
 def test_the_traced_output_has_the_size_and_layout_of_the_plan():

@@ -14,7 +14,7 @@ from fakes.racing import LAYERS, OnPaper, known, offer, shapes
 from convscope import failures
 from convscope.errors import InputError
 from convscope.profiling.request import Run
-from convscope.verification import plan_report, plans, study
+from convscope.verification import candidates, plan_report, plans, study
 from convscope.verification.candidates import HEURISTIC
 from convscope.verification.plans import KnownPlan, Race, Shape
 from convscope.verification.request import PLANS, make_verification
@@ -31,7 +31,7 @@ def rows_of(race: Race, kernels: Mapping[str, Mapping[str, int]]) -> dict[tuple[
     for shape in race.shapes:
         for plan in shape.plans:
             plan.kernels = kernels.get(plan.name)
-        shape.kernels |= {name: kernels[name] for name in plans.CHOOSERS if name in kernels}
+        shape.kernels |= {name: kernels[name] for name in candidates.PICKS if name in kernels}
     found = plans.rows(run(device="cuda:0", input_sizes=(224,)), ENVIRONMENT, race.shapes)
     return {(row.layer, row.candidate): row for row in found}
 

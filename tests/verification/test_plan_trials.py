@@ -17,10 +17,10 @@ from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
 from convscope.cudnn.shape import Convolution
 from convscope.errors import DeviceFaultError, NotSupportedError
-from convscope.verification import plans, trial
+from convscope.verification import plans, rows, trial
 from convscope.verification.plans import Shape
 
-OUTCOMES = (trial.OK, trial.REFUSED, trial.LESS_PRECISE)
+OUTCOMES = (rows.OK, rows.REFUSED, rows.LESS_PRECISE)
 
 
 @pytest.fixture(autouse=True)
@@ -82,19 +82,19 @@ def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_i
     found = {outcome: [plan for plan in first.plans if plan.outcome == outcome] for outcome in OUTCOMES}
     assert sum(map(len, found.values())) == len(first.plans) > 20
     assert all(found.values())
-    assert {plan.reason for plan in found[trial.REFUSED]} == {"finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
+    assert {plan.reason for plan in found[rows.REFUSED]} == {"finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
     less = {"uses TF32, which is forbidden", "computes float32 in 16 bits"}
-    assert {plan.reason for plan in found[trial.LESS_PRECISE]} <= less
-    assert all(DOWN_CONVERTS not in plan.offer.numerical_notes for plan in found[trial.OK])
-    assert all(plan.build_ms is not None for plan in found[trial.OK])
-    assert {plan.relative_error for plan in found[trial.OK]} == {1e-8}
+    assert {plan.reason for plan in found[rows.LESS_PRECISE]} <= less
+    assert all(DOWN_CONVERTS not in plan.offer.numerical_notes for plan in found[rows.OK])
+    assert all(plan.build_ms is not None for plan in found[rows.OK])
+    assert {plan.relative_error for plan in found[rows.OK]} == {1e-8}
 
 
 def test_a_plan_beyond_its_tolerance_is_wrong_and_no_rival(operator: Operator, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Trial, "errs", 1e-2)
     (shape,) = asked(LAYERS[1])
     assert {plan.outcome for plan in shape.plans} >= {"wrong"}
-    assert trial.OK not in {plan.outcome for plan in shape.plans}
+    assert rows.OK not in {plan.outcome for plan in shape.plans}
     assert shape.rivals() == []
 
 
@@ -104,7 +104,7 @@ def test_a_plan_that_fails_in_its_trial_is_refused_and_the_next_is_tried(
 ):
     monkeypatch.setattr(Trial, "errs", error)
     (shape,) = asked(LAYERS[1])
-    reasons = {plan.reason for plan in shape.plans if plan.outcome == trial.REFUSED}
+    reasons = {plan.reason for plan in shape.plans if plan.outcome == rows.REFUSED}
     assert reasons == {"no room", "finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
 
 

@@ -6,7 +6,7 @@ import pytest
 from fakes.racing import LAYERS, TIMES, OnPaper, known, shapes
 
 from convscope import failures
-from convscope.verification import plans, trial
+from convscope.verification import rows
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.choice import TOGETHER
 from convscope.verification.plans import Shape
@@ -76,7 +76,7 @@ def test_where_a_pass_fails_its_plans_run_alone_and_the_one_that_fails_is_refuse
     race = OnPaper(shapes(), fails="plan:5")
     race.round(0)
     failed = race.shapes[1].plans[1]
-    assert (failed.outcome, failed.reason) == (trial.REFUSED, "no room")
+    assert (failed.outcome, failed.reason) == (rows.REFUSED, "no room")
     assert "plan:5" not in race.shapes[1].times_ms
     assert {plan.name for plan in race.shapes[0].plans} <= race.shapes[0].times_ms.keys()
     assert [shape.fastest() for shape in race.shapes] == ["plan:1", "plan:0"]
@@ -110,8 +110,8 @@ def test_plans_that_take_many_times_the_least_are_not_captured(monkeypatch: pyte
     race = OnPaper(shapes())
     race.leave_out_slow()
     slow = race.shapes[0].plans[2]
-    assert (slow.outcome, slow.reason) == (plans.SLOW, "launched one by one it takes 58 times the least")
-    assert [plan.outcome for plan in (*race.shapes[0].plans[:2], *race.shapes[1].plans)] == [trial.OK] * 4
+    assert (slow.outcome, slow.reason) == (rows.SLOW, "launched one by one it takes 58 times the least")
+    assert [plan.outcome for plan in (*race.shapes[0].plans[:2], *race.shapes[1].plans)] == [rows.OK] * 4
     race.round(0)
     assert "plan:2" not in race.shapes[0].times_ms
 
