@@ -17,7 +17,6 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.cudnn import legacy, library
-from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.engines import Mode, Offer, Offers
 from convscope.cudnn.graph.execution import ExecutablePlan
 from convscope.cudnn.graph.operations import ALIGNED_BYTES
@@ -220,7 +219,6 @@ class GraphProvider:
 
     def __init__(self, cudnn: CudnnProvider) -> None:
         self._cudnn = cudnn
-        self._properties: dict[int | None, Mapping[str, object]] = {}
 
     def why_not(self, algorithm: str, shape: Convolution) -> str | None:
         """Return why cuDNN has no convolution of this data type, or None where it has."""
@@ -231,7 +229,7 @@ class GraphProvider:
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
         handles = self._cudnn.handles(device)
-        offers = Offers(shape, self._properties_of(device))
+        offers = Offers(shape, handles.mine())
         try:
             call, transforms = _built(offers, _offered(offers, algorithm, self._MODES), shape)
         except Exception:
@@ -243,13 +241,8 @@ class GraphProvider:
 
     def offers(self, shape: Convolution, device: torch.device) -> list[Offer]:
         """Return every plan that cuDNN offers on a device, the current one."""
-        with Offers(shape, self._properties_of(device)) as offers:
+        with Offers(shape, self._cudnn.handles(device).mine()) as offers:
             return offers.plans()
-
-    def _properties_of(self, device: torch.device) -> Mapping[str, object]:
-        if device.index not in self._properties:
-            self._properties[device.index] = devices.properties_of(self._cudnn.handles(device).mine())
-        return self._properties[device.index]
 
     def close(self) -> None:
         """Do nothing: the contexts are the other provider's."""

@@ -24,8 +24,11 @@ FP32 = dataclasses.replace(TF32, math="fp32")
 HALF = dataclasses.replace(TF32, dtype="float16", layout="nhwc")
 
 
-class Handle:
-    """A context of no card."""
+class Handle(dict[str, object]):
+    """A context of no card, whose device is described."""
+
+    def __init__(self) -> None:
+        super().__init__(devices.H200)
 
     def close(self) -> None:
         return None
@@ -34,7 +37,6 @@ class Handle:
 @pytest.fixture(autouse=True)
 def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(legacy, "Handle", Handle)
-    monkeypatch.setattr(devices, "properties_of", lambda handle: devices.H200)
 
 
 @pytest.fixture

@@ -135,8 +135,8 @@ def test_another_device_has_other_plans():
 
 def test_a_description_says_what_cudnn_reads():
     with Scope() as scope:
-        device = devices.described(scope, devices.H200)
-        assert json.loads(device.read_text(Attribute.DEVICE_JSON)) == dict(devices.H200)
+        device = devices.Described(scope, devices.H200)
+        assert json.loads(device.descriptor.read_text(Attribute.DEVICE_JSON)) == dict(devices.H200)
 
 
 def test_closing_twice_is_once():

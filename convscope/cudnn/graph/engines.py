@@ -14,7 +14,9 @@ from enum import IntEnum
 
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
+from convscope.cudnn.graph.devices import Card, Described, Device
 from convscope.cudnn.graph.operations import ALONE, Fused, graph_of
+from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError, NotSupportedError
 
@@ -118,7 +120,8 @@ class Offers:
 
     Args:
         convolution: 2-D or 3-D, of any data type and layout; groups are those of its weight.
-        properties: of the device, named as those of `devices.H200`.
+        device: the context of a card, which must outlive plans that are built here; or the properties of one, named
+            as those of `devices.H200`, to ask without it.
         fused: what follows inside the same plan.
 
     Raises:
@@ -126,12 +129,12 @@ class Offers:
     """
 
     def __init__(
-        self, convolution: Convolution, properties: Mapping[str, object] = devices.H200, fused: Fused = ALONE
+        self, convolution: Convolution, device: Handle | Mapping[str, object] = devices.H200, fused: Fused = ALONE
     ) -> None:
         self._scope = Scope()
         try:
-            self._device = devices.described(self._scope, properties)
-            self._graph = graph_of(self._scope, convolution, fused)
+            self._device: Device = Described(self._scope, device) if isinstance(device, Mapping) else Card(device)
+            self._graph = graph_of(self._scope, convolution, self._device, fused)
         except Exception:
             self.close()
             raise
@@ -190,7 +193,8 @@ class Offers:
             NotSupportedError: cuDNN refuses it only now.
         """
         made = scope.new(Kind.EXECUTION_PLAN).set(Attribute.PLAN_CONFIG, Type.DESCRIPTOR, self.config(scope, plan))
-        return made.set(Attribute.PLAN_DEVICE, Type.DESCRIPTOR, self._device).finalized()
+        self._device.name_to_plan(made)
+        return made.finalized()
 
     def close(self) -> None:
         """Destroy the descriptors; twice is once."""
@@ -205,7 +209,8 @@ class Offers:
     def _finalized_engine(self, scope: Scope, number: int) -> Descriptor:
         engine = scope.new(Kind.ENGINE).set(Attribute.ENGINE_GRAPH, Type.DESCRIPTOR, self._graph)
         engine.set(Attribute.ENGINE_NUMBER, Type.INT64, number)
-        return engine.set(Attribute.ENGINE_DEVICE, Type.DESCRIPTOR, self._device).finalized()
+        self._device.name_to_query(engine, Attribute.ENGINE_DEVICE)
+        return engine.finalized()
 
     def _engine(self, number: int) -> Engine:
         with Scope() as scope:
@@ -222,7 +227,7 @@ class Offers:
             heuristic = scope.new(Kind.ENGINE_HEURISTIC)
             heuristic.set(Attribute.HEURISTIC_GRAPH, Type.DESCRIPTOR, self._graph)
             heuristic.set(Attribute.HEURISTIC_MODE, Type.HEURISTIC_MODE, int(mode))
-            heuristic.set(Attribute.HEURISTIC_DEVICE, Type.DESCRIPTOR, self._device)
+            self._device.name_to_query(heuristic, Attribute.HEURISTIC_DEVICE)
             try:
                 heuristic.finalized()
             except NotSupportedError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
+from convscope.cudnn.graph.devices import Device
 from convscope.cudnn.legacy import strides
 from convscope.cudnn.library import CROSS_CORRELATION, DATA_TYPES
 from convscope.cudnn.shape import Convolution
@@ -44,19 +45,19 @@ class Fused:
 ALONE = Fused()
 
 
-def graph_of(scope: Scope, convolution: Convolution, fused: Fused = ALONE) -> Descriptor:
+def graph_of(scope: Scope, convolution: Convolution, device: Device, fused: Fused = ALONE) -> Descriptor:
     """Return the operation graph of a convolution: every tensor contiguous in its layout, sums in float32.
 
     float32 has no attribute for TF32 here: a plan that uses it has the note "tensor core".
     """
-    return _Builder(scope, convolution, fused).graph()
+    return _Builder(scope, convolution, device, fused).graph()
 
 
 class _Builder:
     """Puts the operations of one convolution together."""
 
-    def __init__(self, scope: Scope, convolution: Convolution, fused: Fused) -> None:
-        self._scope, self._convolution, self._fused = scope, convolution, fused
+    def __init__(self, scope: Scope, convolution: Convolution, device: Device, fused: Fused) -> None:
+        self._scope, self._convolution, self._device, self._fused = scope, convolution, device, fused
         self._sums = DATA_TYPES["float64" if convolution.dtype == "float64" else "float32"]
         self._between = 0
 
@@ -80,6 +81,7 @@ class _Builder:
         if fused.relu:
             operations.append(self._pointwise(_RELU, result, self._result(0)))
         graph = self._scope.new(Kind.OPERATION_GRAPH)
+        self._device.name_to_graph(graph)
         return graph.set(Attribute.GRAPH_OPERATIONS, Type.DESCRIPTOR, *operations).finalized()
 
     def _described(self) -> Descriptor:
