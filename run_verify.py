@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from convscope import failures
+from convscope.atlas.study import AtlasStudy, plans_text
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
@@ -24,7 +25,7 @@ from convscope.storage.paths import RESULTS
 from convscope.verification import report, verdict
 from convscope.verification.evidence import gather, open_subject
 from convscope.verification.request import CHOICE, PLANS, SUPPORT, Verification, make_verification
-from convscope.verification.study import SCHEMAS, TEXTS, VerificationStudy
+from convscope.verification.study import TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
@@ -87,7 +88,7 @@ def main(arguments: list[str] | None = None) -> int:
     """
     made = parser()
     options = made.parse_args(arguments)
-    question = next((f"--{name}" for name in SCHEMAS if getattr(options, name)), "--algorithm")
+    question = next((f"--{name}" for name in (SUPPORT, CHOICE, PLANS) if getattr(options, name)), "--algorithm")
     made.refuse_ignored(arguments, IGNORED[question], question)
     try:
         if options.model == "all" and find_device(options.device).type == "cuda":
@@ -152,10 +153,11 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         raise InputError("--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU")
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(torch.device(request.device)) as monitor:
+        given = request, monitor, CUDALayerTimer, note_by(NAME), options.any_card
         budget_s = None if options.minutes is None else 60 * options.minutes
-        study = VerificationStudy(request, monitor, CUDALayerTimer, note_by(NAME), budget_s, options.any_card)
+        study = AtlasStudy(*given, budget_s) if options.plans else VerificationStudy(*given)
         store = study.measure(folder, options.overwrite, options.take_over)
-    text, agrees = TEXTS[str(request.question)](store)
+    text, agrees = (TEXTS | {PLANS: plans_text})[str(request.question)](store)
     print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")
     return 0 if agrees else 1
 

@@ -17,14 +17,14 @@ SHARED = ("errors", "gpus", "slurm", "failures", "distributed")
 # Each may import those before it, and the shared modules.
 LAYERS = (
     *("storage", "timing", "power", "cli", "cudnn", "kernels"),
-    *("convolution", "profiling", "verification", "inference"),
+    *("convolution", "profiling", "verification", "atlas", "inference"),
 )
-STUDIES = ("profiling", "verification", "inference", "training", "conv3d")
+STUDIES = ("profiling", "verification", "atlas", "inference", "training", "conv3d")
 BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 # What imports less than all that stands before it; entries with a dot are single modules.
 NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
-    "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.judgement", "verification.rows"},
+    "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.judgement", "atlas.rows"},
     "pinning.pinned": {*LAYERS, "pinning"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
@@ -171,7 +171,8 @@ def test_every_package_has_its_place_in_the_order():
 
 
 def test_a_study_imports_no_other_but_those_that_stand_before_it():
-    before = {"verification": {"profiling"}, "inference": {"profiling", "verification"}}
+    both = {"profiling", "verification"}
+    before = {"verification": {"profiling"}, "atlas": both, "inference": both}
     for module in MODULES:
         if package(module) in STUDIES:
             others = {package(other) for other in imported(module)} & {*STUDIES} - {package(module)}

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from convscope.atlas.rows import PLANS, PlanLayerRow, PlanRow
 from convscope.errors import InputError
 from convscope.storage.paths import MODEL_DIGEST
 from convscope.storage.store import Store
-from convscope.verification.rows import PLANS, PlanLayerRow, PlanRow
 
 FORM, VERSION = "convscope plans", 1
 FASTEST, TORCH = "fastest", "torch"

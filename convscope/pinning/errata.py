@@ -10,11 +10,11 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from convscope.atlas.rows import OK, SLOW, PlanRow
 from convscope.convolution import algorithms
 from convscope.cudnn.graph.engines import Plan
 from convscope.errors import InputError
 from convscope.pinning.document import TORCH
-from convscope.verification.rows import OK, SLOW, PlanRow
 
 FORWARD = "ConvFwd"
 """cuDNN's name of a graph of one forward convolution: what PyTorch's convolutions without fusion are."""

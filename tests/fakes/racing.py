@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from convscope.atlas.offered import KnownPlan
+from convscope.atlas.race import Race, Shape
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import Offer, Plan
 from convscope.verification.candidates import GUESS, HEURISTIC
-from convscope.verification.plans import KnownPlan, Race, Shape
 from fakes import layer
 from fakes.swapping import subject_on
 

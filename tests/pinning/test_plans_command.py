@@ -12,15 +12,17 @@ import pytest
 from fakes import ENVIRONMENT, layer
 
 from convscope import __main__ as program
+from convscope.atlas import tables
+from convscope.atlas.offered import KnownPlan
+from convscope.atlas.race import Shape
+from convscope.atlas.rows import PLANS, PlanRow
 from convscope.cudnn.graph.engines import Offer, Plan
 from convscope.errors import InputError
 from convscope.pinning import difference, document, errata
 from convscope.pinning.document import Pin, Pins
 from convscope.storage.store import Store
-from convscope.verification import plans
-from convscope.verification.plans import KnownPlan, Shape
 from convscope.verification.request import make_verification
-from convscope.verification.rows import PLANS, ModelKey
+from convscope.verification.rows import ModelKey
 
 KEY = ModelKey("alexnet", 224, 1, "fp32")
 REQUEST = make_verification("alexnet", "torch", 224, device="cpu", question="plans", rounds=3)
@@ -48,7 +50,7 @@ def atlas(folder: Path, change: Callable[[Shape], None] = lambda shape: None, **
     with Store(folder, PLANS) as store:
         store.missing(REQUEST, here, [KEY])
         store.begin(REQUEST, here, ["run_verify.py"])
-        store.append([*plans.layer_rows(KEY, made), *plans.rows(REQUEST, here, made)])
+        store.append([*tables.layer_rows(KEY, made), *tables.rows(REQUEST, here, made)])
     return folder
 
 
@@ -227,10 +229,10 @@ def test_an_engine_that_pytorch_does_not_run_costs_nothing(tmp_path: Path, capsy
 
 def test_without_another_plan_of_mode_a_the_fallback_is_next_and_without_any_none():
     denied, torchs = Plan(1), {"candidate": "torch", "same_kernels_as": "plan:1", "engine": None, "mean_ms": 0.2}
-    usual = dict.fromkeys([field.name for field in dataclasses.fields(plans.PlanRow)])
+    usual = dict.fromkeys([field.name for field in dataclasses.fields(PlanRow)])
 
-    def row(**cells: Any) -> plans.PlanRow:
-        return plans.PlanRow(**{**usual, "layer": "b", "layers": 1, "position": 0, "outcome": "ok"} | cells)
+    def row(**cells: Any) -> PlanRow:
+        return PlanRow(**{**usual, "layer": "b", "layers": 1, "position": 0, "outcome": "ok"} | cells)
 
     first = row(candidate="plan:1", engine=1, rank_a=0)
     fallback = [row(candidate=f"plan:{n}", engine=n, rank_fallback=9 - n, mean_ms=0.1 * n) for n in (4, 5)]

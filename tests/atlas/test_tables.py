@@ -12,14 +12,17 @@ from fakes import ENVIRONMENT, run
 from fakes.racing import LAYERS, OnPaper, known, offer, shapes
 
 from convscope import failures
+from convscope.atlas import race, report, tables
+from convscope.atlas.offered import KnownPlan
+from convscope.atlas.race import Race, Shape
+from convscope.atlas.rows import PLANS, PlanRow, PlanTimeRow
+from convscope.atlas.study import AtlasStudy, plans_text
 from convscope.errors import InputError
 from convscope.profiling.request import Run
-from convscope.verification import candidates, plan_report, plans, study
+from convscope.verification import candidates
+from convscope.verification import request as requests
 from convscope.verification.candidates import HEURISTIC
-from convscope.verification.plans import KnownPlan, Race, Shape
-from convscope.verification.request import PLANS, make_verification
-from convscope.verification.rows import PlanTimeRow
-from convscope.verification.study import VerificationStudy, plans_text
+from convscope.verification.request import make_verification
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +30,12 @@ def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(failures, "device_fault", lambda device: None)
 
 
-def rows_of(race: Race, kernels: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], plans.PlanRow]:
+def rows_of(race: Race, kernels: Mapping[str, Mapping[str, int]]) -> dict[tuple[str, str], PlanRow]:
     for shape in race.shapes:
         for plan in shape.plans:
             plan.kernels = kernels.get(plan.name)
         shape.kernels |= {name: kernels[name] for name in candidates.PICKS if name in kernels}
-    found = plans.rows(run(device="cuda:0", input_sizes=(224,)), ENVIRONMENT, race.shapes)
+    found = tables.rows(run(device="cuda:0", input_sizes=(224,)), ENVIRONMENT, race.shapes)
     return {(row.layer, row.candidate): row for row in found}
 
 
@@ -72,7 +75,7 @@ def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
     race.round(1)
     race.shapes[0].plans[0].outcome, race.shapes[0].plans[0].reason = "wrong", "relative error 1, tolerance 1e-06"
     rows = [*rows_of(race, {"plan:0": {"implicit_gemm": 1}, HEURISTIC: {"implicit_gemm": 1}}).values()]
-    text = plan_report.plans_report(rows, {}).splitlines()
+    text = report.plans_report(rows, {}).splitlines()
     assert text[0].split()[:6] == ["layer", "calls", "shape", "plans", "µs", "fastest"]
     assert text[1].split()[:7] == ["one", "2", "64-64", "3x3/1x1", "56", "2/3", "603.0"]
     assert "+1407.0" in text[1]
@@ -96,7 +99,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         measured.append(place)
         round_of(self, place)
 
-    monkeypatch.setattr(plans, "shapes_of", shapes_of)
+    monkeypatch.setattr(race, "shapes_of", shapes_of)
     monkeypatch.setattr(Race, "run", lambda self, name, work: work())
     monkeypatch.setattr(Race, "leave_out_slow", lambda self: None)
     monkeypatch.setattr(Race, "trace", lambda self: None)
@@ -104,11 +107,13 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return measured
 
 
-def made_study(budget_s: float | None, noted: list[str]) -> VerificationStudy:
+def made_study(budget_s: float | None, noted: list[str]) -> AtlasStudy:
     from profiler import CUDALayerTimer, PowerMonitor
 
-    request: Run = make_verification("torchvision:squeezenet1_1", "torch", 48, device="cpu", question=PLANS, rounds=4)
-    return VerificationStudy(request, PowerMonitor(), CUDALayerTimer, noted.append, budget_s)  # type: ignore[arg-type]
+    request: Run = make_verification(
+        "torchvision:squeezenet1_1", "torch", 48, device="cpu", question=requests.PLANS, rounds=4
+    )
+    return AtlasStudy(request, PowerMonitor(), CUDALayerTimer, noted.append, budget_s=budget_s)  # type: ignore[arg-type]
 
 
 def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cpu: list[int]):
@@ -138,16 +143,12 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
 def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
     tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(plans, "shapes_of", lambda subject, note: [])
+    monkeypatch.setattr(race, "shapes_of", lambda subject, note: [])
     with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert not [*(tmp_path / "plans").glob("*.csv")]
 
 
 def test_another_card_may_not_go_on_with_the_rounds_of_the_first():
-    assert "gpu_uuid" not in study.SCHEMAS[PLANS].free
+    assert "gpu_uuid" not in PLANS.free
     assert {"gpu_uuid", "start"} <= {column.name for column in dataclasses.fields(PlanTimeRow)}
-
-
-def test_the_questions_have_a_schema_and_a_text_each():
-    assert set(study.SCHEMAS) == set(study.TEXTS) == {"support", "choice", "plans"}

@@ -12,13 +12,13 @@ from fakes.racing import LAYERS, SQUARE, WIDE
 from fakes.swapping import subject_on
 
 from convscope import failures
+from convscope.atlas import offered, race, rows
+from convscope.atlas.race import Shape
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
 from convscope.cudnn.shape import Convolution
 from convscope.errors import DeviceFaultError, NotSupportedError
-from convscope.verification import plans, rows, trial
-from convscope.verification.plans import Shape
 
 OUTCOMES = (rows.OK, rows.REFUSED, rows.LESS_PRECISE)
 
@@ -61,9 +61,9 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
     made = Operator()
     with Offers(LAYERS[0].convolution("float32", "fp32")) as offers:
         made.refused = offers.plans()[-1].plan.engine
-    monkeypatch.setattr(trial, "cuda_operator", lambda: made)
-    monkeypatch.setattr(trial, "Trial", Trial)
-    monkeypatch.setattr(trial, "release", lambda device: None)
+    monkeypatch.setattr(offered, "cuda_operator", lambda: made)
+    monkeypatch.setattr(offered, "Trial", Trial)
+    monkeypatch.setattr(offered, "release", lambda device: None)
     return made
 
 
@@ -72,7 +72,7 @@ def asked(*layers: Layer) -> list[Shape]:
     made = subject_on("cuda", layers)
     made.run = subject
     with backends.math("fp32"):
-        return plans.shapes_of(made, pytest.fail)
+        return race.shapes_of(made, pytest.fail)
 
 
 def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_is_marked(operator: Operator):
@@ -125,7 +125,7 @@ def test_a_shape_that_cannot_be_tried_is_left_to_pytorch(operator: Operator, mon
     monkeypatch.setattr(Trial, "__init__", full)
     made, noted = subject_on("cuda", (LAYERS[1],)), []
     made.run = run(device="cuda:0", math="fp32")
-    assert plans.shapes_of(made, noted.append) == []
+    assert race.shapes_of(made, noted.append) == []
     assert noted == ["two is left to PyTorch: no room"]
 
 
@@ -134,7 +134,7 @@ def test_what_no_plan_can_replace_is_left_to_pytorch_with_a_note(operator: Opera
     twice = (layer(name="twice", position=1, **SQUARE), layer(name="twice", position=2, **WIDE))
     subject, noted = subject_on("cuda", (odd, *twice)), []
     subject.run = run(device="cuda:0", math="fp32")
-    assert plans.shapes_of(subject, noted.append) == []
+    assert race.shapes_of(subject, noted.append) == []
     assert noted == [
         "odd is left to PyTorch: heuristic a pads with zeros only, not 'reflect'",
         *["twice is left to PyTorch: it is called at several shapes"] * 2,

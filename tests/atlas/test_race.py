@@ -6,10 +6,10 @@ import pytest
 from fakes.racing import LAYERS, TIMES, OnPaper, known, shapes
 
 from convscope import failures
-from convscope.verification import rows
+from convscope.atlas import rows
+from convscope.atlas.race import Shape
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.choice import TOGETHER
-from convscope.verification.plans import Shape
 from convscope.verification.rows import ModelKey
 
 

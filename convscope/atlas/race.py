@@ -8,28 +8,23 @@ together and judged in new rounds, as those of a choice are: the rounds that pic
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 from tqdm import tqdm
 
+from convscope.atlas.offered import KnownPlan, failure_of, known_plans
+from convscope.atlas.rows import OK, REFUSED, SLOW, PlanTimeRow
 from convscope.convolution import algorithms, assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, release
-from convscope.cudnn.graph.engines import Mode
 from convscope.failures import Failure
 from convscope.profiling.bench import Bench
-from convscope.profiling.request import Run
-from convscope.storage.environment import Environment
 from convscope.storage.table import fill
-from convscope.timing.summary import paired_difference, summarize
 from convscope.verification import choice
 from convscope.verification.candidates import (
     BENCHMARK,
@@ -41,10 +36,10 @@ from convscope.verification.candidates import (
     AssignmentSwap,
     Note,
 )
-from convscope.verification.choice import PassRounds, pair_confidence, same_kernels
+from convscope.verification.choice import PassRounds
 from convscope.verification.evidence import Subject
-from convscope.verification.rows import OK, REFUSED, SLOW, ModelKey, PlanLayerRow, PlanRow, PlanTimeRow
-from convscope.verification.trial import KnownPlan, Trial, failure_of, known_plans
+from convscope.verification.rows import ModelKey
+from convscope.verification.trial import Trial
 
 FAR_BEHIND, FAR_BEHIND_MS = 1.25, 0.002
 """A plan is timed no more when its mean is above the least of its shape by both: this factor, and this time."""
@@ -276,75 +271,3 @@ class Race(AssignmentSwap):
         for shape, name, mean_ms in zip(self.shapes, slot, means_ms, strict=True):
             if mean_ms is not None:
                 shape.times_ms.setdefault(name, {})[place] = mean_ms
-
-
-def layer_rows(key: ModelKey, shapes: Sequence[Shape]) -> list[PlanLayerRow]:
-    """Return a row for each call of a convolution that has plans, in the order of the pass."""
-    found = [
-        fill(
-            PlanLayerRow, key, layer=each.name, position=each.position,
-            shape_layer=shape.first.name, shape_position=shape.first.position,
-        )
-        for shape in shapes
-        for each in shape.layers
-    ]  # fmt: skip
-    return sorted(found, key=lambda row: row.position)
-
-
-def rows(run: Run, here: Environment, shapes: Sequence[Shape]) -> list[PlanRow]:
-    """Return a row for each shape and each plan of it, and each chooser, the fastest first, those without time last."""
-    return [row for shape in shapes for row in _rows(run, here, shape)]
-
-
-def _rows(run: Run, here: Environment, shape: Shape) -> list[PlanRow]:
-    by_name, times = {plan.name: plan for plan in shape.plans}, shape.times_ms
-    launched = {name: plan.kernels for name, plan in by_name.items() if plan.kernels} | shape.kernels
-    in_order = sorted(times, key=lambda name: fmean(times[name].values()))
-    in_order += [name for name in by_name if name not in times]
-    fastest, found = shape.fastest(), []
-    for name in in_order:
-        twins = (other for other in in_order if other in by_name and other != name)
-        twin = next((other for other in twins if same_kernels(launched.get(name), launched.get(other))), None)
-        plan = by_name.get(name)
-        cells = _of_plan(plan) if plan else {"outcome": OK, "relative_error": shape.errors.get(name)}
-        found.append(fill(
-            PlanRow, here, run, shape.first, layer=shape.first.name, layers=len(shape.layers), candidate=name,
-            is_fastest=name == fastest, same_kernels_as=twin, input_size=run.input_sizes[0],
-            kernels=json.dumps(dict(launched[name])) if launched.get(name) else None,
-            **cells, **_of_times(shape, name, fastest), **_sizes(shape.first),
-        ))  # fmt: skip
-    return found
-
-
-def _of_plan(plan: KnownPlan) -> dict[str, Any]:
-    """Return the cells that only a plan has."""
-    offer = plan.offer
-    ranks = {f"rank_{mode.name.lower()}": offer.ranks.get(mode.name.lower()) for mode in Mode}
-    notes = {name: "; ".join(getattr(offer, name)) for name in ("numerical_notes", "behavior_notes")}
-    known = {name: getattr(plan, name) for name in ("outcome", "reason", "build_ms", "relative_error")}
-    return known | ranks | notes | {"engine": offer.plan.engine, "workspace_bytes": offer.workspace_bytes}
-
-
-def _of_times(shape: Shape, name: str, fastest: str | None) -> dict[str, Any]:
-    """Return the cells of a candidate's times, and its regret over the rounds that it shares with the fastest."""
-    mine = shape.times_ms.get(name, {})
-    if not mine:
-        return {"rounds": 0}
-    taken = summarize([*mine.values()])
-    cells: dict[str, Any] = {"mean_ms": taken.mean_ms, "std_ms": taken.std_ms, "rounds": taken.count}
-    least = shape.times_ms[fastest] if fastest else {}
-    shared = sorted(mine.keys() & least.keys())
-    if not shared:
-        return cells
-    both = [mine[place] for place in shared], [least[place] for place in shared]
-    cells["regret_us"] = (fmean(both[0]) - fmean(both[1])) * 1e3
-    if len(shared) >= ROUNDS_LEAST and name != fastest:
-        several = sum(len(times) >= ROUNDS_LEAST for times in shape.times_ms.values())
-        cells["regret_ci99_us"] = paired_difference(*both, pair_confidence(several)).half_width_ms * 1e3
-    return cells
-
-
-def _sizes(layer: Layer) -> dict[str, Any]:
-    """Return the columns of a layer's shape; the batch is the run's, which a model may fold otherwise."""
-    known = {column.name for column in dataclasses.fields(PlanRow)} - {"batch_size"}
-    return {name: value for name, value in layer.columns().items() if name in known}

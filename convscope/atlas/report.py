@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from convscope.atlas.rows import OK, SLOW, PlanRow
 from convscope.cli.display import table
 from convscope.convolution import tolerance
 from convscope.cudnn.shape import dimensions
 from convscope.verification import report
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
-from convscope.verification.rows import OK, SLOW, PassRow, PlanRow
+from convscope.verification.rows import PassRow
 
 PICKED = {
     "PyTorch": HEURISTIC,

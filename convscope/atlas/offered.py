@@ -1,0 +1,88 @@
+"""Plans that cuDNN's graph API offers for one shape: each built, run once and compared with float64, none timed."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from convscope import failures
+from convscope.atlas.rows import LESS_PRECISE, OK, REFUSED
+from convscope.convolution import algorithms, tolerance
+from convscope.convolution.layer import Layer
+from convscope.convolution.operator import cuda_operator, described, release
+from convscope.cudnn.graph.engines import Offer
+from convscope.errors import DeviceFaultError
+from convscope.failures import Failure
+from convscope.verification.candidates import Note
+from convscope.verification.trial import Trial
+
+
+@dataclass
+class KnownPlan:
+    """One plan of a shape: what cuDNN says of it, and what became of it.
+
+    Attributes:
+        build_ms: the time that it took to make it, once the library is loaded.
+        relative_error: of its result for random numbers, against float64.
+        kernels: counted by name, None where they are not known.
+    """
+
+    offer: Offer
+    outcome: str = OK
+    reason: str | None = None
+    build_ms: float | None = None
+    relative_error: float | None = None
+    kernels: Mapping[str, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """The algorithm that it is."""
+        return algorithms.plan_name(self.offer.plan)
+
+
+def known_plans(layer: Layer, device: torch.device, dtype: str, note: Note) -> tuple[KnownPlan, ...]:
+    """Return every plan of a shape, built, run once and compared with float64 where it may be."""
+    convolution = described(layer, dtype)
+    try:
+        trial = Trial(layer, device, dtype)
+        offers = cuda_operator().offers(convolution, device)
+        return tuple(_tried(KnownPlan(each), trial, each.why_not_comparable(convolution)) for each in offers)
+    except DeviceFaultError:
+        raise
+    except Exception as error:
+        note(f"{layer.name} is left to PyTorch: {failure_of(error, device, layer.name).reason}")
+        return ()
+    finally:
+        release(device)
+
+
+def failure_of(error: Exception, device: torch.device, what: str) -> Failure:
+    """Classify an error; one that has lost the GPU says what was running, and one of the program is raised again."""
+    try:
+        return failures.of_cell(error, device)
+    except DeviceFaultError as fault:
+        raise DeviceFaultError(f"{what}: {fault}") from error
+
+
+def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
+    if why:
+        return dataclasses.replace(known, outcome=LESS_PRECISE, reason=why)
+    layer, device, dtype = trial.layer, trial.device, trial.dtype
+    try:
+        started_s = time.perf_counter()
+        cuda_operator().build(layer, known.name, device, dtype)
+        known.build_ms = (time.perf_counter() - started_s) * 1e3
+        known.relative_error = trial.error(known.name)
+    except Exception as error:
+        reason = failure_of(error, device, f"{known.name} of {layer.name}").reason
+        return dataclasses.replace(known, outcome=REFUSED, reason=reason)
+    allowed = tolerance.tolerance(
+        layer, "winograd" if known.offer.transforms else "", described(layer, dtype).math, dtype
+    )
+    if wrong := tolerance.why_wrong(known.relative_error, allowed):
+        return dataclasses.replace(known, outcome=tolerance.WRONG, reason=wrong)
+    return known

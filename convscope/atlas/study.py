@@ -1,0 +1,76 @@
+"""Order of work of an atlas: rounds that a folder does not have, one by one, then what stands on all of them."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from convscope.atlas import race, report, tables
+from convscope.atlas.rows import PLANS, RoundKey
+from convscope.errors import InputError
+from convscope.storage.environment import Environment
+from convscope.storage.store import Store
+from convscope.verification import choice
+from convscope.verification.evidence import Subject
+from convscope.verification.rows import ModelKey
+from convscope.verification.study import VerificationStudy
+
+
+@dataclass
+class AtlasStudy(VerificationStudy):
+    """Races every plan of one model.
+
+    Attributes:
+        budget_s: begin no further round when this much time has passed, after two rounds in all and one of this call;
+            None is no limit.
+        any_card: rounds of another card of the same name may stand in the folder.
+    """
+
+    budget_s: float | None = None
+    schema = PLANS
+
+    def cells(self) -> Sequence[ModelKey | RoundKey]:
+        """Return the rounds, and the tables that stand on them."""
+        return [*(RoundKey(**vars(self.key), round=place) for place in range(self.rounds)), self.key]
+
+    def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
+        """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
+        run, began_s = self.request, time.monotonic()
+        shapes, bench = race.shapes_of(subject, self.note), self.bench(subject)
+        if not shapes:
+            raise InputError(f"cuDNN has no plans for any layer of {run.model}: the lines above say why")
+        store.begin(run, environment, sys.argv)
+        with contextlib.closing(race.Race(subject, bench, self.note, shapes)) as racing:
+            racing.leave_out_slow()
+            racing.resume(store.objects("plan_times")["plan_times"])
+            self._run(racing, store, began_s)
+            passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
+            racing.trace()
+        layers = tables.layer_rows(self.key, racing.shapes)
+        return [*layers, *choice.pass_rows(self.key, run, passes), *tables.rows(run, environment, racing.shapes)]
+
+    def _run(self, racing: race.Race, store: Store, began_s: float) -> None:
+        """Run the rounds that are missing, as many as the budget allows."""
+        left = [place for place in range(self.rounds) if place not in racing.places()]
+        for count, place in enumerate(left):
+            done = len(racing.places())
+            if count and self._is_over(began_s) and done >= race.ROUNDS_LEAST:
+                more = "the same command goes on, without --overwrite"
+                self.note(f"the time is up after {done} of {self.rounds} rounds: {more}")
+                break
+            racing.round(place)
+            if found := racing.times_of(place, self.key):
+                store.append(found)
+
+    def _is_over(self, began_s: float) -> bool:
+        return self.budget_s is not None and time.monotonic() - began_s > self.budget_s
+
+
+def plans_text(store: Store) -> tuple[str, bool]:
+    """Return the fastest plan of each shape, and the cost of what others run, as text."""
+    found = store.objects("plans", "passes")
+    return report.plans_report(found["plans"], {row.convolutions_by: row for row in found["passes"]}), True
