@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import sys
 import time
@@ -22,17 +23,20 @@ from torch import nn
 from convscope import gpus
 from convscope.convolution.sources.files import ModuleSource
 from convscope.errors import SensorError, WindowError
+from convscope.pinning.document import Pins
+from convscope.pinning.planned import choosers, pins_in
 from convscope.power import energy, nvml
 from convscope.power.energy import CardState, Conditions, EnergyWindow, LoadEnergy
 from convscope.power.meter import SteadyLoad
 from convscope.power.rapl import RaplPackages
 from convscope.power.sampler import PowerWindow, Sampler, Sensor
 from convscope.profiling.request import Run, make_run
-from convscope.profiling.sweep import AT_ONCE, Profiled, Reuse, Sweep, measure_each
+from convscope.profiling.sweep import Profiled, Reuse, Sweep, measure_each
 from convscope.storage.paths import RESULTS
 from convscope.timing import graphs
 from convscope.timing.calls import watched
 from convscope.timing.completions import Count
+from convscope.verification.candidates import Note
 
 
 class PowerMonitor:
@@ -307,7 +311,7 @@ class UnifiedProfiler:
         name: of a module in folders and tables; None takes its class's.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
-        settings: further fields of `profiling.request.Run`, by keyword, and `gpu`: the GPU's name in the folder.
+        settings: further fields of `profiling.request.Run`; `gpu`, its name in folders; `plans`, a file for "planned".
 
     Raises:
         InputError: a setting that cannot be.
@@ -327,25 +331,26 @@ class UnifiedProfiler:
         inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,
         name: str | None = None,
         stop: Callable[[], bool] = lambda: False,
-        note: Callable[[str], None] = lambda line: print(line, file=sys.stderr),
+        note: Note = lambda line: print(line, file=sys.stderr),
         **settings: Any,
     ) -> None:
         source = None if isinstance(model, str) else ModuleSource.of(model, inputs, name)
+        pins, settings = pins_in(settings)
         batch_size = batch_size or (source.batch_size if source else 1)
         run = make_run(
             source.name if source else str(model), algorithm, num_sizes=num_sizes, input_size_range=input_size_range,
             batch_size=batch_size, warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy,
             source=source, **settings,
         )  # fmt: skip
-        self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, source=source)
+        self._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, None, source, **choosers(pins))
 
     @classmethod
     def of(
-        cls, run: Run, stop: Callable[[], bool], note: Callable[[str], None], log: Callable[[str], None] | None = None
+        cls, run: Run, stop: Callable[[], bool], note: Note, log: Note | None = None, pins: Pins | None = None
     ) -> UnifiedProfiler:
         """Return the profiler of a request that is checked already; `log` is called with a line a size."""
         profiler = cls.__new__(cls)
-        profiler._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, log)
+        profiler._sweep = Sweep(run, PowerMonitor.of_device, CUDALayerTimer, stop, note, log, **choosers(pins))
         return profiler
 
     @property
@@ -390,8 +395,6 @@ def profile(
 ) -> Profiled:  # fmt: skip
     """Measure a model with each of some algorithms; return the tables, and keep them where `output_dir` says.
 
-    One size of 224 pixels, and PyTorch runs what an algorithm cannot (`sweep.AT_ONCE`), unless a setting of
-    `UnifiedProfiler` given here says otherwise. Raises what that and its `run` raise.
+    Settings are those of `UnifiedProfiler`, where none is given `sweep.AT_ONCE`; raises what that and its `run` raise.
     """
-    given = dict[str, Any](AT_ONCE) | settings
-    return measure_each(lambda name: UnifiedProfiler(model, name, inputs=inputs, **given), algorithms, output_dir)
+    return measure_each(functools.partial(UnifiedProfiler, model, inputs=inputs), algorithms, output_dir, settings)

@@ -18,6 +18,7 @@ from convscope.convolution.names import KINDS, MODELS, check_model, takes_usual_
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
+    from convscope.pinning.document import Pins
     from convscope.planning.study import Item
     from convscope.profiling.request import Run
 
@@ -30,7 +31,10 @@ def parser() -> OneLineParser:
     made = OneLineParser(prog=NAME, description=__doc__)
     made.add_argument("--model", help=f"{', '.join(MODELS)}; {KINDS}")
     made.add_model_args()
-    made.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
+    which = made.add_mutually_exclusive_group()
+    which.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
+    plans = "in its place a document of python -m convscope plans export: the plan of each layer, at one size"
+    which.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--test", action="store_true", help="1 input size")
     sizes.add_argument("--quick", action="store_true", help="10 input sizes")
@@ -106,11 +110,11 @@ def main(arguments: list[str] | None = None) -> int:
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if options.study:
         made.refuse_ignored(arguments, BESIDE_NO_STUDY, "--study")
-    elif not asks_to_list and not (options.model and options.algorithm):
+    elif not asks_to_list and not (options.model and (options.algorithm or options.algorithm_file)):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     if asks_to_list:
         of_model = () if options.list_algorithms and options.model else ("model_args",)
-        made.refuse_ignored(arguments, ("batch_sizes", *of_model), "a list")
+        made.refuse_ignored(arguments, ("batch_sizes", "algorithm_file", *of_model), "a list")
     else:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
         _refuse_contradictions(made, arguments, options)
@@ -121,7 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
             return _estimate(made, options)
         if options.study:
             return _print_study(made, options) if asks_to_list else _profile_study(made, options, stop)
-        return _list(options) if asks_to_list else _profile(options, stop)
+        if asks_to_list:
+            from convscope.profiling import listing
+
+            return listing.print_lists(options)
+        return _profile(options, stop)
 
     return command(NAME, work, GRACE_S if measures else 0)
 
@@ -137,7 +145,8 @@ def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     from convscope.convolution import algorithms
 
     options.model = check_model(with_arguments(options.model, options.model_args))  # PyTorch's import takes seconds
-    algorithms.find(options.algorithm)
+    if options.algorithm_file is None:
+        algorithms.find(options.algorithm)
     if options.batch_sizes is None:
         return _measure(_request(options), options, options.output_dir, stop)
     return _profile_each([_request(each) for each in _by_batch_size(options)], options, stop)
@@ -186,7 +195,7 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
     from profiler import UnifiedProfiler
 
     log = None if sys.stdout.isatty() else lambda line: print(line, flush=True)
-    profiler = UnifiedProfiler.of(run, stop, note_by(NAME), log)
+    profiler = UnifiedProfiler.of(run, stop, note_by(NAME), log, _pins(options))
     overall, layers = profiler.run(
         folder,
         overwrite=options.overwrite,
@@ -210,7 +219,7 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
 # What a stage sets itself, or what measures nothing.
 OF_STAGES = (
     *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
-    *("models", "algorithms", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
+    *("models", "algorithms", "algorithm_file", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
 )
 # What a line of a matrix cannot set either: it is for the whole submission.
 OF_SUBMISSION = ("device", "output_dir", "overwrite", "retry", "any_card", "take_over")
@@ -256,7 +265,7 @@ BESIDE_NO_STUDY = (
     *("model", "model_args", "algorithm", "num_sizes", "input_range", "input_shape", "batch_size", "batch_sizes"),
     *("dtype", "layout", "warmup", "measure", "math", "unsupported", "max_workspace", "provider", "pretrained", "seed"),
     *("no_energy", "energy_warmup", "energy_precision", "energy_budget", "layer_energy", "check_power"),
-    *("list_models", "list_algorithms", "models", "algorithms", "check_cuda"),
+    *("list_models", "list_algorithms", "models", "algorithms", "algorithm_file", "check_cuda"),
 )
 
 
@@ -347,14 +356,18 @@ def _gpu_here(device: str) -> str:
 
 def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None) -> Run:
     from convscope.cli.options import parse_bytes
+    from convscope.convolution import algorithms
     from convscope.profiling.request import Run, make_run
 
     stage = next((stage for flag, stage in STAGE_FLAGS.items() if getattr(options, flag)), STAGES[-1])
     count = SIZES_BY_STAGE[stage] if options.num_sizes is None else options.num_sizes
     limit = options.max_workspace
     names = {field.name for field in dataclasses.fields(Run)}
+    given = {name: value for name, value in vars(options).items() if name in names}
+    if pins := _pins(options):
+        given |= {"algorithm": algorithms.PLANNED, "plans_digest": pins.plans_digest}
     return (make or make_run)(
-        **{name: value for name, value in vars(options).items() if name in names},
+        **given,
         num_sizes=count,
         input_size_range=tuple(options.input_range),
         stage=stage,
@@ -362,28 +375,11 @@ def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None
     )
 
 
-def _list(options: argparse.Namespace) -> int:
-    from convscope.profiling import listing
-    from convscope.profiling.request import parse_shape
+def _pins(options: argparse.Namespace) -> Pins | None:
+    """Return the document that has the plan of each layer, None where none is given."""
+    from convscope.pinning import document
 
-    if options.list_models:
-        print(listing.model_list())
-    if options.list_algorithms:
-        size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
-        model = options.model and with_arguments(options.model, options.model_args)
-        precision = (options.dtype, options.layout)
-        print(listing.algorithm_list(model, options.batch_size, size, options.device, *precision))
-    if options.check_power:
-        print(listing.power_check(options.device))
-    if options.list_combinations:
-        gpu = "cpu" if options.device == "cpu" else options.gpu
-        chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
-        print(listing.combination_list(*chosen, options.dtype, options.layout, options.batch_size), end="")
-    if options.check_cuda:
-        text, usable = listing.cuda_report()
-        print(text)
-        return 0 if usable else 1
-    return 0
+    return document.read(options.algorithm_file) if options.algorithm_file else None
 
 
 if __name__ == "__main__":

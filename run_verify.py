@@ -14,16 +14,21 @@ from typing import Any
 import torch
 
 from convscope import failures
+from convscope.atlas import tuning
 from convscope.atlas.study import AtlasStudy, plans_text
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.convolution import models
+from convscope.convolution.algorithms import AUTOTUNE, PLANNED
+from convscope.convolution.assignment import Assignment
 from convscope.convolution.names import KINDS, MODELS, with_arguments
 from convscope.errors import InputError, StopError
+from convscope.pinning import document, planned
+from convscope.pinning.document import Pins
 from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
 from convscope.verification import report, verdict
-from convscope.verification.evidence import gather, open_subject
+from convscope.verification.evidence import Subject, gather, open_subject
 from convscope.verification.request import CHOICE, PLANS, SUPPORT, Verification, make_verification
 from convscope.verification.study import TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
@@ -45,6 +50,8 @@ def parser() -> OneLineParser:
     made.add_model_args()
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
+    plans = "in its place a document of python -m convscope plans export: the plan of each layer"
+    what.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
     what.add_argument("--support", action="store_true", help="which of cuDNN's algorithms each layer can use")
     what.add_argument("--choice", action="store_true", help="the fastest for each layer, and what other choices cost")
     what.add_argument("--plans", action="store_true", help="every plan of cuDNN's graph API, and what PyTorch's costs")
@@ -94,7 +101,7 @@ def main(arguments: list[str] | None = None) -> int:
         if options.model == "all" and find_device(options.device).type == "cuda":
             return _one_by_one(sys.argv[1:] if arguments is None else arguments)
         names = models.MODELS if options.model == "all" else (options.model,)
-        ask = _verify if options.algorithm else _tabulate
+        ask = _tabulate if question != "--algorithm" else _verify
         return max(_asked(ask, options, name) for name in names)
     except StopError as error:
         return report_error(NAME, error)
@@ -125,17 +132,32 @@ def _one_by_one(arguments: list[str]) -> int:
 
 
 def _verify(options: argparse.Namespace, model: str) -> int:
-    request = _request(options, model, options.algorithm)
+    pins = document.read(options.algorithm_file) if options.algorithm_file else None
+    own = {} if pins is None else {"plans_digest": pins.plans_digest}
+    request = _request(options, model, options.algorithm or PLANNED, **own)
     if request.algorithm == "torch":
         raise InputError("torch is the model as it is: there is nothing to verify; choose another algorithm")
     with open_subject(request) as subject:
-        evidence = gather(subject)
+        evidence = gather(subject, _wanted(request, subject, pins))
     findings = verdict.checks(evidence)
     print(report.subject_title(request))
     for finding in findings:
         print(finding)
     print(verdict.last_line(evidence, findings))
     return 0 if verdict.confirmed(findings) else 1
+
+
+def _wanted(run: Verification, subject: Subject, pins: Pins | None) -> Assignment | None:
+    """Return the algorithm of each layer where it is another from layer to layer: of a document, or of a race."""
+    if pins is not None:
+        return planned.assignment(pins, run, subject.layers)
+    if run.algorithm != AUTOTUNE or run.device_type == "cpu":
+        return None
+    with PowerMonitor.of_device(subject.device) as monitor:
+        bench = VerificationStudy(run, monitor, CUDALayerTimer, note_by(NAME)).bench(subject)
+        found = tuning.raced(run, subject.model, subject.inputs, subject.layers, bench, note_by(NAME))
+    untimed = {layer.name: "no plan of it could be timed" for layer in subject.layers if layer.name not in found}
+    return Assignment(found, untimed)
 
 
 def _tabulate(options: argparse.Namespace, model: str) -> int:
@@ -164,7 +186,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
 
 def _request(options: argparse.Namespace, model: str, algorithm: str, **question: Any) -> Verification:
     settings = {name: getattr(options, name) for name in SETTINGS} | question
-    provider = options.provider if options.algorithm else None
+    provider = options.provider if question.get("question") is None else None
     model = with_arguments(model, options.model_args)
     return make_verification(model, algorithm, options.input_size, provider=provider, **settings)
 

@@ -26,6 +26,7 @@ NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
     "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.judgement", "atlas.rows"},
     "pinning.pinned": {*LAYERS, "pinning"},
+    "pinning.planned": {*LAYERS, "pinning"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},

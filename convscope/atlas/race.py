@@ -155,11 +155,11 @@ class Race(AssignmentSwap):
         """Return the rounds that have times."""
         return {place for shape in self.shapes for times in shape.times_ms.values() for place in times}
 
-    def round(self, place: int) -> None:
-        """Time every rival, and the choosers, in one placement, in an order of its own."""
+    def round(self, place: int, picks: Sequence[str] = PICKS) -> None:
+        """Time every rival, and these choosers, in one placement, in an order of its own."""
         work = partial(self._bench.layer_times_ms, self._subject.inputs, place)
         drawn = random.Random(place)
-        turns: list[str | list[str]] = [*PICKS, *self._slots(drawn)]
+        turns: list[str | list[str]] = [*picks, *self._slots(drawn)]
         for turn in tqdm(drawn.sample(turns, len(turns)), desc=f"round {place + 1}", unit="pass", disable=None):
             if isinstance(turn, str):
                 taken_ms = self.tried(turn, work)

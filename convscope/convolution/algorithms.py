@@ -128,6 +128,15 @@ HEURISTICS: Mapping[str, Algorithm] = {
     )
 }
 """Choosers of a plan of cuDNN's graph API, beside `ALGORITHMS`, which are what every study compares by default."""
+AUTOTUNE, PLANNED = "autotune", "planned"
+MIXTURES: Mapping[str, Algorithm] = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm(AUTOTUNE, "the fastest plan of each layer, measured in the model", None, None, (GRAPH,), _any_shape),
+        Algorithm(PLANNED, "the plan that a document has for each layer", None, None, (GRAPH,), _any_shape),
+    )
+}
+"""Names of plans that differ from layer to layer: no layer alone can be given one."""
 CHOOSERS = ("guess", *HEURISTICS)
 """Names that leave the choice to cuDNN: what ran has another one."""
 
@@ -146,9 +155,9 @@ def find(name: str) -> Algorithm:
     plain = " ".join(name.replace("_", " ").lower().split())
     if plain.startswith(PLAN):
         return _by_plan(Plan.named(plain.removeprefix(PLAN)))
-    known = ALGORITHMS.get(plain) or HEURISTICS.get(plain)
+    known = ALGORITHMS.get(plain) or HEURISTICS.get(plain) or MIXTURES.get(plain)
     if known is None:
-        every = ", ".join((*ALGORITHMS, *HEURISTICS))
+        every = ", ".join((*ALGORITHMS, *HEURISTICS, AUTOTUNE))
         raise InputError(f"unknown algorithm {name!r}: choose one of {every}, or {PLAN_PATTERN}")
     return known
 

@@ -61,6 +61,8 @@ def why_not_each(
 
     The card is asked about the data type that `check` was made for, and the layout in force.
     """
+    if algorithm.name == algorithms.AUTOTUNE:  # chooses among plans: a layer that has a first one has a fastest
+        algorithm = algorithms.HEURISTICS["heuristic a"]
     answers: dict[tuple[object, ...], str | None] = {}
     in_type = algorithms.why_not_in(algorithm, device_type, dtype, layout)
 
@@ -75,10 +77,15 @@ def why_not_each(
     return [reason(layer) for layer in layers]
 
 
-def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | None) -> Assignment:
+def assign(
+    run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | None, wanted: Assignment | None = None
+) -> Assignment:
     """Give each layer the algorithm requested, or what `run.unsupported` puts in its place.
 
     A layer that a pass calls more than once at different shapes has one algorithm: the one that all its calls take.
+
+    Args:
+        wanted: of an algorithm that is another from layer to layer, the algorithm of each, or why it has none.
 
     Raises:
         InputError: a layer cannot use the algorithm and `run.unsupported` is "error"; or, on this kind of device,
@@ -86,7 +93,7 @@ def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | No
     """
     algorithm = algorithms.find(run.algorithm)
     given = run.device_type, check, run.dtype, run.layout
-    every = why_not_each(algorithm, layers, *given)
+    every = _why_not_wanted(wanted, layers, *given) if wanted else why_not_each(algorithm, layers, *given)
     nothing_to_measure = run.device_type == "cpu" and algorithm.cpu_provider is None
     if nothing_to_measure or (any(every) and run.unsupported == "error"):
         raise InputError(_message(algorithm, layers, every, run))
@@ -97,10 +104,24 @@ def assign(run: AlgorithmRequest, layers: Sequence[Layer], check: CardCheck | No
 
     def chosen(name: str) -> str:
         if name not in reasons:
-            return algorithm.name
+            return wanted.algorithms[name] if wanted else algorithm.name
         return "torch" if run.unsupported == "skip" or name in cannot_fall_back else fallback.name
 
     return Assignment({layer.name: chosen(layer.name) for layer in layers}, reasons)
+
+
+def _why_not_wanted(
+    wanted: Assignment, layers: Sequence[Layer], device_type: str, check: CardCheck | None, dtype: str, layout: str
+) -> list[str | None]:
+    """Return for each layer why it has no algorithm of its own, or cannot use it, None where it can."""
+    found: list[str | None] = []
+    for layer in layers:
+        reason = wanted.reasons.get(layer.name)
+        if reason is None:
+            own = algorithms.find(wanted.algorithms[layer.name])
+            (reason,) = why_not_each(own, [layer], device_type, check, dtype, layout)
+        found.append(reason)
+    return found
 
 
 def _message(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: AlgorithmRequest) -> str:

@@ -221,7 +221,9 @@ class GraphProvider:
         self._cudnn = cudnn
 
     def why_not(self, algorithm: str, shape: Convolution) -> str | None:
-        """Return why cuDNN has no convolution of this data type, or None where it has."""
+        """Return why no single plan is meant, or cuDNN has no convolution of this data type; None where it has one."""
+        if algorithm in algorithms.MIXTURES:
+            return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
         return self._cudnn.why_not(algorithm, shape)
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:

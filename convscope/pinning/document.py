@@ -6,6 +6,7 @@ Numbers of engines belong to a version of cuDNN and times to a card, so that the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class Pins:
     stack: Mapping[str, Any]
     digest: str | None
     layers: Sequence[Pin]
+
+    @property
+    def plans_digest(self) -> str:
+        """What tells the plans of two documents apart: 16 hexadecimal digits; times and the like do not count."""
+        plans = [*self.stack.values(), *((pin.layer, pin.algorithm, *pin.shape.values()) for pin in self.layers)]
+        return hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16]
 
     def text(self) -> str:
         """Return the document as JSON."""

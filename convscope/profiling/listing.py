@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 from collections.abc import Sequence
@@ -16,12 +17,14 @@ from convscope.cli.options import at_least, find_device, gpu_count
 from convscope.convolution import algorithms, assignment, backends, models
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
+from convscope.convolution.names import with_arguments
 from convscope.convolution.operator import card_check
 from convscope.convolution.sources.source import Size
 from convscope.cudnn import library
 from convscope.errors import CudnnError, InputError, SensorError
 from convscope.power import nvml, sensor_test
 from convscope.profiling import report
+from convscope.profiling.request import parse_shape
 from convscope.storage import paths
 from convscope.storage.paths import RESULTS, slug
 from convscope.timing import graphs
@@ -118,7 +121,8 @@ def algorithm_list(
 
 
 def _named() -> list[Algorithm]:
-    return [*algorithms.ALGORITHMS.values(), *algorithms.HEURISTICS.values()]
+    tuned = algorithms.MIXTURES[algorithms.AUTOTUNE]
+    return [*algorithms.ALGORITHMS.values(), *algorithms.HEURISTICS.values(), tuned]
 
 
 def cuda_report() -> tuple[str, bool]:
@@ -169,3 +173,25 @@ def power_check(device_name: str) -> str:
     path = RESULTS / f"sensor_{gpus.label(name)}.json"
     report.save(found, path)
     return f"{report.sensor_report(found)}\nsaved: {path}"
+
+
+def print_lists(options: argparse.Namespace) -> int:
+    """Print the lists that the options of `run_profile.py` ask for; return 1 where there is no usable GPU, else 0."""
+    if options.list_models:
+        print(model_list())
+    if options.list_algorithms:
+        size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
+        model = options.model and with_arguments(options.model, options.model_args)
+        precision = (options.dtype, options.layout)
+        print(algorithm_list(model, options.batch_size, size, options.device, *precision))
+    if options.check_power:
+        print(power_check(options.device))
+    if options.list_combinations:
+        gpu = "cpu" if options.device == "cpu" else options.gpu
+        chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
+        print(combination_list(*chosen, options.dtype, options.layout, options.batch_size), end="")
+    if options.check_cuda:
+        text, usable = cuda_report()
+        print(text)
+        return 0 if usable else 1
+    return 0

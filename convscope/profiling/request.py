@@ -35,6 +35,7 @@ class Run:
         max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
         input_shape: "480x640", height and width of images that are not square; None for square ones.
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
+        plans_digest: of the document that has the plan of each layer, "" where the algorithm needs none.
     """
 
     model: str
@@ -50,6 +51,7 @@ class Run:
     dtype: str = "float32"
     layout: str = "nchw"
     model_digest: str = ""
+    plans_digest: str = ""
     unsupported: str = "error"
     provider: str | None = None
     pretrained: bool = False
@@ -226,6 +228,8 @@ def _check(run: Run) -> None:
             raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
     options.one_of("--unsupported", run.unsupported, UNSUPPORTED)
     _check_precision(run)
+    if (run.algorithm == algorithms.PLANNED) != bool(run.plans_digest):
+        raise InputError("the plans of a document are asked for by --algorithm-file FILE alone")
     if run.provider is not None:
         options.one_of("--provider", run.provider, PROVIDERS)
         if run.device_type == "cpu":

@@ -31,7 +31,7 @@ from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.sources.network import Network
-from convscope.convolution.sources.source import Source
+from convscope.convolution.sources.source import Inputs, Source
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
@@ -47,6 +47,10 @@ from convscope.storage.paths import RESULTS, RETRIED, now_utc
 from convscope.storage.store import Store
 from convscope.timing.layer_times import LayerTimer
 
+Planned = Callable[[Run, Sequence[Layer]], Assignment]
+"""Gives each layer the algorithm that a document has for it, or says why it has none."""
+RaceOf = Callable[[Run, nn.Module, Inputs, Sequence[Layer], Bench, Callable[[str], None]], Mapping[str, str]]
+"""Gives layers by name the algorithm that was the fastest in the model at these inputs."""
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 Rows = tuple[OverallRow, list[LayerRow | WorkRow]]
 
@@ -76,6 +80,8 @@ class Sweep:
         open_meter: opens the power sensors of a device for the length of a block.
         make_timer: makes the timer of a model's layers on a kind of device.
         source: of the model, where its name does not say it.
+        planned, race: choose the algorithm of each layer where that is another from layer to layer
+            (`algorithms.MIXTURES`): before anything is measured, and at each size.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
         log: called with a header, a line a size, and what is no fault, which otherwise goes to `note`.
@@ -88,6 +94,8 @@ class Sweep:
     note: Callable[[str], None]
     log: Callable[[str], None] | None = None
     source: Source | None = None
+    planned: Planned | None = None
+    race: RaceOf | None = None
     stopped: bool = False
     _counts: Callable[[Mapping[str, str]], bool] = lambda row: True
     _assignments: dict[int, Assignment] = field(default_factory=dict)
@@ -164,10 +172,24 @@ class Sweep:
     def _assign(self, size: int) -> Assignment:
         try:
             check = card_check(self.device, self.run.max_workspace_bytes, self.run.dtype)
-            return assign(self.run, self._layers(size), check)
+            wanted = self.planned(self.run, self._layers(size)) if self.planned else None
+            return assign(self.run, self._layers(size), check, wanted)
         finally:
             if self.device.type == "cuda":
                 cuda_operator().release()
+
+    def _raced(self, bench: Bench, swapped: swap.Swap, size: int, assigned: Assignment) -> Assignment:
+        """Return an assignment with the plans that were the fastest at this size, where they are asked for."""
+        if self.run.algorithm != algorithms.AUTOTUNE:
+            return assigned
+        assert self.race is not None, "a sweep without a race cannot tune"
+        swapped.restore()
+        inputs = self._network.inputs(self.run.image_size(size), self.device)
+        found = self.race(self.run, swapped.model, inputs, self._layers(size), bench, self.note)
+        untimed = "no plan of it could be timed"
+        asked = {name for name, algorithm in assigned.algorithms.items() if algorithm == algorithms.AUTOTUNE}
+        reasons = {**assigned.reasons, **dict.fromkeys(asked - found.keys(), untimed)}
+        return Assignment({**assigned.algorithms, **{name: found.get(name, "torch") for name in asked}}, reasons)
 
     def _sweep(
         self,
@@ -271,6 +293,7 @@ class Sweep:
         started_utc, started_s = now_utc(), time.perf_counter()
         try:
             assigned = self._assignments.get(size) or self._assign(size)
+            assigned = self._raced(bench, swapped, size, assigned)
             swapped.apply(assigned.algorithms)
             found = bench.measure(size, self._layers(size), check_errors=True, algorithms=assigned.algorithms)
             layers = layer_rows(run, size, self._layers(size), found, assigned)
@@ -317,14 +340,17 @@ class Profiler(Protocol):
         """Measure into a folder; return the overall table and the table of layers."""
 
 
-def measure_each(make: Callable[[str], Profiler], algorithms: Sequence[str], output_dir: Path | str | None) -> Profiled:
+def measure_each(
+    make: Callable[..., Profiler], algorithms: Sequence[str], output_dir: Path | str | None, settings: Mapping[str, Any]
+) -> Profiled:
     """Measure with one algorithm after another; all are checked before the first.
 
     Args:
-        make: makes the profiler of an algorithm.
+        make: makes the profiler of an algorithm, with settings.
         output_dir: keeps the tables, in a folder for each algorithm; None keeps none.
+        settings: in place of those of `AT_ONCE`, and beside them.
     """
-    made = [make(algorithm) for algorithm in algorithms]
+    made = [make(algorithm, **{**AT_ONCE, **settings}) for algorithm in algorithms]
     with tempfile.TemporaryDirectory() as folder:
         tables = [each.run(Path(output_dir or folder) / each.request.folder_name) for each in made]
     return Profiled(*(pd.concat(parts, ignore_index=True) for parts in zip(*tables, strict=True)))

@@ -133,16 +133,19 @@ def open_subject(run: Run) -> Iterator[Subject]:
         yield Subject(run, network.on(device), layers, network.inputs(size, device))
 
 
-def gather(subject: Subject) -> Evidence:
+def gather(subject: Subject, wanted: Assignment | None = None) -> Evidence:
     """Swap the model's convolutions, run it, collect the evidence, and restore the model.
 
     Times are those of a process that has traced nothing yet: call it once in a process.
+
+    Args:
+        wanted: the algorithm of each layer, where it is another from layer to layer.
 
     Raises:
         InputError: layers cannot use the algorithm, and the run names no other for them.
     """
     run, model, inputs = subject.run, subject.model, subject.inputs
-    assigned = assign(run, subject.layers, card_check(subject.device, dtype=run.dtype))
+    assigned = assign(run, subject.layers, card_check(subject.device, dtype=run.dtype), wanted)
     exact = _outputs(copy.deepcopy(model).double(), _cast(inputs, torch.float64))
     moved = None if run.dtype == "float32" else _moved(subject, exact)
     swapped = swap.Swap(model)

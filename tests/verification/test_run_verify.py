@@ -49,12 +49,15 @@ def test_a_layer_that_computes_something_else_is_not_confirmed(
         (["--algorithm", "gem"], "unknown algorithm 'gem': choose one of "),
         (["--algorithm", "direct", "--input-size", "3"], "alexnet cannot take 3×3 images"),
         (["--algorithm", "heuristic a"], "heuristic a needs a CUDA device"),
+        (["--algorithm", "autotune"], "autotune needs a CUDA device"),
+        (["--algorithm", "planned"], "the plans of a document are asked for by --algorithm-file FILE alone"),
+        (["--algorithm-file", "no.json"], "no.json cannot be read ("),
         (["--algorithm", "plan:38:k2=8"], "plan:38:k2=8 needs a CUDA device"),
         (["--algorithm", "plan:38:2=8"], "'38:2=8' is no plan: write an engine and its knobs"),
         (["--plans", "--minutes", "-1"], "argument --minutes: invalid number of minutes value: '-1'"),
         (["--plans", "--minutes", "nan"], "argument --minutes: invalid number of minutes value: 'nan'"),
         (["--plans"], "--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU"),
-        ([], "one of the arguments --algorithm --support --choice --plans is required"),
+        ([], "one of the arguments --algorithm --algorithm-file --support --choice --plans is required"),
     ],
 )
 def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):

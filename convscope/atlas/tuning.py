@@ -1,0 +1,43 @@
+"""Autotuning: the fastest plan of each layer of a model at one input size, raced in the whole model under replay."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from torch import nn
+
+from convscope.atlas.race import Race, shapes_of
+from convscope.convolution.layer import Layer
+from convscope.convolution.sources.source import Inputs
+from convscope.profiling.bench import Bench
+from convscope.profiling.request import Run
+from convscope.verification.candidates import Note
+from convscope.verification.evidence import Subject
+
+ROUNDS = 3
+"""Placements in memory that each plan is timed in, if it is not far behind the best after one."""
+
+
+def raced(
+    run: Run, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], bench: Bench, note: Note
+) -> dict[str, str]:
+    """Return by layer the plan with the least mean time in the captured model; layers without a plan are left out.
+
+    Plans that fail, err by more than their tolerance, or compute in less precision than asked for are no candidates.
+
+    Args:
+        model: none of its convolutions swapped; so it is afterwards.
+        bench: of the model, and calibrated.
+
+    Raises:
+        DeviceFaultError: a plan has lost the GPU; the message names it.
+    """
+    subject = Subject(run, model, layers, inputs)
+    shapes = shapes_of(subject, note)
+    with contextlib.closing(Race(subject, bench, note, shapes)) as race:
+        race.leave_out_slow()
+        for place in range(ROUNDS):
+            race.round(place, picks=())
+    best = [(shape, shape.fastest()) for shape in shapes]
+    return {layer.name: name for shape, name in best if name for layer in shape.layers}

@@ -1,0 +1,52 @@
+"""Autotuning: the fastest plan of each layer by a race in the model; a card is not needed to see how it is chosen."""
+
+from __future__ import annotations
+
+import pytest
+from fakes import run
+from fakes.racing import LAYERS, OnPaper, shapes
+from fakes.swapping import subject_on
+
+from convscope import failures
+from convscope.atlas import tuning
+from convscope.atlas.race import Shape
+from convscope.atlas.rows import REFUSED
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> list[OnPaper]:
+    """The races that were run, each over the shapes of `fakes.racing`."""
+    races: list[OnPaper] = []
+
+    def race(subject: object, bench: object, note: object, mine: list[Shape]) -> OnPaper:
+        races.append(OnPaper(mine))
+        return races[-1]
+
+    monkeypatch.setattr(failures, "device_fault", lambda device: None)
+    monkeypatch.setattr(tuning, "Race", race)
+    return races
+
+
+def tuned() -> dict[str, str]:
+    subject = subject_on("cpu", LAYERS)
+    return tuning.raced(run(), subject.model, subject.inputs, LAYERS, None, pytest.fail)  # type: ignore[arg-type]
+
+
+def test_each_layer_has_the_fastest_plan_of_its_shape(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: shapes())
+    assert tuned() == {"one": "plan:1", "three": "plan:1", "two": "plan:5"}
+    assert raced[0].places() == {0, 1, 2}
+    assert all({*each.times_ms} <= {"plan:0", "plan:1", "plan:2", "plan:5"} for each in raced[0].shapes)  # no chooser
+
+
+def test_a_layer_without_a_plan_that_runs_is_left_out(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
+    found = shapes()
+    for plan in found[1].plans:
+        plan.outcome = REFUSED
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: found)
+    assert tuned() == {"one": "plan:1", "three": "plan:1"}
+
+
+def test_a_model_without_plans_has_none(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: [])
+    assert tuned() == {}
