@@ -1,4 +1,6 @@
-"""`python -m convscope plans export|diff|errata`: plans of an atlas as a document, two side by side, one denied."""
+"""`python -m convscope plans export|diff|errata|repro`: plans of an atlas as a document, two of them side by side, one
+denied to PyTorch, one as a script.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
 from convscope.cudnn.graph.engines import Plan
-from convscope.pinning import difference, document, errata
+from convscope.pinning import difference, document, errata, repro
 from convscope.pinning.difference import Changed
 from convscope.pinning.document import FASTEST, TORCH, Pins
 from convscope.storage.table import write_atomically
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder or file cannot be read, or the two are of other work.
     """
     options = _parser().parse_args(arguments)
-    return {"export": _export, "diff": _diff, "errata": _errata}[options.command](options)
+    return {"export": _export, "diff": _diff, "errata": _errata, "repro": _repro}[options.command](options)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -76,6 +78,15 @@ def _errata(options: argparse.Namespace) -> int:
     return 0
 
 
+def _repro(options: argparse.Namespace) -> int:
+    text = repro.script(_side(options.atlas, options.pick), options.layer)
+    if options.output is None:
+        print(text, end="")
+    else:
+        write_atomically(options.output, text)
+    return 0
+
+
 def _side(path: Path, pick: str) -> Pins:
     return document.from_atlas(path, pick) if path.is_dir() else document.read(path)
 
@@ -87,7 +98,7 @@ def _cells(each: Changed) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     made = OneLineParser(prog="convscope plans", description=__doc__)
-    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata")
+    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata|repro")
     export = commands.add_parser("export", help="the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="default plans.json in the atlas")
@@ -100,6 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     denies.add_argument("atlas", type=Path, help="a folder of results/plans")
     denies.add_argument("plan", help="plan:38, or with values of knobs plan:38:k2=8")
     denies.add_argument("-o", "--output", type=Path, metavar="FILE", help="default errata.json in the atlas")
-    for command in (export, diff):
+    shows = commands.add_parser("repro", help="a script that shows a layer's plan, its time and error, without this")
+    shows.add_argument("atlas", type=Path, help="a folder of results/plans, or a document")
+    shows.add_argument("layer", help="by name: layer1.0.conv1")
+    shows.add_argument("-o", "--output", type=Path, metavar="FILE", help="default the standard output")
+    for command in (export, diff, shows):
         command.add_argument("--pick", choices=(FASTEST, TORCH), default=FASTEST, help="of an atlas; default fastest")
     return made
