@@ -35,9 +35,9 @@ from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
 IGNORED = {
-    "--algorithm": ("rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes", "any_card"),
-    "--support": ("unsupported", "provider", "rounds", "minutes", "any_card"),
-    "--choice": ("unsupported", "provider", "max_workspace", "minutes", "any_card"),
+    "--algorithm": ("energy", "rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes", "any_card"),
+    "--support": ("energy", "unsupported", "provider", "rounds", "minutes", "any_card"),
+    "--choice": ("energy", "unsupported", "provider", "max_workspace", "minutes", "any_card"),
     "--plans": ("unsupported", "provider", "max_workspace"),
 }
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
@@ -67,6 +67,8 @@ def parser() -> OneLineParser:
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
+    energy = "for --plans: energy of the fastest plans of each shape, and of passes (minutes more)"
+    made.add_argument("--energy", action="store_true", help=energy)
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
@@ -168,7 +170,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
         question = PLANS if options.plans else CHOICE
-        request = _request(options, model, "torch", question=question, rounds=options.rounds)
+        request = _request(options, model, "torch", question=question, rounds=options.rounds, energy=options.energy)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
     if options.plans and request.device_type == "cpu":

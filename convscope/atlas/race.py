@@ -24,6 +24,7 @@ from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, release
 from convscope.failures import Failure
 from convscope.profiling.bench import Bench
+from convscope.profiling.layer_energy import LayerEnergy
 from convscope.storage.table import fill
 from convscope.verification import choice
 from convscope.verification.candidates import (
@@ -56,6 +57,7 @@ class Shape:
         dropped: plans that are far behind.
         errors: of the choosers, against float64.
         kernels: those of the choosers.
+        energies: of a call alone, of some of the fastest plans and of PyTorch's choice.
     """
 
     layers: tuple[Layer, ...]
@@ -64,6 +66,7 @@ class Shape:
     dropped: set[str] = field(default_factory=set)
     errors: dict[str, float | None] = field(default_factory=dict)
     kernels: dict[str, Mapping[str, int]] = field(default_factory=dict)
+    energies: dict[str, LayerEnergy] = field(default_factory=dict)
 
     @property
     def first(self) -> Layer:
@@ -81,12 +84,22 @@ class Shape:
         most = max(FAR_BEHIND * least, least + FAR_BEHIND_MS)
         self.dropped |= {name for name, mean_ms in means.items() if mean_ms > most}
 
-    def fastest(self) -> str | None:
-        """Return the rival with the least mean of those with the most rounds, None where none was timed."""
+    def in_order(self) -> list[str]:
+        """Return the rivals with the most rounds, that with the least mean first."""
         timed = {name: times for name in self.rivals() if (times := self.times_ms.get(name))}
         most = max(map(len, timed.values()), default=0)
         whole = {name: fmean(times.values()) for name, times in timed.items() if len(times) == most}
-        return min(whole, key=lambda name: whole[name], default=None)
+        return sorted(whole, key=lambda name: whole[name])
+
+    def fastest(self) -> str | None:
+        """Return the first of `in_order`, None where none was timed."""
+        return next(iter(self.in_order()), None)
+
+    def most_frugal(self) -> str | None:
+        """Return the rival with the least energy, None where none is known."""
+        rivals = {*self.rivals()}
+        known = {name: found.energy_j for name, found in self.energies.items() if found.energy_j and name in rivals}
+        return min(known, key=lambda name: known[name], default=None)
 
 
 def shapes_of(subject: Subject, note: Note) -> list[Shape]:
@@ -184,6 +197,9 @@ class Race(AssignmentSwap):
         """Judge whole passes: the fastest of each shape together, and the choosers."""
         best = [shape.fastest() or HEURISTIC for shape in self.shapes]
         self.assignments[choice.TOGETHER] = self._assigned(best)
+        if any(shape.energies for shape in self.shapes):
+            frugal = [shape.most_frugal() or name for shape, name in zip(self.shapes, best, strict=True)]
+            self.assignments[choice.FRUGAL] = self._assigned(frugal)
         return choice.judge(self._subject, self._bench, self, rounds)
 
     def trace(self) -> None:

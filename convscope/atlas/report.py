@@ -33,11 +33,18 @@ def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
     calls = sum(mine[0].layers for mine in shapes.values())
     lines = [table(HEADER, [_line(mine) for mine in shapes.values()])]
     lines += [report.pass_line(name, judged, calls) for name, judged in passes.items()]
+    lines += [_energy_line(name, judged) for name, judged in passes.items() if judged.energy_per_inference_j]
     counted = Counter(row.outcome for row in rows if row.engine is not None)
     lines.append("plans: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common()))
     wrong = [row for row in rows if row.outcome == tolerance.WRONG]
     lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in wrong]
     return "\n".join([*lines, report.advice(passes)])
+
+
+def _energy_line(name: str, judged: PassRow) -> str:
+    """Return what a pass by an assignment spends."""
+    spent_j, half_j = judged.energy_per_inference_j or 0.0, judged.energy_uncertainty_j
+    return f"{name}: {1e3 * spent_j:.2f}" + (f" ± {1e3 * half_j:.2f}" if half_j else "") + " mJ a pass"
 
 
 def _line(rows: Sequence[PlanRow]) -> tuple[str, ...]:

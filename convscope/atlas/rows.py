@@ -53,6 +53,7 @@ class PlanRow:
     the fastest in the rounds that both have, with half its interval (all pairs of a shape that have two rounds hold
     together at 99 %; none after one round). These rounds picked the fastest, so that regrets read too large: `passes`
     has rounds that did not. `same_kernels_as` is another plan that launches the same kernels, the fastest of them.
+    Energy is that of a call replayed alone, of some of the fastest plans and PyTorch's choice, where it was asked for.
     """
 
     model: str
@@ -101,6 +102,9 @@ class PlanRow:
     slurm_job_id: str | None = None
     git_commit: str | None = None
     start: int | None = None
+    energy_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    energy_reason: str | None = None
 
 
 @dataclass(frozen=True)

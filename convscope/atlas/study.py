@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from convscope.atlas import race, report, tables
+from convscope.atlas import energy, race, report, tables
 from convscope.atlas.rows import PLANS, RoundKey
 from convscope.errors import InputError
 from convscope.storage.environment import Environment
@@ -48,10 +48,16 @@ class AtlasStudy(VerificationStudy):
             racing.leave_out_slow()
             racing.resume(store.objects("plan_times")["plan_times"])
             self._run(racing, store, began_s)
+            if run.energy:
+                energy.measure(subject, bench, shapes)
             passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
+            spent = energy.of_passes(racing, subject, bench) if run.energy else {}
             racing.trace()
         layers = tables.layer_rows(self.key, racing.shapes)
-        return [*layers, *choice.pass_rows(self.key, run, passes), *tables.rows(run, environment, racing.shapes)]
+        judged = [
+            tables.with_energy(row, spent.get(row.convolutions_by)) for row in choice.pass_rows(self.key, run, passes)
+        ]
+        return [*layers, *judged, *tables.rows(run, environment, racing.shapes)]
 
     def _run(self, racing: race.Race, store: Store, began_s: float) -> None:
         """Run the rounds that are missing, as many as the budget allows."""

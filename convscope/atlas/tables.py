@@ -13,12 +13,15 @@ from convscope.atlas.race import ROUNDS_LEAST, Shape
 from convscope.atlas.rows import OK, PlanLayerRow, PlanRow
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import Mode
+from convscope.power.energy import LoadEnergy
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.table import fill
 from convscope.timing.summary import paired_difference, summarize
 from convscope.verification.choice import pair_confidence, same_kernels
-from convscope.verification.rows import ModelKey
+from convscope.verification.rows import ModelKey, PassRow
+
+ENERGY = {"j": "energy_j", "uncertainty_j": "uncertainty_j", "reason": "reason"}
 
 
 def layer_rows(key: ModelKey, shapes: Sequence[Shape]) -> list[PlanLayerRow]:
@@ -32,6 +35,14 @@ def layer_rows(key: ModelKey, shapes: Sequence[Shape]) -> list[PlanLayerRow]:
         for each in shape.layers
     ]  # fmt: skip
     return sorted(found, key=lambda row: row.position)
+
+
+def with_energy(row: PassRow, spent: LoadEnergy | None) -> PassRow:
+    """Return the row of an assignment with the energy of its pass, where that is known."""
+    if spent is None:
+        return row
+    energy_j, uncertainty_j = spent.per_inference_j, spent.uncertainty_j
+    return dataclasses.replace(row, energy_per_inference_j=energy_j, energy_uncertainty_j=uncertainty_j)
 
 
 def rows(run: Run, here: Environment, shapes: Sequence[Shape]) -> list[PlanRow]:
@@ -49,7 +60,9 @@ def _rows(run: Run, here: Environment, shape: Shape) -> list[PlanRow]:
         twins = (other for other in in_order if other in by_name and other != name)
         twin = next((other for other in twins if same_kernels(launched.get(name), launched.get(other))), None)
         plan = by_name.get(name)
-        cells = _of_plan(plan) if plan else {"outcome": OK, "relative_error": shape.errors.get(name)}
+        cells: dict[str, Any] = _of_plan(plan) if plan else {"outcome": OK, "relative_error": shape.errors.get(name)}
+        if (energy := shape.energies.get(name)) is not None:
+            cells |= {f"energy_{cell}": getattr(energy, attribute) for cell, attribute in ENERGY.items()}
         found.append(fill(
             PlanRow, here, run, shape.first, layer=shape.first.name, layers=len(shape.layers), candidate=name,
             is_fastest=name == fastest, same_kernels_as=twin, input_size=run.input_sizes[0],

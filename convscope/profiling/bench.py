@@ -207,6 +207,11 @@ class Bench:
             self._note_once(reason)
         return energy, reason
 
+    def pass_energy(self, given: Inputs) -> tuple[LoadEnergy | None, str | None]:
+        """Measure the energy of a captured pass; NotCapturableError where it cannot be captured."""
+        with graphs.capture(partial(self._model, *given)) as plain:
+            return self.steady_energy(graphs.settle(plain))
+
     def release(self) -> None:
         """Free the GPU memory that a size used."""
         release(self._device)
@@ -298,8 +303,7 @@ class Bench:
             return None, None
         if self._refused:
             return self.steady_energy(eager.eager_load(partial(self._model, *given), times))
-        with graphs.capture(partial(self._model, *given)) as plain:
-            return self.steady_energy(graphs.settle(plain))
+        return self.pass_energy(given)
 
     def _eager_ms(self, given: Inputs, samples: int, enough_s: float = float("inf")) -> list[float]:
         return self._stopwatch.eager(partial(self._model, *given), samples=samples, enough_s=enough_s).all_ms

@@ -69,7 +69,9 @@ class Breakdown:
 
 
 @dataclass(frozen=True)
-class _Call:
+class CallOfPass:
+    """A convolution as a pass calls it: its name, its module, a copy of its input and of its output."""
+
     name: str
     module: nn.Module
     given: torch.Tensor
@@ -93,7 +95,7 @@ def measure(
         RuntimeError: the GPU is lost, or a mistake of the program.
     """
     try:
-        calls = _calls(model, inputs)
+        calls = calls_of(model, inputs)
     except RuntimeError as error:
         reason = _reason(error, inputs[0].device)
         return Breakdown((LayerEnergy(None, None, reason),) * len(layers), None, reason)
@@ -103,12 +105,33 @@ def measure(
         copied = not call.given.is_contiguous(memory_format=backends.LAYOUTS[backends.settings_in_force().layout])
         key = (layer.cost_key, copied, getattr(call.module, "algorithm", "torch"))
         if key not in measured:
-            measured[key] = _or_reason(functools.partial(_alone, call, measure_energy), inputs[0].device)
+            measured[key] = alone(call, measure_energy)
         energies.append(measured[key])
     if refused:
         return Breakdown(tuple(energies), None, f"no energy: {refused}")
     rest = _or_reason(functools.partial(_rest, model, inputs, calls, measure_energy), inputs[0].device)
     return Breakdown(tuple(energies), rest.energy_j, rest.reason)
+
+
+def alone(call: CallOfPass, measure_energy: EnergyMeasurement) -> LayerEnergy:
+    """Measure the energy of a call, replayed alone with its tensors rotated through more than the L2 cache.
+
+    Raises:
+        RuntimeError: the GPU is lost, or a mistake of the program.
+    """
+    return _or_reason(functools.partial(_alone, call, measure_energy), call.given.device)
+
+
+def calls_of(model: nn.Module, inputs: Inputs) -> list[CallOfPass]:
+    """Return the calls of convolutions of one pass, in order."""
+    calls: list[CallOfPass] = []
+
+    def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
+        calls.append(CallOfPass(name, module, given.detach().clone(), output.detach().clone()))
+
+    with watched(model, after=after):
+        model(*inputs)
+    return calls
 
 
 def _or_reason(measure_one: Callable[[], LayerEnergy], device: torch.device) -> LayerEnergy:
@@ -129,7 +152,9 @@ def _reason(error: RuntimeError, device: torch.device) -> str:
     return f"no energy: {failure.status}: {failure.reason}"
 
 
-def _rest(model: nn.Module, inputs: Inputs, calls: Sequence[_Call], measure_energy: EnergyMeasurement) -> LayerEnergy:
+def _rest(
+    model: nn.Module, inputs: Inputs, calls: Sequence[CallOfPass], measure_energy: EnergyMeasurement
+) -> LayerEnergy:
     with _stubbed(model, calls), graphs.capture(lambda: model(*inputs)) as captured:
         return _of_one(*measure_energy(graphs.ReplayLoad.of(captured)))
 
@@ -140,23 +165,12 @@ def _of_one(energy: LoadEnergy | None, reason: str | None, calls: int = 1) -> La
     return LayerEnergy(energy.per_inference_j / calls, energy.uncertainty_j / calls)
 
 
-def _calls(model: nn.Module, inputs: Inputs) -> list[_Call]:
-    calls: list[_Call] = []
-
-    def after(name: str, module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> None:
-        calls.append(_Call(name, module, given.detach().clone(), output.detach().clone()))
-
-    with watched(model, after=after):
-        model(*inputs)
-    return calls
-
-
 def copies_needed(call_bytes: int, l2_bytes: int) -> int:
     """Return how many copies of a layer's tensors exceed the L2 cache `L2_MULTIPLE` times over; at least two."""
     return max(2, math.ceil(L2_MULTIPLE * l2_bytes / call_bytes))
 
 
-def _alone(call: _Call, measure_energy: EnergyMeasurement) -> LayerEnergy:
+def _alone(call: CallOfPass, measure_energy: EnergyMeasurement) -> LayerEnergy:
     l2_bytes = torch.cuda.get_device_properties(call.given.device).L2_cache_size
     tensors = [call.given, call.output, *call.module.parameters()]
     copies = copies_needed(sum(tensor.nbytes for tensor in tensors), l2_bytes)
@@ -188,7 +202,7 @@ class _Stub(nn.Module):
 
 
 @contextlib.contextmanager
-def _stubbed(model: nn.Module, calls: Sequence[_Call]) -> Iterator[None]:
+def _stubbed(model: nn.Module, calls: Sequence[CallOfPass]) -> Iterator[None]:
     modules = {call.name: call.module for call in calls if not isinstance(call.module, Call)}
     outputs = {call.name: itertools.cycle([one.output for one in calls if one.name == call.name]) for call in calls}
     has_calls = len(modules) < len(outputs)

@@ -42,8 +42,8 @@ from convscope.verification.rows import ChoiceRow, ModelKey, PassRow
 T = TypeVar("T")
 CONFIDENCE = 0.99
 ROUNDS = 5
-TOGETHER = "fastest of each layer"
-JUDGED = (TOGETHER, *PICKS)
+TOGETHER, FRUGAL = "fastest of each layer", "most frugal of each layer"
+JUDGED = (TOGETHER, FRUGAL, *PICKS)
 
 
 @dataclass(frozen=True)

@@ -59,8 +59,8 @@ def make_verification(
     dtype = dtype or "float32"
     if dtype == "float64" and question != SUPPORT:
         raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
-    settings["dtype"] = "float32" if dtype == "float64" else dtype
-    run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), energy=False, **settings)
+    given = {"energy": False, **settings, "dtype": "float32" if dtype == "float64" else dtype}
+    run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), **given)
     fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
     return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)

@@ -112,7 +112,7 @@ class PassRow:
 
     `layers_us` is the sum of the convolutions, `regret_us` what it is more than that of the fastest together,
     `saved_us` what the pass is shorter than PyTorch's: differences round by round, with half their 99 % interval. An
-    older version's table has none of these.
+    older version's table has none of these. Energy is that of a captured pass, where it was asked for.
     """
 
     model: str
@@ -130,6 +130,8 @@ class PassRow:
     saved_ci99_us: float | None = None
     dtype: str | None = None
     layout: str | None = None
+    energy_per_inference_j: float | None = None
+    energy_uncertainty_j: float | None = None
 
 
 _CHOICE = {

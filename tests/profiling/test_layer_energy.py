@@ -162,7 +162,7 @@ def test_the_rest_runs_no_convolution_and_the_model_gets_its_own_back(steps: lis
     given = torch.randn(1, 3, 16, 16)
     with torch.inference_mode():
         expected = model(given)
-        calls = layer_energy._calls(model, (given,))
+        calls = layer_energy.calls_of(model, (given,))
         with layer_energy._stubbed(model, calls):
             assert not convolution_modules(model)
             assert torch.equal(model(given), expected)
@@ -214,7 +214,7 @@ def test_outputs_that_do_not_fit_beside_each_other_are_a_reason_of_every_layer(
     def refuse(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(layer_energy, "_calls", refuse)
+    monkeypatch.setattr(layer_energy, "calls_of", refuse)
     found = measured()
     assert {layer.reason for layer in found.layers} == {found.rest_reason} == {"no energy: oom: CUDA out of memory"}
     assert len(found.layers) == 4
