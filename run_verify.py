@@ -29,7 +29,7 @@ from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
 from convscope.verification import report, verdict
 from convscope.verification.evidence import Subject, gather, open_subject
-from convscope.verification.request import CHOICE, PLANS, SUPPORT, Verification, make_verification
+from convscope.verification.request import CHOICE, FIRST_CALL, PLANS, SUPPORT, Verification, make_verification
 from convscope.verification.study import TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
 
@@ -38,6 +38,7 @@ IGNORED = {
     "--algorithm": ("energy", "rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes", "any_card"),
     "--support": ("energy", "unsupported", "provider", "rounds", "minutes", "any_card"),
     "--choice": ("energy", "unsupported", "provider", "max_workspace", "minutes", "any_card"),
+    "--first-call": ("energy", "unsupported", "provider", "rounds", "max_workspace", "minutes", "any_card"),
     "--plans": ("unsupported", "provider", "max_workspace"),
 }
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
@@ -55,6 +56,8 @@ def parser() -> OneLineParser:
     what.add_argument("--support", action="store_true", help="which of cuDNN's algorithms each layer can use")
     what.add_argument("--choice", action="store_true", help="the fastest for each layer, and what other choices cost")
     what.add_argument("--plans", action="store_true", help="every plan of cuDNN's graph API, and what PyTorch's costs")
+    first = "what the first pass costs: search, plans, compilation; when it has paid"
+    what.add_argument("--first-call", action="store_true", help=first)
     made.add_argument("--input-size", type=int, default=224, metavar="PX", help="pixels, default 224")
     made.add_argument("--batch-size", type=int, default=1)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -97,7 +100,10 @@ def main(arguments: list[str] | None = None) -> int:
     """
     made = parser()
     options = made.parse_args(arguments)
-    question = next((f"--{name}" for name in (SUPPORT, CHOICE, PLANS) if getattr(options, name)), "--algorithm")
+    question = next(
+        (f"--{name.replace('_', '-')}" for name in (SUPPORT, CHOICE, PLANS, FIRST_CALL) if getattr(options, name)),
+        "--algorithm",
+    )
     made.refuse_ignored(arguments, IGNORED[question], question)
     try:
         if options.model == "all" and find_device(options.device).type == "cuda":
@@ -169,7 +175,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
-        question = PLANS if options.plans else CHOICE
+        question = PLANS if options.plans else CHOICE if options.choice else FIRST_CALL
         request = _request(options, model, "torch", question=question, rounds=options.rounds, energy=options.energy)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")

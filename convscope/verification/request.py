@@ -11,12 +11,12 @@ from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run
 from convscope.storage.paths import slug, suffix
 
-SUPPORT, CHOICE, PLANS = "support", "choice", "plans"
+SUPPORT, CHOICE, PLANS, FIRST_CALL = "support", "choice", "plans", "first_call"
 
 
 @dataclass(frozen=True)
 class Verification(Run):
-    """Question of a model, one of `SUPPORT`, `CHOICE` and `PLANS`; None asks for the verdict on one algorithm.
+    """Question of a model: `SUPPORT`, `CHOICE`, `PLANS` or `FIRST_CALL`; None asks for the verdict on one algorithm.
 
     Attributes:
         rounds: captures of each candidate, for a choice and for plans.

@@ -1,4 +1,4 @@
-"""Tables of a verification, and their schemas: support, choice; a folder for each model at one size."""
+"""Tables of a verification, and their schemas: support, choice, first calls; a folder for each model at one size."""
 
 from __future__ import annotations
 
@@ -134,6 +134,58 @@ class PassRow:
     energy_uncertainty_j: float | None = None
 
 
+@dataclass(frozen=True)
+class FirstPassRow:
+    """The first pass of a model by one way to convolve, in a process of its own; times in ms, by the host's clock.
+
+    `extra_ms` is what the convolutions took longer in the first pass than in a later one, `library_ms` a first call of
+    another shape, before. `pass_ms` is a replayed pass; `pays_after` the pass after which the way has taken less time
+    in all than PyTorch's default, empty for never.
+    """
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    convolutions_by: str
+    extra_ms: float
+    first_layers_ms: float
+    library_ms: float | None
+    pass_ms: float
+    pays_after: int | None
+    layers: int
+    layers_by_torch: int
+    dtype: str
+    layout: str
+    gpu_name: str | None
+    driver: str | None
+    cudnn: str | None
+    host: str | None = None
+    gpu_uuid: str | None = None
+    slurm_job_id: str | None = None
+    git_commit: str | None = None
+    start: int | None = None
+
+
+@dataclass(frozen=True)
+class FirstCallRow:
+    """The first call of a convolution by one way, and the least of its later calls; `reason` why PyTorch ran it."""
+
+    model: str
+    input_size: int
+    batch_size: int
+    math: str
+    layer: str
+    position: int
+    convolutions_by: str
+    ran: str | None
+    first_ms: float
+    later_ms: float
+    extra_ms: float
+    workspace_bytes: int | None
+    reason: str | None
+
+
 _CHOICE = {
     "passes": Table(PassRow, unique=("convolutions_by",), first=8),
     "choice": Table(ChoiceRow, unique=("position", "candidate"), first=6),
@@ -147,3 +199,8 @@ SUPPORT = Schema(
     upgrades=(with_starts("verification", _FREE),),
 )
 CHOICE = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _CHOICE),))
+_FIRST = {
+    "first_call": Table(FirstCallRow, unique=("position", "convolutions_by"), first=13),
+    "first_passes": Table(FirstPassRow, unique=("convolutions_by",), first=12),
+}
+FIRST_CALL = dataclasses.replace(SUPPORT, parts=(Part(ModelKey, _FIRST),))

@@ -13,6 +13,7 @@ from torch import nn
 
 from convscope.cli.display import table
 from convscope.convolution import backends
+from convscope.errors import InputError
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
@@ -20,14 +21,15 @@ from convscope.storage.paths import now_utc
 from convscope.storage.schema import Schema
 from convscope.storage.store import Store
 from convscope.timing.layer_times import LayerTimer
-from convscope.verification import choice, report, support
+from convscope.verification import choice, first_call, report, support
 from convscope.verification.evidence import Subject, open_subject
-from convscope.verification.request import CHOICE, SUPPORT, Verification
+from convscope.verification.request import CHOICE, FIRST_CALL, SUPPORT, Verification
 from convscope.verification.rows import CHOICE as CHOICE_SCHEMA
+from convscope.verification.rows import FIRST_CALL as FIRST_CALL_SCHEMA
 from convscope.verification.rows import SUPPORT as SUPPORT_SCHEMA
 from convscope.verification.rows import ModelKey
 
-SCHEMAS = {SUPPORT: SUPPORT_SCHEMA, CHOICE: CHOICE_SCHEMA}
+SCHEMAS = {SUPPORT: SUPPORT_SCHEMA, CHOICE: CHOICE_SCHEMA, FIRST_CALL: FIRST_CALL_SCHEMA}
 
 
 @dataclass
@@ -83,7 +85,8 @@ class VerificationStudy:
 
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Measure what the folder has not; return its rows."""
-        asked = {SUPPORT: self._support, CHOICE: self._choice}[str(self.request.question)]
+        question = str(self.request.question)
+        asked = {SUPPORT: self._support, CHOICE: self._choice, FIRST_CALL: self._first_call}[question]
         return asked(subject, environment, store)
 
     def bench(self, subject: Subject) -> Bench:
@@ -105,6 +108,13 @@ class VerificationStudy:
         rows = choice.rows(run, environment, subject.layers, result.candidates)
         return [*rows, *choice.pass_rows(self.key, run, result.passes)]
 
+    def _first_call(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
+        found = first_call.measure(self.request, self.note)
+        if not found:
+            raise InputError(f"no way to convolve {self.request.model} could be measured: the lines above say why")
+        store.begin(self.request, environment, sys.argv)
+        return [*first_call.rows(self.key, self.request, environment, subject.layers, found)]
+
 
 def support_text(store: Store) -> tuple[str, bool]:
     """Return the table of support as text, and whether rules and card agree everywhere."""
@@ -121,4 +131,10 @@ def choice_text(store: Store) -> tuple[str, bool]:
     return report.choice_report(found["choice"], {row.convolutions_by: row for row in found["passes"]}), True
 
 
-TEXTS = {SUPPORT: support_text, CHOICE: choice_text}
+def first_call_text(store: Store) -> tuple[str, bool]:
+    """Return what the first pass costs by each way to convolve, as text."""
+    found = store.objects("first_passes", "first_call")
+    return first_call.text(found["first_passes"], found["first_call"]), True
+
+
+TEXTS = {SUPPORT: support_text, CHOICE: choice_text, FIRST_CALL: first_call_text}

@@ -57,7 +57,7 @@ def test_a_layer_that_computes_something_else_is_not_confirmed(
         (["--plans", "--minutes", "-1"], "argument --minutes: invalid number of minutes value: '-1'"),
         (["--plans", "--minutes", "nan"], "argument --minutes: invalid number of minutes value: 'nan'"),
         (["--plans"], "--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU"),
-        ([], "one of the arguments --algorithm --algorithm-file --support --choice --plans is required"),
+        ([], "one of the arguments --algorithm --algorithm-file --support --choice --plans --first-call is required"),
     ],
 )
 def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
