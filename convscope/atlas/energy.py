@@ -21,7 +21,7 @@ from convscope.verification.candidates import HEURISTIC
 from convscope.verification.choice import FRUGAL, TOGETHER
 from convscope.verification.evidence import Subject
 
-PLANS_MOST = 4
+PLANS_MOST = 3
 """Plans of a shape whose energy is measured. What takes much longer takes more energy, too."""
 JUDGED = (TOGETHER, FRUGAL, HEURISTIC)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -10,13 +13,15 @@ import torch
 from torch import nn
 
 import convscope
+import run_profile
 import run_verify
 from convscope import __main__ as program
 from convscope.convolution import backends, models
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
-from convscope.pinning.document import SETTINGS, Pin, Pins
+from convscope.pinning import repro
+from convscope.pinning.document import FIGURES, SETTINGS, Pin, Pins, read
 from convscope.pinning.pinned import PinnedConv2d
 from convscope.timing import graphs, trace
 
@@ -71,7 +76,7 @@ def test_a_pinned_model_is_right_eager_in_a_graph_and_compiled(dtype: str, layou
 
 
 def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["--model", "alexnet", "--plans", "--rounds", "3", "--output-dir", str(tmp_path)]
+    arguments = ["--model", "alexnet", "--plans", "--rounds", "3", "--energy", "--output-dir", str(tmp_path)]
     assert run_verify.main(arguments) == 0
     (folder,) = tmp_path.iterdir()
     plans = pd.read_csv(folder / "plans.csv")
@@ -84,6 +89,13 @@ def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsy
     assert (plans[plans["is_fastest"]].groupby("layer").size() == 1).all()
     torchs = plans[plans["candidate"] == "torch"]
     assert torchs["same_kernels_as"].notna().all()  # PyTorch's pick is one of the plans
+    energies = plans[plans["energy_j"].notna()]
+    assert set(energies["layer"]) == set(plans["layer"])
+    assert set(energies["candidate"]) > {"torch"}
+    assert energies["energy_j"].between(1e-5, 1e-1).all()
+    passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
+    spent_j = passes["energy_per_inference_j"]
+    assert spent_j[["fastest of each layer", "most frugal of each layer", "torch"]].between(1e-3, 1.0).all()
     assert program.main(["plans", "export", str(folder)]) == 0
     assert program.main(["plans", "diff", str(folder), str(folder / "plans.json")]) == 0
     model = models.build("alexnet").cuda().eval()
@@ -96,3 +108,38 @@ def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsy
         kernels = trace.record_each([lambda: model(x)])[0].kernels
     assert kernels
     assert sum(isinstance(module, PinnedConv2d) for module in model.modules()) == 5
+    check_algorithm_file(folder / "plans.json", tmp_path / "profile", capsys)
+
+
+def check_algorithm_file(document: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Profile and verify by a document: what ran is what it has, and what it has not is refused."""
+    wanted = {pin.layer: pin.algorithm for pin in read(document).layers}
+    arguments = ["--model", "alexnet", "--algorithm-file", str(document)]
+    assert run_profile.main([*arguments, "--test", "--output-dir", str(folder)]) == 0
+    layers = pd.read_csv(folder / "alexnet_planned_layers.csv")
+    assert dict(zip(layers["layer"], layers["ran_algorithm"], strict=True)) == wanted
+    assert set(layers["status"]) == {"ok"}
+    capsys.readouterr()
+    assert run_verify.main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "CONFIRMED"
+    assert run_profile.main([*arguments, "--num-sizes", "1", "--input-range", "256", "300"]) == 2
+    assert "the document has no plan of its name and shape: 5 of 5 convolutions" in capsys.readouterr().err
+    assert run_profile.main([*arguments, "--test", "--math", "fp32"]) == 2
+    assert "math tf32, here fp32" in capsys.readouterr().err
+
+
+def test_a_script_shows_a_plan_with_nvidias_frontend_alone(tmp_path: Path):
+    pytest.importorskip("cudnn", reason="nvidia-cudnn-frontend is not installed")
+    model = Pair().cuda().eval()
+    pins = pins_of(model, torch.randn(4, 32, 20, 24, device="cuda"), "float32", "nchw", 0)
+    settings = {**pins.settings, "model": "pair", "math": "tf32"}
+    shown = Pins(settings, pins.stack, None, [replace(pin, figures=dict.fromkeys(FIGURES)) for pin in pins.layers])
+    script = tmp_path / "repro.py"
+    script.write_text(repro.script(shown, "one"))
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["plan", "pytorch"]
+    for line in lines:
+        assert 0 < float(line.split()[1]) < 100
+        assert 0 < float(line.split()[-1]) < 2e-3

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
+import run_profile
 import run_verify
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
@@ -169,3 +172,33 @@ def test_a_layer_by_a_plan_runs_in_a_graph_on_any_stream_and_refuses_what_it_can
         with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
             Conv2d(module, "plan:9999", "only")(x)
     cuda_operator().release()
+
+
+def test_autotune_profiles_each_layer_with_its_fastest_plan(tmp_path: Path):
+    assert (
+        run_profile.main(["--model", "alexnet", "--algorithm", "autotune", "--test", "--output-dir", str(tmp_path)])
+        == 0
+    )
+    layers = pd.read_csv(tmp_path / "alexnet_autotune_layers.csv")
+    assert len(layers) == 5
+    assert layers["ran_algorithm"].str.startswith("plan:").all()
+    assert set(layers["ran_provider"]) == {"cudnn graph"}
+    assert set(layers["status"]) == {"ok"}
+
+
+def test_autotune_is_confirmed(capsys: pytest.CaptureFixture[str]):
+    assert (
+        run_verify.main(["--model", "alexnet", "--algorithm", "autotune", "--dtype", "float16", "--layout", "nhwc"])
+        == 0
+    )
+    assert capsys.readouterr().out.splitlines()[-1] == "CONFIRMED"
+
+
+def test_first_calls_of_every_way(tmp_path: Path):
+    assert run_verify.main(["--model", "alexnet", "--first-call", "--output-dir", str(tmp_path)]) == 0
+    (folder,) = tmp_path.iterdir()
+    passes = pd.read_csv(folder / "first_passes.csv").set_index("convolutions_by")
+    assert set(passes.index) == {"torch", "torch benchmark", "guess", "heuristic a", "direct"}
+    assert (passes["extra_ms"] > 0).all()
+    assert passes.loc["torch benchmark", "extra_ms"] > passes.loc["torch", "extra_ms"]
+    assert (passes["layers_by_torch"] == 0).all()
