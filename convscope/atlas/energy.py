@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 from tqdm import tqdm
 
-from convscope.atlas.race import Race, Shape
+from convscope.atlas.race import FRUGAL, Race, Shape
 from convscope.convolution import algorithms
 from convscope.convolution.swap import Conv2d
 from convscope.power.energy import LoadEnergy
@@ -18,7 +18,7 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.layer_energy import CallOfPass
 from convscope.timing.calls import Call
 from convscope.verification.candidates import HEURISTIC
-from convscope.verification.choice import FRUGAL, TOGETHER
+from convscope.verification.choice import TOGETHER
 from convscope.verification.evidence import Subject
 
 PLANS_MOST = 3
@@ -36,6 +36,8 @@ def contenders(shape: Shape) -> list[str]:
 
 def measure(subject: Subject, bench: Bench, shapes: Sequence[Shape]) -> None:
     """Measure the energy of a call of each shape, by its contenders and as PyTorch runs it, on the numbers of a pass.
+
+    The model runs PyTorch's own convolutions.
 
     Raises:
         RuntimeError: the GPU is lost, or a mistake of the program.

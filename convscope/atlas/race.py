@@ -45,6 +45,7 @@ from convscope.verification.trial import Trial
 FAR_BEHIND, FAR_BEHIND_MS = 1.25, 0.002
 """A plan is timed no more when its mean is above the least of its shape by both: this factor, and this time."""
 ROUNDS_LEAST = 2
+FRUGAL = "most frugal of each layer"
 _PASS = "a pass of plans"
 
 
@@ -194,13 +195,13 @@ class Race(AssignmentSwap):
         ]
 
     def judged(self, rounds: int) -> dict[str, PassRounds]:
-        """Judge whole passes: the fastest of each shape together, and the choosers."""
+        """Judge whole passes: the fastest of each shape together, the most frugal where known, and the choosers."""
         best = [shape.fastest() or HEURISTIC for shape in self.shapes]
         self.assignments[choice.TOGETHER] = self._assigned(best)
         if any(shape.energies for shape in self.shapes):
             frugal = [shape.most_frugal() or name for shape, name in zip(self.shapes, best, strict=True)]
-            self.assignments[choice.FRUGAL] = self._assigned(frugal)
-        return choice.judge(self._subject, self._bench, self, rounds)
+            self.assignments[FRUGAL] = self._assigned(frugal)
+        return choice.judge(self._subject, self._bench, self, rounds, (choice.TOGETHER, FRUGAL, *PICKS))
 
     def trace(self) -> None:
         """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times."""

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from convscope.atlas import energy, race, report, tables
@@ -15,6 +16,7 @@ from convscope.errors import InputError
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
 from convscope.verification import choice
+from convscope.verification.candidates import HEURISTIC
 from convscope.verification.evidence import Subject
 from convscope.verification.rows import ModelKey
 from convscope.verification.study import VerificationStudy
@@ -49,7 +51,7 @@ class AtlasStudy(VerificationStudy):
             racing.resume(store.objects("plan_times")["plan_times"])
             self._run(racing, store, began_s)
             if run.energy:
-                energy.measure(subject, bench, shapes)
+                racing.run(HEURISTIC, partial(energy.measure, subject, bench, shapes))
             passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
             spent = energy.of_passes(racing, subject, bench) if run.energy else {}
             racing.trace()

@@ -42,8 +42,8 @@ from convscope.verification.rows import ChoiceRow, ModelKey, PassRow
 T = TypeVar("T")
 CONFIDENCE = 0.99
 ROUNDS = 5
-TOGETHER, FRUGAL = "fastest of each layer", "most frugal of each layer"
-JUDGED = (TOGETHER, FRUGAL, *PICKS)
+TOGETHER = "fastest of each layer"
+JUDGED = (TOGETHER, *PICKS)
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ def study(subject: Subject, bench: Bench, note: Note, rounds: int = ROUNDS) -> C
         return ChoiceResult(candidates, judged)
 
 
-def judge(subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: int) -> dict[str, PassRounds]:
+def judge(
+    subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: int, judged: Sequence[str] = JUDGED
+) -> dict[str, PassRounds]:
     """Time the fastest of each layer together, and what the choosers chose, in rounds that did not pick them."""
     stopwatch, model = Stopwatch(subject.device), subject.model
-    names = [name for name in JUDGED if name in swapped.assignments]
+    names = [name for name in judged if name in swapped.assignments]
     layers = _rounds(subject, bench, swapped, range(rounds, 2 * rounds), names)
     passes: dict[str, list[float]] = {name: [] for name in layers}
 

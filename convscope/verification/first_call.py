@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from statistics import fmean
 
 import torch
 from torch import nn
@@ -30,9 +31,13 @@ from convscope.convolution.swap import Swap
 from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.table import fill
+from convscope.timing import placement
 from convscope.timing.calls import watched
+from convscope.timing.placement import PLACEMENTS
 from convscope.timing.stopwatch import Stopwatch
+from convscope.timing.summary import Difference, difference, summarize
 from convscope.verification.candidates import BENCHMARK, HEURISTIC, Note
+from convscope.verification.choice import CONFIDENCE
 from convscope.verification.evidence import Subject, open_subject
 from convscope.verification.rows import FirstCallRow, FirstPassRow, ModelKey
 
@@ -54,7 +59,7 @@ class Calls:
         ran: the algorithm of each layer, None where PyTorch ran it for itself.
         reasons: why PyTorch runs a layer in place of the algorithm, None where it does not.
         library_ms: of the first call of all, of another shape.
-        pass_ms: of a pass as it is replayed afterwards.
+        passes_ms: of a pass as it is replayed afterwards, in several placements in memory.
     """
 
     times_ms: Sequence[Sequence[float]]
@@ -62,7 +67,7 @@ class Calls:
     workspaces: Sequence[int | None]
     reasons: Sequence[str | None]
     library_ms: float
-    pass_ms: float
+    passes_ms: Sequence[float]
 
     @property
     def first_ms(self) -> list[float]:
@@ -104,7 +109,7 @@ def in_this_process(run: Run, way: str) -> Calls:
         swapped.apply(assigned.algorithms)
         passes = [_calls_ms(subject) for _ in range(PASSES)]
         seen = observe(subject.model, subject.inputs, check_errors=False)
-        pass_ms = Stopwatch(subject.device).pass_ms(partial(subject.model, *subject.inputs))
+        passes_ms = [_replayed_ms(subject, place) for place in range(PLACEMENTS)]
         swapped.restore()
     return Calls(
         times_ms=[*zip(*passes, strict=True)],
@@ -112,8 +117,14 @@ def in_this_process(run: Run, way: str) -> Calls:
         workspaces=[each.execution.workspace_bytes for each in seen],
         reasons=[assigned.reasons.get(layer.name) for layer in subject.layers],
         library_ms=library_ms,
-        pass_ms=pass_ms,
+        passes_ms=passes_ms,
     )
+
+
+def _replayed_ms(subject: Subject, place: int) -> float:
+    """Return the time of a replayed pass in one placement."""
+    with placement.moved(subject.model, subject.inputs, place) as there:
+        return Stopwatch(subject.device).pass_ms(partial(subject.model, *there))
 
 
 def _timed_ms(device: torch.device, work: Callable[[], object]) -> float:
@@ -159,12 +170,17 @@ def _calls_ms(subject: Subject) -> list[float]:
     return times_ms
 
 
+def saved(calls: Calls, torchs: Calls) -> Difference:
+    """Return what a pass is shorter than PyTorch's, at 99 %."""
+    return difference(summarize(torchs.passes_ms), summarize(calls.passes_ms), CONFIDENCE)
+
+
 def pays_after(calls: Calls, torchs: Calls) -> int | None:
-    """Return the pass after which a way has taken less time in all than PyTorch; None for never."""
-    more_ms, saved_ms = calls.extra_ms - torchs.extra_ms, torchs.pass_ms - calls.pass_ms
-    if saved_ms <= 0:
+    """Return the pass after which a way has taken less time in all than PyTorch; None where no pass is shorter."""
+    less = saved(calls, torchs)
+    if less.is_tie or less.mean_ms < 0:
         return None
-    return max(1, math.ceil(more_ms / saved_ms))
+    return max(1, math.ceil((calls.extra_ms - torchs.extra_ms) / less.mean_ms))
 
 
 def rows(
@@ -174,12 +190,14 @@ def rows(
     torchs = found.get(HEURISTIC)
     made: list[FirstCallRow | FirstPassRow] = []
     for way, calls in found.items():
-        is_other = torchs is not None and way != HEURISTIC
+        less = saved(calls, torchs) if torchs is not None and way != HEURISTIC else None
         made.append(fill(
-            FirstPassRow, key, here, run, convolutions_by=way, extra_ms=calls.extra_ms, pass_ms=calls.pass_ms,
+            FirstPassRow, key, here, run, convolutions_by=way, extra_ms=calls.extra_ms,
+            pass_ms=fmean(calls.passes_ms), saved_us=less.mean_ms * 1e3 if less else None,
+            saved_ci99_us=less.half_width_ms * 1e3 if less else None,
             first_layers_ms=sum(calls.first_ms), library_ms=None if math.isnan(calls.library_ms) else calls.library_ms,
             layers=len(layers), layers_by_torch=sum(reason is not None for reason in calls.reasons),
-            pays_after=pays_after(calls, torchs) if is_other and torchs else None,
+            pays_after=pays_after(calls, torchs) if less and torchs else None,
         ))  # fmt: skip
         by_layer = zip(layers, calls.first_ms, calls.later_ms, calls.ran, calls.workspaces, calls.reasons, strict=True)
         made += [
@@ -193,13 +211,8 @@ def rows(
 
 
 HEADER = (
-    "convolutions by",
-    "layers",
-    "first pass, ms more",
-    "of these the most",
-    "library, ms",
-    "pass, ms",
-    "has paid",
+    *("convolutions by", "layers", "first pass, ms more", "of these the most", "library, ms", "pass, ms"),
+    *("less, µs (99 %)", "has paid"),
 )
 
 
@@ -209,9 +222,10 @@ def text(passes: Sequence[FirstPassRow], calls: Sequence[FirstCallRow]) -> str:
     for row in passes:
         most = max((one for one in calls if one.convolutions_by == row.convolutions_by), key=lambda one: one.extra_ms)
         paid = f"after {row.pays_after} passes" if row.pays_after else "never"
+        less = "-" if row.saved_us is None else f"{row.saved_us:+.1f} ± {row.saved_ci99_us:.1f}"
         lines.append((
             row.convolutions_by, f"{row.layers - row.layers_by_torch} of {row.layers}", f"{row.extra_ms:.1f}",
             f"{most.layer} {most.extra_ms:.1f}", or_dash(row.library_ms, ".0f"), f"{row.pass_ms:.3f}",
-            "-" if row.convolutions_by == HEURISTIC else paid,
+            less, "-" if row.convolutions_by == HEURISTIC else paid,
         ))  # fmt: skip
     return table(HEADER, lines)

@@ -45,7 +45,8 @@ def last_line(evidence: Evidence, every: Sequence[Finding]) -> str:
     """Return CONFIRMED or NOT CONFIRMED; where it is less than the whole model with all evidence, that too."""
     if not confirmed(every):
         return "NOT CONFIRMED"
-    others = Counter(one.expected for one in evidence.layers if one.expected != evidence.run.algorithm)
+    alike = evidence.run.algorithm not in algorithms.MIXTURES  # of which another plan in each layer is what was asked
+    others = Counter(one.expected for one in evidence.layers if alike and one.expected != evidence.run.algorithm)
     less = [f"{count} of {len(evidence.layers)} layers as {name} instead" for name, count in others.items()]
     if evidence.kernels_missing:
         less.insert(0, "by names, identifiers and outputs; kernels were not checked")

@@ -12,12 +12,12 @@ from torch import nn
 
 from convscope.atlas import energy, report, tables
 from convscope.atlas.offered import KnownPlan
-from convscope.atlas.race import Race, Shape
+from convscope.atlas.race import FRUGAL, Race, Shape
 from convscope.convolution.swap import Conv2d
 from convscope.cudnn.graph.engines import Offer, Plan
 from convscope.profiling.layer_energy import CallOfPass, LayerEnergy
 from convscope.verification.candidates import HEURISTIC
-from convscope.verification.choice import FRUGAL, TOGETHER
+from convscope.verification.choice import TOGETHER
 
 JOULES = {"plan:0": 3e-3, "plan:1": 2e-3, "plan:5": 4e-3, HEURISTIC: 1e-3}
 
@@ -66,7 +66,7 @@ def test_each_shape_is_measured_once_by_its_best_plans_and_as_pytorch_runs_it(mo
 
 def test_the_most_frugal_are_put_together_and_judged_beside_the_fastest(monkeypatch: pytest.MonkeyPatch):
     race, _ = measured(monkeypatch)
-    monkeypatch.setattr("convscope.verification.choice.judge", lambda subject, bench, race, rounds: {})
+    monkeypatch.setattr("convscope.verification.choice.judge", lambda subject, bench, race, rounds, judged: {})
     race.judged(2)
     assert race.assignments[TOGETHER] == {"one": "plan:1", "two": "plan:5", "three": "plan:1"}
     assert race.assignments[FRUGAL] == {"one": "plan:1", "two": "plan:0", "three": "plan:1"}
@@ -75,7 +75,7 @@ def test_the_most_frugal_are_put_together_and_judged_beside_the_fastest(monkeypa
 def test_without_energies_nothing_is_called_frugal(monkeypatch: pytest.MonkeyPatch):
     race = OnPaper(shapes())
     race.round(0)
-    monkeypatch.setattr("convscope.verification.choice.judge", lambda subject, bench, race, rounds: {})
+    monkeypatch.setattr("convscope.verification.choice.judge", lambda subject, bench, race, rounds, judged: {})
     race.judged(2)
     assert FRUGAL not in race.assignments
 

@@ -22,7 +22,8 @@ KEY = ModelKey("net", 64, 1, "fp32")
 
 def calls(first_ms: float, pass_ms: float, **changes: object) -> Calls:
     given = {"ran": ("direct", None), "workspaces": (64, None), "reasons": (None, "no room"), "library_ms": 3.0}
-    return Calls([(first_ms, 1.0, 0.5), (2.0, 2.5, 1.5)], pass_ms=pass_ms, **given | changes)  # type: ignore[arg-type]
+    passes_ms = [pass_ms - 0.01, pass_ms, pass_ms + 0.01]
+    return Calls([(first_ms, 1.0, 0.5), (2.0, 2.5, 1.5)], passes_ms=passes_ms, **given | changes)  # type: ignore[arg-type]
 
 
 def test_a_first_call_costs_what_it_takes_more_than_the_least_of_the_later_ones():
@@ -38,6 +39,7 @@ def test_a_first_call_costs_what_it_takes_more_than_the_least_of_the_later_ones(
         (calls(109.0, 3.0), 100),  # 100 ms more at first, 1 ms less in each pass
         (calls(109.0, 2.5), 67),
         (calls(109.0, 4.0), None),
+        (calls(109.0, 3.99), None),  # less than the placements differ
         (calls(109.0, 5.0), None),
         (calls(1.0, 3.0), 1),  # better from the first pass on
     ],
@@ -61,8 +63,9 @@ def test_rows_and_text_say_where_the_first_pass_goes():
         ("two", 0.5, None, "no room"),
     ]
     lines = first_call.text(passes, by_layer).splitlines()
-    assert lines[1].split() == ["torch", "1", "of", "2", "9.0", "one", "8.5", "3", "4.000", "-"]
+    assert lines[1].split() == ["torch", "1", "of", "2", "9.0", "one", "8.5", "3", "4.000", "-", "-"]
     assert lines[2].endswith("after 100 passes")
+    assert "+1000.0 ± " in lines[2]
     assert " - " in lines[2]  # the library's time is not known
 
 
@@ -75,7 +78,8 @@ def test_a_layer_is_timed_in_each_pass_and_says_what_ran(monkeypatch: pytest.Mon
     assert set(found.ran) == {"direct"}
     assert set(found.reasons) == {None}
     assert found.library_ms == 1000.0
-    assert found.pass_ms > 0
+    assert len(found.passes_ms) == first_call.PLACEMENTS
+    assert min(found.passes_ms) > 0
 
 
 def test_each_way_has_a_process_of_its_own_and_one_that_fails_is_left_out(
