@@ -45,12 +45,17 @@ def last_line(evidence: Evidence, every: Sequence[Finding]) -> str:
     """Return CONFIRMED or NOT CONFIRMED; where it is less than the whole model with all evidence, that too."""
     if not confirmed(every):
         return "NOT CONFIRMED"
-    alike = evidence.run.algorithm not in algorithms.MIXTURES  # of which another plan in each layer is what was asked
-    others = Counter(one.expected for one in evidence.layers if alike and one.expected != evidence.run.algorithm)
+    others = Counter(one.expected for one in evidence.layers if not _is_asked(one.expected, evidence.run.algorithm))
     less = [f"{count} of {len(evidence.layers)} layers as {name} instead" for name, count in others.items()]
     if evidence.kernels_missing:
         less.insert(0, "by names, identifiers and outputs; kernels were not checked")
     return f"CONFIRMED ({'; '.join(less)})" if less else "CONFIRMED"
+
+
+def _is_asked(expected: str, asked: str) -> bool:
+    """Tell whether an algorithm is the one that was asked for: of a mixture any plan is."""
+    is_plan = asked in algorithms.MIXTURES and algorithms.plan_of(expected) is not None
+    return is_plan or expected == asked
 
 
 def _names(evidence: Evidence) -> Finding:

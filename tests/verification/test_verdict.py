@@ -123,6 +123,14 @@ def test_layers_that_fell_back_are_held_to_what_they_fell_back_to():
     assert verdict.last_line(found, every) == "CONFIRMED (1 of 2 layers as implicit precomp gemm instead)"
 
 
+def test_plans_that_differ_from_layer_to_layer_are_what_autotune_asks_for():
+    by_graph = {"provider": "cudnn graph"}
+    plans = [one(name, XMMA_FFMA, ran=name, **by_graph) for name in ("plan:38:k2=8", "plan:0")]
+    found = evidence(*plans, one("implicit precomp gemm", XMMA_FFMA), algorithm="autotune")
+    assert verdict.last_line(found, []) == "CONFIRMED (1 of 3 layers as implicit precomp gemm instead)"
+    assert verdict.last_line(evidence(*plans, algorithm="autotune"), []) == "CONFIRMED"
+
+
 @pytest.mark.parametrize("error", [1e-3, float("nan"), float("inf")])
 def test_a_wrong_layer_is_not_confirmed(error: float):
     found = lines(evidence(one("gemm", error=error, name="bad"), one("gemm")))
