@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""Plans of cuDNN over models: what PyTorch's choice costs against the fastest of all. Prints, asserts nothing.
+
+python benchmarks/plans.py [--models resnet50 …] [--settings tf32 float16,nhwc] [--batch-sizes 1 32] [--minutes N]
+
+Each line is `run_verify.py --plans` in a process of its own. An atlas that is there already in --results is not
+measured again; one whose time was up goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from convscope.atlas.rows import OK, SLOW
+from convscope.cli.display import table
+from convscope.storage.paths import ROOT, slug
+from convscope.verification.candidates import BENCHMARK, HEURISTIC
+from convscope.verification.choice import TOGETHER
+
+MODELS = (
+    *("resnet50", "vgg16", "densenet121", "torchvision:mobilenet_v2", "torchvision:efficientnet_b0"),
+    "torchvision:convnext_tiny",
+)
+SETTINGS = ("tf32", "float16,nhwc")
+HEADER = (
+    *(
+        "model",
+        "setting",
+        "batch",
+        "shapes",
+        "plans of a shape",
+        "not right",
+        "PyTorch: pass, ms",
+        "its convolutions, µs",
+    ),
+    *("fastest: saves of a pass, µs", "of its convolutions", "benchmark saves, µs", "PyTorch's not plan 0"),
+)
+
+
+def flags_of(setting: str) -> list[str]:
+    """Return "fp32", "tf32", "float16" or "bfloat16,nhwc" as options."""
+    first, _, layout = setting.partition(",")
+    named = ["--math", first] if first in ("fp32", "tf32") else ["--dtype", first]
+    return [*named, *(["--layout", layout] if layout else [])]
+
+
+def cells_of(folder: Path) -> tuple[str, ...]:
+    """Return the cells of an atlas."""
+    plans = pd.read_csv(folder / "plans.csv", keep_default_na=True)
+    passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
+    offered = plans[plans["engine"].notna()]
+    counts = offered.groupby("position").size()
+    wrong = offered[~offered["outcome"].isin((OK, SLOW))]
+    together, torchs = passes.loc[TOGETHER], passes.loc[HEURISTIC]
+    searched = passes.loc[BENCHMARK] if BENCHMARK in passes.index else None
+    less = 100 * (torchs["layers_us"] - together["layers_us"]) / torchs["layers_us"]
+    return (
+        *(str(len(counts)), f"{counts.min()} to {counts.max()}, {fmean(counts):.0f}", str(len(wrong))),
+        *(f"{torchs['mean_ms']:.3f}", f"{torchs['layers_us']:.0f}", saved(together), f"{less:.1f} %"),
+        *("-" if searched is None else saved(searched), others(plans)),
+    )
+
+
+def saved(row: pd.Series) -> str:
+    """Return what an assignment saves of PyTorch's pass, with half the 99 % interval."""
+    return f"{row['saved_us']:+.1f} ± {row['saved_ci99_us']:.1f}"
+
+
+def others(plans: pd.DataFrame) -> str:
+    """Return the shapes where PyTorch launches other kernels than the first comparable plan of mode A does."""
+    found = []
+    for _, shape in plans[plans["outcome"].isin((OK, SLOW))].groupby("position"):
+        ranked = shape[shape["rank_a"].notna()].sort_values("rank_a")
+        torchs = shape[shape["candidate"] == HEURISTIC]
+        if len(ranked) and len(torchs) and ranked.iloc[0]["kernels"] != torchs.iloc[0]["kernels"]:
+            found.append(str(torchs.iloc[0]["layer"]))
+    return ", ".join(found) or "none"
+
+
+def line(model: str, setting: str, batch_size: int, asked: argparse.Namespace) -> tuple[str, ...]:
+    """Measure one line where it is missing, and return its cells; where the command fails, its last words."""
+    begun = model, setting, str(batch_size)
+    home = Path(asked.results) / f"{slug(model)}_{setting.replace(',', '_')}_b{batch_size}"
+    home.mkdir(parents=True, exist_ok=True)
+    limit = [] if asked.minutes is None else ["--minutes", str(asked.minutes)]
+    command = [
+        sys.executable,
+        str(ROOT / "run_verify.py"),
+        "--model",
+        model,
+        "--batch-size",
+        str(batch_size),
+        "--plans",
+    ]
+    command += [*flags_of(setting), "--rounds", str(asked.rounds), *limit, "--output-dir", str(home)]
+    with open(home / "log.txt", "a") as log:
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        return *begun, *("-",) * (len(HEADER) - 4), (home / "log.txt").read_text().strip().splitlines()[-1]
+    return *begun, *cells_of(next(folder for folder in home.iterdir() if folder.is_dir()))
+
+
+def main() -> int:
+    """Print the table."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
+    options.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
+    options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
+    options.add_argument("--rounds", type=int, default=5, metavar="N")
+    options.add_argument("--minutes", type=float, metavar="N", help="of each line: begin no round after them")
+    options.add_argument("--results", default="results/plans_of_models", metavar="DIR")
+    asked = options.parse_args()
+    lines = []
+    for setting in asked.settings:
+        for batch_size in asked.batch_sizes:
+            for model in asked.models:
+                lines.append(line(model, setting, batch_size, asked))
+                print(" | ".join(lines[-1]), flush=True)
+    print(table(HEADER, lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
