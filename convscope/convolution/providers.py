@@ -7,9 +7,10 @@ study use the same plans.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -233,7 +234,8 @@ class GraphProvider:
         handles = self._cudnn.handles(device)
         offers = Offers(shape, handles.mine())
         try:
-            call, transforms = _built(offers, _offered(offers, algorithm, self._MODES), shape)
+            with contextlib.closing(_offered(offers, algorithm, self._MODES)) as offered:
+                call, transforms = _built(offers, offered, shape)
         except Exception:
             offers.close()
             raise
@@ -250,15 +252,15 @@ class GraphProvider:
         """Do nothing: the contexts are the other provider's."""
 
 
-def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> list[Offer]:
-    """Return the plans that an algorithm's name may be, in the order in which they are tried."""
+def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> Generator[Offer]:
+    """Yield the plans that an algorithm's name may be, in the order in which they are tried."""
     if algorithm in modes:
-        return offers.plans((modes[algorithm],))
-    named = algorithms.plan_of(algorithm)
-    return [] if named is None else [offers.offer(named)]
+        yield from offers.of_mode(modes[algorithm])
+    elif named := algorithms.plan_of(algorithm):
+        yield offers.offer(named)
 
 
-def _built(offers: Offers, offered: Sequence[Offer], shape: Convolution) -> tuple[ExecutablePlan, bool]:
+def _built(offers: Offers, offered: Iterable[Offer], shape: Convolution) -> tuple[ExecutablePlan, bool]:
     """Build the first plan that is exact enough and that cuDNN builds, and tell whether it is Winograd's algorithm.
 
     The plan owns the offers then.

@@ -146,12 +146,12 @@ def test_a_plan_that_cudnn_notes_as_winograds_is_judged_as_such(
     plan = provider.plan("heuristic a", TF32, CPU)
     assert plan.execution.arithmetic == plan.execution.algorithm
     plan.close()
-    offered = Offers.plans
+    offered = Offers.of_mode
 
-    def noted(self: Offers, modes: tuple[Mode, ...]) -> list[Offer]:
-        return [dataclasses.replace(each, numerical_notes=("winograd 4x4",)) for each in offered(self, modes)]
+    def noted(self: Offers, mode: Mode) -> Iterator[Offer]:
+        return (dataclasses.replace(each, numerical_notes=("winograd 4x4",)) for each in offered(self, mode))
 
-    monkeypatch.setattr(Offers, "plans", noted)
+    monkeypatch.setattr(Offers, "of_mode", noted)
     plan = provider.plan("heuristic a", TF32, CPU)
     assert plan.execution.algorithm.startswith("plan:")
     assert plan.execution.arithmetic == "winograd"
@@ -181,7 +181,7 @@ def test_what_is_refused_leaves_no_descriptor(provider: GraphProvider, monkeypat
 
 
 def test_a_heuristic_without_a_plan_says_so(provider: GraphProvider, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Offers, "plans", lambda self, modes: [])
+    monkeypatch.setattr(Offers, "of_mode", lambda self, mode: iter(()))
     with pytest.raises(NotSupportedError, match="it has no plan for such a convolution"):
         provider.plan("heuristic b", TF32, CPU)
 

@@ -153,10 +153,25 @@ class Offers:
         ranks: dict[Plan, dict[str, int]] = {}
         found: dict[Plan, Offer] = {}
         for mode in modes:
-            for place, offer in enumerate(self._of_mode(mode)):
+            for place, offer in enumerate(self.of_mode(mode)):
                 ranks.setdefault(offer.plan, {}).setdefault(mode.name.lower(), place)
                 found.setdefault(offer.plan, Offer(**vars(offer) | {"ranks": ranks[offer.plan]}))
         return [*found.values()]
+
+    def of_mode(self, mode: Mode) -> Iterator[Offer]:
+        """Yield the plans of a heuristic in its order, without ranks: cuDNN is asked about each when it is its turn."""
+        with Scope() as scope:
+            heuristic = scope.new(Kind.ENGINE_HEURISTIC)
+            heuristic.set(Attribute.HEURISTIC_GRAPH, Type.DESCRIPTOR, self._graph)
+            heuristic.set(Attribute.HEURISTIC_MODE, Type.HEURISTIC_MODE, int(mode))
+            self._device.name_to_query(heuristic, Attribute.HEURISTIC_DEVICE)
+            try:
+                heuristic.finalized()
+            except NotSupportedError:
+                return  # this heuristic has nothing for such operations
+            configs = scope.several(Kind.ENGINE_CONFIG, heuristic.count(Attribute.HEURISTIC_RESULTS))
+            for config in configs[: heuristic.fill(Attribute.HEURISTIC_RESULTS, configs)]:
+                yield _offer(scope, config)
 
     def offer(self, plan: Plan) -> Offer:
         """Return what cuDNN says of a plan, whether a heuristic has it or not.
@@ -221,20 +236,6 @@ class Offers:
             except NotSupportedError as refusal:
                 return Engine(number, str(refusal))
             return Engine(number, None, *notes)
-
-    def _of_mode(self, mode: Mode) -> Iterator[Offer]:
-        with Scope() as scope:
-            heuristic = scope.new(Kind.ENGINE_HEURISTIC)
-            heuristic.set(Attribute.HEURISTIC_GRAPH, Type.DESCRIPTOR, self._graph)
-            heuristic.set(Attribute.HEURISTIC_MODE, Type.HEURISTIC_MODE, int(mode))
-            self._device.name_to_query(heuristic, Attribute.HEURISTIC_DEVICE)
-            try:
-                heuristic.finalized()
-            except NotSupportedError:
-                return  # this heuristic has nothing for such operations
-            configs = scope.several(Kind.ENGINE_CONFIG, heuristic.count(Attribute.HEURISTIC_RESULTS))
-            for config in configs[: heuristic.fill(Attribute.HEURISTIC_RESULTS, configs)]:
-                yield _offer(scope, config)
 
 
 def _offer(scope: Scope, config: Descriptor) -> Offer:
