@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from convscope import failures
-from convscope.atlas.rows import LESS_PRECISE, OK, REFUSED
+from convscope.atlas.rows import LESS_PRECISE, LOST, OK, REFUSED
 from convscope.convolution import algorithms, tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator, described, release
@@ -19,6 +18,8 @@ from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
 from convscope.verification.candidates import Note
 from convscope.verification.trial import Trial
+
+NONE_LOST: Mapping[str, str] = {}
 
 
 @dataclass
@@ -44,13 +45,35 @@ class KnownPlan:
         return algorithms.plan_name(self.offer.plan)
 
 
-def known_plans(layer: Layer, device: torch.device, dtype: str, note: Note) -> tuple[KnownPlan, ...]:
-    """Return every plan of a shape, built, run once and compared with float64 where it may be."""
+class PlanFaultError(DeviceFaultError):
+    """A plan has lost the GPU: nothing more can run in this process, and the next is to leave it out."""
+
+    def __init__(self, layer: str, plan: str, reason: str) -> None:
+        super().__init__(f"{plan} of {layer}: {reason}; the same command goes on without it")
+        self.layer, self.plan, self.reason = layer, plan, reason
+
+
+def known_plans(
+    layer: Layer, device: torch.device, dtype: str, note: Note, lost: Mapping[str, str] = NONE_LOST
+) -> tuple[KnownPlan, ...]:
+    """Return every plan of a shape, built, run once and compared with float64 where it may be.
+
+    Args:
+        lost: plans that have lost the GPU before, with the reason; they are not run again.
+
+    Raises:
+        PlanFaultError: another one has.
+    """
     convolution = described(layer, dtype)
     try:
         trial = Trial(layer, device, dtype)
         offers = cuda_operator().offers(convolution, device)
-        return tuple(_tried(KnownPlan(each), trial, each.why_not_comparable(convolution)) for each in offers)
+        plans = [KnownPlan(each) for each in offers]
+        reasons = [each.why_not_comparable(convolution) for each in offers]
+        return tuple(
+            replace(plan, outcome=LOST, reason=lost[plan.name]) if plan.name in lost else _tried(plan, trial, why)
+            for plan, why in zip(plans, reasons, strict=True)
+        )
     except DeviceFaultError:
         raise
     except Exception as error:
@@ -70,7 +93,7 @@ def failure_of(error: Exception, device: torch.device, what: str) -> Failure:
 
 def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
     if why:
-        return dataclasses.replace(known, outcome=LESS_PRECISE, reason=why)
+        return replace(known, outcome=LESS_PRECISE, reason=why)
     layer, device, dtype = trial.layer, trial.device, trial.dtype
     try:
         started_s = time.perf_counter()
@@ -78,11 +101,14 @@ def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
         known.build_ms = (time.perf_counter() - started_s) * 1e3
         known.relative_error = trial.error(known.name)
     except Exception as error:
-        reason = failure_of(error, device, f"{known.name} of {layer.name}").reason
-        return dataclasses.replace(known, outcome=REFUSED, reason=reason)
+        try:
+            reason = failures.of_cell(error, device).reason
+        except DeviceFaultError as fault:
+            raise PlanFaultError(layer.name, known.name, str(fault)) from error
+        return replace(known, outcome=REFUSED, reason=reason)
     allowed = tolerance.tolerance(
         layer, "winograd" if known.offer.transforms else "", described(layer, dtype).math, dtype
     )
     if wrong := tolerance.why_wrong(known.relative_error, allowed):
-        return dataclasses.replace(known, outcome=tolerance.WRONG, reason=wrong)
+        return replace(known, outcome=tolerance.WRONG, reason=wrong)
     return known

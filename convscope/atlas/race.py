@@ -16,7 +16,7 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from convscope.atlas.offered import KnownPlan, failure_of, known_plans
+from convscope.atlas.offered import NONE_LOST, KnownPlan, failure_of, known_plans
 from convscope.atlas.rows import OK, REFUSED, SLOW, PlanTimeRow
 from convscope.convolution import algorithms, assignment
 from convscope.convolution.layer import Layer
@@ -103,13 +103,16 @@ class Shape:
         return min(known, key=lambda name: known[name], default=None)
 
 
-def shapes_of(subject: Subject, note: Note) -> list[Shape]:
+def shapes_of(subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None) -> list[Shape]:
     """Ask cuDNN for the plans of every shape of a model; build and run each, and compare it with float64.
 
     A layer that is no plain 2-D convolution, or that a pass calls at several shapes, is left to PyTorch, with a note.
 
+    Args:
+        lost: by the first layer of a shape, plans that have lost the GPU before, with the reason.
+
     Raises:
-        DeviceFaultError: a plan has lost the GPU; the message names it.
+        PlanFaultError: another one has.
     """
     run, device = subject.run, subject.device
     given = run.device_type, None, run.dtype, run.layout
@@ -124,7 +127,11 @@ def shapes_of(subject: Subject, note: Note) -> list[Shape]:
         else:
             groups.setdefault(layer.cost_key, []).append(layer)
     bar = tqdm(groups.values(), desc=f"{run.model}, plans", unit="shape", disable=None)
-    found = (Shape(tuple(layers), known_plans(layers[0], device, run.dtype, note)) for layers in bar)
+    known = lost or {}
+    found = []
+    for layers in bar:
+        plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST))
+        found.append(Shape(tuple(layers), plans))
     return [shape for shape in found if shape.plans]
 
 

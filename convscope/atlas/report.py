@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from convscope.atlas.rows import OK, SLOW, PlanRow
+from convscope.atlas.rows import LOST, OK, SLOW, PlanRow
 from convscope.cli.display import table
 from convscope.convolution import tolerance
 from convscope.cudnn.shape import dimensions
@@ -38,6 +38,7 @@ def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
     lines.append("plans: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common()))
     wrong = [row for row in rows if row.outcome == tolerance.WRONG]
     lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in wrong]
+    lines += [f"{row.candidate} of {row.layer} {LOST}: {row.reason}" for row in rows if row.outcome == LOST]
     return "\n".join([*lines, report.advice(passes)])
 
 

@@ -9,7 +9,7 @@ from convscope.storage.schema import Part, with_starts
 from convscope.storage.table import Table
 from convscope.verification.rows import SUPPORT, ModelKey, PassRow
 
-OK, REFUSED, LESS_PRECISE, SLOW = "ok", "refused", "less precise", "far too slow"
+OK, REFUSED, LESS_PRECISE, SLOW, LOST = "ok", "refused", "less precise", "far too slow", "lost the GPU"
 """Outcomes of a plan; a wrong result is `tolerance.WRONG`."""
 
 

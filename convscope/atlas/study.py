@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from convscope.atlas import energy, race, report, tables
+from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
 from convscope.errors import InputError
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
+from convscope.storage.table import write_atomically
 from convscope.verification import choice
 from convscope.verification.candidates import HEURISTIC
 from convscope.verification.evidence import Subject
 from convscope.verification.rows import ModelKey
 from convscope.verification.study import VerificationStudy
+
+LOST_FILE = "lost_the_gpu.json"
+"""Plans that have lost the GPU, by the first layer of their shape, with the reason: they are not run again."""
 
 
 @dataclass
@@ -42,7 +49,7 @@ class AtlasStudy(VerificationStudy):
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
         run, began_s = self.request, time.monotonic()
-        shapes, bench = race.shapes_of(subject, self.note), self.bench(subject)
+        shapes, bench = self._shapes(subject, store.path), self.bench(subject)
         if not shapes:
             raise InputError(f"cuDNN has no plans for any layer of {run.model}: the lines above say why")
         store.begin(run, environment, sys.argv)
@@ -60,6 +67,17 @@ class AtlasStudy(VerificationStudy):
             tables.with_energy(row, spent.get(row.convolutions_by)) for row in choice.pass_rows(self.key, run, passes)
         ]
         return [*layers, *judged, *tables.rows(run, environment, racing.shapes)]
+
+    def _shapes(self, subject: Subject, folder: Path) -> list[race.Shape]:
+        """Try every plan but those that have lost the GPU before; one that does now is written down."""
+        path = folder / LOST_FILE
+        lost: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+        try:
+            return race.shapes_of(subject, self.note, lost)
+        except PlanFaultError as fault:
+            lost.setdefault(fault.layer, {})[fault.plan] = fault.reason
+            write_atomically(path, json.dumps(lost, indent=1) + "\n")
+            raise
 
     def _run(self, racing: race.Race, store: Store, began_s: float) -> None:
         """Run the rounds that are missing, as many as the budget allows."""

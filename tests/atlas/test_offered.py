@@ -118,6 +118,20 @@ def test_a_plan_that_loses_the_gpu_is_named(operator: Operator, monkeypatch: pyt
         asked(LAYERS[1])
 
 
+def test_a_plan_that_has_lost_the_gpu_before_is_not_run_again(operator: Operator, monkeypatch: pytest.MonkeyPatch):
+    subject = subject_on("cuda", (LAYERS[1],))
+    subject.run = run(device="cuda:0", math="fp32")
+    with backends.math("fp32"):
+        name = race.shapes_of(subject, pytest.fail)[0].plans[0].name
+        tried: list[str] = []
+        monkeypatch.setattr(Trial, "error", lambda self, plan: tried.append(plan) or 1e-8)
+        (shape,) = race.shapes_of(subject, pytest.fail, {"two": {name: "misaligned address"}})
+    assert (shape.plans[0].outcome, shape.plans[0].reason) == (rows.LOST, "misaligned address")
+    assert name not in tried
+    assert tried
+    assert name not in shape.rivals()
+
+
 def test_a_shape_that_cannot_be_tried_is_left_to_pytorch(operator: Operator, monkeypatch: pytest.MonkeyPatch):
     def full(self: object, *given: object) -> None:
         raise torch.OutOfMemoryError("no room")

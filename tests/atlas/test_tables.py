@@ -13,11 +13,11 @@ from fakes.racing import LAYERS, OnPaper, known, offer, shapes
 
 from convscope import failures
 from convscope.atlas import race, report, tables
-from convscope.atlas.offered import KnownPlan
+from convscope.atlas.offered import KnownPlan, PlanFaultError
 from convscope.atlas.race import Race, Shape
-from convscope.atlas.rows import PLANS, PlanRow, PlanTimeRow
+from convscope.atlas.rows import LOST, PLANS, PlanRow, PlanTimeRow
 from convscope.atlas.study import AtlasStudy, plans_text
-from convscope.errors import InputError
+from convscope.errors import DeviceFaultError, InputError
 from convscope.profiling.request import Run
 from convscope.verification import candidates
 from convscope.verification import request as requests
@@ -90,7 +90,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have a study of the CPU find a plan for each layer, which PyTorch runs; return the rounds that it measures."""
     measured: list[int] = []
 
-    def shapes_of(subject: Any, note: object) -> list[Shape]:
+    def shapes_of(subject: Any, note: object, lost: object) -> list[Shape]:
         return [Shape((each,), known(0, 1)) for each in subject.layers]
 
     round_of = Race.round
@@ -143,7 +143,7 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
 def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
     tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(race, "shapes_of", lambda subject, note: [])
+    monkeypatch.setattr(race, "shapes_of", lambda subject, note, lost: [])
     with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert not [*(tmp_path / "plans").glob("*.csv")]
@@ -152,3 +152,27 @@ def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
 def test_another_card_may_not_go_on_with_the_rounds_of_the_first():
     assert "gpu_uuid" not in PLANS.free
     assert {"gpu_uuid", "start"} <= {column.name for column in dataclasses.fields(PlanTimeRow)}
+
+
+def test_a_plan_that_loses_the_gpu_is_written_down_and_left_out_by_the_next_start(
+    tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    tried, shapes_on_a_cpu = [], race.shapes_of
+
+    def shapes_of(subject: Any, note: object, lost: dict[str, dict[str, str]]) -> list[Shape]:
+        tried.append({layer: dict(plans) for layer, plans in lost.items()})
+        if len(tried) == 1:
+            raise PlanFaultError("features.0", "plan:7", "misaligned address")
+        found = shapes_on_a_cpu(subject, note, lost)  # type: ignore[arg-type]
+        found[0].plans += (KnownPlan(offer(7), LOST, lost["features.0"]["plan:7"]),)
+        return found
+
+    monkeypatch.setattr(race, "shapes_of", shapes_of)
+    with pytest.raises(DeviceFaultError, match=r"plan:7 of features.0: misaligned .* goes on without it") as fault:
+        made_study(None, []).measure(tmp_path / "plans", overwrite=False)
+    assert fault.value.exit_code == 70
+    store = made_study(None, []).measure(tmp_path / "plans", overwrite=False)
+    assert tried == [{}, {"features.0": {"plan:7": "misaligned address"}}]
+    assert "plan:7 of features.0 lost the GPU: misaligned address" in plans_text(store)[0].splitlines()
+    (row,) = (row for row in store.objects("plans")["plans"] if row.engine == 7)
+    assert (row.outcome, row.rounds) == (LOST, 0)
