@@ -335,7 +335,7 @@ class UnifiedProfiler:
         **settings: Any,
     ) -> None:
         source = None if isinstance(model, str) else ModuleSource.of(model, inputs, name)
-        pins, settings = pins_in(settings)
+        pins, settings = pins_in(algorithm, settings)
         batch_size = batch_size or (source.batch_size if source else 1)
         run = make_run(
             source.name if source else str(model), algorithm, num_sizes=num_sizes, input_size_range=input_size_range,

@@ -19,7 +19,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope.atlas.rows import OK, SLOW
+from convscope.atlas.rows import LESS_PRECISE, OK, SLOW
 from convscope.cli.display import table
 from convscope.storage.paths import ROOT, slug
 from convscope.verification.candidates import BENCHMARK, HEURISTIC
@@ -58,7 +58,7 @@ def cells_of(folder: Path) -> tuple[str, ...]:
     passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
     offered = plans[plans["engine"].notna()]
     counts = offered.groupby("position").size()
-    wrong = offered[~offered["outcome"].isin((OK, SLOW))]
+    wrong = offered[~offered["outcome"].isin((OK, SLOW, LESS_PRECISE))]
     together, torchs = passes.loc[TOGETHER], passes.loc[HEURISTIC]
     searched = passes.loc[BENCHMARK] if BENCHMARK in passes.index else None
     less = 100 * (torchs["layers_us"] - together["layers_us"]) / torchs["layers_us"]
@@ -80,7 +80,8 @@ def others(plans: pd.DataFrame) -> str:
     for _, shape in plans[plans["outcome"].isin((OK, SLOW))].groupby("position"):
         ranked = shape[shape["rank_a"].notna()].sort_values("rank_a")
         torchs = shape[shape["candidate"] == HEURISTIC]
-        if len(ranked) and len(torchs) and ranked.iloc[0]["kernels"] != torchs.iloc[0]["kernels"]:
+        first, own = ranked["kernels"].head(1).dropna(), torchs["kernels"].dropna()
+        if len(first) and len(own) and first.iloc[0] != own.iloc[0]:
             found.append(str(torchs.iloc[0]["layer"]))
     return ", ".join(found) or "none"
 

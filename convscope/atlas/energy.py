@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 
+import torch
 from torch import nn
 from tqdm import tqdm
 
@@ -17,7 +18,7 @@ from convscope.profiling import layer_energy
 from convscope.profiling.bench import Bench
 from convscope.profiling.layer_energy import CallOfPass
 from convscope.timing.calls import Call
-from convscope.verification.candidates import HEURISTIC
+from convscope.verification.candidates import HEURISTIC, Note
 from convscope.verification.choice import TOGETHER
 from convscope.verification.evidence import Subject
 
@@ -34,7 +35,7 @@ def contenders(shape: Shape) -> list[str]:
     return [*first, *(name for name in in_order if name not in first)][:PLANS_MOST]
 
 
-def measure(subject: Subject, bench: Bench, shapes: Sequence[Shape]) -> None:
+def measure(subject: Subject, bench: Bench, note: Note, shapes: Sequence[Shape]) -> None:
     """Measure the energy of a call of each shape, by its contenders and as PyTorch runs it, on the numbers of a pass.
 
     The model runs PyTorch's own convolutions.
@@ -42,7 +43,12 @@ def measure(subject: Subject, bench: Bench, shapes: Sequence[Shape]) -> None:
     Raises:
         RuntimeError: the GPU is lost, or a mistake of the program.
     """
-    calls = layer_energy.calls_of(subject.model, subject.inputs)
+    try:
+        calls = layer_energy.calls_of(subject.model, subject.inputs)
+    except torch.OutOfMemoryError:
+        note("no energy of plans: the inputs and outputs of all layers do not fit into memory beside the model")
+        bench.release()
+        return
     for shape in tqdm(shapes, desc=f"{subject.run.model}, energy", unit="shape", disable=None):
         call = calls[shape.first.position]
         for name in (HEURISTIC, *contenders(shape)):

@@ -49,7 +49,7 @@ class PlanFaultError(DeviceFaultError):
     """A plan has lost the GPU: nothing more can run in this process, and the next is to leave it out."""
 
     def __init__(self, layer: str, plan: str, reason: str) -> None:
-        super().__init__(f"{plan} of {layer}: {reason}; the same command goes on without it")
+        super().__init__(f"{plan} of {layer} has lost the GPU: {reason}")
         self.layer, self.plan, self.reason = layer, plan, reason
 
 
@@ -70,17 +70,17 @@ def known_plans(
         offers = cuda_operator().offers(convolution, device)
         plans = [KnownPlan(each) for each in offers]
         reasons = [each.why_not_comparable(convolution) for each in offers]
-        return tuple(
+        found = tuple(
             replace(plan, outcome=LOST, reason=lost[plan.name]) if plan.name in lost else _tried(plan, trial, why)
             for plan, why in zip(plans, reasons, strict=True)
         )
     except DeviceFaultError:
-        raise
+        raise  # and nothing is released, which would raise on a lost GPU, in place of this
     except Exception as error:
         note(f"{layer.name} is left to PyTorch: {failure_of(error, device, layer.name).reason}")
-        return ()
-    finally:
-        release(device)
+        found = ()
+    release(device)
+    return found
 
 
 def failure_of(error: Exception, device: torch.device, what: str) -> Failure:
@@ -101,10 +101,9 @@ def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
         known.build_ms = (time.perf_counter() - started_s) * 1e3
         known.relative_error = trial.error(known.name)
     except Exception as error:
-        try:
-            reason = failures.of_cell(error, device).reason
-        except DeviceFaultError as fault:
-            raise PlanFaultError(layer.name, known.name, str(fault)) from error
+        if fault := failures.device_fault(device):
+            raise PlanFaultError(layer.name, known.name, fault) from error
+        reason = failure_of(error, device, f"{known.name} of {layer.name}").reason
         return replace(known, outcome=REFUSED, reason=reason)
     allowed = tolerance.tolerance(
         layer, "winograd" if known.offer.transforms else "", described(layer, dtype).math, dtype

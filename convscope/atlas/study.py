@@ -15,7 +15,7 @@ from typing import Any
 from convscope.atlas import energy, race, report, tables
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
-from convscope.errors import InputError
+from convscope.errors import DeviceFaultError, InputError
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
 from convscope.storage.table import write_atomically
@@ -58,7 +58,7 @@ class AtlasStudy(VerificationStudy):
             racing.resume(store.objects("plan_times")["plan_times"])
             self._run(racing, store, began_s)
             if run.energy:
-                racing.run(HEURISTIC, partial(energy.measure, subject, bench, shapes))
+                racing.run(HEURISTIC, partial(energy.measure, subject, bench, self.note, shapes))
             passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
             spent = energy.of_passes(racing, subject, bench) if run.energy else {}
             racing.trace()
@@ -77,7 +77,7 @@ class AtlasStudy(VerificationStudy):
         except PlanFaultError as fault:
             lost.setdefault(fault.layer, {})[fault.plan] = fault.reason
             write_atomically(path, json.dumps(lost, indent=1) + "\n")
-            raise
+            raise DeviceFaultError(f"{fault}; the same command goes on without it") from fault
 
     def _run(self, racing: race.Race, store: Store, began_s: float) -> None:
         """Run the rounds that are missing, as many as the budget allows."""

@@ -34,6 +34,7 @@ def raced(
         DeviceFaultError: a plan has lost the GPU; the message names it.
     """
     subject = Subject(run, model, layers, inputs)
+    bench.expect_captures(inputs)
     shapes = shapes_of(subject, note)
     with contextlib.closing(Race(subject, bench, note, shapes)) as race:
         race.leave_out_slow()

@@ -15,6 +15,7 @@ from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
 from convscope.cudnn.graph.engines import Plan
+from convscope.errors import InputError
 from convscope.pinning import difference, document, errata, repro
 from convscope.pinning.difference import Changed
 from convscope.pinning.document import FASTEST, TORCH, Pins
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
 def _export(options: argparse.Namespace) -> int:
     pins = document.from_atlas(options.atlas, options.pick)
     path = options.output or options.atlas / "plans.json"
-    write_atomically(path, pins.text())
+    _write(path, pins.text())
     print(f"{len(pins.layers)} layers: {path}")
     return 0
 
@@ -63,7 +64,7 @@ def _errata(options: argparse.Namespace) -> int:
     rows = document.rows_of(options.atlas)
     found = list(errata.costs(rows, plan))
     path = options.output or options.atlas / "errata.json"
-    write_atomically(path, errata.text(plan, str(rows[0].cudnn)))
+    _write(path, errata.text(plan, str(rows[0].cudnn)))
     cells = [
         (
             *(each.layer, str(each.calls), each.now, or_dash(each.now_us, ".1f"), each.instead or "-"),
@@ -83,12 +84,24 @@ def _repro(options: argparse.Namespace) -> int:
     if options.output is None:
         print(text, end="")
     else:
-        write_atomically(options.output, text)
+        _write(options.output, text)
     return 0
 
 
+def _write(path: Path, text: str) -> None:
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InputError(f"cannot write {path} ({error.strerror}): choose another file with --output") from None
+
+
 def _side(path: Path, pick: str) -> Pins:
-    return document.from_atlas(path, pick) if path.is_dir() else document.read(path)
+    """Return the plans of an atlas by a pick, or those of a document, which has one for each layer."""
+    if path.is_dir():
+        return document.from_atlas(path, pick)
+    if pick != FASTEST:
+        raise InputError(f"--pick {pick} is for an atlas: {path} has one plan for each layer")
+    return document.read(path)
 
 
 def _cells(each: Changed) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.atlas.rows import PLANS, PlanLayerRow, PlanRow
+from convscope.convolution import algorithms
 from convscope.errors import InputError
 from convscope.storage.paths import MODEL_DIGEST
 from convscope.storage.store import Store
@@ -26,6 +27,7 @@ SHAPE = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
     *("in_height_px", "in_width_px"),
 )
+SIZES = ("kernel_size", "stride", "padding", "dilation")
 FIGURES = ("outcome", "mean_ms", "std_ms", "rounds", "workspace_bytes", "relative_error")
 
 
@@ -57,7 +59,7 @@ class Pins:
 
     @property
     def plans_digest(self) -> str:
-        """What tells the plans of two documents apart: 16 hexadecimal digits; times and the like do not count."""
+        """Sixteen hexadecimal digits that tell the plans of two documents apart; times and the like do not count."""
         plans = [*self.stack.values(), *((pin.layer, pin.algorithm, *pin.shape.values()) for pin in self.layers)]
         return hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16]
 
@@ -118,7 +120,19 @@ def read(path: Path) -> Pins:
     columns = [field.name for field in dataclasses.fields(Pin)]
     try:
         layers = [Pin(**{name: each[name] for name in columns}) for each in document["layers"]]
+        for pin in layers:
+            algorithms.find(pin.algorithm)
+            _check_numbers(pin)
         settings, stack = ({name: document[name] for name in names} for names in (SETTINGS, STACK))
         return Pins(settings, stack, document[MODEL_DIGEST], layers)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} lacks {error}: export it again") from None
+
+
+def _check_numbers(pin: Pin) -> None:
+    """Raise KeyError or TypeError where a layer lacks a size or a figure, or has a size that is none."""
+    for name in FIGURES:
+        pin.figures[name]
+    for name in SHAPE:
+        if not isinstance(pin.shape[name], str if name in SIZES else int):
+            raise TypeError(f"{name} of {pin.layer}")

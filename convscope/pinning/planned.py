@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from convscope.atlas import tuning
+from convscope.convolution import algorithms
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.cudnn import library
@@ -19,7 +20,7 @@ from convscope.pinning.document import SHAPE, Pins
 from convscope.profiling.request import Run
 
 SAME_WORK = ("math", "dtype", "layout")
-NO_PLAN = "the document has no plan of its name and shape"
+NO_PLAN = "the document, of {input_size} px and batch {batch_size}, has no plan of its name and shape"
 
 
 def assignment(pins: Pins, run: Run, layers: Sequence[Layer]) -> Assignment:
@@ -37,20 +38,22 @@ def assignment(pins: Pins, run: Run, layers: Sequence[Layer]) -> Assignment:
         pin, sizes = by_name.get(layer.name), layer.columns()
         fits = pin is not None and all(sizes[name] == pin.shape[name] for name in SHAPE)
         if pin is None or not fits or run.batch_size != batch_size:
-            reasons[layer.name] = NO_PLAN
+            reasons[layer.name] = NO_PLAN.format(**pins.settings)
         else:
             found[layer.name] = pin.algorithm
     return Assignment(found, reasons)
 
 
-def pins_in(settings: Mapping[str, Any]) -> tuple[Pins | None, dict[str, Any]]:
+def pins_in(algorithm: str, settings: Mapping[str, Any]) -> tuple[Pins | None, dict[str, Any]]:
     """Return the document whose file settings name by `plans`, and the settings with its digest in the file's place.
+
+    Other algorithms than "planned" make no use of it: several can be measured by one call.
 
     Raises:
         InputError: the file is no document of plans.
     """
     rest = {name: value for name, value in settings.items() if name != "plans"}
-    if "plans" not in settings:
+    if "plans" not in settings or algorithms.find(algorithm).name != algorithms.PLANNED:
         return None, rest
     pins = document.read(Path(settings["plans"]))
     return pins, rest | {"plans_digest": pins.plans_digest}

@@ -19,6 +19,7 @@ from typing import Any
 
 from convscope import gpus
 from convscope.cli.display import table
+from convscope.convolution import algorithms
 from convscope.errors import ElsewhereError
 from convscope.profiling.request import Run
 from convscope.storage.paths import RETRIED, STAGES, slug, suffix
@@ -99,6 +100,9 @@ def estimate(run: Run, earlier: Sequence[Earlier], overwrite: bool = False) -> E
     sizes = [size for size in run.input_sizes if size not in done]
     if not sizes:
         return Estimate(run, 0, 0.0, 1.0, "every size is measured already")
+    if run.algorithm == algorithms.AUTOTUNE:  # most of whose time is a race that no other run has
+        unknown = "nothing is known of autotune but by earlier runs of it on this GPU"
+        return _by_same(run, sizes, earlier) or Estimate(run, len(sizes), None, 1.0, unknown)
     return _by_same(run, sizes, earlier) or _by_similar(run, sizes, earlier) or _by_roofline(run, sizes)
 
 

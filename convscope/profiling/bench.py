@@ -166,6 +166,11 @@ class Bench:
         """Prepare to time these layers: calls outside `nn.Conv2d` modules too where there are some."""
         self._timer.calls = has_calls(layers)
 
+    def expect_captures(self, given: Inputs) -> None:
+        """Find out anew whether passes of these inputs can be captured, by the model as it is now."""
+        if self._device.type == "cuda":
+            self._ask_to_capture(given)
+
     def layer_times_ms(self, given: Inputs, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
 

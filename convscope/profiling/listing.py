@@ -76,6 +76,8 @@ def _why_not(
 ) -> str | None:
     if nowhere := algorithms.why_not_on_device(algorithm, device_type):
         return nowhere
+    if algorithm.name == algorithms.PLANNED:
+        return "a document of plans is for run_profile.py --algorithm-file"
     reasons = assignment.why_not_each(algorithm, layers, device_type, None, *precision)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None

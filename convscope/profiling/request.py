@@ -224,12 +224,15 @@ def _check(run: Run) -> None:
         raise InputError("--layer-energy needs a CUDA device, and energy (no --no-energy)")
     if run.max_workspace_bytes is not None:
         at_least("--max-workspace", run.max_workspace_bytes, 0)
+        if run.algorithm == algorithms.AUTOTUNE:
+            raise InputError("--max-workspace does not bound the plans of autotune: leave it out")
         if run.device_type == "cpu":
             raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
     options.one_of("--unsupported", run.unsupported, UNSUPPORTED)
     _check_precision(run)
     if (run.algorithm == algorithms.PLANNED) != bool(run.plans_digest):
-        raise InputError("the plans of a document are asked for by --algorithm-file FILE alone")
+        by = "--algorithm-file FILE, or from Python plans=FILE"
+        raise InputError(f"{algorithms.PLANNED}, and no other algorithm, takes the plans of a document: {by}")
     if run.provider is not None:
         options.one_of("--provider", run.provider, PROVIDERS)
         if run.device_type == "cpu":

@@ -184,12 +184,17 @@ class Sweep:
             return assigned
         assert self.race is not None, "a sweep without a race cannot tune"
         swapped.restore()
-        inputs = self._network.inputs(self.run.image_size(size), self.device)
-        found = self.race(self.run, swapped.model, inputs, self._layers(size), bench, self.note)
-        untimed = "no plan of it could be timed"
+        layers = self._layers(size)
+        try:
+            inputs = self._network.inputs(self.run.image_size(size), self.device)
+            found = self.race(self.run, swapped.model, inputs, layers, bench, self.note)
+        except DeviceFaultError as fault:
+            self._fault = str(fault)
+            raise
         asked = {name for name, algorithm in assigned.algorithms.items() if algorithm == algorithms.AUTOTUNE}
-        reasons = {**assigned.reasons, **dict.fromkeys(asked - found.keys(), untimed)}
-        return Assignment({**assigned.algorithms, **{name: found.get(name, "torch") for name in asked}}, reasons)
+        reasons = dict.fromkeys(asked - found.keys(), "no plan of it could be timed")
+        check = card_check(self.device, dtype=self.run.dtype)
+        return assign(self.run, layers, check, Assignment(found, {**assigned.reasons, **reasons}))
 
     def _sweep(
         self,

@@ -88,6 +88,8 @@ def check(training: Training) -> Training:
     if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
         raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
     algorithm = algorithms.find(training.algorithm)
+    if algorithm.name in algorithms.MIXTURES:
+        raise InputError(f"{algorithm.name} is for run_profile.py and run_verify.py: choose another --algorithm")
     if (reason := algorithms.why_not_on_device(algorithm, training.device_type)) is not None:
         raise InputError(f"{reason}: choose another --algorithm, or another --device")
     if algorithm.name != "torch" and (training.compiled or training.dtype != "float32"):

@@ -13,7 +13,6 @@ from torch import nn
 
 from convscope.cli.display import table
 from convscope.convolution import backends
-from convscope.errors import InputError
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
@@ -109,9 +108,7 @@ class VerificationStudy:
         return [*rows, *choice.pass_rows(self.key, run, result.passes)]
 
     def _first_call(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
-        found = first_call.measure(self.request, self.note)
-        if not found:
-            raise InputError(f"no way to convolve {self.request.model} could be measured: the lines above say why")
+        found = first_call.measure(subject, self.note)
         store.begin(self.request, environment, sys.argv)
         return [*first_call.rows(self.key, self.request, environment, subject.layers, found)]
 

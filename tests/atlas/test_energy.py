@@ -54,7 +54,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> tuple[OnPaper, list[tuple[str, 
     monkeypatch.setattr(energy.layer_energy, "calls_of", lambda model, inputs: calls)
     monkeypatch.setattr(energy.layer_energy, "alone", alone)
     bench: Any = SimpleNamespace(release=lambda: None, steady_energy=None)
-    energy.measure(race._subject, bench, race.shapes)
+    energy.measure(race._subject, bench, pytest.fail, race.shapes)
     return race, asked
 
 

@@ -13,12 +13,13 @@ from fakes.swapping import subject_on
 
 from convscope import failures
 from convscope.atlas import offered, race, rows
+from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.race import Shape
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
 from convscope.cudnn.shape import Convolution
-from convscope.errors import DeviceFaultError, NotSupportedError
+from convscope.errors import NotSupportedError
 
 OUTCOMES = (rows.OK, rows.REFUSED, rows.LESS_PRECISE)
 
@@ -108,14 +109,18 @@ def test_a_plan_that_fails_in_its_trial_is_refused_and_the_next_is_tried(
     assert reasons == {"no room", "finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED"}
 
 
-def test_a_plan_that_loses_the_gpu_is_named(operator: Operator, monkeypatch: pytest.MonkeyPatch):
-    def lost(error: Exception, device: torch.device) -> None:
-        raise DeviceFaultError("the GPU is lost")
+def test_a_plan_that_loses_the_gpu_is_named_whatever_fails_after_it(
+    operator: Operator, monkeypatch: pytest.MonkeyPatch
+):
+    def lost(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: misaligned address")  # as PyTorch's allocator says where its GPU is lost
 
-    monkeypatch.setattr(Trial, "errs", RuntimeError("misaligned address"))
-    monkeypatch.setattr(failures, "of_cell", lost)
-    with pytest.raises(DeviceFaultError, match=r"^plan:\d+\S* of two: the GPU is lost"):
+    monkeypatch.setattr(Trial, "errs", RuntimeError("CUDA error: misaligned address"))
+    monkeypatch.setattr(failures, "device_fault", lambda device: "CUDA error: misaligned address")
+    monkeypatch.setattr(offered, "release", lost)
+    with pytest.raises(PlanFaultError, match=r"^plan:\d+\S* of two has lost the GPU: CUDA error: misaligned") as fault:
         asked(LAYERS[1])
+    assert (fault.value.layer, fault.value.reason) == ("two", "CUDA error: misaligned address")
 
 
 def test_a_plan_that_has_lost_the_gpu_before_is_not_run_again(operator: Operator, monkeypatch: pytest.MonkeyPatch):

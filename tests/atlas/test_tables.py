@@ -168,7 +168,9 @@ def test_a_plan_that_loses_the_gpu_is_written_down_and_left_out_by_the_next_star
         return found
 
     monkeypatch.setattr(race, "shapes_of", shapes_of)
-    with pytest.raises(DeviceFaultError, match=r"plan:7 of features.0: misaligned .* goes on without it") as fault:
+    with pytest.raises(
+        DeviceFaultError, match=r"plan:7 of features.0 has lost the GPU: misaligned .* goes on without it"
+    ) as fault:
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert fault.value.exit_code == 70
     store = made_study(None, []).measure(tmp_path / "plans", overwrite=False)

@@ -123,7 +123,7 @@ def check_algorithm_file(document: Path, folder: Path, capsys: pytest.CaptureFix
     assert run_verify.main(arguments) == 0
     assert capsys.readouterr().out.splitlines()[-1] == "CONFIRMED"
     assert run_profile.main([*arguments, "--num-sizes", "1", "--input-range", "256", "300"]) == 2
-    assert "the document has no plan of its name and shape: 5 of 5 convolutions" in capsys.readouterr().err
+    assert "has no plan of its name and shape: 5 of 5 convolutions" in capsys.readouterr().err
     assert run_profile.main([*arguments, "--test", "--math", "fp32"]) == 2
     assert "math tf32, here fp32" in capsys.readouterr().err
 

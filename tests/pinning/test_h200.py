@@ -28,7 +28,9 @@ def test_it_has_a_right_plan_for_every_layer_of_resnet50(monkeypatch: pytest.Mon
     assert [*found.algorithms] == [layer.name for layer in layers]
     assert len(found.algorithms) == 53
     assert all(name.startswith("plan:") for name in found.algorithms.values())
-    assert {*planned.assignment(PINS, RUN, models.convolutions("resnet50", 256)).reasons.values()} == {planned.NO_PLAN}
+    assert {*planned.assignment(PINS, RUN, models.convolutions("resnet50", 256)).reasons.values()} == {
+        planned.NO_PLAN.format(**PINS.settings)
+    }
     for pin in PINS.layers:
         assert pin.figures["outcome"] == "ok"
         assert 0 < pin.figures["relative_error"] < 1e-3

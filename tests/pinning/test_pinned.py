@@ -13,7 +13,7 @@ import convscope
 from convscope.cudnn import library
 from convscope.errors import InputError, NotSupportedError
 from convscope.pinning import pinned
-from convscope.pinning.document import SETTINGS, Pin, Pins
+from convscope.pinning.document import FIGURES, SETTINGS, Pin, Pins
 from convscope.pinning.pinned import PinnedConv2d, PinWarning
 
 SHAPE = {
@@ -38,7 +38,9 @@ class Two(nn.Module):
 def pins(*layers: tuple[str, str], **changes: Any) -> Pins:
     settings = dict.fromkeys(SETTINGS, "") | {"batch_size": 2, "dtype": "float32", "layout": "nchw"}
     stack = {"gpu_name": "NVIDIA H200", "driver": "580", "cudnn": "9.19.0"} | changes.pop("stack", {})
-    return Pins(settings, stack, None, [Pin(name, plan, SHAPE | changes, {}, {}) for name, plan in layers])
+    return Pins(
+        settings, stack, None, [Pin(name, plan, SHAPE | changes, dict.fromkeys(FIGURES), {}) for name, plan in layers]
+    )
 
 
 @pytest.fixture(autouse=True)

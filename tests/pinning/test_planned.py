@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from convscope.convolution.layer import Layer
 from convscope.cudnn import library
 from convscope.errors import InputError
 from convscope.pinning import planned
-from convscope.pinning.document import SETTINGS, SHAPE, Pin, Pins
+from convscope.pinning.document import FIGURES, SETTINGS, SHAPE, Pin, Pins
 from convscope.profiling.request import make_run
 
 LAYERS = (layer(name="one", position=0), layer(name="two", position=1), layer(name="three", position=2))
@@ -27,13 +28,22 @@ def _an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "version", lambda: "9.19.0")
 
 
+NO_PLAN = planned.NO_PLAN.format(input_size=64, batch_size=1)
+
+
 def pin(each: Layer, algorithm: str, **changes: Any) -> Pin:
     shape = {name: value for name, value in each.columns().items() if name in SHAPE}
     return Pin(each.name, algorithm, shape | changes, {}, {})
 
 
 def pins(*layers: Pin, **changes: Any) -> Pins:
-    settings = dict.fromkeys(SETTINGS, "") | {"batch_size": 1, "math": "tf32", "dtype": "float32", "layout": "nchw"}
+    settings = dict.fromkeys(SETTINGS, "") | {
+        "input_size": 64,
+        "batch_size": 1,
+        "math": "tf32",
+        "dtype": "float32",
+        "layout": "nchw",
+    }
     stack = {"gpu_name": "NVIDIA H200", "driver": "580", "cudnn": "9.19.0"}
     given = [{name: changes.get(name, value) for name, value in each.items()} for each in (settings, stack)]
     return Pins(*given, None, layers)
@@ -42,18 +52,18 @@ def pins(*layers: Pin, **changes: Any) -> Pins:
 def test_layers_have_the_plans_of_the_document_and_those_without_one_say_so():
     found = planned.assignment(pins(pin(LAYERS[0], "plan:1"), pin(LAYERS[1], "torch")), RUN, LAYERS)
     assert found.algorithms == {"one": "plan:1", "two": "torch"}
-    assert found.reasons == {"three": planned.NO_PLAN}
+    assert found.reasons == {"three": NO_PLAN}
 
 
 @pytest.mark.parametrize("changed", [{"in_height_px": 99}, {"stride": "3x3"}, {"groups": 2}, {"out_channels": 7}])
 def test_a_layer_of_another_shape_has_no_plan(changed: dict[str, Any]):
     found = planned.assignment(pins(pin(LAYERS[0], "plan:1", **changed)), RUN, LAYERS[:1])
-    assert found.reasons == {"one": planned.NO_PLAN}
+    assert found.reasons == {"one": NO_PLAN}
 
 
 def test_another_batch_has_no_plan():
     found = planned.assignment(pins(pin(LAYERS[0], "plan:1"), batch_size=8), RUN, LAYERS[:1])
-    assert found.reasons == {"one": planned.NO_PLAN}
+    assert found.reasons == {"one": NO_PLAN.replace("batch 1", "batch 8")}
 
 
 @pytest.mark.parametrize(
@@ -82,12 +92,12 @@ def test_a_layer_without_a_plan_is_an_error_or_falls_back_and_a_refused_plan_too
     def card(each: Layer, algorithm: str) -> str | None:
         return "cuDNN refuses it" if algorithm == "plan:2" else None
 
-    with pytest.raises(InputError, match=f"{planned.NO_PLAN}: 1 of 3 convolutions") as refused:
+    with pytest.raises(InputError, match=f"{NO_PLAN}: 1 of 3 convolutions") as refused:
         assign(RUN, LAYERS, card, wanted)
     assert "cuDNN refuses it: 1 of 3" in str(refused.value)
     found = assign(dataclasses.replace(RUN, unsupported="fallback"), LAYERS, card, wanted)
     assert found.algorithms == {"one": "plan:1", "two": "implicit precomp gemm", "three": "implicit precomp gemm"}
-    assert found.reasons == {"two": "cuDNN refuses it", "three": planned.NO_PLAN}
+    assert found.reasons == {"two": "cuDNN refuses it", "three": NO_PLAN}
 
 
 def test_two_documents_differ_where_a_plan_a_shape_or_the_stack_does():
@@ -103,7 +113,22 @@ def test_two_documents_differ_where_a_plan_a_shape_or_the_stack_does():
 
 
 def test_planned_and_a_document_go_together():
-    with pytest.raises(InputError, match="asked for by --algorithm-file FILE alone"):
+    with pytest.raises(
+        InputError, match="planned, and no other algorithm, takes the plans of a document: --algorithm-file FILE"
+    ):
         make_run("alexnet", "planned", device="cpu")
-    with pytest.raises(InputError, match="asked for by --algorithm-file FILE alone"):
+    with pytest.raises(
+        InputError, match="planned, and no other algorithm, takes the plans of a document: --algorithm-file FILE"
+    ):
         make_run("alexnet", "direct", device="cpu", plans_digest="1")
+
+
+def test_from_python_a_document_is_for_planned_alone_beside_other_algorithms(tmp_path: Path):
+    path = tmp_path / "plans.json"
+    figures = dict.fromkeys(FIGURES)
+    path.write_text(pins(dataclasses.replace(pin(LAYERS[0], "plan:1"), figures=figures)).text())
+    found, settings = planned.pins_in("planned", {"plans": path, "seed": 1})
+    assert found is not None
+    assert settings == {"seed": 1, "plans_digest": found.plans_digest}
+    assert planned.pins_in("torch", {"plans": path, "seed": 1}) == (None, {"seed": 1})
+    assert planned.pins_in("planned", {"seed": 1}) == (None, {"seed": 1})

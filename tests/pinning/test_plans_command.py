@@ -273,3 +273,40 @@ def test_what_is_no_engine_of_an_atlas_is_one_line(
     assert (printed.out, printed.err.count("\n")) == ("", 1)
     assert said in printed.err
     assert not (folder / "errata.json").exists()
+
+
+def test_a_file_that_cannot_be_written_and_a_pick_of_a_document_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, nowhere = atlas(tmp_path / "atlas"), tmp_path / "nowhere" / "x"
+    for arguments in (["export", folder], ["errata", folder, "plan:1"], ["repro", folder, "b"]):
+        assert ran(*arguments, "-o", nowhere) == 2
+        said = (
+            f"convscope plans: cannot write {nowhere} (No such file or directory): choose another file with --output\n"
+        )
+        assert capsys.readouterr().err == said
+    assert ran("export", folder) == 0
+    assert ran("repro", folder / "plans.json", "b", "--pick", "torch") == 2
+    assert capsys.readouterr().err.endswith("plans.json has one plan for each layer\n")
+
+
+@pytest.mark.parametrize(
+    ("where", "changes", "lacking"),
+    [
+        ("shape", {}, "'in_channels'"),
+        ("figures", {}, "'outcome'"),
+        ("shape", {"in_height_px": None}, "in_height_px of b"),
+        ("shape", {"stride": 2}, "stride of b"),
+        ("algorithm", 3, "object has no attribute"),
+    ],
+)
+def test_a_document_whose_layer_is_damaged_is_one_line(tmp_path: Path, where: str, changes: object, lacking: str):
+    folder = atlas(tmp_path / "atlas")
+    assert ran("export", folder) == 0
+    path = folder / "plans.json"
+    written = json.loads(path.read_text())
+    first = written["layers"][0]
+    first[where] = first[where] | changes if isinstance(changes, dict) and changes else changes
+    path.write_text(json.dumps(written))
+    with pytest.raises(InputError, match=rf"lacks .*{lacking}.*: export it again"):
+        document.read(path)

@@ -47,6 +47,14 @@ def test_a_run_with_earlier_sizes_goes_by_those():
     assert found.factor == estimate.ASSUMED_FACTOR
 
 
+def test_autotune_goes_by_its_own_earlier_runs_alone():
+    run = asked(algorithm="autotune")
+    unlike = before(asked(algorithm="heuristic a"), {200: 8.0, 500: 11.0})
+    found = estimate.estimate(run, [unlike])
+    assert (found.seconds, found.basis) == (None, "nothing is known of autotune but by earlier runs of it on this GPU")
+    assert estimate.estimate(run, [unlike, before(run, {200: 90.0, 500: 93.0})]).seconds == START_S + 4 * 91.5
+
+
 def test_with_enough_earlier_sizes_the_error_is_what_they_miss_each_other_by():
     run = asked()
     straight = estimate.estimate(run, [before(run, {200: 8.0, 300: 9.0, 400: 10.0, 500: 11.0})])

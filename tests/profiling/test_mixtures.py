@@ -34,8 +34,11 @@ def profiler_of(algorithm: str) -> UnifiedProfiler:
 def test_a_race_at_each_size_gives_each_layer_its_algorithm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     raced: list[int] = []
 
-    def wants(run: Run, layers: Sequence[Layer], *rest: object) -> Assignment:
-        return Assignment({layer.name: run.algorithm for layer in layers}, {})
+    def wants(run: Run, layers: Sequence[Layer], check: object, wanted: Assignment | None = None) -> Assignment:
+        names = [layer.name for layer in layers]
+        if wanted is None:  # before the race
+            return Assignment(dict.fromkeys(names, run.algorithm), {})
+        return Assignment({name: wanted.algorithms.get(name, "torch") for name in names}, wanted.reasons)
 
     def race(
         run: Run, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], bench: Bench, note: object

@@ -279,6 +279,8 @@ def test_a_batch_stands_in_every_line_of_the_combinations(call):
     assert (printed.code, printed.err) == (0, "")
     assert printed.out == "alexnet\tgemm\th200\tbatch_size=8\n# alexnet smm: smm runs on a CPU only\n"
     assert call(*asked).out.startswith("alexnet\tgemm\th200\n")
+    planned = call("--list-combinations", "--models", "alexnet", "--algorithms", "planned", "--gpu", "h200").out
+    assert planned == "# alexnet planned: a document of plans is for run_profile.py --algorithm-file\n"
     assert call(*asked, "--batch-size", "0").err == "run_profile.py: --batch-size 0: it must be at least 1\n"
 
 

@@ -20,6 +20,7 @@ from convscope.training.request import folder_name
         ({"max_steps": 1}, "--max-steps 1: the first 1 steps are not counted"),
         ({"dataset": "digits", "classes": 9}, "--num-classes 9: digits has 10"),
         ({"algorithm": "gemm"}, "gemm needs a CUDA device"),
+        ({"algorithm": "autotune"}, "autotune is for run_profile.py and run_verify.py: choose another --algorithm"),
         ({"algorithm": "direct", "dtype": "bfloat16"}, "--algorithm direct trains in float32 and without --compile"),
         ({"algorithm": "direct", "compiled": True}, "--algorithm direct trains in float32 and without --compile"),
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),

@@ -50,7 +50,10 @@ def test_a_layer_that_computes_something_else_is_not_confirmed(
         (["--algorithm", "direct", "--input-size", "3"], "alexnet cannot take 3×3 images"),
         (["--algorithm", "heuristic a"], "heuristic a needs a CUDA device"),
         (["--algorithm", "autotune"], "autotune needs a CUDA device"),
-        (["--algorithm", "planned"], "the plans of a document are asked for by --algorithm-file FILE alone"),
+        (
+            ["--algorithm", "planned"],
+            "planned, and no other algorithm, takes the plans of a document: --algorithm-file FILE",
+        ),
         (["--algorithm-file", "no.json"], "no.json cannot be read ("),
         (["--algorithm", "plan:38:k2=8"], "plan:38:k2=8 needs a CUDA device"),
         (["--algorithm", "plan:38:2=8"], "'38:2=8' is no plan: write an engine and its knobs"),
