@@ -12,8 +12,10 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pandas as pd
 
@@ -55,12 +57,11 @@ def flags_of(setting: str) -> list[str]:
 def cells_of(folder: Path) -> tuple[str, ...]:
     """Return the cells of an atlas."""
     plans = pd.read_csv(folder / "plans.csv", keep_default_na=True)
-    passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
+    passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by").to_dict("index")
     offered = plans[plans["engine"].notna()]
     counts = offered.groupby("position").size()
     wrong = offered[~offered["outcome"].isin((OK, SLOW, LESS_PRECISE))]
-    together, torchs = passes.loc[TOGETHER], passes.loc[HEURISTIC]
-    searched = passes.loc[BENCHMARK] if BENCHMARK in passes.index else None
+    together, torchs, searched = passes[TOGETHER], passes[HEURISTIC], passes.get(BENCHMARK)
     less = 100 * (torchs["layers_us"] - together["layers_us"]) / torchs["layers_us"]
     return (
         *(str(len(counts)), f"{counts.min()} to {counts.max()}, {fmean(counts):.0f}", str(len(wrong))),
@@ -69,7 +70,7 @@ def cells_of(folder: Path) -> tuple[str, ...]:
     )
 
 
-def saved(row: pd.Series) -> str:
+def saved(row: Mapping[Any, Any]) -> str:
     """Return what an assignment saves of PyTorch's pass, with half the 99 % interval."""
     return f"{row['saved_us']:+.1f} ± {row['saved_ci99_us']:.1f}"
 
