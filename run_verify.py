@@ -163,9 +163,7 @@ def _wanted(run: Verification, subject: Subject, pins: Pins | None) -> Assignmen
         return None
     with PowerMonitor.of_device(subject.device) as monitor:
         bench = VerificationStudy(run, monitor, CUDALayerTimer, note_by(NAME)).bench(subject)
-        found = tuning.raced(run, subject.model, subject.inputs, subject.layers, bench, note_by(NAME))
-    untimed = {layer.name: "no plan of it could be timed" for layer in subject.layers if layer.name not in found}
-    return Assignment(found, untimed)
+        return tuning.raced(run, subject.model, subject.inputs, subject.layers, bench, note_by(NAME))
 
 
 def _tabulate(options: argparse.Namespace, model: str) -> int:

@@ -21,6 +21,8 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from models import flags_of
+
 from convscope.atlas.rows import LESS_PRECISE, OK, SLOW
 from convscope.cli.display import table
 from convscope.storage.paths import ROOT, slug
@@ -39,19 +41,12 @@ HEADER = (
         "batch",
         "shapes",
         "plans of a shape",
-        "not right",
+        "wrong or refused",
         "PyTorch: pass, ms",
         "its convolutions, µs",
     ),
     *("fastest: saves of a pass, µs", "of its convolutions", "benchmark saves, µs", "PyTorch's not plan 0"),
 )
-
-
-def flags_of(setting: str) -> list[str]:
-    """Return "fp32", "tf32", "float16" or "bfloat16,nhwc" as options."""
-    first, _, layout = setting.partition(",")
-    named = ["--math", first] if first in ("fp32", "tf32") else ["--dtype", first]
-    return [*named, *(["--layout", layout] if layout else [])]
 
 
 def cells_of(folder: Path) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from convscope.atlas.race import Race, shapes_of
+from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources.source import Inputs
 from convscope.profiling.bench import Bench
@@ -15,14 +16,13 @@ from convscope.profiling.request import Run
 from convscope.verification.candidates import Note
 from convscope.verification.evidence import Subject
 
+UNTIMED = "no plan of it could be timed"
 ROUNDS = 3
 """Placements in memory that each plan is timed in, if it is not far behind the best after one."""
 
 
-def raced(
-    run: Run, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], bench: Bench, note: Note
-) -> dict[str, str]:
-    """Return by layer the plan with the least mean time in the captured model; layers without a plan are left out.
+def raced(run: Run, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], bench: Bench, note: Note) -> Assignment:
+    """Return for each layer the plan with the least mean time in the captured model, or why it has none.
 
     Plans that fail, err by more than their tolerance, or compute in less precision than asked for are no candidates.
 
@@ -41,4 +41,5 @@ def raced(
         for place in range(ROUNDS):
             race.round(place, picks=())
     best = [(shape, shape.fastest()) for shape in shapes]
-    return {layer.name: name for shape, name in best if name for layer in shape.layers}
+    found = {layer.name: name for shape, name in best if name for layer in shape.layers}
+    return Assignment(found, {layer.name: UNTIMED for layer in layers if layer.name not in found})

@@ -49,8 +49,8 @@ from convscope.timing.layer_times import LayerTimer
 
 Planned = Callable[[Run, Sequence[Layer]], Assignment]
 """Gives each layer the algorithm that a document has for it, or says why it has none."""
-RaceOf = Callable[[Run, nn.Module, Inputs, Sequence[Layer], Bench, Callable[[str], None]], Mapping[str, str]]
-"""Gives layers by name the algorithm that was the fastest in the model at these inputs."""
+RaceOf = Callable[[Run, nn.Module, Inputs, Sequence[Layer], Bench, Callable[[str], None]], Assignment]
+"""Gives each layer the algorithm that was the fastest in the model at these inputs, or says why it has none."""
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 Rows = tuple[OverallRow, list[LayerRow | WorkRow]]
 
@@ -191,10 +191,8 @@ class Sweep:
         except DeviceFaultError as fault:
             self._fault = str(fault)
             raise
-        asked = {name for name, algorithm in assigned.algorithms.items() if algorithm == algorithms.AUTOTUNE}
-        reasons = dict.fromkeys(asked - found.keys(), "no plan of it could be timed")
-        check = card_check(self.device, dtype=self.run.dtype)
-        return assign(self.run, layers, check, Assignment(found, {**assigned.reasons, **reasons}))
+        wanted = Assignment(found.algorithms, {**found.reasons, **assigned.reasons})
+        return assign(self.run, layers, card_check(self.device, dtype=self.run.dtype), wanted)
 
     def _sweep(
         self,

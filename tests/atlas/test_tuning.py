@@ -14,6 +14,7 @@ from convscope import failures
 from convscope.atlas import tuning
 from convscope.atlas.race import Shape
 from convscope.atlas.rows import REFUSED
+from convscope.convolution.assignment import Assignment
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[OnPaper]:
     return races
 
 
-def tuned() -> dict[str, str]:
+def tuned() -> Assignment:
     subject = subject_on("cpu", LAYERS)
     bench: Any = SimpleNamespace(expect_captures=lambda inputs: None)
     return tuning.raced(run(), subject.model, subject.inputs, LAYERS, bench, pytest.fail)
@@ -38,7 +39,7 @@ def tuned() -> dict[str, str]:
 
 def test_each_layer_has_the_fastest_plan_of_its_shape(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
     monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: shapes())
-    assert tuned() == {"one": "plan:1", "three": "plan:1", "two": "plan:5"}
+    assert tuned() == Assignment({"one": "plan:1", "three": "plan:1", "two": "plan:5"}, {})
     assert raced[0].places() == {0, 1, 2}
     assert all({*each.times_ms} <= {"plan:0", "plan:1", "plan:2", "plan:5"} for each in raced[0].shapes)  # no chooser
 
@@ -48,9 +49,9 @@ def test_a_layer_without_a_plan_that_runs_is_left_out(monkeypatch: pytest.Monkey
     for plan in found[1].plans:
         plan.outcome = REFUSED
     monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: found)
-    assert tuned() == {"one": "plan:1", "three": "plan:1"}
+    assert tuned() == Assignment({"one": "plan:1", "three": "plan:1"}, {"two": tuning.UNTIMED})
 
 
 def test_a_model_without_plans_has_none(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
     monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: [])
-    assert tuned() == {}
+    assert tuned() == Assignment({}, dict.fromkeys(("one", "two", "three"), tuning.UNTIMED))

@@ -6,7 +6,7 @@ On a CPU nothing runs cuDNN's plans: the race and the document give the layers a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -42,10 +42,11 @@ def test_a_race_at_each_size_gives_each_layer_its_algorithm(tmp_path: Path, monk
 
     def race(
         run: Run, model: nn.Module, inputs: Inputs, layers: Sequence[Layer], bench: Bench, note: object
-    ) -> Mapping[str, str]:
+    ) -> Assignment:
         assert not any(isinstance(module, Conv2d) for module in model.modules())  # none is swapped in a race
         raced.append(inputs[0].shape[-1])
-        return {"conv1": "direct" if raced[-1] == 64 else "smm", "conv2": "smm"}
+        found = {"conv1": "direct" if raced[-1] == 64 else "smm", "conv2": "smm"}
+        return Assignment(found, {"conv3": "no plan of it could be timed"})
 
     monkeypatch.setattr(sweep, "assign", wants)
     made = profiler_of("autotune")
