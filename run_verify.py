@@ -34,11 +34,12 @@ from convscope.verification.study import TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
+OF_PLANS = ("energy", "fused", "minutes", "any_card")
 IGNORED = {
-    "--algorithm": ("energy", "rounds", "max_workspace", "output_dir", "overwrite", "take_over", "minutes", "any_card"),
-    "--support": ("energy", "unsupported", "provider", "rounds", "minutes", "any_card"),
-    "--choice": ("energy", "unsupported", "provider", "max_workspace", "minutes", "any_card"),
-    "--first-call": ("energy", "unsupported", "provider", "rounds", "max_workspace", "minutes", "any_card"),
+    "--algorithm": (*OF_PLANS, "rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
+    "--support": (*OF_PLANS, "unsupported", "provider", "rounds"),
+    "--choice": (*OF_PLANS, "unsupported", "provider", "max_workspace"),
+    "--first-call": (*OF_PLANS, "unsupported", "provider", "rounds", "max_workspace"),
     "--plans": ("unsupported", "provider", "max_workspace"),
 }
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
@@ -72,6 +73,8 @@ def parser() -> OneLineParser:
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
     energy = "for --plans: energy of the fastest plans of each shape, and of passes (minutes more)"
     made.add_argument("--energy", action="store_true", help=energy)
+    fused = "for --plans: with bias, addition and ReLU in the plans, normalisation folded"
+    made.add_argument("--fused", action="store_true", help=fused)
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
@@ -174,7 +177,8 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
         question = PLANS if options.plans else CHOICE if options.choice else FIRST_CALL
-        request = _request(options, model, "torch", question=question, rounds=options.rounds, energy=options.energy)
+        asked = {"rounds": options.rounds, "energy": options.energy, "fused": options.fused}
+        request = _request(options, model, "torch", question=question, **asked)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
     if options.plans and request.device_type == "cpu":

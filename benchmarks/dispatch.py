@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from convscope.cli.display import table
 from convscope.cli.options import MATHS, find_device
 from convscope.convolution import algorithms, backends, models, swap
-from convscope.convolution.providers import CudnnPlan
+from convscope.convolution.providers.legacy import CudnnPlan
 from convscope.convolution.sources.network import Network
 from convscope.profiling.request import DTYPES
 from convscope.storage.paths import precision

@@ -10,9 +10,11 @@ measured again; one whose time was up goes on.
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -26,8 +28,9 @@ from models import flags_of
 from convscope.atlas.rows import LESS_PRECISE, OK, SLOW
 from convscope.cli.display import table
 from convscope.storage.paths import ROOT, slug
+from convscope.verification import kernel_families
 from convscope.verification.candidates import BENCHMARK, HEURISTIC
-from convscope.verification.choice import TOGETHER
+from convscope.verification.choice import TOGETHER, same_kernels
 
 MODELS = (
     *("resnet50", "vgg16", "densenet121", "torchvision:mobilenet_v2", "torchvision:efficientnet_b0"),
@@ -71,49 +74,68 @@ def saved(row: Mapping[Any, Any]) -> str:
 
 
 def others(plans: pd.DataFrame) -> str:
-    """Return the shapes where PyTorch launches other kernels than the first comparable plan of mode A does."""
-    found = []
+    """Return what PyTorch launches where that is not the first comparable plan of mode A, with the number of shapes."""
+    found: Counter[str] = Counter()
     for _, shape in plans[plans["outcome"].isin((OK, SLOW))].groupby("position"):
         ranked = shape[shape["rank_a"].notna()].sort_values("rank_a")
         torchs = shape[shape["candidate"] == HEURISTIC]
         first, own = ranked["kernels"].head(1).dropna(), torchs["kernels"].dropna()
-        if len(first) and len(own) and first.iloc[0] != own.iloc[0]:
-            found.append(str(torchs.iloc[0]["layer"]))
-    return ", ".join(found) or "none"
+        if len(first) and len(own) and not same_kernels(*map(json.loads, (first.iloc[0], own.iloc[0]))):
+            found[f"{name_of(json.loads(own.iloc[0]))} in {dimensions_of(torchs.iloc[0])}"] += 1
+    return ", ".join(f"{count} × {name}" for name, count in found.most_common()) or "none"
+
+
+def name_of(kernels: Mapping[str, int]) -> str:
+    """Return the name of the first kernel that convolves, without its types and arguments."""
+    name = next(iter(kernel_families.working(kernels) or kernels)).replace("(anonymous namespace)::", "")
+    return name.partition("<")[0].partition("(")[0].split("::")[-1].removeprefix("void ")
+
+
+def dimensions_of(row: pd.Series[Any]) -> str:
+    """Return the kind of a layer: its kernel, and whether it is grouped."""
+    return f"{row['kernel_size']}" + (" depthwise" if row["groups"] == row["in_channels"] > 1 else "")
+
+
+def atlas_of(model: str, setting: str, batch_size: int, asked: argparse.Namespace, *more: str) -> Path | str:
+    """Return the folder of an atlas, measured where it is missing; where the command fails, its last words.
+
+    Args:
+        more: further options of the command.
+    """
+    name = "_".join((slug(model), setting.replace(",", "_"), f"b{batch_size}", *(each.strip("-") for each in more)))
+    home = Path(asked.results) / name
+    home.mkdir(parents=True, exist_ok=True)
+    limit = [] if asked.minutes is None else ["--minutes", str(asked.minutes)]
+    what = ["--model", model, "--batch-size", str(batch_size), "--plans", *flags_of(setting), *more]
+    how = ["--rounds", str(asked.rounds), *limit, "--output-dir", str(home)]
+    with open(home / "log.txt", "a") as log:
+        command = [sys.executable, str(ROOT / "run_verify.py"), *what, *how]
+        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
+    if code:
+        return (home / "log.txt").read_text().strip().splitlines()[-1]
+    return next(folder for folder in home.iterdir() if folder.is_dir())
 
 
 def line(model: str, setting: str, batch_size: int, asked: argparse.Namespace) -> tuple[str, ...]:
-    """Measure one line where it is missing, and return its cells; where the command fails, its last words."""
-    begun = model, setting, str(batch_size)
-    home = Path(asked.results) / f"{slug(model)}_{setting.replace(',', '_')}_b{batch_size}"
-    home.mkdir(parents=True, exist_ok=True)
-    limit = [] if asked.minutes is None else ["--minutes", str(asked.minutes)]
-    command = [
-        sys.executable,
-        str(ROOT / "run_verify.py"),
-        "--model",
-        model,
-        "--batch-size",
-        str(batch_size),
-        "--plans",
-    ]
-    command += [*flags_of(setting), "--rounds", str(asked.rounds), *limit, "--output-dir", str(home)]
-    with open(home / "log.txt", "a") as log:
-        code = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False).returncode
-    if code:
-        return *begun, *("-",) * (len(HEADER) - 4), (home / "log.txt").read_text().strip().splitlines()[-1]
-    return *begun, *cells_of(next(folder for folder in home.iterdir() if folder.is_dir()))
+    """Measure one line where it is missing, and return its cells."""
+    begun, found = (model, setting, str(batch_size)), atlas_of(model, setting, batch_size, asked)
+    return (*begun, *("-",) * (len(HEADER) - 4), found) if isinstance(found, str) else (*begun, *cells_of(found))
+
+
+def add_options(options: argparse.ArgumentParser, models: Sequence[str], batch_sizes: Sequence[int]) -> None:
+    """Add the options that say what is measured, with these defaults."""
+    options.add_argument("--models", nargs="+", default=models, metavar="NAME")
+    options.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
+    options.add_argument("--batch-sizes", nargs="+", type=int, default=batch_sizes, metavar="N")
+    options.add_argument("--rounds", type=int, default=5, metavar="N", help="of an atlas")
+    options.add_argument("--minutes", type=float, metavar="N", help="of each atlas: begin no round after them")
+    options.add_argument("--results", default="results/plans_of_models", metavar="DIR")
 
 
 def main() -> int:
     """Print the table."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--models", nargs="+", default=MODELS, metavar="NAME")
-    options.add_argument("--settings", nargs="+", default=SETTINGS, metavar="TYPE[,LAYOUT]")
-    options.add_argument("--batch-sizes", nargs="+", type=int, default=(1, 32), metavar="N")
-    options.add_argument("--rounds", type=int, default=5, metavar="N")
-    options.add_argument("--minutes", type=float, metavar="N", help="of each line: begin no round after them")
-    options.add_argument("--results", default="results/plans_of_models", metavar="DIR")
+    add_options(options, MODELS, (1, 32))
     asked = options.parse_args()
     lines = []
     for setting in asked.settings:

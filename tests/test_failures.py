@@ -21,7 +21,7 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from convscope import failures
 from convscope.cli.options import parse_bytes
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers import workspace_refusal
+from convscope.convolution.providers.plan import workspace_refusal
 from convscope.errors import (
     CudnnError,
     CudnnMissingError,

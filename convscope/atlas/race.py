@@ -3,7 +3,8 @@
 Layers of one shape are one. A pass runs one plan of each shape, the next pass another of each: as many passes as the
 shape with the most plans has are a round, in an order drawn anew. A round is a placement in memory, the same for all of
 them. What is far behind the best of its shape after a round is timed no more. The fastest of each shape are then put
-together and judged in new rounds, as those of a choice are: the rounds that picked them make them look faster.
+together and judged in new rounds, as those of a choice are: the rounds that picked them make them look faster. A shape
+whose plans were all slower than PyTorch's own convolution in each round is left to PyTorch.
 """
 
 from __future__ import annotations
@@ -93,12 +94,15 @@ class Shape:
         return sorted(whole, key=lambda name: whole[name])
 
     def fastest(self) -> str | None:
-        """Return the first of `in_order`, None where none was timed."""
-        return next(iter(self.in_order()), None)
+        """Return the first of `in_order`, or PyTorch's own where that was ahead of it in each round; None for none."""
+        best = next(iter(self.in_order()), None)
+        least, own = self.times_ms.get(best or "", {}), self.times_ms.get(HEURISTIC, {})
+        shared = least.keys() & own.keys()
+        return HEURISTIC if shared and all(own[place] < least[place] for place in shared) else best
 
     def most_frugal(self) -> str | None:
-        """Return the rival with the least energy, None where none is known."""
-        rivals = {*self.rivals()}
+        """Return the plan with the least energy, None where none is known; PyTorch is a rival where it is fastest."""
+        rivals = {*self.rivals(), self.fastest()}
         known = {name: found.energy_j for name, found in self.energies.items() if found.energy_j and name in rivals}
         return min(known, key=lambda name: known[name], default=None)
 

@@ -56,7 +56,12 @@ def _line(rows: Sequence[PlanRow]) -> tuple[str, ...]:
     torchs = by_name.get(HEURISTIC)
     first = rows[0]
     size = "-" if first.in_height_px is None else dimensions((first.in_height_px, first.in_width_px or 0), short=True)
-    shape = f"{first.in_channels}-{first.out_channels} {first.kernel_size}/{first.stride} {size}"
+    shape = " ".join(
+        (
+            f"{first.in_channels}-{first.out_channels} {first.kernel_size}/{first.stride} {size}",
+            *(f"+{step}" for step in (first.fused or "").split()),
+        )
+    )
     return (
         *(first.layer, str(first.layers), shape, f"{sum(row.outcome == OK for row in offered)}/{len(offered)}"),
         f"{fastest.mean_ms * 1e3:.1f}" if fastest and fastest.mean_ms else "-",

@@ -54,6 +54,7 @@ class PlanRow:
     together at 99 %; none after one round). These rounds picked the fastest, so that regrets read too large: `passes`
     has rounds that did not. `same_kernels_as` is another plan that launches the same kernels, the fastest of them.
     Energy is that of a call replayed alone, of some of the fastest plans and PyTorch's choice, where it was asked for.
+    `fused` is what follows the convolution in the same call: "addition bias relu", empty for a convolution alone.
     """
 
     model: str
@@ -105,6 +106,7 @@ class PlanRow:
     energy_j: float | None = None
     energy_uncertainty_j: float | None = None
     energy_reason: str | None = None
+    fused: str | None = None
 
 
 @dataclass(frozen=True)

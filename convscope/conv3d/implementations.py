@@ -16,7 +16,8 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.backends import PlanThread
-from convscope.convolution.providers import CudnnProvider, TorchProvider
+from convscope.convolution.providers.legacy import CudnnProvider
+from convscope.convolution.providers.others import TorchProvider
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError
 from convscope.kernels import conv3d as kernels

@@ -217,6 +217,8 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
         return no_device
     if by_module := why_not_by_module(algorithm.name, layer):
         return by_module
+    if layer.fused.count and algorithm.cuda_providers != (GRAPH,):
+        return f"{algorithm.name} has nothing fused into it: only plans take {layer.fused} with the convolution"
     if device_type == "cpu":
         return None if layer.groups == 1 else "ai3 has no grouped convolution on a CPU"
     return algorithm.rule(layer)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from convscope.cudnn.shape import Convolution, Geometry, dimensions
+from convscope.cudnn.shape import ALONE, Convolution, Fused, Geometry, dimensions
 
 if TYPE_CHECKING:
     from convscope.timing.calls import Call
@@ -32,6 +32,7 @@ class Layer(Geometry):
         uneven_padding: padding 'same' of an even span, one more behind than in front; `padding` has the lesser.
         peculiarity: what its module does besides the convolution described here; "" for a plain `nn.Conv2d`. Of a
             call, why no other algorithm can take its place.
+        fused: what its module does after it in the same call; `bias` is true where one is among it.
         kind: `MODULE`, or the function whose call was seen: "conv1d", "conv_transpose2d".
     """
 
@@ -43,6 +44,7 @@ class Layer(Geometry):
     peculiarity: str = ""
     kind: str = MODULE
     output_padding: tuple[int, ...] = ()
+    fused: Fused = ALONE
 
     @classmethod
     def of_call(cls, name: str, position: int, call: Call, given: Sequence[int]) -> Layer:
@@ -142,7 +144,7 @@ class Layer(Geometry):
     def cost_key(self) -> tuple[object, ...]:
         """All that the cost of the layer depends on: two layers of one key are the same work."""
         options = self.bias, self.padding_mode, self.uneven_padding, self.peculiarity, self.kind, self.output_padding
-        return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options
+        return self.input, self.weight, self.padding, self.stride, self.dilation, self.groups, *options, self.fused
 
     def columns(self) -> dict[str, Any]:
         """Return the place and the shape by the names of columns: sizes as "3x3", heights and widths of 2-D layers."""
@@ -150,12 +152,12 @@ class Layer(Geometry):
         counts = {name: getattr(self, name) for name in ("position", "in_channels", "out_channels", "groups")}
         height, width = self.size if len(self.size) == 2 else (None, None)
         sizes = {"batch_size": self.batch, "in_height_px": height, "in_width_px": width}
-        return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel)}
+        return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel), "fused": str(self.fused) or None}
 
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
-        """Return the layer as libraries and kernels take it: without its place, bias and padding mode."""
+        """Return the layer as libraries and kernels take it: without its place, padding mode, and bias not fused."""
         sizes = self.input, self.weight, self.padding, self.stride, self.dilation, self.groups
-        return Convolution(*sizes, dtype, math, layout)
+        return Convolution(*sizes, dtype, math, layout, self.fused)
 
     def __str__(self) -> str:
         kernel, size = dimensions(self.kernel, short=True), dimensions(self.size, short=True)

@@ -12,6 +12,7 @@ import torchvision
 from torch import nn
 
 from convscope.convolution import names
+from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.layer import Layer
 from convscope.convolution.names import MODELS as MODELS
 from convscope.convolution.names import PREFIX as PREFIX
@@ -20,6 +21,7 @@ from convscope.convolution.sources.libraries import TimmSource, TorchvisionSourc
 from convscope.convolution.sources.shapes import ExportedSource, TableSource
 from convscope.convolution.sources.source import Inputs, Size, Source, in_words, on_meta
 from convscope.convolution.sources.source import images as images
+from convscope.cudnn.shape import ALONE
 from convscope.errors import InputError
 from convscope.timing.calls import Call, watched
 from convscope.timing.hooks import convolution_modules
@@ -208,6 +210,7 @@ def describe(name: str, position: int, conv: nn.Conv2d | nn.Conv3d, given: Seque
         stride=tuple(conv.stride), dilation=tuple(conv.dilation), groups=conv.groups, name=name, position=position,
         bias=conv.bias is not None, padding_mode=conv.padding_mode,
         uneven_padding=same and any(span % 2 for span in spans),
+        fused=conv.fused if isinstance(conv, FusedConv2d) else ALONE,
     )  # fmt: skip
 
 
@@ -219,11 +222,13 @@ def peculiarity(module: nn.Module) -> str:
     """Return what a module does besides the convolution that its options describe, "" for a plain one.
 
     Plain is `nn.Conv2d`, or a subclass that inherits how it is called, whose weight and bias are ordinary parameters
-    (pruning, weight normalisation and other parametrizations compute them in each call), and that has no hooks.
+    (pruning, weight normalisation and other parametrizations compute them in each call), and that has no hooks; and
+    `FusedConv2d`, whose steps are options too.
     """
     kind = type(module).__name__
+    known = FusedConv2d if type(module) is FusedConv2d else nn.Conv2d
     for method in _METHODS:
-        if method in vars(module) or getattr(type(module), method) is not getattr(nn.Conv2d, method):
+        if method in vars(module) or getattr(type(module), method) is not getattr(known, method):
             return f"{kind} overrides {method}"
     for name in ("weight", "bias"):
         held = module._parameters.get(name)

@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from ai3 import swap_torch
 
-from convscope.convolution import algorithms, backends, providers
+from convscope.convolution import algorithms, backends
 from convscope.convolution.layer import Layer
-from convscope.convolution.providers import CudnnProvider, Execution, GraphProvider, Plan, Provider, TritonProvider
+from convscope.convolution.providers.graph import FusedPlan, GraphProvider
+from convscope.convolution.providers.legacy import CudnnProvider
+from convscope.convolution.providers.others import TritonProvider
+from convscope.convolution.providers.plan import Execution, Plan, Provider, cudnn_refusal, workspace_refusal
 from convscope.cudnn.graph.engines import Offer
-from convscope.cudnn.shape import Convolution, output_extents
+from convscope.cudnn.shape import Convolution, Fused, output_extents
 from convscope.errors import InputError, NotSupportedError
 from convscope.kernels.operands import Operands
 
@@ -108,9 +111,33 @@ class CudaOperator:
             _record(plan.execution, (input, x), (weight, taken))
         return y
 
+    def fused(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None,
+        options: Options, fused: Fused, algorithm: str,
+    ) -> torch.Tensor:  # fmt: skip
+        """Convolve N × C × H × W by a plan of the graph API that does what is fused in the same call.
+
+        Args:
+            added: N × K × H × W, where an addition is fused.
+
+        Raises:
+            InputError, NotSupportedError, NotImplementedError: as `forward`.
+        """
+        memory = backends.LAYOUTS[backends.settings_in_force().layout]
+        laid = x.contiguous(memory_format=memory)
+        more = None if added is None else added.contiguous(memory_format=memory)
+        with torch.cuda.device(x.device):
+            plan = self.find(laid, weight, bias, options, algorithm, fused)
+            assert isinstance(plan, FusedPlan), "only plans of the graph API take fused convolutions"
+            y = plan.run(laid, weight, bias, more)
+        if is_recording():
+            _record(plan.execution, (x, laid), (weight, weight.contiguous(memory_format=memory)))
+        return y
+
     def find(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Options, algorithm: str
-    ) -> Plan:
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Options, algorithm: str,
+        fused: Fused | None = None,
+    ) -> Plan:  # fmt: skip
         """Return the plan for N × C × H × W under the settings in force; made where there is none. Errors: `forward`.
 
         The device of `x` is the current one. The input may lie anyhow: a plan's input is laid out by its caller.
@@ -118,10 +145,11 @@ class CudaOperator:
         settings = backends.settings_in_force()
         tf32, device = torch.backends.cudnn.allow_tf32, x.device
         asked = device.index, algorithm, settings.provider, settings.layout, tf32
-        key = (*asked, x.dtype, x.shape, weight.shape, options)
+        key = (*asked, x.dtype, x.shape, weight.shape, options, fused)
         plan = self._plans.get(key)
         if plan is None:
             shape = shape_of(x, weight, options)
+            shape = shape if fused is None else dataclasses.replace(shape, fused=fused)
             Operands(shape).check(x, weight, bias)
             plan = self._plans[key] = self.plan(shape, algorithm, device)
         return plan
@@ -193,11 +221,11 @@ class CudaOperator:
             except NotSupportedError as error:
                 layout = backends.settings_in_force().layout
                 why = str(error) if algorithms.find(algorithm).cuda_providers == (algorithms.GRAPH,) else ""
-                return providers.cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout, why)
+                return cudnn_refusal(algorithm, torch.cuda.get_device_name(device), layout, why)
             except NotImplementedError as error:
                 return str(error)
             plan.close()
-        return providers.workspace_refusal(algorithm, plan.workspace_bytes or 0, max_workspace_bytes)
+        return workspace_refusal(algorithm, plan.workspace_bytes or 0, max_workspace_bytes)
 
     def release(self) -> None:
         """Destroy every plan, keep the handles: the next call of a shape makes a new plan. No call may be under way."""

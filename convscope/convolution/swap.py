@@ -22,8 +22,10 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from convscope.convolution import backends, models, operator
+from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.operator import CudaOperator, cuda_operator, shape_of
-from convscope.convolution.providers import CudnnPlan, Execution, Plan
+from convscope.convolution.providers.legacy import CudnnPlan
+from convscope.convolution.providers.plan import Execution, Plan
 from convscope.errors import InputError
 from convscope.kernels.operands import Operands
 from convscope.timing import calls
@@ -274,6 +276,8 @@ class Swap:
         by_module = {id(module): assignment[name] for name, module in self.originals.items()}
 
         def choose(module: nn.Module) -> str:
+            if isinstance(module, FusedConv2d):
+                return "torch"  # ai3 would put a convolution alone in its place
             return module.algorithm if isinstance(module, SwappedConv2d) else by_module.get(id(module), "torch")
 
         # ai3 follows a symbolic trace, which control flow and much else defeats, each with an error of its own; then,
@@ -281,6 +285,10 @@ class Swap:
         with _names_accepted(set(assignment.values())), contextlib.suppress(Exception):
             ai3.swap_conv2d(self.model, choose)
         for name, module in self.originals.items():
+            if isinstance(module, FusedConv2d):
+                if assignment[name] != "torch":
+                    models.set_module(self.model, name, module.with_algorithm(assignment[name]))
+                continue
             if assignment[name] != "torch" and self.model.get_submodule(name) is module:
                 models.set_module(self.model, name, SwappedConv2d(module, assignment[name], name))
             swapped = self.model.get_submodule(name)
@@ -322,11 +330,11 @@ def replaces_calls(model: nn.Module) -> bool:
 
 def original(module: nn.Module) -> nn.Module:
     """Return PyTorch's own module of a convolution: the one in whose place a swapped one stands, else itself."""
-    if isinstance(module, Call):
+    if isinstance(module, (Call, FusedConv2d)):
         return module.with_algorithm("torch")
     return vars(module)["original"] if isinstance(module, SwappedConv2d) else module
 
 
 def carried(module: nn.Module) -> str:
     """Return the algorithm's name that a convolution carries, "torch" where it is PyTorch's own module."""
-    return str(module.algorithm) if isinstance(module, (SwappedConv2d, Call)) else "torch"
+    return str(module.algorithm) if isinstance(module, (SwappedConv2d, Call, FusedConv2d)) else "torch"

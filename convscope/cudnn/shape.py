@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math as mathematics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,16 +85,38 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Fused:
+    """The operations after a convolution inside the same call, in this order: of others cuDNN 9.24 offers no plan."""
+
+    addition: bool = False
+    bias: bool = False
+    relu: bool = False
+
+    @property
+    def count(self) -> int:
+        """The number of operations that follow."""
+        return self.addition + self.bias + self.relu
+
+    def __str__(self) -> str:
+        return " ".join(field.name for field in dataclasses.fields(self) if getattr(self, field.name))
+
+
+ALONE = Fused()
+
+
+@dataclass(frozen=True)
 class Convolution(Geometry):
     """A forward convolution as libraries and kernels take it: its geometry, data type, arithmetic and layout.
 
     `layout` is "nchw", or "nhwc" for channels last in memory; input and weight are contiguous in it.
     `math` says whether float32 may be rounded to TF32; 16-bit types have the matrix unit at all times, as in PyTorch.
+    `fused` is what follows in the same call.
     """
 
     dtype: str = "float32"
     math: str = "tf32"
     layout: str = "nchw"
+    fused: Fused = ALONE
 
     @property
     def math_type(self) -> int:

@@ -19,6 +19,8 @@ _MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
 def why_no_kernel(algorithm: str, shape: Convolution) -> str | None:
     """Return why there is no 2-D kernel for a convolution, or None where there is."""
+    if shape.fused.count:
+        return f"{algorithm} by Triton is a convolution alone: only plans take {shape.fused} with one"
     if algorithm not in KERNELS:
         return f"{algorithm} has no Triton kernel: choose {' or '.join(KERNELS)}"
     if shape.dtype not in DTYPES:

@@ -25,7 +25,7 @@ SETTINGS = ("model", "input_size", "batch_size", "math", "dtype", "layout")
 STACK = ("gpu_name", "driver", "cudnn")
 SHAPE = (
     *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups"),
-    *("in_height_px", "in_width_px"),
+    *("in_height_px", "in_width_px", "fused"),
 )
 SIZES = ("kernel_size", "stride", "padding", "dilation")
 FIGURES = ("outcome", "mean_ms", "std_ms", "rounds", "workspace_bytes", "relative_error")
@@ -97,8 +97,12 @@ def rows_of(folder: Path) -> list[PlanRow]:
 
 
 def _pin(each: PlanLayerRow, row: PlanRow) -> Pin:
-    """Return a layer with the plan of a row; PyTorch's choice is the plan that launches its kernels."""
-    algorithm = row.candidate if row.engine is not None else row.same_kernels_as or TORCH
+    """Return a layer with the plan of a row; PyTorch's choice is the plan that launches its kernels.
+
+    Where PyTorch is faster than every plan it does something else besides: the layer is left to it.
+    """
+    of_torch = TORCH if row.is_fastest else row.same_kernels_as or TORCH
+    algorithm = of_torch if row.engine is None else row.candidate
     shape, figures = ({name: getattr(row, name) for name in names} for names in (SHAPE, FIGURES))
     return Pin(each.layer, algorithm, shape, figures, json.loads(row.kernels or "{}"))
 
@@ -119,7 +123,7 @@ def read(path: Path) -> Pins:
         raise InputError(f"{path} has version {document.get('version')}, this is {VERSION}: export it again")
     columns = [field.name for field in dataclasses.fields(Pin)]
     try:
-        layers = [Pin(**{name: each[name] for name in columns}) for each in document["layers"]]
+        layers = [Pin(**{name: each[name] for name in columns}) for each in map(_with_fused, document["layers"])]
         for pin in layers:
             algorithms.find(pin.algorithm)
             _check_numbers(pin)
@@ -129,10 +133,16 @@ def read(path: Path) -> Pins:
         raise InputError(f"{path} lacks {error}: export it again") from None
 
 
+def _with_fused(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a layer as it is written now: nothing was fused in documents that do not say so."""
+    return {**layer, "shape": {"fused": None} | dict(layer["shape"])}
+
+
 def _check_numbers(pin: Pin) -> None:
     """Raise KeyError or TypeError where a layer lacks a size or a figure, or has a size that is none."""
     for name in FIGURES:
         pin.figures[name]
     for name in SHAPE:
-        if not isinstance(pin.shape[name], str if name in SIZES else int):
+        kind = (str, type(None)) if name == "fused" else str if name in SIZES else int
+        if not isinstance(pin.shape[name], kind):
             raise TypeError(f"{name} of {pin.layer}")

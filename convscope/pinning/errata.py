@@ -65,8 +65,10 @@ def costs(rows: Sequence[PlanRow], denied: Plan) -> Iterator[Cost]:
     """Yield the shapes of an atlas where PyTorch runs a plan that is denied, and what it would run instead.
 
     Raises:
-        InputError: no shape has a plan of this engine.
+        InputError: no shape has a plan of this engine, or the atlas is of fused convolutions.
     """
+    if any(row.fused for row in rows):
+        raise InputError("an atlas with --fused is of no stock model: give one of the model as it is")
     if not any(row.engine == denied.engine for row in rows):
         raise InputError(f"no layer of this atlas has a plan of engine {denied.engine}: name one of its plans.csv")
     for position in dict.fromkeys(row.position for row in rows):

@@ -10,14 +10,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from convscope.convolution import backends, models
+from convscope.convolution.fusion import graphs
+from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.operator import ZEROS, cuda_operator
 from convscope.cudnn import library
-from convscope.cudnn.shape import dimensions, output_extents
+from convscope.cudnn.shape import Fused, dimensions, output_extents
 from convscope.errors import InputError, NotSupportedError
 from convscope.pinning import document
 from convscope.pinning.document import TORCH, Pin, Pins
@@ -45,13 +48,42 @@ def _(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding: list[int], stride: list[int],
     dilation: list[int], groups: int, algorithm: str, layout: str,
 ) -> torch.Tensor:  # fmt: skip
+    return _empty(x, weight, padding, stride, dilation, layout)
+
+
+@torch.library.custom_op("convscope::planned_fused_conv2d", mutates_args=(), device_types="cuda")
+def planned_fused_conv2d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None, padding: list[int],
+    stride: list[int], dilation: list[int], groups: int, relu: bool, algorithm: str, layout: str,
+) -> torch.Tensor:  # fmt: skip
+    """Return convolution + added + bias, where they are given, and its ReLU if asked for, by a plan, in a layout.
+
+    Errors as `CudaOperator.fused`.
+    """
+    steps = Fused(addition=added is not None, bias=bias is not None, relu=relu)
+    options: Any = tuple(padding), tuple(stride), tuple(dilation), groups
+    with backends.settings(layout=layout):
+        return cuda_operator().fused(x, weight, bias, added, options, steps, algorithm)
+
+
+@planned_fused_conv2d.register_fake
+def _(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None, padding: list[int],
+    stride: list[int], dilation: list[int], groups: int, relu: bool, algorithm: str, layout: str,
+) -> torch.Tensor:  # fmt: skip
+    return _empty(x, weight, padding, stride, dilation, layout)
+
+
+def _empty(
+    x: torch.Tensor, weight: torch.Tensor, padding: list[int], stride: list[int], dilation: list[int], layout: str
+) -> torch.Tensor:
     extents = output_extents(x.shape[-2:], weight.shape[-2:], padding, stride, dilation)
     size = x.shape[0], weight.shape[0], *extents
     return torch.empty(size, dtype=x.dtype, device=x.device, memory_format=backends.LAYOUTS[layout])
 
 
 class PinnedConv2d(nn.Module):
-    """A convolution that runs one plan for one shape, and the `original` for others.
+    """A convolution, or a `FusedConv2d`, that runs one plan for one shape, and the `original` for others.
 
     Args:
         tell: called with the reason, once, where the original runs instead.
@@ -65,15 +97,23 @@ class PinnedConv2d(nn.Module):
         self._size, self._dtype = torch.Size(size), getattr(torch, dtype)
         self._options = [*map(list, (original.padding, original.stride, original.dilation))]
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Convolve N × C × H × W."""
+    def forward(self, x: torch.Tensor, *added: torch.Tensor) -> torch.Tensor:
+        """Convolve N × C × H × W; `added` is one tensor where an addition is fused, none elsewhere."""
         if why := self._why_not(x):
-            return self._by_pytorch(x, why)
-        weight, bias, groups = self.original.weight, self.original.bias, self.original.groups
+            return self._by_pytorch(why, x, *added)
         try:
-            y: torch.Tensor = planned_conv2d(x, weight, bias, *self._options, groups, self.algorithm, self._layout)
+            return self._planned(x, *added)
         except NotSupportedError as refused:
-            return self._by_pytorch(x, str(refused))
+            return self._by_pytorch(str(refused), x, *added)
+
+    def _planned(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        weight, bias, groups = self.original.weight, self.original.bias, self.original.groups
+        y: torch.Tensor
+        if isinstance(self.original, FusedConv2d):
+            given = x, weight, bias, added, *self._options, groups, self.original.fused.relu
+            y = planned_fused_conv2d(*given, self.algorithm, self._layout)
+        else:
+            y = planned_conv2d(x, weight, bias, *self._options, groups, self.algorithm, self._layout)
         return y
 
     def _why_not(self, x: torch.Tensor) -> str | None:
@@ -84,18 +124,19 @@ class PinnedConv2d(nn.Module):
             return "a plan has no gradient: run it under torch.inference_mode()"
         return None if _is_on_gpu(x) else f"the input is on {x.device}"
 
-    def _by_pytorch(self, x: torch.Tensor, why: str) -> torch.Tensor:
+    def _by_pytorch(self, why: str, *given: torch.Tensor) -> torch.Tensor:
         if not self._told:
             self._tell(f"{self.algorithm} is left to PyTorch: {why}")
             self._told = True  # not where that was an error, which is one at each call
-        output: torch.Tensor = self.original(x)
+        output: torch.Tensor = self.original(*given)
         return output
 
 
 def pin(model: nn.Module, plans: Pins | Path | str, *, strict: bool = False) -> nn.Module:
     """Have a model on a GPU run the plans of a document in place of PyTorch's choices.
 
-    The model is changed in place and returned; its weights are shared. `unpin` brings its own modules back.
+    The model is changed in place and returned; its weights are shared. `unpin` brings its own modules back. A document
+    of an atlas with `--fused` is for the model that `fused` returns.
 
     Args:
         plans: a document, or the file of one, as `python -m convscope plans export` writes it.
@@ -159,9 +200,24 @@ def _other_layer(module: nn.Module | None, pin: Pin) -> str | None:
         "in_channels": module.in_channels, "out_channels": module.out_channels, "groups": module.groups,
         "kernel_size": dimensions(module.kernel_size), "stride": dimensions(module.stride),
         "padding": dimensions(module.padding), "dilation": dimensions(module.dilation),
+        "fused": str(module.fused) or None if isinstance(module, FusedConv2d) else None,
     }  # fmt: skip
-    others = (f"its {name} is {size}, not {pin.shape[name]}" for name, size in sizes.items() if size != pin.shape[name])
-    return next(others, None)
+    others = (name for name, size in sizes.items() if size != pin.shape[name])
+    first = next(others, None)
+    if first == "fused":
+        return f"{sizes[first] or 'nothing'} is fused with it, not {pin.shape[first] or 'nothing'}: see convscope.fused"
+    return None if first is None else f"its {first} is {sizes[first]}, not {pin.shape[first]}"
+
+
+def fused(model: nn.Module) -> nn.Module:
+    """Return a copy of a model in evaluation mode whose convolutions do what follows them in the same call of cuDNN.
+
+    Batch normalisation is folded into the convolution before it. Until it is pinned, PyTorch's own fused calls run.
+
+    Raises:
+        InputError: `torch.fx` cannot follow the model, or it has nothing to fuse.
+    """
+    return graphs.fused_whole(model)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -58,7 +58,7 @@ def script(pins: Pins, layer: str) -> str:
     """Return a script of a layer's plan and PyTorch's choice: the time and the error of each.
 
     Raises:
-        InputError: the document has no such layer, or leaves it to PyTorch.
+        InputError: the document has no such layer, leaves it to PyTorch, or has something fused with it.
     """
     pin = next((pin for pin in pins.layers if pin.layer == layer), None)
     if pin is None:
@@ -67,6 +67,8 @@ def script(pins: Pins, layer: str) -> str:
     plan = algorithms.plan_of(pin.algorithm)
     if plan is None:
         raise InputError(f"{layer} is left to PyTorch: there is no plan to show")
+    if pin.shape["fused"]:
+        raise InputError(f"{pin.shape['fused']} is fused with {layer}: a script shows a convolution alone")
     settings, dtype = pins.settings, str(pins.settings["dtype"])
     return _SCRIPT.format(
         title=f"{pin.algorithm} of {layer} of {settings['model']}: {_shape(pin, settings['batch_size'])}",

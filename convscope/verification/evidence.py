@@ -12,12 +12,13 @@ from functools import partial
 import torch
 from torch import nn
 
-from convscope.convolution import algorithms, backends, swap, tolerance
+from convscope.convolution import algorithms, backends, models, swap, tolerance
 from convscope.convolution.assignment import Assignment, assign
+from convscope.convolution.fusion import graphs
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check, cuda_operator
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.reference import relative_distance, rounded
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, first_tensor
@@ -112,11 +113,14 @@ class Subject:
 
 
 @contextlib.contextmanager
-def open_subject(run: Run) -> Iterator[Subject]:
+def open_subject(run: Run, fused: bool = False) -> Iterator[Subject]:
     """Build the model of a run on its device, under its math mode, for the length of the block.
 
+    Args:
+        fused: its convolutions are fused with what follows them (`fusion.graphs.fused_whole`).
+
     Raises:
-        InputError: the model cannot take the run's first input size, or has no convolution.
+        InputError: the model cannot take the run's first input size, has no convolution, or cannot be fused.
     """
     device = torch.device(run.device)
     size = run.input_sizes[0]
@@ -130,7 +134,13 @@ def open_subject(run: Run) -> Iterator[Subject]:
         if not layers:
             timing = "run_profile.py --algorithm torch times its pass"
             raise InputError(f"{run.model} has no convolution: there is nothing to verify or to choose; {timing}")
-        yield Subject(run, network.on(device), layers, network.inputs(size, device))
+        inputs = network.inputs(size, device)
+        if not fused:
+            yield Subject(run, network.on(device), layers, inputs)
+            return
+        model = network.on(device, graphs.fused_whole)
+        layers = tuple(models.followed(run.model, model, *(given.shape for given in inputs)))
+        yield Subject(run, model, layers, inputs)
 
 
 def gather(subject: Subject, wanted: Assignment | None = None) -> Evidence:

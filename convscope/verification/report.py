@@ -19,7 +19,8 @@ def subject_title(run: Run) -> str:
     on_gpu = run.device_type == "cuda"
     where = f"{torch.cuda.get_device_name(run.device)}, cuDNN {library.version()}" if on_gpu else "a CPU"
     settings = f"{run.input_sizes[0]} px, batch {run.batch_size}, {run.math}{precision(run.dtype, run.layout)}"
-    return f"{run.model}, {run.algorithm}, {settings}, on {where}"
+    fused = ", fused" if getattr(run, "fused", False) else ""
+    return f"{run.model}, {run.algorithm}{fused}, {settings}, on {where}"
 
 
 def choice_report(rows: Sequence[ChoiceRow], passes: Mapping[str, PassRow]) -> str:

@@ -21,17 +21,21 @@ class Verification(Run):
     Attributes:
         rounds: captures of each candidate, for a choice and for plans.
         limit_bytes: largest workspace that counts as usable, for support; None is the free memory.
+        fused: plans take the bias, addition and ReLU behind a convolution too, of a model whose normalisation is
+            folded.
     """
 
     question: str | None = None
     rounds: int | None = None
     limit_bytes: int | None = None
+    fused: bool = False
 
     @property
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
         settings = f"{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
-        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}"
+        fused = "_fused" if self.fused else ""
+        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}{fused}"
 
 
 def make_verification(
@@ -43,19 +47,23 @@ def make_verification(
     dtype: str | None = None,
     rounds: int | None = None,
     limit_bytes: int | None = None,
+    fused: bool = False,
     **settings: Any,
 ) -> Verification:
     """Decide every setting of a verification.
 
     Args:
         dtype: of input and weights; None is float32, and float64 is for support only.
+        fused: as in `Verification`.
         settings: those of `make_run`.
 
     Raises:
-        InputError: too few rounds, or as `make_run`.
+        InputError: too few rounds, energy of fused plans, or as `make_run`.
     """
     if rounds is not None:
         at_least("--rounds", rounds, 2)
+    if fused and settings.get("energy"):
+        raise InputError("--energy is of convolutions alone: leave it out, or --fused")
     dtype = dtype or "float32"
     if dtype == "float64" and question != SUPPORT:
         raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
@@ -63,4 +71,4 @@ def make_verification(
     run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), **given)
     fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
-    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes)
+    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused)

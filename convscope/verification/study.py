@@ -60,7 +60,7 @@ class VerificationStudy:
         with Store(folder, self.schema, note=self.note, take_over=take_over) as store:
             environment = backends.environment_on(torch.device(run.device), self.meter.settings())
             if store.missing(run, environment, cells, overwrite, any_card=self.any_card):
-                with open_subject(run) as subject:
+                with open_subject(run, run.fused) as subject:
                     rows = self.ask(subject, environment, store)
                 store.append(rows)
                 if not set(cells) - store.cells().keys():

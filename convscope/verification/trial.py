@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from convscope.timing import trace
 
 
 class Trial:
-    """One shape of a 2-D layer with random numbers in it.
+    """One shape of a 2-D layer, and of what is fused with it, with random numbers in it.
 
     Args:
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
@@ -30,10 +31,16 @@ class Trial:
         options = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
         x, w = torch.randn(layer.input, **options), torch.randn(layer.weight, **options)
         self._x, self._w = x.contiguous(memory_format=memory), (w * layer.terms**-0.5).contiguous(memory_format=memory)
+        self._bias = torch.randn(layer.out_channels, **options) if layer.fused.bias else None
+        added = torch.randn(layer.output, **options) if layer.fused.addition else None
+        self._added = added if added is None else added.contiguous(memory_format=memory)
 
     @functools.cached_property
     def _exact(self) -> torch.Tensor:
-        return torch.nn.functional.conv2d(self._x.double(), self._w.double(), None, *self.layer.options)
+        bias = self._bias if self._bias is None else self._bias.double()
+        y = torch.nn.functional.conv2d(self._x.double(), self._w.double(), bias, *self.layer.options)
+        y = y if self._added is None else y + self._added
+        return y.relu() if self.layer.fused.relu else y
 
     def error(self, algorithm: str) -> float | None:
         """Return the relative error of an algorithm's result against float64; raises as `CudaOperator.forward`."""
@@ -49,4 +56,8 @@ class Trial:
             return []
 
     def _run(self, algorithm: str) -> torch.Tensor:
-        return cuda_operator().convolve(self._x, self._w, self.layer, algorithm)
+        if not self.layer.fused.count:
+            return cuda_operator().convolve(self._x, self._w, self.layer, algorithm)
+        options: Any = self.layer.padding, self.layer.stride, self.layer.dilation, self.layer.groups
+        given = self._x, self._w, self._bias, self._added
+        return cuda_operator().fused(*given, options, self.layer.fused, algorithm)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convscope.convolution import algorithms, tolerance
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.reference import MARGIN
 from convscope.profiling.request import Run
 from convscope.verification import kernel_families

@@ -8,6 +8,7 @@ from fakes.racing import LAYERS, TIMES, OnPaper, known, shapes
 from convscope import failures
 from convscope.atlas import rows
 from convscope.atlas.race import Shape
+from convscope.profiling.layer_energy import LayerEnergy
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.choice import TOGETHER
 from convscope.verification.rows import ModelKey
@@ -66,10 +67,21 @@ def test_a_short_plan_is_not_far_behind_by_less_than_events_can_tell():
 
 def test_a_plan_with_fewer_rounds_is_not_the_fastest():
     shape = Shape(
-        (LAYERS[0],), known(0, 1), {"plan:0": {0: 1.0, 1: 1.0}, "plan:1": {0: 0.9}, HEURISTIC: {0: 0.1, 1: 0.1}}
+        (LAYERS[0],), known(0, 1), {"plan:0": {0: 1.0, 1: 1.0}, "plan:1": {0: 0.9}, HEURISTIC: {0: 0.1, 1: 1.1}}
     )
     assert shape.fastest() == "plan:0"
     assert Shape((LAYERS[0],), known(0), {HEURISTIC: {0: 1.0}}).fastest() is None
+
+
+@pytest.mark.parametrize(
+    ("own", "fastest"),
+    [({0: 0.9, 1: 0.9}, HEURISTIC), ({0: 0.1, 1: 1.1}, "plan:0"), ({0: 1.0, 1: 0.9}, "plan:0"), ({}, "plan:0")],
+)
+def test_a_layer_is_left_to_pytorch_where_that_is_ahead_of_all_plans_in_each_round(own: dict[int, float], fastest: str):
+    shape = Shape((LAYERS[0],), known(0, 1), {"plan:0": {0: 1.0, 1: 1.0}, "plan:1": {0: 1.2, 1: 1.2}, HEURISTIC: own})
+    assert shape.fastest() == fastest
+    shape.energies = {"plan:0": LayerEnergy(2.0, 0.1), HEURISTIC: LayerEnergy(1.0, 0.1)}
+    assert shape.most_frugal() == fastest
 
 
 def test_where_a_pass_fails_its_plans_run_alone_and_the_one_that_fails_is_refused():

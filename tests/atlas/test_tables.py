@@ -17,6 +17,7 @@ from convscope.atlas.offered import KnownPlan, PlanFaultError
 from convscope.atlas.race import Race, Shape
 from convscope.atlas.rows import LOST, PLANS, PlanRow, PlanTimeRow
 from convscope.atlas.study import AtlasStudy, plans_text
+from convscope.cudnn.shape import Fused
 from convscope.errors import DeviceFaultError, InputError
 from convscope.profiling.request import Run
 from convscope.verification import candidates
@@ -83,6 +84,17 @@ def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
     assert text[2].split()[-4:] == ["+603.0", "(tie)", "-", "plan:0"]  # the rounds differ by as much
     assert text[3] == "plans: 4 ok, 1 wrong"
     assert text[4] == "plan:0 of one is wrong: relative error 1, tolerance 1e-06"
+
+
+def test_what_is_fused_stands_in_the_row_and_behind_the_shape():
+    fused = Fused(addition=True, bias=True, relu=True)
+    race = OnPaper([Shape((dataclasses.replace(LAYERS[0], fused=fused),), known(0, 1, 2)), shapes()[1]])
+    race.round(0)
+    rows = rows_of(race, {})
+    assert {row.fused for (layer, _), row in rows.items() if layer == "one"} == {"addition bias relu"}
+    assert {row.fused for (layer, _), row in rows.items() if layer == "two"} == {None}
+    text = report.plans_report([*rows.values()], {}).splitlines()
+    assert " 64-64 3x3/1x1 56 +addition +bias +relu " in text[1]
 
 
 @pytest.fixture

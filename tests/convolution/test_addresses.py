@@ -10,7 +10,7 @@ from torch import nn
 
 from convscope.convolution import swap
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers import CudnnProvider
+from convscope.convolution.providers.legacy import CudnnProvider
 from convscope.convolution.swap import Conv2d, DirectCalls
 from convscope.cudnn import legacy
 from convscope.cudnn.shape import Convolution

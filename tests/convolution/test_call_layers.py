@@ -15,7 +15,7 @@ from torch import nn
 from convscope.convolution import swap
 from convscope.convolution.layer import MODULE, Layer, has_calls
 from convscope.convolution.observation import observe
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.swap import Swap
 from convscope.errors import InputError
 from convscope.timing.calls import Call, watched

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from convscope.convolution import backends, operator, swap
 from convscope.convolution.operator import CudaOperator, recording
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.swap import Conv2d, DirectCalls, Swap, SwappedConv2d
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError

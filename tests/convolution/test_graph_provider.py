@@ -10,13 +10,16 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers import CudnnPlan, CudnnProvider, GraphPlan, GraphProvider, cudnn_refusal
+from convscope.convolution.providers.graph import FusedPlan, GraphPlan, GraphProvider
+from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
+from convscope.convolution.providers.others import TritonProvider
+from convscope.convolution.providers.plan import cudnn_refusal
 from convscope.cudnn import legacy
 from convscope.cudnn.graph import backend, devices
 from convscope.cudnn.graph.backend import Descriptor, Scope
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offer, Offers, Plan
-from convscope.cudnn.shape import Convolution
-from convscope.errors import NotSupportedError
+from convscope.cudnn.shape import Convolution, Fused
+from convscope.errors import InputError, NotSupportedError
 
 CPU = torch.device("cpu")
 TF32 = Convolution((1, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
@@ -138,6 +141,43 @@ def test_a_plan_gets_addresses_that_are_multiples_of_16(layout: str, offset: int
     assert torch.equal(filters, weight)
     assert given.is_contiguous(memory_format=memory)
     assert filters.is_contiguous(memory_format=memory)
+
+
+FUSED = dataclasses.replace(TF32, fused=Fused(addition=True, bias=True, relu=True))
+
+
+def test_what_is_fused_has_plans_of_its_own_and_no_other_provider(provider: GraphProvider):
+    plan = provider.plan("heuristic a", FUSED, CPU)
+    assert isinstance(plan, FusedPlan)
+    assert plan.execution.provider == "cudnn graph"
+    plan.close()
+    assert "legacy calls are convolutions alone" in str(CudnnProvider().why_not("implicit gemm", FUSED))
+    assert "is a convolution alone" in str(TritonProvider().why_not("direct", FUSED))
+
+
+@pytest.mark.parametrize(
+    ("bias", "added", "wrong"),
+    [
+        (None, torch.zeros(FUSED.output), "does addition bias relu after the convolution: give it the tensors"),
+        (torch.zeros(FUSED.out_channels), None, "give it the tensors of these alone"),
+        (torch.zeros(FUSED.out_channels), torch.zeros(1, *FUSED.output[1:-1], 1), "must be as the output"),
+        (torch.zeros(FUSED.out_channels), torch.zeros(FUSED.output).half(), "must be as the output"),
+        (
+            torch.zeros(FUSED.out_channels),
+            torch.zeros(FUSED.output).to(memory_format=torch.channels_last),
+            "must lie as the plan's output does",
+        ),
+        (torch.zeros(3), torch.zeros(FUSED.output), "the bias of this convolution is 3"),
+    ],
+)
+def test_a_fused_plan_gets_no_other_tensors_than_its_own(
+    bias: torch.Tensor | None, added: torch.Tensor | None, wrong: str, provider: GraphProvider
+):
+    plan = provider.plan("heuristic a", FUSED, CPU)
+    assert isinstance(plan, FusedPlan)
+    with pytest.raises(InputError, match=wrong):
+        plan.run(torch.zeros(FUSED.input), torch.zeros(FUSED.weight), bias, added)
+    plan.close()
 
 
 def test_a_plan_that_cudnn_notes_as_winograds_is_judged_as_such(

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convscope.convolution import backends, operator, swap
 from convscope.convolution.operator import CudaOperator, cuda_operator, recording
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.swap import Swap
 from convscope.cudnn.shape import Convolution
 

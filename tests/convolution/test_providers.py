@@ -12,13 +12,9 @@ from torch import nn
 
 from convscope.convolution import backends
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers import (
-    CudnnProvider,
-    Execution,
-    TorchProvider,
-    TritonProvider,
-    cudnn_refusal,
-)
+from convscope.convolution.providers.legacy import CudnnProvider
+from convscope.convolution.providers.others import TorchProvider, TritonProvider
+from convscope.convolution.providers.plan import Execution, cudnn_refusal
 from convscope.cudnn import legacy, library
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError

@@ -12,7 +12,7 @@ from torch import nn
 
 from convscope.convolution import models, swap
 from convscope.convolution.operator import cpu_operator, recording
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.reference import relative_error
 from convscope.convolution.swap import Swap, SwappedConv2d
 from convscope.timing.hooks import convolution_modules

@@ -11,7 +11,7 @@ from fakes import nonfinite
 
 from convscope.convolution import backends
 from convscope.convolution.operator import CudaOperator, cuda_operator
-from convscope.convolution.providers import CudnnProvider
+from convscope.convolution.providers.legacy import CudnnProvider
 from convscope.cudnn.shape import Convolution
 from convscope.errors import NotSupportedError
 from convscope.failures import is_kernel_refusal

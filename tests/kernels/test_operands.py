@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from convscope.convolution import operator
-from convscope.convolution.providers import CudnnProvider
+from convscope.convolution.providers.legacy import CudnnProvider
 from convscope.cudnn import legacy
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError

@@ -18,7 +18,7 @@ from convscope.pinning.pinned import PinnedConv2d, PinWarning
 
 SHAPE = {
     "in_channels": 3, "out_channels": 4, "kernel_size": "3x3", "stride": "2x2", "padding": "1x1", "dilation": "1x1",
-    "groups": 1, "in_height_px": 8, "in_width_px": 6,
+    "groups": 1, "in_height_px": 8, "in_width_px": 6, "fused": None,
 }  # fmt: skip
 X = torch.ones(2, 3, 8, 6)
 
@@ -78,6 +78,40 @@ def test_a_pinned_layer_runs_its_plan_for_its_shape_and_the_others_are_left(ran:
     convscope.unpin(model)
     assert isinstance(model.first, nn.Conv2d)
     assert [*model.state_dict()] == [*Two().state_dict()]
+
+
+def test_a_fused_convolution_is_pinned_to_a_plan_of_the_same_steps(monkeypatch: pytest.MonkeyPatch):
+    calls: list[tuple[Any, ...]] = []
+
+    def convolve(x: Any, weight: Any, bias: Any, added: Any, padding: Any, stride: Any, *rest: Any) -> torch.Tensor:
+        calls.append((added is not None, *rest[1:]))
+        y = torch.nn.functional.conv2d(x, weight, bias, stride, padding)
+        return torch.relu(y if added is None else y + added)
+
+    monkeypatch.setattr(pinned, "planned_fused_conv2d", convolve)
+
+    class Residual(Two):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.relu(self.first(x))
+            return torch.relu(self.inner[0](y) + y)
+
+    model = Residual().eval()
+    inner = SHAPE | {"in_channels": 4, "kernel_size": "1x1", "stride": "1x1", "padding": "0x0", "in_height_px": 4,
+                     "in_width_px": 3, "fused": "addition bias relu"}  # fmt: skip
+    one = pins(("first", "plan:38"), fused="bias relu")
+    asked = Pins(one.settings, one.stack, None, [*one.layers, Pin("inner.0", "plan:7", inner, {}, {})])
+    with torch.inference_mode():
+        expected = model(X)
+        with pytest.warns(PinWarning, match="nothing is fused with it, not .*bias relu: see convscope.fused") as told:
+            convscope.pin(model, asked)
+        assert len(told) == 2
+        whole = convscope.fused(model)
+        assert torch.allclose(convscope.pin(whole, asked, strict=True)(X), expected)
+    assert calls == [(False, 1, True, "plan:38", "nchw"), (True, 1, True, "plan:7", "nchw")]
+    convscope.unpin(whole)
+    assert not any(isinstance(module, PinnedConv2d) for module in whole.modules())
+    with pytest.raises(InputError, match="bias relu is fused with it, not nothing"):
+        convscope.pin(whole, pins(("first", "plan:38")), strict=True)
 
 
 def test_pinning_again_replaces_what_was_pinned(ran: list[tuple[Any, ...]]):

@@ -17,6 +17,7 @@ from convscope.atlas.offered import KnownPlan
 from convscope.atlas.race import Shape
 from convscope.atlas.rows import PLANS, PlanRow
 from convscope.cudnn.graph.engines import Offer, Plan
+from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 from convscope.pinning import difference, document, errata
 from convscope.pinning.document import Pin, Pins
@@ -74,6 +75,37 @@ def test_an_export_has_the_fastest_plan_of_each_layer_and_what_it_depends_on(
     assert pin.figures["workspace_bytes"] == 128
     assert (pin.shape["in_channels"], pin.shape["kernel_size"]) == (layer().in_channels, "3x3")
     assert pin.kernels == {"implicit_gemm 2": 1}
+
+
+def with_relu(shape: Shape) -> None:
+    fused = Fused(bias=True, relu=True)
+    shape.layers = tuple(dataclasses.replace(each, fused=fused) for each in shape.layers)
+
+
+def test_what_is_fused_is_exported_and_has_no_script_and_no_errata(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = atlas(tmp_path / "atlas", with_relu)
+    assert ran("export", folder) == 0
+    written = document.read(folder / "plans.json")
+    assert [(each.layer, each.shape["fused"]) for each in written.layers] == [("b", "bias relu"), ("c", "bias relu")]
+    capsys.readouterr()
+    assert ran("diff", atlas(tmp_path / "other"), folder) == 1
+    assert capsys.readouterr().out.count("other shape") == 3  # two layers, and their sum
+    for command, said in (
+        (("repro", folder, "b"), "bias relu is fused with b: a script shows a convolution alone"),
+        (("errata", folder, "plan:1"), "an atlas with --fused is of no stock model"),
+    ):
+        assert ran(*command) == 2
+        assert said in capsys.readouterr().err
+
+
+def ahead(shape: Shape) -> None:
+    shape.times_ms["torch"] = {0: 0.05, 1: 0.05, 2: 0.05}
+
+
+def test_a_layer_where_pytorch_is_ahead_of_every_plan_is_left_to_it(tmp_path: Path):
+    folder = atlas(tmp_path / "atlas", ahead)
+    assert {each.algorithm for each in document.from_atlas(folder).layers} == {"torch"}
+    assert {each.algorithm for each in document.from_atlas(folder, "torch").layers} == {"torch"}
 
 
 def test_pytorchs_choice_is_the_plan_whose_kernels_it_launches(tmp_path: Path):

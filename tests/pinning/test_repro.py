@@ -18,7 +18,7 @@ from convscope.pinning.document import Pin, Pins
 
 SHAPE = {
     "in_channels": 6, "out_channels": 4, "kernel_size": "3x5", "stride": "2x1", "padding": "1x2", "dilation": "1x1",
-    "groups": 2, "in_height_px": 9, "in_width_px": 7,
+    "groups": 2, "in_height_px": 9, "in_width_px": 7, "fused": None,
 }  # fmt: skip
 FIGURES = {
     "outcome": "ok",

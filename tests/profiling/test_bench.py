@@ -14,7 +14,7 @@ from torch import nn
 
 from convscope import failures
 from convscope.convolution.assignment import Assignment
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.convolution.swap import Swap
 from convscope.errors import HookMismatchError, NotCapturableError
 from convscope.profiling import bench

@@ -10,7 +10,7 @@ from fakes import layer, run
 
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.observation import Observation
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.power import energy
 from convscope.power.energy import EnergyWindow, LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy

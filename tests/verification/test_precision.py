@@ -11,7 +11,7 @@ import torch
 from fakes import layer, run
 
 import run_verify
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.errors import InputError
 from convscope.timing import summary
 from convscope.verification import support, verdict

@@ -12,7 +12,7 @@ from fakes import DATA, layer, run
 from fakes.kernel_names import CUTLASS_TF32, FFT_KERNEL, GROUPED_DIRECT, IMPLICIT_KERNEL, XMMA_FFMA, XMMA_TF32
 
 from convscope.convolution import models
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.timing import summary, trace
 from convscope.verification import verdict
 from convscope.verification.evidence import CONFIDENCE, Evidence, LayerEvidence

@@ -10,7 +10,7 @@ import pytest
 from fakes import layer, run
 from fakes.kernel_names import CUTLASS_TF32, FFT_KERNEL, GROUPED_DIRECT, IMPLICIT_KERNEL, XMMA_FFMA, XMMA_TF32
 
-from convscope.convolution.providers import Execution
+from convscope.convolution.providers.plan import Execution
 from convscope.timing import summary
 from convscope.timing.summary import Difference
 from convscope.verification import verdict

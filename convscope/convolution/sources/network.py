@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,17 +63,21 @@ class Network:
         found = source or models.find_source(request.model)
         return cls(found, request.batch_size, request.seed, request.pretrained, request.dtype, request.layout)
 
-    def on(self, device: torch.device) -> nn.Module:
+    def on(self, device: torch.device, change: Callable[[nn.Module], nn.Module] | None = None) -> nn.Module:
         """Build the model on a device, in evaluation mode.
 
         In 16 bits an untrained model has settled statistics (`models.settle`); in float32 it is as it was drawn.
 
+        Args:
+            change: puts another in the place of the finished model, which is in float32 on the CPU then.
+
         Raises:
-            InputError: the source cannot be built, or its statistics cannot be settled.
+            InputError: the source cannot be built, its statistics cannot be settled, or as `change`.
         """
         model = self.source.build(self.seed, self.pretrained)
         if self.dtype in _SHORT_RANGE and not self.pretrained:
             self._settle(model)
+        model = model if change is None else change(model)
         return model.to(device, getattr(torch, self.dtype)).to(memory_format=self._memory)
 
     def inputs(self, size: Size, device: torch.device) -> Inputs:

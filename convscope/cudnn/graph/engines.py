@@ -15,7 +15,7 @@ from enum import IntEnum
 from convscope.cudnn.graph import devices
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
 from convscope.cudnn.graph.devices import Card, Described, Device
-from convscope.cudnn.graph.operations import ALONE, Fused, graph_of
+from convscope.cudnn.graph.operations import graph_of
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError, NotSupportedError
@@ -119,22 +119,19 @@ class Offers:
     """The engines and plans that cuDNN offers for one convolution on one device; close it, or leave its `with` block.
 
     Args:
-        convolution: 2-D or 3-D, of any data type and layout; groups are those of its weight.
+        convolution: 2-D or 3-D, of any data type and layout, alone or fused; groups are those of its weight.
         device: the context of a card, which must outlive plans that are built here; or the properties of one, named
             as those of `devices.H200`, to ask without it.
-        fused: what follows inside the same plan.
 
     Raises:
         CudnnError: cuDNN cannot describe the convolution.
     """
 
-    def __init__(
-        self, convolution: Convolution, device: Handle | Mapping[str, object] = devices.H200, fused: Fused = ALONE
-    ) -> None:
+    def __init__(self, convolution: Convolution, device: Handle | Mapping[str, object] = devices.H200) -> None:
         self._scope = Scope()
         try:
             self._device: Device = Described(self._scope, device) if isinstance(device, Mapping) else Card(device)
-            self._graph = graph_of(self._scope, convolution, self._device, fused)
+            self._graph = graph_of(self._scope, convolution, self._device)
         except Exception:
             self.close()
             raise

@@ -44,7 +44,7 @@ class ExecutablePlan:
         self._owned = offers
 
     def run(self, handle: Handle, x: int, w: int, y: int, workspace: int) -> None:
-        """Enqueue a run of a plan with nothing fused, as `launch` does."""
+        """Enqueue a run of a plan of a convolution alone, as `launch` does."""
         self.launch(handle, {Tensor.X: x, Tensor.W: w, Tensor.Y: y}, workspace)
 
     def launch(self, handle: Handle, pointers: Mapping[Tensor, int], workspace: int = 0) -> None:

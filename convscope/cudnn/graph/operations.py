@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
@@ -28,41 +27,24 @@ class Tensor(IntEnum):
     BETWEEN = 10
 
 
-@dataclass(frozen=True)
-class Fused:
-    """The operations after a convolution inside the same plan, in this order: of others cuDNN 9.24 offers no plan."""
-
-    addition: bool = False
-    bias: bool = False
-    relu: bool = False
-
-    @property
-    def count(self) -> int:
-        """The number of operations that follow."""
-        return self.addition + self.bias + self.relu
-
-
-ALONE = Fused()
-
-
-def graph_of(scope: Scope, convolution: Convolution, device: Device, fused: Fused = ALONE) -> Descriptor:
-    """Return the operation graph of a convolution: every tensor contiguous in its layout, sums in float32.
+def graph_of(scope: Scope, convolution: Convolution, device: Device) -> Descriptor:
+    """Return the operation graph of a convolution and of what follows it: tensors contiguous, sums in float32.
 
     float32 has no attribute for TF32 here: a plan that uses it has the note "tensor core".
     """
-    return _Builder(scope, convolution, device, fused).graph()
+    return _Builder(scope, convolution, device).graph()
 
 
 class _Builder:
     """Puts the operations of one convolution together."""
 
-    def __init__(self, scope: Scope, convolution: Convolution, device: Device, fused: Fused) -> None:
-        self._scope, self._convolution, self._device, self._fused = scope, convolution, device, fused
+    def __init__(self, scope: Scope, convolution: Convolution, device: Device) -> None:
+        self._scope, self._convolution, self._device = scope, convolution, device
         self._sums = DATA_TYPES["float64" if convolution.dtype == "float64" else "float32"]
         self._between = 0
 
     def graph(self) -> Descriptor:
-        asked, fused = self._convolution, self._fused
+        asked, fused = self._convolution, self._convolution.fused
         forward = self._scope.new(Kind.CONVOLUTION_FORWARD)
         scalar = Type.DOUBLE if asked.dtype == "float64" else Type.FLOAT
         forward.set(Attribute.FORWARD_ALPHA, scalar, 1.0).set(Attribute.FORWARD_BETA, scalar, 0.0)

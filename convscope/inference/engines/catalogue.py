@@ -1,8 +1,8 @@
 """Catalogue of inference engines by name: each builds a `runners.Runner` from a workload.
 
-Every engine but eager gets the model with its batch normalisation folded (`fusion`), on a GPU with PyTorch's search for
-the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic where that is faster
-(`variants`).
+Every engine but eager gets the model with its batch normalisation folded (`convolution.fusion`), on a GPU with
+PyTorch's search for the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic
+where that is faster (`variants`).
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
 from convscope.convolution import algorithms, backends, models, swap
+from convscope.convolution.fusion import graphs
 from convscope.errors import MissingError
-from convscope.inference.engines import compilers, exported, fusion, variants
+from convscope.inference.engines import compilers, exported, fused_steps, variants
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -55,10 +57,11 @@ def fused(workload: Workload) -> Engine:
     """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
     workload.needs_gpu("fused")
     folded, remark = workload.folded()
-    _, count = fusion.fused(copy.deepcopy(folded))
+    _, count = graphs.fused(copy.deepcopy(folded), fused_steps.made)
 
     def build(variant: Variant) -> LocalRunner:
-        model, _ = fusion.fused(copy.deepcopy(folded), variant.channels, variant.products)
+        make = partial(fused_steps.made, channels=variant.channels, products=variant.products)
+        model, _ = graphs.fused(copy.deepcopy(folded), make)
         return _captured(workload, model)
 
     return _fastest(workload, build, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from convscope.convolution import backends
+from convscope.convolution.fusion import graphs
 from convscope.errors import MissingError
-from convscope.inference.engines import fusion
 from convscope.inference.engines.runners import LocalRunner, Runner
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
@@ -59,7 +59,7 @@ class Workload:
 
     def folded(self) -> tuple[nn.Module, str]:
         """Return the model with its batch normalisation folded, and a remark that counts it."""
-        model, done, count = fusion.folded(self.model)
+        model, done, count = graphs.folded(self.model)
         return model, f"{done} of {count} batch normalisations folded"
 
     def needs_gpu(self, engine: str) -> None:

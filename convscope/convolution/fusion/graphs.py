@@ -1,4 +1,4 @@
-"""Folding of batch normalisation and fusing of convolutions, before any compiler sees a model.
+"""Folding of batch normalisation into convolutions, and fusing of convolutions with what follows them.
 
 Both work on the model's symbolic trace (`torch.fx`). A model that cannot be traced is not changed.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,55 +16,14 @@ from torch.fx.proxy import TraceError
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from convscope.convolution import models
+from convscope.convolution.fusion.module import FusedConv2d
+from convscope.cudnn.shape import Fused
+from convscope.errors import InputError
+
+Make = Callable[[nn.Conv2d, Fused], nn.Module]
 
 _RELUS = (torch.relu, torch.relu_, nn.functional.relu, "relu", "relu_")
 _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
-
-
-class FusedConvolution(nn.Module):
-    """A convolution, its bias, an addition where `forward` gets one, and ReLU: one call of cuDNN, on a CPU steps.
-
-    An input of fewer than `channels` channels is padded to this number with zeros.
-    """
-
-    def __init__(self, conv: nn.Conv2d, channels: int = 0) -> None:
-        super().__init__()
-        self._missing = max(0, channels - conv.in_channels)
-        self.weight = nn.Parameter(self._padded(conv.weight.detach()))
-        self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
-        self.options: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
-
-    def _padded(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.pad(x, (0, 0, 0, 0, 0, self._missing)) if self._missing else x
-
-    def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
-        """Return relu(convolution(x) + bias + added)."""
-        x = self._padded(x)
-        if not x.is_cuda:
-            y = nn.functional.conv2d(x, self.weight, self.bias, *self.options)
-            return torch.relu(y if added is None else y + added)
-        if added is None:
-            return torch.cudnn_convolution_relu(x, self.weight, self.bias, *self.options)
-        return torch.cudnn_convolution_add_relu(x, self.weight, added, 1.0, self.bias, *self.options)
-
-
-class FusedProduct(nn.Module):
-    """A 1×1 convolution with stride 1, its bias and ReLU as a product of matrices: one call of cuBLASLt.
-
-    Meant for channels last, where pixels are rows of a matrix already; else they are copied.
-    """
-
-    def __init__(self, conv: nn.Conv2d) -> None:
-        super().__init__()
-        self.weight = conv.weight
-        self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return relu(convolution(x) + bias), channels last."""
-        batch, channels, height, width = x.shape
-        pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
-        y = torch._addmm_activation(self.bias, pixels, self.weight.flatten(1).t())
-        return y.view(batch, height, width, -1).permute(0, 3, 1, 2)
 
 
 def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
@@ -92,13 +52,12 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
     return _finished(traced), folds, count
 
 
-def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[nn.Module, int]:
+def fused(model: nn.Module, make: Make = FusedConv2d) -> tuple[nn.Module, int]:
     """Fuse each convolution with the ReLU behind it, and with the addition in between where there is one.
 
     Args:
         model: as `folded` returns it; it is changed in place.
-        channels: as in `FusedConvolution`.
-        products: 1×1 convolutions with stride 1 and no addition become products of matrices.
+        make: returns the module for a convolution and what is fused with it.
 
     Returns:
         the model, and the number of convolutions fused.
@@ -111,14 +70,34 @@ def fused(model: nn.Module, channels: int = 0, products: bool = False) -> tuple[
             continue
         before = node.args[0]
         if _is_plain(model, before):
-            _fuse(model, node, before, None, channels, products)
+            _fuse(model, node, before, None, make)
         elif (pair := _added(model, before)) is not None:
             _take_bias(model, *pair)
-            _fuse(model, node, *pair, channels, products)
+            _fuse(model, node, *pair, make)
         else:
             continue
         fusions += 1
     return _finished(model), fusions
+
+
+def fused_whole(model: nn.Module) -> fx.GraphModule:
+    """Return a copy of a model in evaluation mode with all that cuDNN's plans can take in one call as `FusedConv2d`.
+
+    Batch normalisation is folded into the convolution before it; the addition and ReLU behind a convolution, and its
+    bias, are fused with it. Grouped convolutions stay as they are, with their bias.
+
+    Raises:
+        InputError: the model cannot be followed by `torch.fx`, or has nothing to fuse.
+    """
+    whole, _ = fused(folded(model)[0])
+    for name, module in list(whole.named_modules()):
+        if type(module) is nn.Conv2d and _is_usual(module) and module.bias is not None:
+            models.set_module(whole, name, FusedConv2d(module, Fused(bias=True)))
+    if not isinstance(whole, fx.GraphModule):
+        raise InputError(f"{type(model).__name__} cannot be fused: torch.fx cannot follow it; leave it as it is")
+    if not any(isinstance(module, FusedConv2d) for module in whole.modules()):
+        raise InputError(f"{type(model).__name__} has nothing to fuse: no bias, ReLU or normalisation after a Conv2d")
+    return whole
 
 
 def _finished(model: fx.GraphModule) -> fx.GraphModule:
@@ -145,9 +124,13 @@ def _is_plain(model: fx.GraphModule, node: Any) -> bool:
     """Tell whether a node is a convolution, called once, used once, that cuDNN's fused call can do."""
     if not _is(model, node, nn.Conv2d) or len(node.users) > 1:
         return False
-    conv = _called(model, node)
     calls = sum(each.op == "call_module" and each.target == node.target for each in model.graph.nodes)
-    return calls == 1 and conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
+    return calls == 1 and _is_usual(_called(model, node))
+
+
+def _is_usual(conv: nn.Conv2d) -> bool:
+    """Tell whether cuDNN's fused call takes a convolution with its options."""
+    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
 
 
 def _added(model: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
@@ -172,15 +155,11 @@ def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:
         two.bias = None
 
 
-def _fuse(
-    model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | None, channels: int, products: bool
-) -> None:
+def _fuse(model: fx.GraphModule, relu: fx.Node, conv: fx.Node, added: fx.Node | None, make: Make) -> None:
     """Put one fused call in the place of a ReLU and the convolution (and addition) before it."""
     module = _called(model, conv)
-    is_product = (module.kernel_size, module.stride, module.padding) == ((1, 1), (1, 1), (0, 0))
-    as_product = products and added is None and is_product
-    fused_module = FusedProduct(module) if as_product else FusedConvolution(module, channels)
-    models.set_module(model, str(conv.target), fused_module)
+    steps = Fused(addition=added is not None, bias=module.bias is not None, relu=True)
+    models.set_module(model, str(conv.target), make(module, steps))
     with model.graph.inserting_before(relu):
         args = conv.args if added is None else (*conv.args, added)
         call = model.graph.call_module(str(conv.target), args)

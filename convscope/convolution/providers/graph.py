@@ -1,0 +1,153 @@
+"""cuDNN by plans of its graph API: the one that is named, or the first of a heuristic; alone or fused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Iterable, Mapping
+
+import torch
+
+from convscope.convolution import algorithms
+from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
+from convscope.convolution.providers.plan import why_no_dtype
+from convscope.cudnn import legacy
+from convscope.cudnn.graph.engines import Mode, Offer, Offers
+from convscope.cudnn.graph.execution import ExecutablePlan
+from convscope.cudnn.graph.operations import ALIGNED_BYTES, Tensor
+from convscope.cudnn.shape import Convolution
+from convscope.errors import InputError, NotSupportedError
+
+
+class GraphPlan(CudnnPlan):
+    """A plan of the graph API, which was promised aligned tensors: input and weight that lie otherwise are copied."""
+
+    def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """Convolve as `run` does; the caller has checked the tensors."""
+        weight = weight.contiguous(memory_format=self._memory_format)
+        return super().launch(self._aligned(x), self._aligned(weight), bias)
+
+    def _aligned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor whose address is a multiple of `ALIGNED_BYTES`, as PyTorch's allocator gives them."""
+        if tensor.data_ptr() % ALIGNED_BYTES == 0:
+            return tensor
+        return tensor.clone(memory_format=self._memory_format if tensor.dim() > 1 else torch.contiguous_format)
+
+
+class FusedPlan(GraphPlan):
+    """A plan of the graph API that does more than convolve: an addition, the bias and ReLU are in the same call."""
+
+    _call: ExecutablePlan
+
+    def __init__(
+        self, handles: legacy.ThreadHandles, shape: Convolution, call: ExecutablePlan, name: str, provider: str,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(handles, shape, call, name, provider, device)
+        self._fused, self._size = shape.fused, torch.Size(shape.output)
+
+    def run(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Convolve and do what is fused, on the current stream.
+
+        Args:
+            added: of the output's size, type and layout, where an addition is fused.
+
+        Raises:
+            InputError: a tensor is missing, too many, or of another type, size or device.
+            NotSupportedError: cuDNN refuses only now.
+        """
+        self._operands.check(x, weight, bias)
+        self._check(bias, added, x)
+        weight = weight.contiguous(memory_format=self._memory_format)
+        given = {Tensor.X: x, Tensor.W: weight, Tensor.BIAS: bias, Tensor.ADDED: added}
+        tensors = {number: self._aligned(tensor) for number, tensor in given.items() if tensor is not None}
+        y = tensors[Tensor.Y] = self._output()
+        handle = self._handles.mine()
+        handle.use_stream(torch.cuda.current_stream(x.device).cuda_stream)
+        workspace = torch.empty(self.workspace_bytes or 0, dtype=torch.uint8, device=x.device)
+        self._call.launch(handle, {number: each.data_ptr() for number, each in tensors.items()}, workspace.data_ptr())
+        return y
+
+    def _check(self, bias: torch.Tensor | None, added: torch.Tensor | None, x: torch.Tensor) -> None:
+        given = added is not None, bias is not None
+        if given != (self._fused.addition, self._fused.bias):
+            raise InputError(f"this plan does {self._fused} after the convolution: give it the tensors of these alone")
+        if added is not None and (added.shape, added.dtype, added.device) != (self._size, x.dtype, x.device):
+            raise InputError(f"what is added must be as the output: {tuple(self._size)}, {x.dtype} on {x.device}")
+        if added is not None and not added.is_contiguous(memory_format=self._memory_format):
+            raise InputError("what is added must lie as the plan's output does")
+
+
+class GraphProvider:
+    """Plans of cuDNN's graph API: the one that is named, or the first of a heuristic that is exact enough and builds.
+
+    Args:
+        cudnn: the provider whose contexts they run in; to be closed after this one.
+    """
+
+    name = algorithms.GRAPH
+    _MODES: Mapping[str, Mode] = {"heuristic a": Mode.A, "heuristic b": Mode.B}
+
+    def __init__(self, cudnn: CudnnProvider) -> None:
+        self._cudnn = cudnn
+
+    def why_not(self, algorithm: str, shape: Convolution) -> str | None:
+        """Return why no single plan is meant, or cuDNN has no convolution of this data type; None where it has one."""
+        if algorithm in algorithms.MIXTURES:
+            return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
+        return why_no_dtype(shape.dtype)
+
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:
+        """Make a plan; the error says why cuDNN, or the precision asked for, refuses. Errors as in `Provider`."""
+        if reason := self.why_not(algorithm, shape):
+            raise NotImplementedError(reason)
+        handles = self._cudnn.handles(device)
+        offers = Offers(shape, handles.mine())
+        try:
+            with contextlib.closing(_offered(offers, algorithm, self._MODES)) as offered:
+                call, transforms = _built(offers, offered, shape)
+        except Exception:
+            offers.close()
+            raise
+        kind = FusedPlan if shape.fused.count else GraphPlan
+        plan = kind(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+        plan.execution = dataclasses.replace(plan.execution, transforms=transforms)
+        return plan
+
+    def offers(self, shape: Convolution, device: torch.device) -> list[Offer]:
+        """Return every plan that cuDNN offers on a device, the current one."""
+        with Offers(shape, self._cudnn.handles(device).mine()) as offers:
+            return offers.plans()
+
+    def close(self) -> None:
+        """Do nothing: the contexts are the other provider's."""
+
+
+def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> Generator[Offer]:
+    """Yield the plans that an algorithm's name may be, in the order in which they are tried."""
+    if algorithm in modes:
+        yield from offers.of_mode(modes[algorithm])
+    elif named := algorithms.plan_of(algorithm):
+        yield offers.offer(named)
+
+
+def _built(offers: Offers, offered: Iterable[Offer], shape: Convolution) -> tuple[ExecutablePlan, bool]:
+    """Build the first plan that is exact enough and that cuDNN builds, and tell whether it is Winograd's algorithm.
+
+    The plan owns the offers then.
+    """
+    refusals: list[str] = []
+    for offer in offered:
+        if reason := offer.why_not_comparable(shape):
+            refusals.append(reason)
+            continue
+        try:
+            plan = ExecutablePlan(offers, offer.plan)
+        except NotSupportedError as refused:
+            refusals.append(str(refused))
+        else:
+            plan.own(offers)
+            return plan, offer.transforms
+    raise NotSupportedError(refusals[0] if refusals else "it has no plan for such a convolution")

@@ -1,0 +1,231 @@
+"""Folding and fusing: the same function with fewer steps."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+import pytest
+import torch
+from fakes import Branching
+from torch import nn
+
+from convscope.convolution import algorithms, models, swap
+from convscope.convolution.fusion import graphs
+from convscope.convolution.fusion.module import FusedConv2d
+from convscope.convolution.observation import observe
+from convscope.cudnn.shape import Fused
+from convscope.errors import InputError
+from convscope.inference.engines import fused_steps
+
+
+def randomized(name: str) -> nn.Module:
+    model = models.build(name)
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 2.0),
+                                      (module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5)):  # fmt: skip
+                tensor.data.uniform_(low, high, generator=generator)
+    return model
+
+
+def error(model: nn.Module, other: nn.Module) -> float:
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(given)
+        return float((other(given) - expected).norm() / expected.norm())
+
+
+# Whatever comes before a normalisation of densenet is no convolution, and mobilenet's activation is no ReLU.
+@pytest.mark.parametrize(
+    ("name", "folded", "norms", "fused"),
+    [
+        ("torchvision:resnet18", 20, 20, 17),
+        ("resnet50", 53, 53, 49),
+        ("torchvision:mobilenet_v2", 52, 52, 0),
+        ("densenet121", 59, 121, 59),
+        ("torchvision:vgg11_bn", 8, 8, 8),
+    ],
+)
+def test_a_folded_and_a_fused_model_compute_the_same(name: str, folded: int, norms: int, fused: int):
+    model = randomized(name)
+    smaller, done, count = graphs.folded(model)
+    assert (done, count) == (folded, norms)
+    assert sum(isinstance(module, nn.BatchNorm2d) for module in smaller.modules()) == norms - folded
+    assert error(model, smaller) < 1e-5
+    smallest, number = graphs.fused(smaller)
+    assert number == fused
+    assert error(model, smallest) < 1e-5
+
+
+def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        output: torch.Tensor = model.to(memory_format=torch.channels_last)(
+            given.contiguous(memory_format=torch.channels_last)
+        )
+    return output
+
+
+@pytest.mark.parametrize(("channels", "products"), [(4, False), (8, True), (0, True)])
+def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, products: bool):
+    model = randomized("resnet50")
+    make = partial(fused_steps.made, channels=channels, products=products)
+    other, number = graphs.fused(graphs.folded(model)[0], make)
+    assert number == 49
+    assert error(model, other) < 1e-5
+    kinds = [type(module) for module in other.modules()]
+    assert kinds.count(fused_steps.FusedProduct) == (16 if products else 0)
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    expected = channels_last(model, given)
+    assert float((channels_last(other, given) - expected).norm() / expected.norm()) < 1e-5
+
+
+def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
+    conv = nn.Conv2d(16, 8, 1)
+    product = fused_steps.FusedProduct(conv).to(memory_format=torch.channels_last)
+    given = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
+    assert given.permute(0, 2, 3, 1).reshape(-1, 16).data_ptr() == given.data_ptr()
+    with torch.inference_mode():
+        output = product(given)
+        assert output.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(output, torch.relu(conv(given)))
+
+
+def test_convolutions_in_groups_are_left_alone():
+    model = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.ReLU()).eval()
+    other, number = graphs.fused(graphs.folded(model)[0])
+    assert number == 1
+    assert any(type(module) is nn.Conv2d and module.groups == 2 for module in other.modules())
+
+
+def test_nothing_but_the_fused_calls_is_left_of_a_residual_block():
+    model, _ = graphs.fused(graphs.folded(randomized("torchvision:resnet18"))[0])
+    assert not any(node.target in (operator.add, operator.iadd) for node in model.graph.nodes)
+    assert not any(isinstance(module, nn.ReLU) for module in model.modules())
+
+
+def test_the_bias_of_a_convolution_that_is_only_added_moves_into_the_other():
+    model, _ = graphs.fused(graphs.folded(randomized("torchvision:resnet18"))[0])
+    left = [module for module in model.modules() if type(module) is nn.Conv2d]
+    assert len(left) == 3
+    assert all(module.bias is None for module in left)
+
+
+def test_the_model_itself_is_left_as_it_was():
+    model = randomized("torchvision:resnet18")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    graphs.fused(graphs.folded(model)[0])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert isinstance(model.bn1, nn.BatchNorm2d)
+
+
+def test_a_model_that_cannot_be_traced_stays_as_it_is():
+    model = Branching().eval()
+    smaller, done, count = graphs.folded(model)
+    assert (done, count) == (0, 0)
+    assert graphs.fused(smaller) == (smaller, 0)
+    assert smaller is not model
+
+
+class Shared(nn.Module):
+    """One convolution and normalisation called twice, and one whose output is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+        self.other, self.relu = nn.Conv2d(3, 3, 1), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.conv(self.norm(self.conv(x))))
+        y = self.other(x)
+        return y + self.relu(y)
+
+
+class Kinds(nn.Module):
+    """Convolutions with all that can follow them: an addition, a bias, ReLU, nothing, groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.inner, self.bare = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1, bias=False)
+        self.grouped, self.last = nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 4, 1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.relu(self.norm(self.stem(x)))
+        x = self.relu(self.inner(x) + x)
+        return self.last(self.grouped(self.bare(x)))
+
+
+def test_a_whole_model_has_each_step_behind_a_convolution_in_its_call():
+    model = Kinds().eval()
+    whole = graphs.fused_whole(model)
+    steps = {name: str(each.fused) for name, each in whole.named_modules() if isinstance(each, FusedConv2d)}
+    assert steps == {"stem": "bias relu", "inner": "addition bias relu", "last": "bias"}
+    assert {name: type(whole.get_submodule(name)) for name in ("grouped", "bare")} == {
+        "grouped": nn.Conv2d,
+        "bare": nn.Conv2d,
+    }
+    assert error(model, whole) < 1e-6
+    listed = {each.name: each for each in models.followed("kinds", whole, (2, 3, 64, 64))}
+    assert {name: str(each.fused) for name, each in listed.items()} == steps | {"grouped": "", "bare": ""}
+    assert not any(each.peculiarity for each in listed.values())
+    assert listed["inner"].convolution().fused == Fused(addition=True, bias=True, relu=True)
+    assert listed["inner"].cost_key != listed["bare"].cost_key
+
+
+def test_only_plans_take_what_is_fused():
+    listed = models.followed("kinds", graphs.fused_whole(Kinds().eval()), (2, 3, 64, 64))
+    stem = next(each for each in listed if each.name == "stem")
+    for name in ("implicit gemm", "direct", "guess"):
+        reason = algorithms.why_not_by_rule(algorithms.find(name), stem, "cuda")
+        assert reason == f"{name} has nothing fused into it: only plans take bias relu with the convolution"
+    for name in ("torch", "heuristic a", "plan:38"):
+        assert algorithms.why_not_by_rule(algorithms.find(name), stem, "cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Branching(), "torch.fx cannot follow it"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1, bias=False)), "has nothing to fuse"),
+    ],
+    ids=["not followed", "nothing"],
+)
+def test_a_model_that_cannot_be_fused_is_one_line(model: nn.Module, why: str):
+    with pytest.raises(InputError, match=why):
+        graphs.fused_whole(model.eval())
+
+
+def test_a_swap_gives_a_fused_convolution_its_plan_and_takes_it_back():
+    whole = graphs.fused_whole(Kinds().eval())
+    before = dict(whole.named_modules())
+    swapped = swap.Swap(whole)
+    swapped.apply({"stem": "plan:38", "bare": "direct"})
+    stem = whole.get_submodule("stem")
+    assert (swap.carried(stem), swap.carried(whole.get_submodule("bare"))) == ("plan:38", "direct")
+    assert swap.carried(whole.get_submodule("inner")) == "torch"
+    assert isinstance(stem, FusedConv2d)
+    assert stem.weight is before["stem"].weight
+    assert str(stem.fused) == "bias relu"
+    assert swap.carried(swap.original(stem)) == "torch"
+    swapped.restore()
+    assert all(whole.get_submodule(name) is module for name, module in before.items() if name)
+
+
+def test_what_is_added_is_unknown_to_the_check_of_one_layer():
+    model = graphs.fused_whole(Kinds().eval())
+    with torch.inference_mode():
+        seen = {each.name: each for each in observe(model, (torch.randn(2, 3, 16, 16),), check_errors=True)}
+    assert seen["inner"].unchecked == "not compared with float64: what is added to it is not known here"
+    assert all(each.relative_error < 1e-6 for name, each in seen.items() if name != "inner")
+
+
+def test_what_is_used_twice_is_not_fused():
+    model = Shared().eval()
+    smaller, done, count = graphs.folded(model)
+    assert (done, count) == (0, 1)
+    smallest, number = graphs.fused(smaller)
+    assert number == 0
+    assert error(model, smallest) < 1e-6
