@@ -103,4 +103,4 @@ def _of_times(shape: Shape, name: str, fastest: str | None) -> dict[str, Any]:
 def _sizes(layer: Layer) -> dict[str, Any]:
     """Return the columns of a layer's shape; the batch is the run's, which a model may fold otherwise."""
     known = {column.name for column in dataclasses.fields(PlanRow)} - {"batch_size"}
-    return {name: value for name, value in layer.columns().items() if name in known}
+    return {name: value for name, value in layer.columns().items() if name in known} | {"fused": layer.steps}

@@ -152,7 +152,12 @@ class Layer(Geometry):
         counts = {name: getattr(self, name) for name in ("position", "in_channels", "out_channels", "groups")}
         height, width = self.size if len(self.size) == 2 else (None, None)
         sizes = {"batch_size": self.batch, "in_height_px": height, "in_width_px": width}
-        return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel), "fused": str(self.fused) or None}
+        return pairs | counts | sizes | {"kernel_size": dimensions(self.kernel)}
+
+    @property
+    def steps(self) -> str | None:
+        """What is fused with it as tables write it, "bias relu"; None for nothing."""
+        return str(self.fused) or None
 
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:
         """Return the layer as libraries and kernels take it: without its place, padding mode, and bias not fused."""

@@ -35,7 +35,7 @@ def assignment(pins: Pins, run: Run, layers: Sequence[Layer]) -> Assignment:
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
     for layer in layers:
-        pin, sizes = by_name.get(layer.name), layer.columns()
+        pin, sizes = by_name.get(layer.name), layer.columns() | {"fused": layer.steps}
         fits = pin is not None and all(sizes[name] == pin.shape[name] for name in SHAPE)
         if pin is None or not fits or run.batch_size != batch_size:
             reasons[layer.name] = NO_PLAN.format(**pins.settings)

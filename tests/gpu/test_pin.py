@@ -47,7 +47,7 @@ def pins_of(model: nn.Module, x: torch.Tensor, dtype: str, layout: str, place: i
     for layer in models.followed("pair", model, tuple(x.shape)):
         shape = layer.convolution(dtype, "tf32", layout)
         offers = [each for each in cuda_operator().offers(shape, x.device) if not each.why_not_comparable(shape)]
-        sizes = layer.columns()
+        sizes = layer.columns() | {"fused": layer.steps}
         found.append(Pin(layer.name, f"plan:{offers[place % len(offers)].plan}", sizes, {}, {}))
     settings = dict.fromkeys(SETTINGS) | {"batch_size": len(x), "dtype": dtype, "layout": layout}
     stack = {"gpu_name": torch.cuda.get_device_name(), "driver": "", "cudnn": library.version()}
@@ -141,7 +141,7 @@ def test_a_fused_atlas_is_measured_and_pinned(tmp_path: Path):
     passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
     assert {"fastest of each layer", "torch"} <= {*passes.index}
     plain = models.build("torchvision:resnet18").eval()
-    models.settle_statistics(plain, 224)
+    models.settle_statistics(plain, 224, 0)
     with torch.inference_mode():
         x = torch.randn(1, 3, 224, 224, device="cuda").half().contiguous(memory_format=torch.channels_last)
         whole = convscope.fused(plain).cuda().to(torch.float16, memory_format=torch.channels_last)
