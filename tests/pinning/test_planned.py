@@ -32,7 +32,7 @@ NO_PLAN = planned.NO_PLAN.format(input_size=64, batch_size=1)
 
 
 def pin(each: Layer, algorithm: str, **changes: Any) -> Pin:
-    shape = {name: value for name, value in each.columns().items() if name in SHAPE}
+    shape = {name: value for name, value in each.columns().items() if name in SHAPE} | {"fused": each.steps}
     return Pin(each.name, algorithm, shape | changes, {}, {})
 
 
