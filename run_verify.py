@@ -34,7 +34,7 @@ from convscope.verification.study import TEXTS, VerificationStudy
 from profiler import CUDALayerTimer, PowerMonitor
 
 NAME = "run_verify.py"
-OF_PLANS = ("energy", "fused", "minutes", "any_card")
+OF_PLANS = ("energy", "first", "fused", "minutes", "any_card")
 IGNORED = {
     "--algorithm": (*OF_PLANS, "rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
     "--support": (*OF_PLANS, "unsupported", "provider", "rounds"),
@@ -75,6 +75,8 @@ def parser() -> OneLineParser:
     made.add_argument("--energy", action="store_true", help=energy)
     fused = "for --plans: with bias, addition and ReLU in the plans, normalisation folded"
     made.add_argument("--fused", action="store_true", help=fused)
+    few = "for --plans: only the first N of each heuristic of cuDNN; default all"
+    made.add_argument("--first", type=int, metavar="N", help=few)
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
@@ -177,7 +179,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
         question = PLANS if options.plans else CHOICE if options.choice else FIRST_CALL
-        asked = {"rounds": options.rounds, "energy": options.energy, "fused": options.fused}
+        asked = {"rounds": options.rounds, "energy": options.energy, "fused": options.fused, "first": options.first}
         request = _request(options, model, "torch", question=question, **asked)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")

@@ -106,6 +106,7 @@ def atlas_of(model: str, setting: str, batch_size: int, asked: argparse.Namespac
     home = Path(asked.results) / name
     home.mkdir(parents=True, exist_ok=True)
     limit = [] if asked.minutes is None else ["--minutes", str(asked.minutes)]
+    limit += [] if asked.first is None else ["--first", str(asked.first)]
     what = ["--model", model, "--batch-size", str(batch_size), "--plans", *flags_of(setting), *more]
     how = ["--rounds", str(asked.rounds), *limit, "--output-dir", str(home)]
     with open(home / "log.txt", "a") as log:
@@ -129,6 +130,7 @@ def add_options(options: argparse.ArgumentParser, models: Sequence[str], batch_s
     options.add_argument("--batch-sizes", nargs="+", type=int, default=batch_sizes, metavar="N")
     options.add_argument("--rounds", type=int, default=5, metavar="N", help="of an atlas")
     options.add_argument("--minutes", type=float, metavar="N", help="of each atlas: begin no round after them")
+    options.add_argument("--first", type=int, metavar="N", help="plans of each heuristic; default all")
     options.add_argument("--results", default="results/plans_of_models", metavar="DIR")
 
 

@@ -107,13 +107,16 @@ class Shape:
         return min(known, key=lambda name: known[name], default=None)
 
 
-def shapes_of(subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None) -> list[Shape]:
+def shapes_of(
+    subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None, first: int | None = None
+) -> list[Shape]:
     """Ask cuDNN for the plans of every shape of a model; build and run each, and compare it with float64.
 
     A layer that is no plain 2-D convolution, or that a pass calls at several shapes, is left to PyTorch, with a note.
 
     Args:
         lost: by the first layer of a shape, plans that have lost the GPU before, with the reason.
+        first: as in `known_plans`.
 
     Raises:
         PlanFaultError: another one has.
@@ -134,7 +137,7 @@ def shapes_of(subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]
     known = lost or {}
     found = []
     for layers in bar:
-        plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST))
+        plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST), first)
         found.append(Shape(tuple(layers), plans))
     return [shape for shape in found if shape.plans]
 

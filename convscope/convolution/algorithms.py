@@ -20,6 +20,8 @@ GRAPH = "cudnn graph"
 """The provider of plans of cuDNN's graph API."""
 PLAN = "plan:"
 """Begins the name of a plan: "plan:38:k2=8,k13=1" is an engine with the values of its knobs."""
+WITH_STEPS = "plan+steps:"
+"""Begins the name of a plan of the convolution alone, with one kernel behind it for what is fused otherwise."""
 PLAN_PATTERN = f"{PLAN}ENGINE[:kN=VALUE,…]"
 
 # From cuDNN's API reference (cudnnConvolutionForward), confirmed by asking cuDNN 9.19 on an H200.
@@ -153,8 +155,8 @@ def find(name: str) -> Algorithm:
         InputError: no such algorithm, the message lists them all; or the name of a plan is none.
     """
     plain = " ".join(name.replace("_", " ").lower().split())
-    if plain.startswith(PLAN):
-        return _by_plan(Plan.named(plain.removeprefix(PLAN)))
+    if plan := plan_of(plain):
+        return _by_plan(plan, has_steps(plain))
     known = ALGORITHMS.get(plain) or HEURISTICS.get(plain) or MIXTURES.get(plain)
     if known is None:
         every = ", ".join((*ALGORITHMS, *HEURISTICS, AUTOTUNE))
@@ -162,18 +164,25 @@ def find(name: str) -> Algorithm:
     return known
 
 
-def plan_name(plan: Plan) -> str:
-    """Return the algorithm that is one plan."""
-    return f"{PLAN}{plan}"
+def plan_name(plan: Plan, steps: bool = False) -> str:
+    """Return the algorithm that is one plan, or a plan of the convolution alone with its `steps` behind it."""
+    return f"{WITH_STEPS if steps else PLAN}{plan}"
+
+
+def has_steps(name: str) -> bool:
+    """Tell whether an algorithm is a plan of the convolution alone with what is fused otherwise behind it."""
+    return name.startswith(WITH_STEPS)
 
 
 def plan_of(name: str) -> Plan | None:
-    """Return the plan that an algorithm is, None where it is no plan."""
-    return Plan.named(name.removeprefix(PLAN)) if name.startswith(PLAN) else None
+    """Return the plan that an algorithm is, None where it is no plan; InputError where the name is of none."""
+    prefix = WITH_STEPS if has_steps(name) else PLAN
+    return Plan.named(name.removeprefix(prefix)) if name.startswith(prefix) else None
 
 
-def _by_plan(plan: Plan) -> Algorithm:
-    return Algorithm(plan_name(plan), "a plan of cuDNN's graph API", None, None, (GRAPH,), _any_shape)
+def _by_plan(plan: Plan, steps: bool) -> Algorithm:
+    title = "a plan of the convolution alone, and a kernel for what follows" if steps else "a plan of cuDNN's graph API"
+    return Algorithm(plan_name(plan, steps), title, None, None, (GRAPH,), _any_shape)
 
 
 def cudnn_number(name: str) -> int | None:
@@ -217,6 +226,8 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
         return no_device
     if by_module := why_not_by_module(algorithm.name, layer):
         return by_module
+    if has_steps(algorithm.name) and not layer.fused.count:
+        return f"nothing is fused with this layer: {algorithm.name.replace(WITH_STEPS, PLAN)} is the same"
     if layer.fused.count and algorithm.cuda_providers != (GRAPH,):
         return f"{algorithm.name} has nothing fused into it: only plans take {layer.fused} with the convolution"
     if device_type == "cpu":

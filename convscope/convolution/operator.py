@@ -17,7 +17,7 @@ from ai3 import swap_torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.layer import Layer
-from convscope.convolution.providers.graph import FusedPlan, GraphProvider
+from convscope.convolution.providers.graph import FusedPlan, GraphProvider, PlanWithSteps
 from convscope.convolution.providers.legacy import CudnnProvider
 from convscope.convolution.providers.others import TritonProvider
 from convscope.convolution.providers.plan import Execution, Plan, Provider, cudnn_refusal, workspace_refusal
@@ -128,7 +128,7 @@ class CudaOperator:
         more = None if added is None else added.contiguous(memory_format=memory)
         with torch.cuda.device(x.device):
             plan = self.find(laid, weight, bias, options, algorithm, fused)
-            assert isinstance(plan, FusedPlan), "only plans of the graph API take fused convolutions"
+            assert isinstance(plan, (FusedPlan, PlanWithSteps)), "only plans of the graph API take fused convolutions"
             y = plan.run(laid, weight, bias, more)
         if is_recording():
             _record(plan.execution, (x, laid), (weight, weight.contiguous(memory_format=memory)))

@@ -23,12 +23,14 @@ class Verification(Run):
         limit_bytes: largest workspace that counts as usable, for support; None is the free memory.
         fused: plans take the bias, addition and ReLU behind a convolution too, of a model whose normalisation is
             folded.
+        first: for plans, only so many of each heuristic; None is all.
     """
 
     question: str | None = None
     rounds: int | None = None
     limit_bytes: int | None = None
     fused: bool = False
+    first: int | None = None
 
     @property
     def name(self) -> str:
@@ -48,13 +50,14 @@ def make_verification(
     rounds: int | None = None,
     limit_bytes: int | None = None,
     fused: bool = False,
+    first: int | None = None,
     **settings: Any,
 ) -> Verification:
     """Decide every setting of a verification.
 
     Args:
         dtype: of input and weights; None is float32, and float64 is for support only.
-        fused: as in `Verification`.
+        fused, first: as in `Verification`.
         settings: those of `make_run`.
 
     Raises:
@@ -62,6 +65,8 @@ def make_verification(
     """
     if rounds is not None:
         at_least("--rounds", rounds, 2)
+    if first is not None:
+        at_least("--first", first, 1)
     if fused and settings.get("energy"):
         raise InputError("--energy is of convolutions alone: leave it out, or --fused")
     dtype = dtype or "float32"
@@ -71,4 +76,4 @@ def make_verification(
     run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), **given)
     fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
-    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused)
+    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused, first=first)

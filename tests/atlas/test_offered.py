@@ -18,7 +18,7 @@ from convscope.atlas.race import Shape
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
-from convscope.cudnn.shape import Convolution
+from convscope.cudnn.shape import Convolution, Fused
 from convscope.errors import NotSupportedError
 
 OUTCOMES = (rows.OK, rows.REFUSED, rows.LESS_PRECISE)
@@ -68,12 +68,32 @@ def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
     return made
 
 
-def asked(*layers: Layer) -> list[Shape]:
+def asked(*layers: Layer, first: int | None = None) -> list[Shape]:
     subject = dataclasses.replace(run(device="cuda:0", math="fp32"))
     made = subject_on("cuda", layers)
     made.run = subject
     with backends.math("fp32"):
-        return race.shapes_of(made, pytest.fail)
+        return race.shapes_of(made, pytest.fail, first=first)
+
+
+def test_a_fused_shape_has_the_best_ranked_plans_of_the_convolution_alone_too(operator: Operator):
+    (alone,) = asked(LAYERS[0])
+    (shape,) = asked(dataclasses.replace(LAYERS[0], fused=Fused(bias=True, relu=True)))
+    behind = [plan for plan in shape.plans if plan.steps]
+    best = {plan.offer.plan for plan in alone.plans if min(map(plan.offer.ranks.get, "ab", (99, 99))) < 8}
+    assert {plan.offer.plan for plan in behind} == best
+    assert 8 <= len(behind) < len(alone.plans)
+    assert all(plan.name.startswith("plan+steps:") and not plan.offer.ranks for plan in behind)
+    assert all(plan.name.startswith("plan:") and plan.offer.ranks for plan in shape.plans if not plan.steps)
+    assert len({plan.name for plan in shape.plans}) == len(shape.plans)
+
+
+def test_only_the_first_of_each_heuristic_are_tried_where_that_is_asked_for(operator: Operator):
+    (every,), (few,) = asked(LAYERS[0]), asked(LAYERS[0], first=2)
+    assert [plan.name for plan in few.plans] == [
+        plan.name for plan in every.plans if any(rank < 2 for rank in plan.offer.ranks.values())
+    ]
+    assert 3 <= len(few.plans) <= 6
 
 
 def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_is_marked(operator: Operator):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from fakes import layer
 
@@ -9,6 +11,7 @@ from convscope.convolution import algorithms
 from convscope.convolution.algorithms import ALGORITHMS, find, why_not_by_rule
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import Plan
+from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 from convscope.storage.paths import slug
 
@@ -68,7 +71,16 @@ def test_a_plan_is_an_algorithm_of_cudnns_graph_whatever_the_order_of_its_knobs(
     assert why_not_by_rule(found, layer(), "cuda") is None
 
 
-@pytest.mark.parametrize("name", ["plan:", "plan:gemm", "plan:38:k2", "plan:38,k2=8"])
+def test_a_plan_with_steps_behind_it_is_for_layers_with_something_fused():
+    found = find("Plan+Steps:38:k2=8")
+    assert (found.name, found.cuda_providers) == ("plan+steps:38:k2=8", ("cudnn graph",))
+    assert algorithms.plan_of(found.name) == Plan.of(38, {2: 8})
+    assert algorithms.plan_name(Plan.of(38, {2: 8}), steps=True) == found.name
+    assert why_not_by_rule(found, layer(), "cuda") == "nothing is fused with this layer: plan:38:k2=8 is the same"
+    assert why_not_by_rule(found, dataclasses.replace(layer(), fused=Fused(relu=True)), "cuda") is None
+
+
+@pytest.mark.parametrize("name", ["plan:", "plan+steps:", "plan:gemm", "plan:38:k2", "plan:38,k2=8"])
 def test_what_is_no_plan_says_how_one_is_written(name: str):
     with pytest.raises(InputError, match="is no plan: write an engine and its knobs, 38:k2=8,k13=1"):
         find(name)

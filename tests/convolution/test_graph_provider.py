@@ -10,7 +10,7 @@ import torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.operator import CudaOperator
-from convscope.convolution.providers.graph import FusedPlan, GraphPlan, GraphProvider
+from convscope.convolution.providers.graph import FusedPlan, GraphPlan, GraphProvider, PlanWithSteps
 from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
 from convscope.convolution.providers.others import TritonProvider
 from convscope.convolution.providers.plan import cudnn_refusal
@@ -153,6 +153,29 @@ def test_what_is_fused_has_plans_of_its_own_and_no_other_provider(provider: Grap
     plan.close()
     assert "legacy calls are convolutions alone" in str(CudnnProvider().why_not("implicit gemm", FUSED))
     assert "is a convolution alone" in str(TritonProvider().why_not("direct", FUSED))
+
+
+def test_a_plan_of_the_convolution_alone_has_its_steps_behind_it(
+    provider: GraphProvider, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(CudnnPlan, "launch", lambda self, x, weight, bias: torch.zeros(FUSED.output))
+    monkeypatch.setattr("convscope.kernels.steps.do", lambda y, *given: done.append(given) or y)
+    name = "plan+steps:" + ran(provider, "heuristic a", TF32).removeprefix("plan:")
+    plan = provider.plan(name, FUSED, CPU)
+    assert isinstance(plan, PlanWithSteps)
+    assert (plan.execution.algorithm, plan.execution.provider) == (name, "cudnn graph")
+    given = torch.zeros(FUSED.input), torch.zeros(FUSED.weight)
+    bias, added = torch.zeros(FUSED.out_channels), torch.zeros(FUSED.output)
+    assert plan.run(*given, bias, added).shape == FUSED.output
+    assert done == [(bias, added, True, False)]
+    with pytest.raises(InputError, match="give it the tensors of these alone"):
+        plan.run(*given, bias)
+    with pytest.raises(InputError, match=r"the bias must have 64 numbers of torch\.float32"):
+        plan.run(*given, bias.half(), added)
+    plan.close()
+    with pytest.raises(NotImplementedError, match="nothing is fused with this one"):
+        provider.plan(name, TF32, CPU)
 
 
 @pytest.mark.parametrize(

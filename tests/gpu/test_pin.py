@@ -19,11 +19,12 @@ import run_profile
 import run_verify
 from convscope import __main__ as program
 from convscope.convolution import backends, models
+from convscope.convolution.algorithms import plan_name
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
 from convscope.cudnn.graph.engines import Plan
-from convscope.cudnn.shape import Convolution
+from convscope.cudnn.shape import ALONE, Convolution
 from convscope.pinning import document, errata, repro
 from convscope.pinning.document import FIGURES, SETTINGS, Pin, Pins, read
 from convscope.pinning.pinned import PinnedConv2d
@@ -41,14 +42,19 @@ class Pair(nn.Module):
         return self.two(self.one(x).relu())
 
 
-def pins_of(model: nn.Module, x: torch.Tensor, dtype: str, layout: str, place: int) -> Pins:
-    """Return for each convolution the plan at this place of all that cuDNN offers for it."""
+def pins_of(model: nn.Module, x: torch.Tensor, dtype: str, layout: str, place: int, steps: bool = False) -> Pins:
+    """Return for each convolution the plan at this place of all that cuDNN offers for it.
+
+    Args:
+        steps: what is fused is done behind a plan of the convolution alone.
+    """
     found = []
     for layer in models.followed("pair", model, tuple(x.shape)):
-        shape = layer.convolution(dtype, "tf32", layout)
+        shape, behind = layer.convolution(dtype, "tf32", layout), steps and layer.fused.count > 0
+        shape = replace(shape, fused=ALONE) if behind else shape
         offers = [each for each in cuda_operator().offers(shape, x.device) if not each.why_not_comparable(shape)]
         sizes = layer.columns() | {"fused": layer.steps}
-        found.append(Pin(layer.name, f"plan:{offers[place % len(offers)].plan}", sizes, {}, {}))
+        found.append(Pin(layer.name, plan_name(offers[place % len(offers)].plan, behind), sizes, {}, {}))
     settings = dict.fromkeys(SETTINGS) | {"batch_size": len(x), "dtype": dtype, "layout": layout}
     stack = {"gpu_name": torch.cuda.get_device_name(), "driver": "", "cudnn": library.version()}
     return Pins(settings, stack, None, found)
@@ -93,9 +99,9 @@ class Residual(nn.Module):
         return self.last(self.grouped(x))
 
 
-@pytest.mark.parametrize("place", [0, 1, 5])
+@pytest.mark.parametrize(("place", "steps"), [(0, False), (1, False), (5, False), (0, True)])
 @pytest.mark.parametrize(("dtype", "layout", "most"), [("float32", "nchw", 2e-3), ("float16", "nhwc", 3e-3)])
-def test_a_fused_model_is_right_by_pytorch_and_pinned(dtype: str, layout: str, most: float, place: int):
+def test_a_fused_model_is_right_by_pytorch_and_pinned(dtype: str, layout: str, most: float, place: int, steps: bool):
     torch.manual_seed(0)
     memory = backends.LAYOUTS[layout]
     plain = Residual().eval()
@@ -104,7 +110,7 @@ def test_a_fused_model_is_right_by_pytorch_and_pinned(dtype: str, layout: str, m
     with torch.inference_mode():
         truth = plain.cuda().double()(x.double())
         assert relative_distance(model(x), truth) < most
-        asked = pins_of(model, x, dtype, layout, place)
+        asked = pins_of(model, x, dtype, layout, place, steps)
         assert [pin.shape["fused"] for pin in asked.layers] == ["bias relu", "addition bias relu", None, "bias"]
         convscope.pin(model, asked, strict=True)
         assert sum(isinstance(module, PinnedConv2d) for module in model.modules()) == 4

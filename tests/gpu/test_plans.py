@@ -11,6 +11,9 @@ import torch
 
 import run_profile
 import run_verify
+from convscope.atlas import offered
+from convscope.convolution import backends
+from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.convolution.swap import Conv2d, Swap
@@ -24,6 +27,7 @@ from convscope.errors import NotSupportedError
 from convscope.timing import graphs, trace
 from convscope.verification.evidence import open_subject
 from convscope.verification.request import make_verification
+from convscope.verification.trial import Trial
 
 SQUARE = Convolution((2, 64, 28, 28), (96, 64, 3, 3), (1, 1), (1, 1), (1, 1))
 POINTWISE = Convolution((2, 64, 28, 28), (96, 64, 1, 1), (0, 0), (1, 1), (1, 1))
@@ -121,6 +125,26 @@ def test_every_plan_of_the_card_runs_and_is_right(asked: Convolution, handle: Ha
     print(len(ran), "ran;", refused)
     assert ran
     assert wrong == []
+
+
+@pytest.mark.parametrize("asked", [CASES["bias relu"], CASES["float16 nhwc addition bias relu"]], ids=["tf32", "half"])
+def test_every_plan_of_the_convolution_alone_is_right_with_its_steps_behind_it(asked: Convolution):
+    torch.manual_seed(0)
+    made = Layer(
+        input=asked.input, weight=asked.weight, padding=asked.padding, stride=asked.stride, dilation=asked.dilation,
+        name="asked", position=0, bias=True, fused=asked.fused,
+    )  # fmt: skip
+    with backends.math("tf32"), backends.settings(layout=asked.layout), torch.inference_mode():
+        found = offered.known_plans(made, torch.device("cuda:0"), asked.dtype, pytest.fail)
+        behind = [plan for plan in found if plan.steps and plan.outcome != "less precise"]
+        assert len(behind) >= 8
+        assert {plan.outcome for plan in behind} <= {"ok", "refused"}
+        assert sum(plan.outcome == "ok" for plan in behind) >= 8
+        tolerance = TOLERANCES["tf32" if asked.dtype == "float32" else asked.dtype]
+        assert all(plan.relative_error < tolerance for plan in behind if plan.outcome == "ok")
+        best = next(plan.name for plan in behind if plan.outcome == "ok")
+        (kernels,) = Trial(made, torch.device("cuda:0"), asked.dtype).kernels([best])
+    assert kernels["do_steps"] == 1
 
 
 @pytest.mark.parametrize("algorithm", ["heuristic a", "heuristic b"])

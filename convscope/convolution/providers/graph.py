@@ -8,14 +8,14 @@ from collections.abc import Generator, Iterable, Mapping
 
 import torch
 
-from convscope.convolution import algorithms
+from convscope.convolution import algorithms, backends
 from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
-from convscope.convolution.providers.plan import why_no_dtype
+from convscope.convolution.providers.plan import NOTHING, why_no_dtype
 from convscope.cudnn import legacy
 from convscope.cudnn.graph.engines import Mode, Offer, Offers
 from convscope.cudnn.graph.execution import ExecutablePlan
 from convscope.cudnn.graph.operations import ALIGNED_BYTES, Tensor
-from convscope.cudnn.shape import Convolution
+from convscope.cudnn.shape import ALONE, Convolution
 from convscope.errors import InputError, NotSupportedError
 
 
@@ -34,6 +34,27 @@ class GraphPlan(CudnnPlan):
         return tensor.clone(memory_format=self._memory_format if tensor.dim() > 1 else torch.contiguous_format)
 
 
+class _Steps:
+    """What follows a convolution, and the tensors that it takes.
+
+    Raises:
+        InputError: a tensor is missing, too many, or of another type, size, device or layout than the output.
+    """
+
+    def __init__(self, shape: Convolution) -> None:
+        self._fused, self._size = shape.fused, torch.Size(shape.output)
+        self._memory_format = backends.LAYOUTS[shape.layout]
+
+    def check(self, bias: torch.Tensor | None, added: torch.Tensor | None, x: torch.Tensor) -> None:
+        given = added is not None, bias is not None
+        if given != (self._fused.addition, self._fused.bias):
+            raise InputError(f"this plan does {self._fused} after the convolution: give it the tensors of these alone")
+        if added is not None and (added.shape, added.dtype, added.device) != (self._size, x.dtype, x.device):
+            raise InputError(f"what is added must be as the output: {tuple(self._size)}, {x.dtype} on {x.device}")
+        if added is not None and not added.is_contiguous(memory_format=self._memory_format):
+            raise InputError("what is added must lie as the plan's output does")
+
+
 class FusedPlan(GraphPlan):
     """A plan of the graph API that does more than convolve: an addition, the bias and ReLU are in the same call."""
 
@@ -44,7 +65,7 @@ class FusedPlan(GraphPlan):
         device: torch.device,
     ) -> None:  # fmt: skip
         super().__init__(handles, shape, call, name, provider, device)
-        self._fused, self._size = shape.fused, torch.Size(shape.output)
+        self._steps = _Steps(shape)
 
     def run(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None = None
@@ -59,7 +80,7 @@ class FusedPlan(GraphPlan):
             NotSupportedError: cuDNN refuses only now.
         """
         self._operands.check(x, weight, bias)
-        self._check(bias, added, x)
+        self._steps.check(bias, added, x)
         weight = weight.contiguous(memory_format=self._memory_format)
         given = {Tensor.X: x, Tensor.W: weight, Tensor.BIAS: bias, Tensor.ADDED: added}
         tensors = {number: self._aligned(tensor) for number, tensor in given.items() if tensor is not None}
@@ -70,14 +91,42 @@ class FusedPlan(GraphPlan):
         self._call.launch(handle, {number: each.data_ptr() for number, each in tensors.items()}, workspace.data_ptr())
         return y
 
-    def _check(self, bias: torch.Tensor | None, added: torch.Tensor | None, x: torch.Tensor) -> None:
-        given = added is not None, bias is not None
-        if given != (self._fused.addition, self._fused.bias):
-            raise InputError(f"this plan does {self._fused} after the convolution: give it the tensors of these alone")
-        if added is not None and (added.shape, added.dtype, added.device) != (self._size, x.dtype, x.device):
-            raise InputError(f"what is added must be as the output: {tuple(self._size)}, {x.dtype} on {x.device}")
-        if added is not None and not added.is_contiguous(memory_format=self._memory_format):
-            raise InputError("what is added must lie as the plan's output does")
+
+class PlanWithSteps:
+    """A plan of the convolution alone, and one kernel of this project behind it for what is fused otherwise.
+
+    Args:
+        plan: of the convolution alone; it is closed with this one.
+        shape: the convolution and what is fused.
+
+    Raises:
+        NotImplementedError: there is no Triton.
+    """
+
+    tuned = NOTHING
+
+    def __init__(self, plan: GraphPlan, shape: Convolution, name: str) -> None:
+        try:
+            from convscope.kernels import steps
+        except ModuleNotFoundError as error:
+            raise NotImplementedError(f"{name} needs Triton ({error}): it comes with PyTorch's CUDA wheels") from None
+        self._plan, self._steps, self._do = plan, _Steps(shape), steps.do
+        self._relu, self._last = shape.fused.relu, shape.layout == "nhwc"
+        self.workspace_bytes = plan.workspace_bytes
+        self.execution = dataclasses.replace(plan.execution, algorithm=name)
+
+    def run(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, added: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Convolve, and do the steps in the output; arguments and errors as those of `FusedPlan.run`."""
+        self._steps.check(bias, added, x)
+        if bias is not None and (bias.shape, bias.dtype, bias.device) != (weight.shape[:1], x.dtype, x.device):
+            raise InputError(f"the bias must have {len(weight)} numbers of {x.dtype} on {x.device}")
+        return self._do(self._plan.run(x, weight, None), bias, added, self._relu, self._last)
+
+    def close(self) -> None:
+        """Close the plan; twice is once."""
+        self._plan.close()
 
 
 class GraphProvider:
@@ -97,12 +146,21 @@ class GraphProvider:
         """Return why no single plan is meant, or cuDNN has no convolution of this data type; None where it has one."""
         if algorithm in algorithms.MIXTURES:
             return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
+        if algorithms.has_steps(algorithm) and not shape.fused.count:
+            return f"{algorithm} is for fused convolutions, and nothing is fused with this one"
         return why_no_dtype(shape.dtype)
 
-    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:
+    def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan | PlanWithSteps:
         """Make a plan; the error says why cuDNN, or the precision asked for, refuses. Errors as in `Provider`."""
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
+        if not algorithms.has_steps(algorithm):
+            return self._plan(algorithm, shape, device)
+        alone = dataclasses.replace(shape, fused=ALONE)
+        plan = self._plan(algorithm.replace(algorithms.WITH_STEPS, algorithms.PLAN), alone, device)
+        return PlanWithSteps(plan, shape, algorithm)
+
+    def _plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:
         handles = self._cudnn.handles(device)
         offers = Offers(shape, handles.mine())
         try:
