@@ -150,8 +150,9 @@ class Race(AssignmentSwap):
         bench.expect(subject.layers)
         self._bench, self.shapes = bench, shapes
         self._torch = {layer.name: HEURISTIC for layer in subject.layers}
-        guess = self._torch | {layer.name: GUESS for layer in self._guessed()}
-        self.assignments |= {HEURISTIC: self._torch, BENCHMARK: self._torch, GUESS: guess}
+        self.assignments |= {HEURISTIC: self._torch, BENCHMARK: self._torch}
+        if guessed := {layer.name: GUESS for layer in self._guessed()}:
+            self.assignments[GUESS] = self._torch | guessed
 
     def leave_out_slow(self) -> None:
         """Launch every plan from Python, and leave out those that take more than `HOPELESS` times the least."""
@@ -187,13 +188,15 @@ class Race(AssignmentSwap):
         """Time every rival, and these choosers, in one placement, in an order of its own."""
         work = partial(self._bench.layer_times_ms, self._subject.inputs, place)
         drawn = random.Random(place)
-        turns: list[str | list[str]] = [*picks, *self._slots(drawn)]
+        turns: list[str | list[str]] = [*filter(self.assignments.get, picks), *self._slots(drawn)]
         for turn in tqdm(drawn.sample(turns, len(turns)), desc=f"round {place + 1}", unit="pass", disable=None):
             if isinstance(turn, str):
                 taken_ms = self.tried(turn, work)
                 self._bench.release()
                 if taken_ms is not None:
-                    self._keep(place, [turn] * len(self.shapes), self._means(taken_ms))
+                    means_ms = zip(self.shapes, self._means(taken_ms), strict=True)
+                    own = [mean_ms if self._picks(turn, shape) else None for shape, mean_ms in means_ms]
+                    self._keep(place, [turn] * len(self.shapes), own)
             else:
                 self._keep(place, turn, self._timed(turn, work))
         for shape in self.shapes:
@@ -219,16 +222,17 @@ class Race(AssignmentSwap):
 
     def trace(self) -> None:
         """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times."""
-        for name in PICKS:
+        picks = [name for name in PICKS if name in self.assignments]
+        for name in picks:
             if seen := self.tried(name, partial(observe, self._subject.model, self._subject.inputs, check_errors=True)):
-                for shape in self.shapes:
+                for shape in (shape for shape in self.shapes if self._picks(name, shape)):
                     known = [seen[layer.position].relative_error for layer in shape.layers]
                     shape.errors[name] = max((error for error in known if error is not None), default=None)
         for shape in self.shapes:
             self._trace_plans(shape)
-        for name in PICKS:
+        for name in picks:
             if launched := self.tried(name, partial(choice.executed, self._subject)):
-                for shape in self.shapes:
+                for shape in (shape for shape in self.shapes if self._picks(name, shape)):
                     shape.kernels[name] = launched[1][shape.first.position] or {}
 
     def _trace_plans(self, shape: Shape) -> None:
@@ -245,6 +249,10 @@ class Race(AssignmentSwap):
             release(device)
         for plan, kernels in zip(worked, found, strict=False):  # none where CUPTI records none
             plan.kernels = kernels
+
+    def _picks(self, name: str, shape: Shape) -> bool:
+        """Tell whether a chooser chooses for a shape; the legacy heuristic leaves some to PyTorch."""
+        return name != GUESS or self.assignments[GUESS][shape.first.name] == GUESS
 
     def _guessed(self) -> Iterator[Layer]:
         """Yield the layers that cuDNN's legacy heuristic has an algorithm for."""

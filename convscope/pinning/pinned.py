@@ -99,7 +99,7 @@ class PinnedConv2d(nn.Module):
 
     def forward(self, x: torch.Tensor, *added: torch.Tensor) -> torch.Tensor:
         """Convolve N × C × H × W; `added` is one tensor where an addition is fused, none elsewhere."""
-        if why := self._why_not(x):
+        if why := self._why_not(x, *added):
             return self._by_pytorch(why, x, *added)
         try:
             return self._planned(x, *added)
@@ -116,12 +116,16 @@ class PinnedConv2d(nn.Module):
             y = planned_conv2d(x, weight, bias, *self._options, groups, self.algorithm, self._layout)
         return y
 
-    def _why_not(self, x: torch.Tensor) -> str | None:
+    def _why_not(self, x: torch.Tensor, added: torch.Tensor | None = None) -> str | None:
         if x.shape != self._size or x.dtype != self._dtype:
             pinned = f"{dimensions(self._size)} in {self._dtype}"
             return f"it was pinned for {pinned}, and the input is {dimensions(x.shape)} in {x.dtype}"
         if torch.is_grad_enabled() and (x.requires_grad or self.original.weight.requires_grad):
             return "a plan has no gradient: run it under torch.inference_mode()"
+        if isinstance(self.original, FusedConv2d) and added is not None:
+            size = self.original.output_size(x.shape)
+            if added.shape != size:
+                return f"{dimensions(added.shape)} is added to an output of {dimensions(size)}"
         return None if _is_on_gpu(x) else f"the input is on {x.device}"
 
     def _by_pytorch(self, why: str, *given: torch.Tensor) -> torch.Tensor:
@@ -215,7 +219,7 @@ def fused(model: nn.Module) -> nn.Module:
     Batch normalisation is folded into the convolution before it. Until it is pinned, PyTorch's own fused calls run.
 
     Raises:
-        InputError: `torch.fx` cannot follow the model, or it has nothing to fuse.
+        InputError: the model is in training mode, `torch.fx` cannot follow it, or it has nothing to fuse.
     """
     return graphs.fused_whole(model)
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from fakes.racing import LAYERS, TIMES, OnPaper, known, shapes
 
 from convscope import failures
 from convscope.atlas import rows
 from convscope.atlas.race import Shape
+from convscope.convolution.layer import Layer
 from convscope.profiling.layer_energy import LayerEnergy
 from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.choice import TOGETHER
@@ -31,6 +34,26 @@ def test_a_pass_runs_one_plan_of_each_shape_and_a_round_all_of_them():
     assert second.times_ms["plan:5"] == {0: pytest.approx(1.9)}
     assert set(first.times_ms) == {"plan:0", "plan:1", "plan:2", HEURISTIC, BENCHMARK, GUESS}
     assert second.times_ms[HEURISTIC] == {0: pytest.approx(2.0)}
+
+
+def test_the_legacy_heuristic_has_no_time_where_it_chooses_nothing():
+    class Half(OnPaper):
+        def _guessed(self) -> Iterator[Layer]:
+            return iter(LAYERS[1:2])
+
+    race = Half(shapes())
+    race.round(0)
+    assert [GUESS in shape.times_ms for shape in race.shapes] == [False, True]
+
+    class NoneGuessed(OnPaper):
+        def _guessed(self) -> Iterator[Layer]:
+            return iter(())
+
+    race = NoneGuessed(shapes())
+    race.round(0)
+    assert GUESS not in race.assignments
+    assert not any(GUESS in shape.times_ms for shape in race.shapes)
+    assert all(HEURISTIC in shape.times_ms for shape in race.shapes)
 
 
 def test_passes_have_another_order_in_another_round():

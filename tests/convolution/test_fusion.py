@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -175,6 +176,33 @@ def test_a_whole_model_has_each_step_behind_a_convolution_in_its_call():
     assert listed["inner"].cost_key != listed["bare"].cost_key
 
 
+class Broadcasts(nn.Module):
+    """An addition of one number a channel, and one to an output that is one number a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.pooled = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.one(x) + self.pooled(x).mean(1, keepdim=True))
+        return torch.relu(self.two(self.pooled(x)) + x)
+
+
+def test_an_addition_that_is_broadcast_has_no_call_of_its_own():
+    model = Broadcasts().eval()
+    whole = graphs.fused_whole(model)
+    assert error(model, whole) < 1e-6
+    one = whole.get_submodule("one")
+    assert isinstance(one, FusedConv2d)
+    assert one.output_size((2, 3, 9, 7)) == (2, 8, 7, 5)
+    on_a_card = SimpleNamespace(is_cuda=True, dtype=torch.float32, shape=(2, 3, 9, 7), requires_grad=False)
+    with torch.inference_mode():
+        assert one._has_fused_call(on_a_card, torch.zeros(2, 8, 7, 5))
+        assert not one._has_fused_call(on_a_card, torch.zeros(2, 8, 1, 1))
+        assert one._has_fused_call(on_a_card, None)
+    assert not one._has_fused_call(on_a_card, None)  # a gradient of the weights is wanted
+
+
 def test_only_plans_take_what_is_fused():
     listed = models.followed("kinds", graphs.fused_whole(Kinds().eval()), (2, 3, 64, 64))
     stem = next(each for each in listed if each.name == "stem")
@@ -188,14 +216,15 @@ def test_only_plans_take_what_is_fused():
 @pytest.mark.parametrize(
     ("model", "why"),
     [
-        (Branching(), "torch.fx cannot follow it"),
-        (nn.Sequential(nn.Conv2d(3, 3, 1, bias=False)), "has nothing to fuse"),
+        (Branching().eval(), "torch.fx cannot follow it"),
+        (nn.Sequential(nn.Conv2d(3, 3, 1, bias=False)).eval(), "has nothing to fuse"),
+        (Kinds(), "is in training mode, and cannot be fused: call its eval"),
     ],
-    ids=["not followed", "nothing"],
+    ids=["not followed", "nothing", "training"],
 )
 def test_a_model_that_cannot_be_fused_is_one_line(model: nn.Module, why: str):
     with pytest.raises(InputError, match=why):
-        graphs.fused_whole(model.eval())
+        graphs.fused_whole(model)
 
 
 def test_a_swap_gives_a_fused_convolution_its_plan_and_takes_it_back():

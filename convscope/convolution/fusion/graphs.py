@@ -87,8 +87,10 @@ def fused_whole(model: nn.Module) -> fx.GraphModule:
     bias, are fused with it. Grouped convolutions stay as they are, with their bias.
 
     Raises:
-        InputError: the model cannot be followed by `torch.fx`, or has nothing to fuse.
+        InputError: the model is in training mode, cannot be followed by `torch.fx`, or has nothing to fuse.
     """
+    if model.training:
+        raise InputError(f"{type(model).__name__} is in training mode, and cannot be fused: call its eval() first")
     whole, _ = fused(folded(model)[0])
     for name, module in list(whole.named_modules()):
         if type(module) is nn.Conv2d and _is_usual(module) and module.bias is not None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from convscope.convolution.operator import cuda_operator
-from convscope.cudnn.shape import Fused
+from convscope.cudnn.shape import Fused, output_extents
 
 
 class FusedConv2d(nn.Conv2d):
     """A convolution, an addition where `forward` gets one, the bias and ReLU.
 
-    "torch" is PyTorch's own fused call of cuDNN, which ends with ReLU; it has none for float64 and on a CPU, and there
-    the steps follow each other.
+    "torch" is PyTorch's own fused call of cuDNN, which ends with ReLU. It has none for float64, on a CPU, where a
+    gradient is wanted, and for an addition that is broadcast: there the steps follow each other.
 
     Args:
         conv: whose parameters it shares.
@@ -46,10 +47,22 @@ class FusedConv2d(nn.Conv2d):
             sizes: Any = padding, stride, dilation, self.groups
             return cuda_operator().fused(input, self.weight, self.bias, added, sizes, self.fused, self.algorithm)
         options: Any = self.stride, self.padding, self.dilation, self.groups
-        if not self.fused.relu or not input.is_cuda or input.dtype == torch.float64:
+        if not self.fused.relu or not self._has_fused_call(input, added):
             y = nn.functional.conv2d(input, self.weight, self.bias, *options)
             y = y if added is None else y + added
             return torch.relu(y) if self.fused.relu else y
         if added is None:
             return torch.cudnn_convolution_relu(input, self.weight, self.bias, *options)
         return torch.cudnn_convolution_add_relu(input, self.weight, added, 1.0, self.bias, *options)
+
+    def output_size(self, size: Sequence[int]) -> torch.Size:
+        """Return N × K × height × width of the convolution's output for an input of this size."""
+        padding: Any = self.padding
+        extents = output_extents(size[-2:], self.kernel_size, padding, self.stride, self.dilation)
+        return torch.Size((*size[:-3], self.out_channels, *extents))
+
+    def _has_fused_call(self, input: torch.Tensor, added: torch.Tensor | None) -> bool:
+        given = (input, self.weight) if added is None else (input, self.weight, added)
+        wants_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
+        is_broadcast = added is not None and added.shape != self.output_size(input.shape)
+        return input.is_cuda and input.dtype != torch.float64 and not wants_gradient and not is_broadcast
