@@ -102,11 +102,11 @@ def atlas_of(model: str, setting: str, batch_size: int, asked: argparse.Namespac
     Args:
         more: further options of the command.
     """
-    name = "_".join((slug(model), setting.replace(",", "_"), f"b{batch_size}", *(each.strip("-") for each in more)))
+    more = more if asked.first is None else (*more, f"--first={asked.first}")
+    name = "_".join(map(slug, (model, setting, f"b{batch_size}", *(each.strip("-") for each in more))))
     home = Path(asked.results) / name
     home.mkdir(parents=True, exist_ok=True)
     limit = [] if asked.minutes is None else ["--minutes", str(asked.minutes)]
-    limit += [] if asked.first is None else ["--first", str(asked.first)]
     what = ["--model", model, "--batch-size", str(batch_size), "--plans", *flags_of(setting), *more]
     how = ["--rounds", str(asked.rounds), *limit, "--output-dir", str(home)]
     with open(home / "log.txt", "a") as log:

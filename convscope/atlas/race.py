@@ -4,7 +4,7 @@ Layers of one shape are one. A pass runs one plan of each shape, the next pass a
 shape with the most plans has are a round, in an order drawn anew. A round is a placement in memory, the same for all of
 them. What is far behind the best of its shape after a round is timed no more. The fastest of each shape are then put
 together and judged in new rounds, as those of a choice are: the rounds that picked them make them look faster. A shape
-whose plans were all slower than PyTorch's own convolution in each round is left to PyTorch.
+whose fastest plan was slower than PyTorch's own convolution in each round is left to PyTorch.
 """
 
 from __future__ import annotations

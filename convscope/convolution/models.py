@@ -122,7 +122,9 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
             return
         assert isinstance(module, nn.Conv2d)
         described = describe(layer, len(layers), module, given.shape)
-        layers.append(dataclasses.replace(described, peculiarity=peculiarities[layer]))
+        broadcast = isinstance(module, FusedConv2d) and module.is_broadcast
+        why = peculiarities[layer] or ("what is added to it is broadcast" if broadcast else "")
+        layers.append(dataclasses.replace(described, peculiarity=why))
 
     with torch.inference_mode(), watched(model, after=note):
         try:
@@ -234,7 +236,12 @@ def peculiarity(module: nn.Module) -> str:
         held = module._parameters.get(name)
         if name not in module._parameters or (held is not None and type(held) is not nn.Parameter):
             return f"{kind} has no ordinary parameter as its {name}"
-    return f"{kind} has hooks" if any(getattr(module, hooks) for hooks in _HOOKS) else ""
+    return f"{kind} has hooks" if has_hooks(module) else ""
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Tell whether a module has hooks."""
+    return any(getattr(module, hooks) for hooks in _HOOKS)
 
 
 def set_module(model: nn.Module, name: str, module: nn.Module) -> None:

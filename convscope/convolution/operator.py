@@ -129,7 +129,7 @@ class CudaOperator:
         with torch.cuda.device(x.device):
             plan = self.find(laid, weight, bias, options, algorithm, fused)
             assert isinstance(plan, (FusedPlan, PlanWithSteps)), "only plans of the graph API take fused convolutions"
-            y = plan.run(laid, weight, bias, more)
+            y = plan.run(laid, weight, None if bias is None else bias.contiguous(), more)
         if is_recording():
             _record(plan.execution, (x, laid), (weight, weight.contiguous(memory_format=memory)))
         return y

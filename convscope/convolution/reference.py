@@ -148,7 +148,7 @@ def rounded(model: nn.Module, dtype: str) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
             module.weight.data = rounding(module.weight.data)
-            module.register_forward_pre_hook(lambda module, given: (rounding(given[0]),))
+            module.register_forward_pre_hook(lambda module, given: (rounding(given[0]), *given[1:]))
             if stored is not None:
                 module.register_forward_hook(lambda module, given, result: rounding(result))
     return model

@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+DTYPES = ("float32", "float16", "bfloat16")
 _BLOCK = 1024
 _SHORT = 2**31 - _BLOCK  # elements whose numbers fit 32 bits, in which divisions take a quarter of the time
 

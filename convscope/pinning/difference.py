@@ -44,6 +44,9 @@ def compared(a: Pins, b: Pins, tolerance_pct: float = TOLERANCE_PCT) -> list[Cha
     """
     both = ((name, a.settings[name], b.settings[name]) for name in SETTINGS)
     others = [f"{name} {of_a} and {of_b}" for name, of_a, of_b in both if of_a != of_b]
+    fused = [any(pin.shape["fused"] for pin in side.layers) for side in (a, b)]
+    if fused[0] != fused[1]:
+        others.append(f"{'A' if fused[0] else 'B'} is of a fused model")
     if others:
         raise InputError(f"A and B are other work ({'; '.join(others)}): compare two of the same")
     in_a, in_b = ({pin.layer: pin for pin in side.layers} for side in (a, b))

@@ -60,7 +60,7 @@ class Pins:
     @property
     def plans_digest(self) -> str:
         """Sixteen hexadecimal digits that tell the plans of two documents apart; times and the like do not count."""
-        plans = [*self.stack.values(), *((pin.layer, pin.algorithm, *pin.shape.values()) for pin in self.layers)]
+        plans = [*self.stack.values(), *((pin.layer, pin.algorithm, *_sizes(pin.shape)) for pin in self.layers)]
         return hashlib.sha256(json.dumps(plans).encode()).hexdigest()[:16]
 
     def text(self) -> str:
@@ -81,7 +81,9 @@ def from_atlas(folder: Path, pick: str = FASTEST) -> Pins:
     rows, store = rows_of(folder), Store(folder, PLANS)
     found = store.objects("plan_layers")
     chosen = {row.position: row for row in rows if (row.is_fastest if pick == FASTEST else row.candidate == TORCH)}
-    layers = [_pin(each, chosen[each.shape_position]) for each in found["plan_layers"] if each.shape_position in chosen]
+    layers = [
+        _pin(each, chosen[each.shape_position], pick) for each in found["plan_layers"] if each.shape_position in chosen
+    ]
     request = (store.read_run() or {}).get(PLANS.request, {})
     about = {name: getattr(rows[0], name) for name in (*SETTINGS, *STACK)}
     settings = {name: about[name] for name in SETTINGS}
@@ -96,12 +98,12 @@ def rows_of(folder: Path) -> list[PlanRow]:
     return rows
 
 
-def _pin(each: PlanLayerRow, row: PlanRow) -> Pin:
+def _pin(each: PlanLayerRow, row: PlanRow, pick: str) -> Pin:
     """Return a layer with the plan of a row; PyTorch's choice is the plan that launches its kernels.
 
-    Where PyTorch is faster than every plan it does something else besides: the layer is left to it.
+    Where it is picked as the fastest, the layer is left to it: it may do something else besides.
     """
-    of_torch = TORCH if row.is_fastest else row.same_kernels_as or TORCH
+    of_torch = TORCH if pick == FASTEST else row.same_kernels_as or TORCH
     algorithm = of_torch if row.engine is None else row.candidate
     shape, figures = ({name: getattr(row, name) for name in names} for names in (SHAPE, FIGURES))
     return Pin(each.layer, algorithm, shape, figures, json.loads(row.kernels or "{}"))
@@ -135,7 +137,12 @@ def read(path: Path) -> Pins:
 
 def _with_fused(layer: Mapping[str, Any]) -> dict[str, Any]:
     """Return a layer as it is written now: nothing was fused in documents that do not say so."""
-    return {**layer, "shape": {"fused": None} | dict(layer["shape"])}
+    return {**layer, "shape": {"fused": None, **layer["shape"]}}
+
+
+def _sizes(shape: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the values of a shape in the order of `SHAPE`; of what is fused only where something is."""
+    return [shape[name] for name in SHAPE if name != "fused" or shape[name] is not None]
 
 
 def _check_numbers(pin: Pin) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from convscope.convolution import backends, models
 from convscope.convolution.fusion import graphs
-from convscope.convolution.fusion.module import FusedConv2d
+from convscope.convolution.fusion.module import FusedConv2d, wants_gradient
 from convscope.convolution.operator import ZEROS, cuda_operator
 from convscope.cudnn import library
 from convscope.cudnn.shape import Fused, dimensions, output_extents
@@ -120,12 +120,13 @@ class PinnedConv2d(nn.Module):
         if x.shape != self._size or x.dtype != self._dtype:
             pinned = f"{dimensions(self._size)} in {self._dtype}"
             return f"it was pinned for {pinned}, and the input is {dimensions(x.shape)} in {x.dtype}"
-        if torch.is_grad_enabled() and (x.requires_grad or self.original.weight.requires_grad):
+        if wants_gradient(x, self.original.weight, self.original.bias, added):
             return "a plan has no gradient: run it under torch.inference_mode()"
         if isinstance(self.original, FusedConv2d) and added is not None:
             size = self.original.output_size(x.shape)
-            if added.shape != size:
-                return f"{dimensions(added.shape)} is added to an output of {dimensions(size)}"
+            if (added.shape, added.dtype) != (size, x.dtype):
+                there = f"{dimensions(added.shape)} in {added.dtype}"
+                return f"{there} is added to an output of {dimensions(size)} in {x.dtype}"
         return None if _is_on_gpu(x) else f"the input is on {x.device}"
 
     def _by_pytorch(self, why: str, *given: torch.Tensor) -> torch.Tensor:
@@ -213,15 +214,20 @@ def _other_layer(module: nn.Module | None, pin: Pin) -> str | None:
     return None if first is None else f"its {first} is {sizes[first]}, not {pin.shape[first]}"
 
 
-def fused(model: nn.Module) -> nn.Module:
+def fused(model: nn.Module, *example: torch.Tensor) -> nn.Module:
     """Return a copy of a model in evaluation mode whose convolutions do what follows them in the same call of cuDNN.
 
-    Batch normalisation is folded into the convolution before it. Until it is pinned, PyTorch's own fused calls run.
+    Batch normalisation is folded into the convolution before it: in float32, before the model is brought to 16 bits.
+    Until the copy is pinned, PyTorch's own fused calls run.
+
+    Args:
+        example: the arguments of a call, for which model and copy must return the same.
 
     Raises:
-        InputError: the model is in training mode, `torch.fx` cannot follow it, or it has nothing to fuse.
+        InputError: the model is in training mode, `torch.fx` cannot follow it, it has nothing to fuse, or the copy
+            returns something else.
     """
-    return graphs.fused_whole(model)
+    return graphs.fused_whole(model, *example)
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -66,6 +66,8 @@ def choosers(pins: Pins | None) -> dict[str, Any]:
 
 def _why_not(pins: Pins, run: Run) -> str | None:
     """Return what sets a run apart from the one that a document was measured in, None for nothing."""
+    if any(pin.shape["fused"] for pin in pins.layers):
+        return "they are of a fused model: run convscope.pin on what convscope.fused returns"
     if run.device_type == "cuda":
         there = {"gpu_name": torch.cuda.get_device_name(run.device), "cudnn": library.version()}
     else:

@@ -21,6 +21,7 @@ from torch import nn
 
 from convscope import failures
 from convscope.convolution import backends, models
+from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import release
 from convscope.convolution.sources.source import Inputs
@@ -171,6 +172,8 @@ def copies_needed(call_bytes: int, l2_bytes: int) -> int:
 
 
 def _alone(call: CallOfPass, measure_energy: EnergyMeasurement) -> LayerEnergy:
+    if isinstance(call.module, FusedConv2d) and call.module.fused.addition:
+        return LayerEnergy(None, None, "no energy alone: what is added to it is not known here")
     l2_bytes = torch.cuda.get_device_properties(call.given.device).L2_cache_size
     tensors = [call.given, call.output, *call.module.parameters()]
     copies = copies_needed(sum(tensor.nbytes for tensor in tensors), l2_bytes)
@@ -197,7 +200,7 @@ class _Stub(nn.Module):
         super().__init__()
         self._outputs = itertools.cycle(outputs)
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
+    def forward(self, *given: torch.Tensor) -> torch.Tensor:
         return next(self._outputs)
 
 

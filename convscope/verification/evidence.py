@@ -138,7 +138,9 @@ def open_subject(run: Run, fused: bool = False) -> Iterator[Subject]:
         if not fused:
             yield Subject(run, network.on(device), layers, inputs)
             return
-        model = network.on(device, graphs.fused_whole)
+        source = network.source
+        example = source.inputs(size, source.own_batch or 1, run.seed)
+        model = network.on(device, lambda model: graphs.fused_whole(model, *example))
         layers = tuple(models.followed(run.model, model, *(given.shape for given in inputs)))
         yield Subject(run, model, layers, inputs)
 

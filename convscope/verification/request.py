@@ -36,8 +36,8 @@ class Verification(Run):
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
         settings = f"{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
-        fused = "_fused" if self.fused else ""
-        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}{fused}"
+        more = ("_fused" if self.fused else "") + (f"_first{self.first}" if self.first else "")
+        return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}{more}"
 
 
 def make_verification(

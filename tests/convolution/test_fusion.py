@@ -10,11 +10,13 @@ import pytest
 import torch
 from fakes import Branching
 from torch import nn
+from torch.nn.utils import prune
 
 from convscope.convolution import algorithms, models, swap
 from convscope.convolution.fusion import graphs
 from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.observation import observe
+from convscope.convolution.reference import rounding_error
 from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 from convscope.inference.engines import fused_steps
@@ -71,7 +73,7 @@ def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("channels", "products"), [(4, False), (8, True), (0, True)])
 def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, products: bool):
     model = randomized("resnet50")
-    make = partial(fused_steps.made, channels=channels, products=products)
+    make = partial(fused_steps.step_of, channels=channels, products=products)
     other, number = graphs.fused(graphs.folded(model)[0], make)
     assert number == 49
     assert error(model, other) < 1e-5
@@ -143,6 +145,18 @@ class Shared(nn.Module):
         return y + self.relu(y)
 
 
+class Asks(nn.Module):
+    """A model whose code asks what `torch.fx` cannot answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 3, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        return self.conv(x)[: len(x)]
+
+
 class Kinds(nn.Module):
     """Convolutions with all that can follow them: an addition, a bias, ReLU, nothing, groups."""
 
@@ -203,6 +217,127 @@ def test_an_addition_that_is_broadcast_has_no_call_of_its_own():
     assert not one._has_fused_call(on_a_card, None)  # a gradient of the weights is wanted
 
 
+class Moved(nn.Module):
+    """Steps that the code of a model may do in another order, in place, or to more than a convolution's output."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.relu = kind, nn.ReLU(inplace=True)
+        self.one, self.two = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1)
+        self.grouped = nn.Conv2d(4, 4, 1, groups=4)
+        self.few, self.norm = nn.Conv2d(4, 1, 1), nn.BatchNorm2d(4, track_running_stats=False)
+        self.stem = nn.Conv2d(3, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        return getattr(self, self.kind)(x)
+
+    def thrown_away_module(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x)
+        self.relu(y)
+        return y
+
+    def thrown_away_method(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.one(x)
+        y.add_(x)
+        return self.two(y)
+
+    def input_changed(self, x: torch.Tensor) -> torch.Tensor:
+        short = self.one(x)
+        return torch.relu(short + self.two(self.relu(x)))
+
+    def input_changed_before_a_grouped_one(self, x: torch.Tensor) -> torch.Tensor:
+        short = self.one(x)
+        return torch.relu(self.grouped(nn.functional.relu(x, True)) + short)
+
+    def scaled_addition(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(torch.add(self.one(x), 2, x))
+
+    def fewer_filters(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.few(x) + self.one(x))
+
+    def by_keyword(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.one(input=x)) + nn.functional.relu(input=self.two(x))
+
+    def no_statistics(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.norm(self.one(x)))
+
+    def hooked(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.two(self.relu(self.one(x))))
+
+
+@pytest.mark.filterwarnings("ignore:This overload of add")
+@pytest.mark.parametrize("kind", [name for name in vars(Moved) if not name.startswith("_") and name != "forward"])
+def test_what_would_be_lost_or_moved_is_not_fused(kind: str):
+    torch.manual_seed(0)
+    model = Moved(kind).eval()
+    if kind == "hooked":
+        model.one.register_forward_hook(lambda module, given, output: 2 * output)
+        model.relu.register_forward_hook(lambda module, given, output: output + 1)
+        model.two.register_forward_pre_hook(lambda module, given: (given[0] - 1,))
+    given = torch.randn(2, 3, 8, 8)
+    with torch.inference_mode():
+        whole = graphs.fused_whole(model)
+        torch.testing.assert_close(whole(given.clone()), model(given.clone()))
+    assert type(whole.get_submodule("stem")) is FusedConv2d
+
+
+class AddsIntoAnother(nn.Module):
+    """An addition in place that `torch.fx` takes for one that makes a new tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one = nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x)
+        other = x
+        other += self.one(x)
+        return torch.relu(other) + x
+
+
+def test_a_copy_that_returns_something_else_is_refused_where_an_example_shows_it():
+    torch.manual_seed(0)
+    model, given = AddsIntoAnother().eval(), torch.randn(2, 3, 8, 8)
+    with pytest.raises(InputError, match=r"torch\.fx does not follow it rightly, its copy returns something else"):
+        graphs.fused_whole(model, given)
+    kinds = Kinds().eval()
+    assert isinstance(graphs.fused_whole(kinds, given), nn.Module)
+
+
+def test_weights_that_are_computed_in_each_pass_are_left_alone():
+    model = nn.Sequential(nn.utils.spectral_norm(nn.Conv2d(3, 4, 3)), nn.ReLU(), nn.Conv2d(4, 4, 1)).eval()
+    whole = graphs.fused_whole(model)
+    assert [type(whole.get_submodule(name)) for name in "02"] == [nn.Conv2d, FusedConv2d]
+    pruned = nn.Conv2d(3, 4, 3)
+    prune.l1_unstructured(pruned, "weight", 0.5)
+    with torch.enable_grad(), pytest.raises(InputError, match="cannot be copied, and so not be fused"):
+        graphs.fused_whole(nn.Sequential(pruned).eval())
+
+
+def test_a_fused_convolution_takes_what_it_adds_and_nothing_else():
+    conv, x = nn.Conv2d(3, 3, 1), torch.zeros(1, 3, 4, 4)
+    adds, alone = FusedConv2d(conv, Fused(True, True, True)), FusedConv2d(conv, Fused(bias=True))
+    with pytest.raises(InputError, match="addition bias relu is fused with this convolution: it takes its input and"):
+        adds(x)
+    with pytest.raises(InputError, match="bias is fused with this convolution: it takes its input alone"):
+        alone(x, x)
+
+
+def test_the_roundings_of_a_fused_model_are_those_of_the_model():
+    model = randomized("torchvision:resnet18")
+    given = torch.randn(1, 3, 64, 64)
+    found = [rounding_error(each, given, "float16") for each in (model, graphs.fused_whole(model))]
+    assert found[1] < 2 * found[0] < 0.1
+
+
+def test_an_addition_that_is_broadcast_is_left_to_pytorch_by_every_study():
+    listed = {each.name: each for each in models.followed("b", graphs.fused_whole(Broadcasts().eval()), (2, 3, 9, 7))}
+    assert {name: each.peculiarity for name, each in listed.items()} == dict.fromkeys(
+        ("one", "two"), "what is added to it is broadcast"
+    )
+
+
 def test_only_plans_take_what_is_fused():
     listed = models.followed("kinds", graphs.fused_whole(Kinds().eval()), (2, 3, 64, 64))
     stem = next(each for each in listed if each.name == "stem")
@@ -219,8 +354,10 @@ def test_only_plans_take_what_is_fused():
         (Branching().eval(), "torch.fx cannot follow it"),
         (nn.Sequential(nn.Conv2d(3, 3, 1, bias=False)).eval(), "has nothing to fuse"),
         (Kinds(), "is in training mode, and cannot be fused: call its eval"),
+        (nn.Sequential(Kinds()).eval().append(nn.Dropout()), "is in training mode"),
+        (Asks().eval(), "torch.fx cannot follow it"),
     ],
-    ids=["not followed", "nothing", "training"],
+    ids=["not followed", "nothing", "training", "a part in training", "asks"],
 )
 def test_a_model_that_cannot_be_fused_is_one_line(model: nn.Module, why: str):
     with pytest.raises(InputError, match=why):

@@ -143,7 +143,7 @@ def test_a_fused_atlas_is_measured_and_pinned(tmp_path: Path):
     offered = plans[plans["engine"].notna()]
     assert set(offered["outcome"]) <= {"ok", "refused", "far too slow"}
     assert (offered[offered["outcome"] == "ok"]["relative_error"] < 1e-3).all()
-    assert (plans[plans["is_fastest"]].groupby("layer").size() == 1).all()
+    assert sorted(plans[plans["is_fastest"]]["layer"]) == sorted(set(plans["layer"]))
     passes = pd.read_csv(folder / "passes.csv").set_index("convolutions_by")
     assert {"fastest of each layer", "torch"} <= {*passes.index}
     plain = models.build("torchvision:resnet18").eval()
@@ -151,7 +151,10 @@ def test_a_fused_atlas_is_measured_and_pinned(tmp_path: Path):
     with torch.inference_mode():
         x = torch.randn(1, 3, 224, 224, device="cuda").half().contiguous(memory_format=torch.channels_last)
         whole = convscope.fused(plain).cuda().to(torch.float16, memory_format=torch.channels_last)
-        convscope.pin(whole, document.from_atlas(folder), strict=True)
+        asked = document.from_atlas(folder)
+        convscope.pin(whole, asked, strict=True)
+        pinned = sum(isinstance(module, PinnedConv2d) for module in whole.modules())
+        assert 0 < pinned == sum(pin.algorithm != "torch" for pin in asked.layers)
         assert relative_distance(whole(x), plain.cuda().double()(x.double())) < 2e-2
 
 
@@ -199,7 +202,7 @@ def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsy
     assert set(offered["outcome"]) <= {"ok", "less precise", "refused", "far too slow"}
     timed = offered[offered["rounds"] >= 2]
     assert set(timed["layer"]) == set(plans["layer"])
-    assert (plans[plans["is_fastest"]].groupby("layer").size() == 1).all()
+    assert sorted(plans[plans["is_fastest"]]["layer"]) == sorted(set(plans["layer"]))
     torchs = plans[plans["candidate"] == "torch"]
     assert torchs["same_kernels_as"].notna().all()  # PyTorch's pick is one of the plans
     energies = plans[plans["energy_j"].notna()]
@@ -221,6 +224,7 @@ def test_an_atlas_is_measured_exported_compared_and_pinned(tmp_path: Path, capsy
         kernels = trace.record_each([lambda: model(x)])[0].kernels
     assert kernels
     left = sum(pin.algorithm == "torch" for pin in read(folder / "plans.json").layers)
+    assert left < 5
     assert sum(isinstance(module, PinnedConv2d) for module in model.modules()) == 5 - left
     check_algorithm_file(folder / "plans.json", tmp_path / "profile", capsys)
 

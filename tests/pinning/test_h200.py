@@ -19,6 +19,10 @@ PINS = document.read(DOCUMENT)
 RUN = run(model="resnet50", algorithm="planned", device="cuda:0", dtype="float16", layout="nhwc", math="tf32")
 
 
+def test_its_digest_is_that_of_the_runs_that_were_begun_with_it():
+    assert PINS.plans_digest == "4a70ca04c65a18f5"
+
+
 def test_it_has_a_right_plan_for_every_layer_of_resnet50(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: PINS.stack["gpu_name"])
     monkeypatch.setattr(library, "version", lambda: PINS.stack["cudnn"])

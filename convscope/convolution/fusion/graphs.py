@@ -1,6 +1,8 @@
 """Folding of batch normalisation into convolutions, and fusing of convolutions with what follows them.
 
-Both work on the model's symbolic trace (`torch.fx`). A model that cannot be traced is not changed.
+Both work on the model's symbolic trace (`torch.fx`). A model that cannot be traced is not changed; a convolution,
+normalisation or ReLU that has hooks, or computes its weights, is left as it is. A fused call stands where the ReLU
+stood: nothing between the two may change a tensor in place, but the addition.
 """
 
 from __future__ import annotations
@@ -12,18 +14,21 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.fx.proxy import TraceError
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from convscope.convolution import models
 from convscope.convolution.fusion.module import FusedConv2d
+from convscope.convolution.reference import relative_distance
+from convscope.convolution.sources.source import first_tensor
 from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
 
 Make = Callable[[nn.Conv2d, Fused], nn.Module]
 
 _RELUS = (torch.relu, torch.relu_, nn.functional.relu, "relu", "relu_")
+_SAME = 1e-2  # relative distance: folded weights are rounded anew, which deep models enlarge
 _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
+_IN_PLACE = (operator.setitem, *(getattr(operator, f"i{name}") for name in ("add", "sub", "mul", "truediv", "pow")))
 
 
 def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
@@ -33,9 +38,10 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
         the copy, the number of normalisations folded, and the number in the model.
     """
     count = sum(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    copied = copy.deepcopy(model)
     try:
-        traced = fx.symbolic_trace(copy.deepcopy(model))
-    except (TraceError, TypeError, ValueError):
+        traced = fx.symbolic_trace(copied)
+    except Exception:  # whatever the code of a model does with what stands for its tensors
         return copy.deepcopy(model), 0, count
     calls = [node.target for node in traced.graph.nodes if node.op == "call_module"]
     folds = 0
@@ -43,7 +49,8 @@ def folded(model: nn.Module) -> tuple[nn.Module, int, int]:
         if not _is(traced, node, nn.BatchNorm2d) or not _is(traced, node.args[0], nn.Conv2d):
             continue
         before = node.args[0]
-        if len(before.users) > 1 or calls.count(before.target) > 1 or calls.count(node.target) > 1:
+        once = [len(before.users), calls.count(before.target), calls.count(node.target)] == [1, 1, 1]
+        if not once or _called(traced, node).running_mean is None:
             continue
         models.set_module(traced, before.target, fuse_conv_bn_eval(_called(traced, before), _called(traced, node)))
         node.replace_all_uses_with(before)
@@ -70,8 +77,10 @@ def fused(model: nn.Module, make: Make = FusedConv2d) -> tuple[nn.Module, int]:
             continue
         before = node.args[0]
         if _is_plain(model, before):
+            if not _may_move(model, before, node):
+                continue
             _fuse(model, node, before, None, make)
-        elif (pair := _added(model, before)) is not None:
+        elif (pair := _added(model, before, node)) is not None:
             _take_bias(model, *pair)
             _fuse(model, node, *pair, make)
         else:
@@ -80,38 +89,63 @@ def fused(model: nn.Module, make: Make = FusedConv2d) -> tuple[nn.Module, int]:
     return _finished(model), fusions
 
 
-def fused_whole(model: nn.Module) -> fx.GraphModule:
+def fused_whole(model: nn.Module, *example: torch.Tensor) -> fx.GraphModule:
     """Return a copy of a model in evaluation mode with all that cuDNN's plans can take in one call as `FusedConv2d`.
 
     Batch normalisation is folded into the convolution before it; the addition and ReLU behind a convolution, and its
     bias, are fused with it. Grouped convolutions stay as they are, with their bias.
 
+    Args:
+        example: the arguments of a call; where they are given, model and copy must return the same for them. What
+            `torch.fx` follows wrongly (`other = x; other += y`, where x is used again) is seen so.
+
     Raises:
-        InputError: the model is in training mode, cannot be followed by `torch.fx`, or has nothing to fuse.
+        InputError: the model is in training mode, cannot be followed by `torch.fx`, or has nothing to fuse; the copy
+            returns something else.
     """
-    if model.training:
+    if any(module.training for module in model.modules()):
         raise InputError(f"{type(model).__name__} is in training mode, and cannot be fused: call its eval() first")
-    whole, _ = fused(folded(model)[0])
+    try:
+        copied = folded(model)[0]
+    except RuntimeError as error:  # weights that are computed in each pass
+        raise InputError(f"{type(model).__name__} cannot be copied, and so not be fused: {error}") from None
+    whole, _ = fused(copied)
     for name, module in list(whole.named_modules()):
-        if type(module) is nn.Conv2d and _is_usual(module) and module.bias is not None:
+        if type(module) is nn.Conv2d and _is_usual(module) and module.bias is not None:  # its call stays where it is
             models.set_module(whole, name, FusedConv2d(module, Fused(bias=True)))
     if not isinstance(whole, fx.GraphModule):
         raise InputError(f"{type(model).__name__} cannot be fused: torch.fx cannot follow it; leave it as it is")
     if not any(isinstance(module, FusedConv2d) for module in whole.modules()):
         raise InputError(f"{type(model).__name__} has nothing to fuse: no bias, ReLU or normalisation after a Conv2d")
+    if example:
+        _check_same(model, whole, example)
     return whole
 
 
+def _check_same(model: nn.Module, whole: nn.Module, example: tuple[torch.Tensor, ...]) -> None:
+    """Raise InputError where the two return other tensors for the same call."""
+    with torch.inference_mode():
+        expected, found = (first_tensor(each(*(given.clone() for given in example))) for each in (model, whole))
+    if found.shape == expected.shape and (relative_distance(found, expected.double()) or 0.0) < _SAME:
+        return
+    raise InputError(
+        f"{type(model).__name__} cannot be fused: torch.fx does not follow it rightly, its copy returns something else"
+    )
+
+
 def _finished(model: fx.GraphModule) -> fx.GraphModule:
-    model.graph.eliminate_dead_code()
     model.delete_all_unused_submodules()
     model.recompile()
     return model
 
 
 def _is(model: fx.GraphModule, node: Any, kind: type[nn.Module]) -> bool:
-    """Tell whether a node calls a module of exactly this type: a subclass may do more."""
-    return isinstance(node, fx.Node) and node.op == "call_module" and type(_called(model, node)) is kind
+    """Tell whether a node calls a module of exactly this type, and nothing else: a subclass or a hook may do more."""
+    if not isinstance(node, fx.Node) or node.op != "call_module" or node.kwargs:
+        return False
+    module = _called(model, node)
+    does_more = models.peculiarity(module) if kind is nn.Conv2d else models.has_hooks(module)
+    return type(module) is kind and not does_more
 
 
 def _called(model: fx.GraphModule, node: fx.Node) -> Any:
@@ -119,7 +153,8 @@ def _called(model: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _is_relu(model: fx.GraphModule, node: fx.Node) -> bool:
-    return _is(model, node, nn.ReLU) or (node.op in ("call_function", "call_method") and node.target in _RELUS)
+    is_call = node.op in ("call_function", "call_method") and node.target in _RELUS and len(node.args) > 0
+    return is_call or _is(model, node, nn.ReLU)
 
 
 def _is_plain(model: fx.GraphModule, node: Any) -> bool:
@@ -131,19 +166,45 @@ def _is_plain(model: fx.GraphModule, node: Any) -> bool:
 
 
 def _is_usual(conv: nn.Conv2d) -> bool:
-    """Tell whether cuDNN's fused call takes a convolution with its options."""
-    return conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
+    """Tell whether cuDNN's fused call takes a convolution with its options, and it does nothing else."""
+    usual = conv.padding_mode == "zeros" and not isinstance(conv.padding, str) and conv.groups == 1
+    return usual and not models.peculiarity(conv)
 
 
-def _added(model: fx.GraphModule, node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the convolution and the other term of an addition, None where it is none."""
+def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """Return the convolution and the other term of an addition before a ReLU, None where it is none.
+
+    One in place must be into the convolution's output: what else has the other term would miss it.
+    """
     if node.op not in ("call_function", "call_method") or node.target not in _ADDS or node.kwargs:
         return None
     terms = [term for term in node.args if isinstance(term, fx.Node)]
-    if len(terms) != 2 or terms[0] is terms[1]:
+    if len(terms) != 2 or len(node.args) != 2 or terms[0] is terms[1]:
         return None
-    conv = next((term for term in terms if _is_plain(model, term)), None)
-    return None if conv is None else (conv, next(term for term in terms if term is not conv))
+    candidates = terms[:1] if _is_in_place(model, node) else terms
+    conv = next((term for term in candidates if _is_plain(model, term) and _may_move(model, term, relu)), None)
+    if conv is None:
+        return None
+    other = next(term for term in terms if term is not conv)
+    filters = [_called(model, term).out_channels for term in terms if _is(model, term, nn.Conv2d)]
+    return (conv, other) if len({*filters}) == 1 else None
+
+
+def _is_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
+    """Tell whether a node may change a tensor that it is given."""
+    if node.op == "call_module":
+        return bool(getattr(_called(model, node), "inplace", False))
+    name = str(node.target if node.op == "call_method" else getattr(node.target, "__name__", ""))
+    is_activation = getattr(node.target, "__module__", None) == nn.functional.__name__  # inplace by position, perhaps
+    asked = node.kwargs.get("inplace") is True or (is_activation and any(one is True for one in node.args))
+    return name.endswith("_") or node.target in _IN_PLACE or asked
+
+
+def _may_move(model: fx.GraphModule, conv: fx.Node, relu: fx.Node) -> bool:
+    """Tell whether nothing between a convolution and its ReLU, but the addition, changes a tensor in place."""
+    nodes = [*model.graph.nodes]
+    between = nodes[nodes.index(conv) + 1 : nodes.index(relu)]
+    return not any(_is_in_place(model, node) for node in between if node is not relu.args[0])
 
 
 def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:

@@ -99,17 +99,13 @@ class PlanWithSteps:
         plan: of the convolution alone; it is closed with this one.
         shape: the convolution and what is fused.
 
-    Raises:
-        NotImplementedError: there is no Triton.
     """
 
     tuned = NOTHING
 
     def __init__(self, plan: GraphPlan, shape: Convolution, name: str) -> None:
-        try:
-            from convscope.kernels import steps
-        except ModuleNotFoundError as error:
-            raise NotImplementedError(f"{name} needs Triton ({error}): it comes with PyTorch's CUDA wheels") from None
+        from convscope.kernels import steps
+
         self._plan, self._steps, self._do = plan, _Steps(shape), steps.do
         self._relu, self._last = shape.fused.relu, shape.layout == "nhwc"
         self.workspace_bytes = plan.workspace_bytes
@@ -148,7 +144,7 @@ class GraphProvider:
             return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
         if algorithms.has_steps(algorithm) and not shape.fused.count:
             return f"{algorithm} is for fused convolutions, and nothing is fused with this one"
-        return why_no_dtype(shape.dtype)
+        return _why_no_steps(algorithm, shape) or why_no_dtype(shape.dtype)
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan | PlanWithSteps:
         """Make a plan; the error says why cuDNN, or the precision asked for, refuses. Errors as in `Provider`."""
@@ -181,6 +177,17 @@ class GraphProvider:
 
     def close(self) -> None:
         """Do nothing: the contexts are the other provider's."""
+
+
+def _why_no_steps(algorithm: str, shape: Convolution) -> str | None:
+    """Return why there is no kernel for the steps of an algorithm that has some, None where there is."""
+    if not algorithms.has_steps(algorithm):
+        return None
+    try:
+        from convscope.kernels import steps
+    except ModuleNotFoundError as error:
+        return f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+    return None if shape.dtype in steps.DTYPES else f"the steps of {algorithm} are done in float32, not {shape.dtype}"
 
 
 def _offered(offers: Offers, algorithm: str, modes: Mapping[str, Mode]) -> Generator[Offer]:

@@ -1,4 +1,4 @@
-"""cuDNN by its legacy calls, and what a plan of either of its ways shares."""
+"""cuDNN by its legacy calls; `CudnnPlan` runs a plan of the graph API too."""
 
 from __future__ import annotations
 

@@ -57,10 +57,10 @@ def fused(workload: Workload) -> Engine:
     """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
     workload.needs_gpu("fused")
     folded, remark = workload.folded()
-    _, count = graphs.fused(copy.deepcopy(folded), fused_steps.made)
+    _, count = graphs.fused(copy.deepcopy(folded), fused_steps.step_of)
 
     def build(variant: Variant) -> LocalRunner:
-        make = partial(fused_steps.made, channels=variant.channels, products=variant.products)
+        make = partial(fused_steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
         return _captured(workload, model)
 

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from convscope.cudnn.shape import Fused
+from convscope.cudnn.shape import Fused, output_extents
 
 
-def made(conv: nn.Conv2d, fused: Fused, channels: int = 0, products: bool = False) -> nn.Module:
+def step_of(conv: nn.Conv2d, fused: Fused, channels: int = 0, products: bool = False) -> nn.Module:
     """Return the module for a convolution that ends with ReLU.
 
     Args:
@@ -37,10 +37,14 @@ class FusedConvolution(nn.Module):
     def _padded(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.pad(x, (0, 0, 0, 0, 0, self._missing)) if self._missing else x
 
+    def _output_size(self, x: torch.Tensor) -> tuple[int, ...]:
+        stride, padding, dilation, _ = self.options
+        return len(self.weight), *output_extents(x.shape[2:], self.weight.shape[2:], padding, stride, dilation)
+
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return relu(convolution(x) + bias + added)."""
         x = self._padded(x)
-        if not x.is_cuda:
+        if not x.is_cuda or (added is not None and added.shape[1:] != self._output_size(x)):
             y = nn.functional.conv2d(x, self.weight, self.bias, *self.options)
             return torch.relu(y if added is None else y + added)
         if added is None:
