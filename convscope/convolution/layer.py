@@ -156,7 +156,7 @@ class Layer(Geometry):
 
     @property
     def steps(self) -> str | None:
-        """What is fused with it as tables write it, "bias relu"; None for nothing."""
+        """The steps that are fused with it as tables write them, "bias relu"; None for none."""
         return str(self.fused) or None
 
     def convolution(self, dtype: str = "float32", math: str = "tf32", layout: str = "nchw") -> Convolution:

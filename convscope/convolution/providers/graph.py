@@ -35,7 +35,7 @@ class GraphPlan(CudnnPlan):
 
 
 class _Steps:
-    """What follows a convolution, and the tensors that it takes.
+    """Steps behind a convolution, and the tensors that they take.
 
     Raises:
         InputError: a tensor is missing, too many, or of another type, size, device or layout than the output.
