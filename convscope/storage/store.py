@@ -334,6 +334,8 @@ class Store:
         try:
             yield
         except OSError as error:
+            if self._lock is not None:
+                self._lock.confirm()  # where the folder was taken away meanwhile, that is why
             raise WriteError(
                 f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} that are there are whole; "
                 "when that is mended, the same command goes on"

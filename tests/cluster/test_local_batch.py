@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fakes.killing import wait_for
 
 from convscope.cluster import local_batch, progress
 from convscope.cluster.submission import Plan, Work
@@ -139,7 +140,14 @@ def test_a_run_that_does_not_end_in_its_time_is_killed_with_its_children(
         assert deaf.run(stop) == 85
     assert "1 stopped" in capsys.readouterr().out
     child = Path("/proc", (root / "deaf").read_text().strip(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+    wait_for(lambda: state_of(child) in ("", "Z", "X"), seconds=10)  # a signal has come before its process has gone
+
+
+def state_of(process: Path) -> str:
+    try:
+        return process.read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
 
 
 def test_a_run_that_somebody_else_ended_is_stopped_and_not_failed(root: Path, capsys: pytest.CaptureFixture[str]):

@@ -256,3 +256,16 @@ def test_a_folder_is_taken_over_only_where_that_is_asked_and_whom_it_is_taken_fr
     with Store(tmp_path, SCHEMA, note=notes.append):
         pass
     assert notes == [line]  # from nobody is nothing to say
+
+
+def test_a_folder_that_is_taken_away_between_a_look_at_its_lock_and_a_write_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def taken_away(self: Store, *given: object) -> None:
+        self.path.rename(tmp_path / "elsewhere")
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(Store, "_write", taken_away)
+    with Store(tmp_path / "run", SCHEMA) as held:
+        with pytest.raises(WriteError, match=r"run\.lock is gone: somebody took this run's folder away"):
+            held.extend([MarkRow("a", 64, 0.5)])
