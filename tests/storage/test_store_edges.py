@@ -266,6 +266,6 @@ def test_a_folder_that_is_taken_away_between_a_look_at_its_lock_and_a_write_is_t
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(Store, "_write", taken_away)
-    with Store(tmp_path / "run", SCHEMA) as held:
-        with pytest.raises(WriteError, match=r"run\.lock is gone: somebody took this run's folder away"):
-            held.extend([MarkRow("a", 64, 0.5)])
+    told = pytest.raises(WriteError, match=r"run\.lock is gone: somebody took this run's folder away")
+    with Store(tmp_path / "run", SCHEMA) as held, told:
+        held.extend([MarkRow("a", 64, 0.5)])
