@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -41,11 +42,21 @@ HEADER = (
 )
 
 
-def flags_of(setting: str) -> list[str]:
-    """Return "fp32", "tf32", "float16" or "bfloat16,nhwc" as options."""
+def settings_of(setting: str) -> dict[str, str]:
+    """Return "fp32", "tf32", "float16" or "bfloat16,nhwc" as settings by name."""
     first, _, layout = setting.partition(",")
-    named = ["--math", first] if first in ("fp32", "tf32") else ["--dtype", first]
-    return [*named, *(["--layout", layout] if layout else [])]
+    return {"math" if first in ("fp32", "tf32") else "dtype": first, **({"layout": layout} if layout else {})}
+
+
+def flags_of(setting: str) -> list[str]:
+    """Return the settings of `settings_of` as options."""
+    return [word for name, value in settings_of(setting).items() for word in (f"--{name}", value)]
+
+
+def asked_for(asked: argparse.Namespace) -> Iterator[tuple[str, str, int]]:
+    """Yield model, setting and batch size of each line."""
+    for setting, batch_size, model in itertools.product(asked.settings, asked.batch_sizes, asked.models):
+        yield model, setting, batch_size
 
 
 def measure(commands: Sequence[Sequence[str]]) -> int:
@@ -128,11 +139,9 @@ def main() -> int:
     if asked.commands:
         return measure(asked.commands)
     lines = []
-    for setting in asked.settings:
-        for batch_size in asked.batch_sizes:
-            for model in asked.models:
-                lines.append(line(model, setting, batch_size, asked))
-                print(" | ".join(lines[-1]), flush=True)
+    for model, setting, batch_size in asked_for(asked):
+        lines.append(line(model, setting, batch_size, asked))
+        print(" | ".join(lines[-1]), flush=True)
     print(table(HEADER, lines))
     return 0
 

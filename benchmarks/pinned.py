@@ -25,6 +25,7 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from models import asked_for, settings_of
 from plans import add_options, atlas_of
 
 import convscope
@@ -41,7 +42,7 @@ from convscope.timing.stopwatch import Stopwatch
 from convscope.timing.summary import paired_difference, summarize
 
 CONFIDENCE = 0.99
-STOCK = "PyTorch"
+STOCK, SIZE_PX = "PyTorch", 224
 HEADER = ("model", "setting", "batch", "pass", "ms", "less than PyTorch's, µs", "%", "error against float64")
 
 
@@ -82,13 +83,13 @@ def lines(model: str, setting: str, batch_size: int, asked: argparse.Namespace) 
     folders = [atlas_of(model, setting, batch_size, asked, *more) for more in ((), ("--fused",))]
     if failed := next((folder for folder in folders if isinstance(folder, str)), None):
         return [(*begun, *("-",) * (len(HEADER) - 4), failed)]
-    dtype, _, layout = setting.partition(",")
-    kind: dict[str, Any] = {"math": dtype} if dtype in ("tf32", "fp32") else {"dtype": dtype}
-    run = make_run(model, "torch", num_sizes=1, input_size_range=(224, 224), batch_size=batch_size, energy=False,
-                   layout=layout or "nchw", **kind)  # fmt: skip
+    kind: dict[str, Any] = dict(settings_of(setting))
+    run = make_run(
+        model, "torch", num_sizes=1, input_size_range=(SIZE_PX, SIZE_PX), batch_size=batch_size, energy=False, **kind
+    )
     device = torch.device(run.device)
     with torch.inference_mode(), backends.math(run.math), backends.settings(layout=run.layout):
-        inputs = Network.of(run).inputs(224, device)
+        inputs = Network.of(run).inputs(SIZE_PX, device)
         atlas, fused_atlas = (folder for folder in folders if isinstance(folder, Path))
         models = passes_of(run, atlas, fused_atlas, asked.compile)
         exact = first_tensor(copy.deepcopy(models[STOCK]).double()(*(given.double() for given in inputs)))
@@ -113,10 +114,8 @@ def main() -> int:
     options.add_argument("--compile", action="store_true", help="PyTorch's compiler too: a minute more")
     asked = options.parse_args()
     found = []
-    for setting in asked.settings:
-        for batch_size in asked.batch_sizes:
-            for model in asked.models:
-                found += lines(model, setting, batch_size, asked)
+    for model, setting, batch_size in asked_for(asked):
+        found += lines(model, setting, batch_size, asked)
     print(table(HEADER, found))
     return 0
 

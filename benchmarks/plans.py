@@ -23,7 +23,7 @@ import pandas as pd
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from models import flags_of
+from models import asked_for, flags_of
 
 from convscope.atlas.rows import LESS_PRECISE, OK, SLOW
 from convscope.cli.display import table
@@ -140,11 +140,9 @@ def main() -> int:
     add_options(options, MODELS, (1, 32))
     asked = options.parse_args()
     lines = []
-    for setting in asked.settings:
-        for batch_size in asked.batch_sizes:
-            for model in asked.models:
-                lines.append(line(model, setting, batch_size, asked))
-                print(" | ".join(lines[-1]), flush=True)
+    for model, setting, batch_size in asked_for(asked):
+        lines.append(line(model, setting, batch_size, asked))
+        print(" | ".join(lines[-1]), flush=True)
     print(table(HEADER, lines))
     return 0
 

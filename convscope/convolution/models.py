@@ -122,9 +122,7 @@ def called(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> lis
             return
         assert isinstance(module, nn.Conv2d)
         described = describe(layer, len(layers), module, given.shape)
-        broadcast = isinstance(module, FusedConv2d) and module.is_broadcast
-        why = peculiarities[layer] or ("what is added to it is broadcast" if broadcast else "")
-        layers.append(dataclasses.replace(described, peculiarity=why))
+        layers.append(dataclasses.replace(described, peculiarity=peculiarities[layer]))
 
     with torch.inference_mode(), watched(model, after=note):
         try:

@@ -8,18 +8,18 @@ import torch
 
 from convscope.cli.display import or_dash, table
 from convscope.cudnn import library
-from convscope.profiling.request import Run
 from convscope.storage.paths import precision
 from convscope.verification import candidates, choice
+from convscope.verification.request import Verification
 from convscope.verification.rows import ChoiceRow, PassRow
 
 
-def subject_title(run: Run) -> str:
+def subject_title(run: Verification) -> str:
     """Return one line with model, algorithm, setting and device."""
     on_gpu = run.device_type == "cuda"
     where = f"{torch.cuda.get_device_name(run.device)}, cuDNN {library.version()}" if on_gpu else "a CPU"
     settings = f"{run.input_sizes[0]} px, batch {run.batch_size}, {run.math}{precision(run.dtype, run.layout)}"
-    fused = ", fused" if getattr(run, "fused", False) else ""
+    fused = ", fused" if run.fused else ""
     return f"{run.model}, {run.algorithm}{fused}, {settings}, on {where}"
 
 

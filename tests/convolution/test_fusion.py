@@ -331,11 +331,14 @@ def test_the_roundings_of_a_fused_model_are_those_of_the_model():
     assert found[1] < 2 * found[0] < 0.1
 
 
-def test_an_addition_that_is_broadcast_is_left_to_pytorch_by_every_study():
-    listed = {each.name: each for each in models.followed("b", graphs.fused_whole(Broadcasts().eval()), (2, 3, 9, 7))}
-    assert {name: each.peculiarity for name, each in listed.items()} == dict.fromkeys(
-        ("one", "two"), "what is added to it is broadcast"
-    )
+def test_an_addition_that_is_broadcast_is_not_fused_where_an_example_shows_its_size():
+    model, given = Broadcasts().eval(), torch.randn(2, 3, 9, 7)
+    for example, steps in (((), "addition bias relu"), ((given,), "bias")):
+        whole = graphs.fused_whole(model, *example)
+        found = {name: str(each.fused) for name, each in whole.named_modules() if isinstance(each, FusedConv2d)}
+        assert found == dict.fromkeys(("one", "two"), steps)
+    kinds = graphs.fused_whole(Kinds().eval(), given)
+    assert str(kinds.get_submodule("inner").fused) == "addition bias relu"
 
 
 def test_only_plans_take_what_is_fused():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from convscope.convolution import models
@@ -96,8 +97,9 @@ def fused_whole(model: nn.Module, *example: torch.Tensor) -> fx.GraphModule:
     bias, are fused with it. Grouped convolutions stay as they are, with their bias.
 
     Args:
-        example: the arguments of a call; where they are given, model and copy must return the same for them. What
-            `torch.fx` follows wrongly (`other = x; other += y`, where x is used again) is seen so.
+        example: the arguments of a call. With them an addition that is broadcast is left alone, which no plan can do,
+            and model and copy must return the same: what `torch.fx` follows wrongly is seen so (`other = x;
+            other += y`, where x is used again).
 
     Raises:
         InputError: the model is in training mode, cannot be followed by `torch.fx`, or has nothing to fuse; the copy
@@ -109,6 +111,9 @@ def fused_whole(model: nn.Module, *example: torch.Tensor) -> fx.GraphModule:
         copied = folded(model)[0]
     except RuntimeError as error:  # weights that are computed in each pass
         raise InputError(f"{type(model).__name__} cannot be copied, and so not be fused: {error}") from None
+    if example and isinstance(copied, fx.GraphModule):
+        with torch.inference_mode():
+            ShapeProp(copied).propagate(*(given.clone() for given in example))
     whole, _ = fused(copied)
     for name, module in list(whole.named_modules()):
         if type(module) is nn.Conv2d and _is_usual(module) and module.bias is not None:  # its call stays where it is
@@ -174,7 +179,8 @@ def _is_usual(conv: nn.Conv2d) -> bool:
 def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """Return the convolution and the other term of an addition before a ReLU, None where it is none.
 
-    One in place must be into the convolution's output: what else has the other term would miss it.
+    One in place must be into the convolution's output: what else has the other term would miss it. Terms must be of one
+    size, where sizes are known (`ShapeProp`).
     """
     if node.op not in ("call_function", "call_method") or node.target not in _ADDS or node.kwargs:
         return None
@@ -187,7 +193,8 @@ def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node
         return None
     other = next(term for term in terms if term is not conv)
     filters = [_called(model, term).out_channels for term in terms if _is(model, term, nn.Conv2d)]
-    return (conv, other) if len({*filters}) == 1 else None
+    sizes = [term.meta["tensor_meta"].shape for term in terms if "tensor_meta" in term.meta]
+    return (conv, other) if len({*filters}) == 1 and len({*sizes}) <= 1 else None
 
 
 def _is_in_place(model: fx.GraphModule, node: fx.Node) -> bool:

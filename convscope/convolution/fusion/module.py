@@ -24,9 +24,6 @@ class FusedConv2d(nn.Conv2d):
         conv: whose parameters it shares.
         fused: what follows; the bias is among it where `conv` has one.
         algorithm: by name, "torch" or a plan of cuDNN's graph API.
-
-    Attributes:
-        is_broadcast: what was added in the last pass on a CPU or without memory was broadcast: no plan can do that.
     """
 
     def __init__(self, conv: nn.Conv2d, fused: Fused, algorithm: str = "torch") -> None:
@@ -34,7 +31,7 @@ class FusedConv2d(nn.Conv2d):
         sizes = conv.in_channels, conv.out_channels, conv.kernel_size, conv.stride, conv.padding, conv.dilation
         super().__init__(*sizes, conv.groups, bias=fused.bias, device="meta")  # type: ignore[arg-type]
         self.weight, self.bias = conv.weight, conv.bias
-        self.fused, self.algorithm, self.is_broadcast = fused, algorithm, False
+        self.fused, self.algorithm = fused, algorithm
         self.train(conv.training)
 
     def with_algorithm(self, algorithm: str) -> FusedConv2d:
@@ -58,8 +55,6 @@ class FusedConv2d(nn.Conv2d):
         options: Any = self.stride, self.padding, self.dilation, self.groups
         if not self.fused.relu or not self._has_fused_call(input, added):
             y = nn.functional.conv2d(input, self.weight, self.bias, *options)
-            if not y.is_cuda and not torch.compiler.is_compiling():
-                self.is_broadcast = added is not None and added.shape != y.shape
             y = y if added is None else y + added
             return torch.relu(y) if self.fused.relu else y
         if added is None:

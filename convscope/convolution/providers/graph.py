@@ -98,7 +98,6 @@ class PlanWithSteps:
     Args:
         plan: of the convolution alone; it is closed with this one.
         shape: the convolution and what is fused.
-
     """
 
     tuned = NOTHING
