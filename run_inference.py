@@ -48,6 +48,8 @@ def parser() -> OneLineParser:
     add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
     add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server")
     add("--pretrained", action="store_true", help="trained weights, downloaded")
+    add("--weights", default="", metavar="FILE", help="trained weights: a state dict that torch.save wrote")
+    add("--images", default="", metavar="DIR", help="photographs for trained weights; default: two of scikit-learn")
     add("--seed", type=int, default=0)
     add("--no-energy", action="store_true", help="leave the power sensors alone")
     add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
@@ -176,7 +178,8 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
         batch_sizes=tuple(dict.fromkeys(sorted(options.batch_sizes))), gpu=folder_gpu(None, device),
         device=str(device), processes=options.gpus, dtype=options.dtype or ("float16" if on_gpu else "float32"),
         layout=options.layout or ("nhwc" if on_gpu else "nchw"), math=math_on(device, options.math),
-        image_size_px=options.image_size, pretrained=options.pretrained, seed=options.seed,
+        image_size_px=options.image_size, pretrained=options.pretrained, weights=options.weights,
+        images=options.images, seed=options.seed,
         warmup_iters=options.warmup, measure_iters=options.measure, min_seconds=options.min_seconds,
         energy=not options.no_energy, scenario=options.scenario or (SERVER if options.qps else BATCH),
         qps=tuple(dict.fromkeys(options.qps)), slo_ms=options.slo_ms, max_delay_ms=options.max_delay_ms,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 import torchvision
@@ -66,12 +66,16 @@ def settle_statistics(model: nn.Module, input_size: int, seed: int, batch_size: 
     settle(model, (images(batch_size, input_size, seed),))
 
 
-def settle(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+def settle(model: nn.Module, inputs: tuple[torch.Tensor, ...], only: Collection[nn.Module] | None = None) -> None:
     """Give untrained batch normalisation the statistics of one batch, in place; all is on the CPU, in float32.
 
     Without them it scales nothing, and the numbers of a deep model grow out of half precision's range.
+
+    Args:
+        only: leave others than these modules as they are.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in norms if only is None or module in only]
     if not norms:
         return
     before = [norm.momentum for norm in norms]

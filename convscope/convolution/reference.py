@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import itertools
 import math as mathematics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.func import functional_call
 
-from convscope.convolution import swap, tolerance
-from convscope.convolution.layer import Layer
+from convscope.convolution import swap
 from convscope.cudnn.shape import Convolution
 from convscope.timing.calls import Call
 
@@ -100,33 +99,9 @@ _WIDE_BYTES = 8
 _CHUNK_BYTES = 2**28  # of images in float64, input and output together
 
 MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
-_TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
 _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
-
-
-def allowed_error(
-    model: nn.Module, given: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str
-) -> float | None:
-    """Return the largest ‖output − exact‖ / ‖exact‖ to be expected of an engine.
-
-    It is twice the distance by which the roundings move the output, and at least the sum of the layers' tolerances. In
-    float32 without TF32 the reference rounds as much as an engine; there the roundings are those of TF32, scaled down.
-    None where the model's numbers leave the range of the type.
-
-    Args:
-        model: in float32, on the device of `given` (images, N × 3 × H × W); it is left as it is.
-        layers: the model's convolutions and fully connected layers.
-        dtype: the data type in which the engine stores numbers; `math` is "fp32" or "tf32", for float32.
-    """
-    tolerances = [tolerance.stored_tolerance(layer, dtype, math) for layer in layers]
-    moved = rounding_error(model, given, dtype)
-    if not mathematics.isfinite(moved):
-        return None
-    if dtype not in _STORED and math == "fp32":
-        moved *= max(tolerances, default=0.0) / _TF32_CUT
-    return max(tolerance.whole_model_tolerance(tolerances), MARGIN * moved)
 
 
 def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:

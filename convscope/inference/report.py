@@ -56,7 +56,7 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
         or_dash(cell["peak_memory_bytes"] / 1e6, ",.0f"),
         or_dash(cell["setup_s"], ".1f"),
         or_dash(cell["disk_bytes"] / 1e6, ".1f"),
-        or_dash(cell["relative_error"], ".1e"),
+        or_dash(cell["image_error"], ".1e"),
         "" if cell["scenario"] == BATCH else f"{cell['scenario']}: {metric} {or_dash(cell[metric], ',.3f')}",
     )
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -13,6 +15,7 @@ from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import models
 from convscope.convolution.sources.source import FirstTensor, Source
 from convscope.errors import InputError
+from convscope.inference import pictures, weights
 from convscope.inference.engines import catalogue
 
 BATCH = "batch"
@@ -33,7 +36,12 @@ METRICS = {
 
 @dataclass(frozen=True)
 class Inference:
-    """One model, its engines and batch sizes (of all processes together), and the settings."""
+    """One model, its engines and batch sizes (of all processes together), and the settings.
+
+    Attributes:
+        weights: file of a state dict, "" for none.
+        images: folder of photographs for trained weights, "" for those that scikit-learn brings.
+    """
 
     model: str
     engines: tuple[str, ...]
@@ -46,6 +54,8 @@ class Inference:
     math: str = "fp32"
     image_size_px: int = 224
     pretrained: bool = False
+    weights: str = ""
+    images: str = ""
     seed: int = 0
     warmup_iters: int = 10
     measure_iters: int = 100
@@ -62,9 +72,15 @@ class Inference:
         """The kind of device, "cpu" or "cuda"."""
         return self.device.split(":")[0]
 
+    @property
+    def is_trained(self) -> bool:
+        """The model has trained weights."""
+        return self.pretrained or bool(self.weights)
+
 
 LONGEST_S = 86_400
 _REQUESTS_MOST, _PIXELS_MOST = 1e8, 1e12
+_SETTLED_IMAGES, _SETTLED_SEED = 8, 2**20  # for untrained weights; the images that engines compute have other seeds
 
 
 def check(inference: Inference) -> Inference:
@@ -105,11 +121,18 @@ def check(inference: Inference) -> Inference:
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
     source = models.find_source(inference.model)
     _check_source(source, inference)
-    return dataclasses.replace(inference, model=source.name, batch_sizes=sizes, model_digest=source.digest)
+    digest = source.digest
+    if inference.weights:
+        digest = hashlib.sha256(f"{digest} {weights.digest(Path(inference.weights))}".encode()).hexdigest()
+    return dataclasses.replace(inference, model=source.name, batch_sizes=sizes, model_digest=digest)
 
 
 def _check_source(source: Source, inference: Inference) -> None:
     """Raise InputError where a model takes anything but square images of the size that is asked for."""
+    if inference.weights and inference.pretrained:
+        raise InputError("--weights and --pretrained are two sets of weights: leave out one")
+    if inference.images and not inference.is_trained:
+        raise InputError("--images are photographs for trained weights: say --pretrained or --weights, or leave it out")
     if inference.pretrained and not source.trained_weights:
         raise InputError(f"{source.name} brings its own weights: leave out --pretrained")
     side_px = source.fixed_px or inference.image_size_px
@@ -136,14 +159,18 @@ def _check_load(inference: Inference) -> None:
 
 def build_model(inference: Inference) -> nn.Module:
     """Build the model of a request, in float32 on the CPU, fit to be computed in half precision."""
-    source = models.find_source(inference.model)
+    source, side_px = models.find_source(inference.model), inference.image_size_px
     model = source.build(inference.seed, inference.pretrained)
+    if inference.weights:
+        weights.load(model, Path(inference.weights))
     try:
-        if not inference.pretrained:
-            models.settle_statistics(model, inference.image_size_px, inference.seed)
+        if not inference.is_trained:
+            weights.draw(
+                model, pictures.scenes(_SETTLED_IMAGES, side_px, inference.seed + _SETTLED_SEED), inference.seed
+            )
         with torch.inference_mode():
-            output = model(models.images(1, inference.image_size_px, inference.seed))
+            output = model(models.images(1, side_px, inference.seed))
     except (RuntimeError, AssertionError, ValueError) as error:
-        size, cause = inference.image_size_px, str(error).splitlines()[0]
-        raise InputError(f"{inference.model} cannot take {size}×{size} images ({cause})") from None
+        cause = str(error).splitlines()[0]
+        raise InputError(f"{inference.model} cannot take {side_px}×{side_px} images ({cause})") from None
     return model if isinstance(output, torch.Tensor) else FirstTensor(model).eval()

@@ -15,7 +15,7 @@ import numpy as np
 
 from convscope.inference.loadgen import Served
 from convscope.power.energy import EnergyWindow
-from convscope.storage.schema import Part, Schema, with_starts
+from convscope.storage.schema import Part, Schema, same_document, with_starts
 from convscope.storage.table import Table
 from convscope.timing.summary import summarize
 
@@ -51,8 +51,9 @@ class InferenceRow(InferenceKey):
     scaling_efficiency_pct: float | None = None
     mean_batch: float | None = None
     within_slo: bool | None = None
-    relative_error: float | None = None
-    tolerance: float | None = None
+    image_error: float | None = None
+    image_tolerance: float | None = None
+    top1_agreement_pct: float | None = None
     energy_per_image_j: float | None = None
     energy_uncertainty_j: float | None = None
     power_mean_w: float | None = None
@@ -89,16 +90,17 @@ class InferenceRow(InferenceKey):
 
 TABLE = "inference"
 _CELL = tuple(field.name for field in fields(InferenceKey))
+_BEFORE_IMAGES = ("relative_error", "tolerance")  # of the whole output's length, and of one input
 _FREE = (
     *("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy"),
-    *("scenario", "qps", "slo_ms", "max_delay_ms"),
+    *("scenario", "qps", "slo_ms", "max_delay_ms", "weights"),
 )
 SCHEMA = Schema(
     request="inference",
-    version=2,
-    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, unique=_CELL, first=len(_CELL))}),),
+    version=3,
+    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL), _BEFORE_IMAGES)}),),
     free=_FREE,
-    upgrades=(with_starts("inference", _FREE),),
+    upgrades=(with_starts("inference", _FREE), same_document),
 )
 
 

@@ -27,6 +27,7 @@ from convscope.convolution.backends import PlanThread
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
 from convscope.failures import Failure
+from convscope.inference import agreement
 from convscope.inference.engines import catalogue
 from convscope.inference.loadgen import ServerLoad, is_complete, search
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
@@ -216,8 +217,9 @@ class InferenceStudy:
         """Return the cost of building an engine, and the largest error of its output, as columns."""
         return dataclasses.asdict(first.cost) | {
             "layout": first.cost.layout or self.inference.layout,
-            "relative_error": max(each.relative_error or 0.0 for each in (first, *others)),
-            "tolerance": max(each.tolerance for each in (first, *others)),
+            "image_error": max(each.image_error for each in (first, *others)),
+            "image_tolerance": max(each.image_tolerance for each in (first, *others)),
+            "top1_agreement_pct": agreement.least(*(each.top1_agreement_pct for each in (first, *others))),
             "setup_s": max(each.setup_s for each in (first, *others)),
             "timing_method": first.timing_method,
             "peak_memory_bytes": first.peak_memory_bytes,
@@ -283,10 +285,10 @@ class InferenceStudy:
                 within[rate] = bool(row.within_slo)
                 self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be built then
 
-    def _check_outputs(self, engines: Mapping[int, Built], thread: PlanThread) -> None:
+    def _check_outputs(self, engines: dict[int, Built], thread: PlanThread) -> None:
         """Check the output of a timed engine again, at each batch size."""
         for size, (runner, measured) in engines.items():
-            self._trial.check_output(runner, size, thread, measured)
+            engines[size] = runner, self._trial.check_output(runner, size, thread, measured)
 
     def _under(self, load: ServerLoad, key: InferenceKey, figures: Mapping[str, object]) -> InferenceRow:
         """Measure one rate."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import math
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -15,11 +14,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope.convolution import backends, models, roofline, tolerance
+from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
-from convscope.convolution.reference import allowed_error, relative_distance
 from convscope.failures import Failure
+from convscope.inference import agreement, pictures
+from convscope.inference.agreement import Agreement
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.runners import Runner
 from convscope.inference.engines.workload import BuildCost, Workload
@@ -30,19 +30,26 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.table import fill
 
-_ROUNDED_IMAGES = 4  # for the error that a data type adds to a model's output
+_INPUTS = 2  # on which an output is checked in turn
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Measurements of one process of a cell; None where the scenario does not need them."""
+    """Measurements of one process of a cell; None where the scenario does not need them.
+
+    Attributes:
+        image_error: the largest in any check of the output (`Agreement`); `top1_agreement_pct` is the smallest.
+        checks: how often the output was checked.
+    """
 
     cost: BuildCost
     timing_method: str
-    relative_error: float | None
-    tolerance: float
+    image_tolerance: float
     setup_s: float
+    image_error: float = 0.0
+    checks: int = 0
+    top1_agreement_pct: float | None = None
     latencies_ms: list[float] | None = None
     calls: int | None = None
     window_s: float | None = None
@@ -81,55 +88,72 @@ class EngineTrial:
     note: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._references: dict[int, torch.Tensor] = {}
+        self._references: dict[tuple[int, int], torch.Tensor] = {}
         self._layers: dict[int, list[Layer]] = {}
 
     def set_up(self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack) -> Built:
         """Build an engine for a batch, and `check_output`; `stack` closes it."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
-        request, given, allowed = self.inference, self._images(share), self._allowed
+        request, given, allowed = self.inference, self._images(share, 0), self._agreement.allowed
         workload = fill(Workload, self, request, name=request.model, given=given, folder=folder)
-        self._reference(share)  # before the engine's set-up is timed
+        self._reference(share, 0)  # before the engine's set-up is timed
         started_s = time.perf_counter()
         runner, cost = thread.run(lambda: catalogue.make(engine, workload))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: thread.run(runner.close))
-        measured = Measured(cost, runner.timing_method, None, allowed, setup_s)
+        measured = Measured(cost, runner.timing_method, allowed, setup_s)
         return runner, self.check_output(runner, share, thread, measured)
 
     def check_output(self, runner: Runner, share: int, thread: PlanThread, measured: Measured) -> Measured:
-        """Run once and record the output's error against eager float32: the largest so far.
+        """Run once and judge the output against eager float32, on other images than the check before.
+
+        So an engine that returns an earlier output is wrong.
 
         Raises:
-            BrokenError: it is larger than is allowed.
+            BrokenError: the error of an image is larger than is allowed.
         """
-        error = relative_distance(thread.run(runner.output), self._reference(share))
-        if error is None or not error <= measured.tolerance:
-            difference = f"its output differs from eager float32 by {math.nan if error is None else error:.2g}"
-            raise BrokenError(Failure(tolerance.WRONG, f"{difference}, {measured.tolerance:.2g} is allowed"))
-        return dataclasses.replace(measured, relative_error=max(error, measured.relative_error or 0.0))
+        which, judge = measured.checks % _INPUTS, self._agreement
+        images, exact = self._images(share, which), self._reference(share, which)
+        outputs = thread.run(lambda: runner.output(images))
+        error = judge.error(outputs, exact)
+        if not error <= judge.allowed:
+            difference = f"the output for an image differs from eager float32 by {error:.2g} of the distance between"
+            raise BrokenError(Failure(tolerance.WRONG, f"{difference} images, {judge.allowed:.2g} is allowed"))
+        top1 = agreement.top1_agreement_pct(outputs, exact) if self.inference.is_trained and exact.dim() == 2 else None
+        return dataclasses.replace(
+            measured,
+            image_error=max(error, measured.image_error),
+            checks=measured.checks + 1,
+            top1_agreement_pct=agreement.least(top1, measured.top1_agreement_pct),
+        )
 
-    def _images(self, count: int) -> torch.Tensor:
-        return models.images(count, self.inference.image_size_px, self.inference.seed + self.rank)
+    def _images(self, count: int, which: int) -> torch.Tensor:
+        """Return the images of one of `_INPUTS` inputs: each process and each input has its own."""
+        request = self.inference
+        seed = request.seed + _INPUTS * self.rank + which
+        if not request.is_trained:
+            return pictures.scenes(count, request.image_size_px, seed)
+        folder = Path(request.images) if request.images else None
+        return pictures.photographs(count, request.image_size_px, seed, folder)
 
-    def _reference(self, share: int) -> torch.Tensor:
+    def _reference(self, share: int, which: int) -> torch.Tensor:
         """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""
-        if share not in self._references:
+        if (share, which) not in self._references:
             with torch.inference_mode(), self._exactly() as model:
-                self._references[share] = model(self._images(share).to(self.device)).double().cpu()
-        return self._references[share]
+                found = model(self._images(share, which).to(self.device))
+            self._references[share, which] = found.double().cpu()
+        return self._references[share, which]
 
     @functools.cached_property
-    def _allowed(self) -> float:
-        request = self.inference
+    def _agreement(self) -> Agreement:
+        request, count = self.inference, agreement.JUDGED_IMAGES
         math_mode = request.math if self.device.type == "cuda" else "fp32"
-        with self._exactly() as model:
-            images = self._images(_ROUNDED_IMAGES).to(self.device)
-            allowed = allowed_error(model, images, self.layers(_ROUNDED_IMAGES), request.dtype, math_mode)
-        if allowed is None:
-            reason = f"the numbers of {request.model} leave the range of {request.dtype}: choose another --dtype"
-            raise BrokenError(Failure("failed", reason))
-        return allowed
+        try:
+            with self._exactly() as model:
+                images = self._images(count, 0).to(self.device)
+                return agreement.judged(model, images, self.layers(count), request.dtype, math_mode)
+        except ValueError as error:
+            raise BrokenError(Failure("failed", f"agreement with {request.model} cannot be judged: {error}")) from None
 
     @contextlib.contextmanager
     def _exactly(self) -> Iterator[nn.Module]:

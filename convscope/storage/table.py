@@ -45,11 +45,13 @@ class Table:
     Attributes:
         unique: columns that no two rows share all of; empty where rows may repeat.
         first: this many leading columns stand in the tables of every version; of the others an older one may lack some.
+        dropped: columns of older versions that no longer mean anything; they are not read.
     """
 
     row_type: type[Any]
     unique: tuple[str, ...]
     first: int
+    dropped: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -81,8 +83,8 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
         return []
     text = _text(path)
     _check(path, text, form)
-    missing = dict.fromkeys(form.columns, "")
-    return [missing | row for row in csv.DictReader(io.StringIO(text, newline=""))]
+    found = csv.DictReader(io.StringIO(text, newline=""))
+    return [{name: row.get(name, "") for name in form.columns} for row in found]
 
 
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
@@ -178,7 +180,7 @@ def _check(path: Path, text: str, form: Table) -> None:
 
 def _check_header(path: Path, names: Sequence[str], form: Table) -> None:
     needed = {*form.columns[: form.first], *form.unique, *({"status"} & set(form.columns))}
-    odd = sorted(set(names) - set(form.columns)) + sorted(needed - set(names))
+    odd = sorted(set(names) - {*form.columns, *form.dropped}) + sorted(needed - set(names))
     if odd or len(set(names)) != len(names):
         listed = ", ".join(_short(name) for name in odd[:5]) or "one twice"
         raise InputError(f"{path}, line 1: it has other columns than this version writes ({listed}): {ADVICE}")
@@ -188,7 +190,7 @@ def _check_cells(where: str, names: Sequence[str], cells: Sequence[str], types: 
     if len(cells) != len(names):
         raise InputError(f"{where}: {len(cells)} cells where {len(names)} belong: {ADVICE}")
     for name, cell in zip(names, cells, strict=True):
-        kind, optional = types[name]
+        kind, optional = types.get(name, ("str", True))  # a dropped column has no type
         if not cell and not optional:
             raise InputError(f"{where}: {name} is empty: {ADVICE}")
         if cell and kind in _FORMS and not _FORMS[kind][0].fullmatch(cell):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import re
 import time
@@ -13,8 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from fakes import ENVIRONMENT
-from torch import nn
+from fakes.inference import ASKED, run, study
 from triton.runtime.errors import OutOfResources
 
 from convscope.distributed import Ranks
@@ -26,66 +24,8 @@ from convscope.inference.engines.catalogue import Recipe
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
 from convscope.inference.loadgen import Batcher
-from convscope.inference.request import METRICS, Inference, build_model, check
-from convscope.inference.rows import SCHEMA, TABLE, InferenceRow
-from convscope.inference.study import InferenceStudy
-from convscope.power.energy import EnergyWindow
-from convscope.power.sampler import PowerWindow
-from convscope.storage.store import Store
-
-ASKED = Inference(
-    model="torchvision:resnet18", engines=("eager",), batch_sizes=(1, 2), gpu="cpu", image_size_px=32,
-    warmup_iters=1, measure_iters=5, min_seconds=0.05,
-)  # fmt: skip
-
-
-class Small(nn.Module):
-    """One convolution, and the mean over each channel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.conv(x).mean((2, 3))
-
-
-class Meter:
-    """A power meter of a card that takes 100 W."""
-
-    reason = None
-
-    def begin(self) -> PowerWindow:
-        return PowerWindow(0.0)
-
-    def end(self, window: PowerWindow) -> PowerWindow:
-        window.energies.append(EnergyWindow(0.0, 2.0, 200.0, 4.0, "a counter"))
-        window.reasons.append(None)
-        return window
-
-
-def study(folder: Path, **changes: Any) -> InferenceStudy:
-    asked = dataclasses.replace(ASKED, **changes)
-    store = Store(folder, SCHEMA)
-    store.prepare()
-    store.missing(asked, ENVIRONMENT, [])
-    store.begin(asked, ENVIRONMENT, ["x"])
-    return InferenceStudy(
-        inference=asked,
-        model=Small().eval(),
-        device=torch.device("cpu"),
-        ranks=Ranks(),
-        open_meter=lambda: contextlib.nullcontext(Meter()),
-        make_bench=lambda run, model: pytest.fail("nobody needs a bench here"),
-        store=store,
-        stop=lambda: False,
-        note=lambda line: None,
-    )
-
-
-def run(folder: Path, **changes: Any) -> pd.DataFrame:
-    study(folder, **changes).run()
-    return Store(folder, SCHEMA).read(TABLE)
+from convscope.inference.request import METRICS, build_model, check
+from convscope.inference.rows import TABLE, InferenceRow
 
 
 @pytest.fixture
@@ -97,13 +37,15 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Any:
             if error is not None:
                 raise error
 
+            given = workload.input()
+
             def step() -> torch.Tensor:
                 time.sleep(batch_s)
                 with torch.no_grad():
-                    output: torch.Tensor = workload.model(workload.given) * (1 + wrong_by)
+                    output: torch.Tensor = workload.model(given) * (1 + wrong_by)
                 return output
 
-            return workload.local(step), BuildCost(remark="put in")
+            return workload.local(step, given), BuildCost(remark="put in")
 
         monkeypatch.setitem(catalogue.ENGINES, name, Recipe(make))
 
@@ -120,7 +62,7 @@ def test_a_cell_has_its_figures(tmp_path: Path):
     assert row["images_per_s"] * row["window_s"] >= 2
     assert row["energy_per_image_j"] == pytest.approx(100 / row["images_per_s"])
     assert row["energy_uncertainty_j"] == pytest.approx(2 / row["images_per_s"])
-    assert row["relative_error"] == 0
+    assert row["image_error"] == 0 < row["image_tolerance"] < 1e-2
     assert row["model"] == "resnet18"
 
 
@@ -128,7 +70,8 @@ def test_an_engine_that_disagrees_has_no_latency(tmp_path: Path, engine: Any):
     engine("wrong", wrong_by=0.01)
     row = run(tmp_path, engines=("wrong",), batch_sizes=(1,)).iloc[0]
     assert row["status"] == "wrong"
-    assert row["reason"].startswith("its output differs from eager float32 by 0.01, ")
+    found = re.match(r"the output for an image differs from eager float32 by ([\d.]+) of the distance", row["reason"])
+    assert 0.01 < float(found[1]) < 1
     assert pd.isna(row["latency_mean_ms"])
     assert pd.isna(row["images_per_s"])
 
@@ -136,7 +79,8 @@ def test_an_engine_that_disagrees_has_no_latency(tmp_path: Path, engine: Any):
 def test_an_engine_that_computes_no_number_disagrees(tmp_path: Path, engine: Any):
     engine("nan", wrong_by=float("nan"))
     row = run(tmp_path, engines=("nan",), batch_sizes=(1,)).iloc[0]
-    assert (row["status"], row["reason"].split(",")[0]) == ("wrong", "its output differs from eager float32 by nan")
+    assert row["status"] == "wrong"
+    assert row["reason"].startswith("the output for an image differs from eager float32 by nan")
 
 
 def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, engine: Any):
@@ -241,19 +185,19 @@ def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, en
 
 def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(workload: Workload) -> Engine:
-        calls = iter(range(10**9))
+        calls, given = iter(range(10**9)), workload.input()
 
         def step() -> torch.Tensor:
             with torch.no_grad():
-                output: torch.Tensor = workload.model(workload.given) * (1.0 if next(calls) < 4 else float("nan"))
+                output: torch.Tensor = workload.model(given) * (1.0 if next(calls) < 4 else float("nan"))
             return output
 
-        return workload.local(step), BuildCost()
+        return workload.local(step, given), BuildCost()
 
     monkeypatch.setitem(catalogue.ENGINES, "drifting", Recipe(make))
     row = run(tmp_path, engines=("drifting",), batch_sizes=(1,)).iloc[0]
     assert row["status"] == "wrong"
-    assert row["reason"].startswith("its output differs from eager float32 by nan")
+    assert row["reason"].startswith("the output for an image differs from eager float32 by nan")
     assert pd.isna(row["latency_mean_ms"])
 
 

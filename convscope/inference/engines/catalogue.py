@@ -39,7 +39,7 @@ def eager(workload: Workload) -> Engine:
             output: torch.Tensor = model(given)
             return output
 
-    return workload.local(step), BuildCost()
+    return workload.local(step, given), BuildCost()
 
 
 def graph(workload: Workload) -> Engine:
@@ -69,7 +69,7 @@ def fused(workload: Workload) -> Engine:
 
 def _captured(workload: Workload, model: nn.Module) -> LocalRunner:
     model, given = workload.placed(model), workload.input()
-    return workload.local(lambda: model(given), captured=True)
+    return workload.local(lambda: model(given), given, captured=True)
 
 
 def _fastest(
@@ -97,7 +97,7 @@ def cudnn_best(workload: Workload) -> Engine:
         best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=2)
         compile_s = time.perf_counter() - started_s
         swap.Swap(model).apply(best)
-        runner = workload.local(lambda: model(given), captured=True)
+        runner = workload.local(lambda: model(given), given, captured=True)
     counts = Counter(best.values())
     chosen = ", ".join(f"{counts[name]} {name}" for name in algorithms.ALGORITHMS if name in counts)
     return runner, BuildCost(compile_s=compile_s, remark=f"{remark}; {chosen}")

@@ -65,7 +65,7 @@ def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tu
     if workload.on_gpu:
         torch.cuda.synchronize()
     compile_s = time.perf_counter() - started_s
-    return workload.local(lambda: function(given), captured=captured), BuildCost(compile_s=compile_s, remark=remark)
+    return workload.local(lambda: function(given), given, captured), BuildCost(compile_s=compile_s, remark=remark)
 
 
 def aot(workload: Workload) -> Engine:

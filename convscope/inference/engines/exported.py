@@ -72,7 +72,7 @@ def tensorrt(workload: Workload) -> Engine:
     compile_s = time.perf_counter() - started_s
     remark = f"{export.remark}, version {trt.__version__}"
     cost = BuildCost(export.export_s, compile_s, plan.nbytes, remark, "nchw")
-    return workload.local(step, captured=True, counted=False), cost
+    return workload.local(step, given, captured=True, counted=False), cost
 
 
 def _exported(workload: Workload) -> tuple[Path, BuildCost]:

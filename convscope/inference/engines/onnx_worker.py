@@ -23,7 +23,8 @@ class Session:
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(threads)
         self._session = onnxruntime.InferenceSession(model, options, providers=[provider])
-        self._feed = {self._session.get_inputs()[0].name: np.load(given)}
+        self._input = self._session.get_inputs()[0].name
+        self._feed = {self._input: np.load(given)}
         self.version = onnxruntime.__version__
 
     def latencies_ms(self, count: int) -> list[float]:
@@ -45,9 +46,10 @@ class Session:
     def peak_memory_bytes(self) -> None:
         """Return None: nothing counts it."""
 
-    def save(self, path: str) -> None:
-        """Run once and write the output."""
-        np.save(path, self._output())
+    def answer(self, images: str, output: str) -> None:
+        """Run once on the images of a file, in the input's data type, and write the output."""
+        self._feed = {self._input: np.load(images).astype(self._feed[self._input].dtype)}
+        np.save(output, self._output())
 
     def _output(self) -> Any:
         return self._session.run(None, self._feed)[0]

@@ -41,8 +41,8 @@ class Runner(worker.Timed, Protocol):
 
     timing_method: str
 
-    def output(self) -> torch.Tensor:
-        """Return the output for the input, as float32 on the CPU."""
+    def output(self, images: torch.Tensor) -> torch.Tensor:
+        """Put images (N × 3 × H × W, float32 on the CPU) in the input's place; return their output as float32 there."""
 
     def close(self) -> None:
         """Free everything."""
@@ -52,7 +52,8 @@ class LocalRunner:
     """An engine in this process.
 
     Args:
-        step: enqueues one inference and returns its output.
+        step: enqueues one inference of `given` and returns its output.
+        given: the input, on the device.
         captured: make a CUDA graph of the step; a call is then a replay of it.
         counted: PyTorch's allocator sees all that the engine holds.
 
@@ -63,9 +64,9 @@ class LocalRunner:
 
     held_before_bytes: int | None = None
 
-    def __init__(self, step: Callable[[], torch.Tensor], device: torch.device, captured: bool, counted: bool) -> None:
-        self._on_gpu, self._counted = device.type == "cuda", counted and device.type == "cuda"
-        self.timing_method = method(device)
+    def __init__(self, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool, counted: bool) -> None:
+        self._given, self._on_gpu, self._counted = given, given.is_cuda, counted and given.is_cuda
+        self.timing_method = method(given.device)
         self._at_end: list[Callable[[], None]] = []
         self._output = step()
         self._wait()
@@ -82,14 +83,15 @@ class LocalRunner:
             self._run = graph.replay
             self._at_end.append(graph.close)
 
-    def output(self) -> torch.Tensor:
-        """Run once and copy the output."""
+    def output(self, images: torch.Tensor) -> torch.Tensor:
+        """Put images in the input's place, run once and copy the output."""
+        self._given.copy_(images)
         self.call()
         return self._output.float().cpu()
 
-    def save(self, path: str) -> None:
-        """Run once and write the output as a NumPy file, in float32."""
-        np.save(path, self.output().numpy())
+    def answer(self, images: str, output: str) -> None:
+        """Run once on the images of a NumPy file and write the output as another, in float32."""
+        np.save(output, self.output(torch.from_numpy(np.load(images))).numpy())
 
     def call(self) -> None:
         """Run once and wait for the result."""
@@ -181,7 +183,8 @@ class RemoteRunner:
     def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
         """Start the process with a folder for its output and errors, and wait until the model is loaded."""
         self.timing_method = timing_method
-        self._engine, self._output, self._errors = engine, folder / "output.npy", folder / "errors.txt"
+        self._engine, self._errors = engine, folder / "errors.txt"
+        self._images, self._output = folder / "images.npy", folder / "output.npy"
         if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
             gc.collect()
             torch.cuda.empty_cache()
@@ -236,9 +239,10 @@ class RemoteRunner:
             self._process.kill()
             return self._process.wait()
 
-    def output(self) -> torch.Tensor:
-        """Run once there, and fetch the output."""
-        self._ask(save=[str(self._output)])
+    def output(self, images: torch.Tensor) -> torch.Tensor:
+        """Run once there on these images, and fetch the output."""
+        np.save(self._images, images.numpy())
+        self._ask(answer=[str(self._images), str(self._output)])
         return torch.from_numpy(np.load(self._output).astype(np.float32))
 
     def latencies_ms(self, count: int) -> list[float]:

@@ -42,7 +42,7 @@ def run_package(say: worker.Say, package: str, path: str, device_name: str, math
         index = device.index if device.type == "cuda" else -1
         loaded = torch._inductor.aoti_load_package(package, run_single_threaded=True, device_index=index)
         # Its weights lie outside PyTorch's allocator.
-        runner = LocalRunner(lambda: loaded(given), device, captured=False, counted=False)
+        runner = LocalRunner(lambda: loaded(given), given, captured=False, counted=False)
         _serve(runner, say, time.perf_counter() - started_s)
 
 

@@ -36,8 +36,11 @@ class Timed(Protocol):
 class Work(Timed, Protocol):
     """A loaded model with its input."""
 
-    def save(self, path: str) -> None:
-        """Run once and write the output as a NumPy file, in the data type of the engine or wider."""
+    def answer(self, images: str, output: str) -> None:
+        """Put the images of a NumPy file (float32) in the input's place, run once, and write the output as another.
+
+        The output is in the data type of the engine or wider.
+        """
 
 
 def channel() -> Say:

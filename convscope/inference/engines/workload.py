@@ -53,9 +53,11 @@ class Workload:
         """Move a model that nothing else uses to the device, in the engine's data type and layout."""
         return model.to(self.device, DTYPES[self.dtype]).to(memory_format=backends.LAYOUTS[self.layout])
 
-    def local(self, step: Callable[[], torch.Tensor], captured: bool = False, counted: bool = True) -> LocalRunner:
+    def local(
+        self, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool = False, counted: bool = True
+    ) -> LocalRunner:
         """Return a runner in this process; see `runners.LocalRunner`."""
-        return LocalRunner(step, self.device, captured, counted)
+        return LocalRunner(step, given, captured, counted)
 
     def folded(self) -> tuple[nn.Module, str]:
         """Return the model with its batch normalisation folded, and a remark that counts it."""

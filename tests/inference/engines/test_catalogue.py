@@ -49,7 +49,7 @@ def test_onnxruntime_computes_the_same_in_a_process_without_pytorch(tmp_path: Pa
         assert isinstance(runner, RemoteRunner)
         assert not runner.has_torch
         expected = asked.model(asked.given).detach()
-        assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
+        assert (runner.output(asked.given) - expected).norm() < 1e-5 * expected.norm()
         assert len(runner.latencies_ms(3)) == 3
         calls, seconds = runner.window(0.05)
         assert calls > 0
@@ -67,7 +67,7 @@ def test_half_precision_goes_through_onnxruntime(tmp_path: Path):
     asked = workload(tmp_path, dtype="float16")
     runner, _ = catalogue.make("onnxruntime", asked)
     expected = asked.model(asked.given).detach()
-    assert 1e-5 < (runner.output() - expected).norm() / expected.norm() < 1e-2
+    assert 1e-5 < (runner.output(asked.given) - expected).norm() / expected.norm() < 1e-2
     runner.close()
 
 
@@ -92,16 +92,18 @@ def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
     """All but the graph and cuDNN: on a CPU each step is launched, and the fused calls are done in steps."""
     tried: list[torch.Tensor] = []
 
-    def uncaptured(workload: Workload, step: Callable[[], torch.Tensor], captured: bool = False) -> LocalRunner:
+    def uncaptured(
+        workload: Workload, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool = False
+    ) -> LocalRunner:
         tried.append(step())
-        return LocalRunner(step, workload.device, captured=False, counted=False)
+        return LocalRunner(step, given, captured=False, counted=False)
 
     monkeypatch.setattr(Workload, "needs_gpu", lambda workload, engine: None)
     monkeypatch.setattr(Workload, "local", uncaptured)
     asked = workload(tmp_path, dtype="bfloat16", layout="nhwc")
     runner, setup = catalogue.make(name, asked)
     expected = asked.model(asked.given).detach()
-    tried.append(runner.output())
+    tried.append(runner.output(asked.given))
     runner.close()
     assert len(tried) == ways + 2  # each way, the kept one again, and its output
     assert all((output.float() - expected).norm() < 2e-2 * expected.norm() for output in tried)
@@ -156,10 +158,10 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
         seen.append(backends.settings_in_force().layout)
         return {}
 
-    def local(self: Workload, step: Callable[[], torch.Tensor], captured: bool) -> LocalRunner:
+    def local(self: Workload, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool) -> LocalRunner:
         seen.append(backends.settings_in_force().layout)
         assert captured
-        return LocalRunner(step, self.device, captured=False, counted=False)
+        return LocalRunner(step, given, captured=False, counted=False)
 
     monkeypatch.setattr(Workload, "needs_gpu", lambda *_: None)
     monkeypatch.setattr(Workload, "local", local)
@@ -167,7 +169,7 @@ def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
     runner, _ = catalogue.cudnn_best(asked)
     assert seen == ["nhwc", "nhwc"]
     assert backends.settings_in_force().layout == "nchw"
-    assert runner.output().shape == (2, 5)
+    assert runner.output(asked.given).shape == (2, 5)
 
 
 @pytest.mark.long
@@ -180,7 +182,7 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
     try:
         assert isinstance(runner, RemoteRunner)
         expected = asked.model(asked.given).detach()
-        assert (runner.output() - expected).norm() < 1e-5 * expected.norm()
+        assert (runner.output(asked.given) - expected).norm() < 1e-5 * expected.norm()
         assert runner.peak_memory_bytes() is None
         assert runner.timing_method == "time.perf_counter around a call, in a process of its own"
     finally:

@@ -37,7 +37,8 @@ def relu(folder: Path) -> list[str]:
 
 def test_a_worker_does_what_it_is_asked(tmp_path: Path):
     with closing(RemoteRunner("it", relu(tmp_path), tmp_path, "by nobody")) as found:
-        assert found.output().tolist() == [[1.0, 0.0, 2.0]] * 2
+        assert found.output(torch.tensor([[1.0, -1, 2]] * 2)).tolist() == [[1.0, 0.0, 2.0]] * 2
+        assert found.output(torch.tensor([[-3.0, 4, 5]] * 2)).tolist() == [[0.0, 4.0, 5.0]] * 2
         assert len(found.latencies_ms(3)) == 3
         calls, seconds = found.window(0.05)
         assert calls > 0

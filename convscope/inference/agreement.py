@@ -1,0 +1,90 @@
+"""Agreement of an engine with eager PyTorch in float32, image by image.
+
+The outputs for all images have much in common: an engine that ignores its input would be close to all of them. So an
+error counts against the distance between outputs: of n images with the outputs y_i and their mean m, the scale is
+√(Σ ‖y_i − m‖² / n). On it an engine that ignores its input is wrong by 1 or more, one that returns the output of
+another image by about √2.
+"""
+
+from __future__ import annotations
+
+import math as mathematics
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from convscope.convolution import tolerance
+from convscope.convolution.layer import Layer
+from convscope.convolution.reference import MARGIN, rounded
+
+JUDGED_IMAGES = 8  # that scale and allowed error are taken from
+_MOST = 0.5  # beyond it an engine that ignores its input could pass
+_TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
+_OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUNDOFF["fp32"]}
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Scale of errors, and the largest error that is allowed on it."""
+
+    scale: float
+    allowed: float
+
+    def error(self, outputs: torch.Tensor, exact: torch.Tensor) -> float:
+        """Return the largest error of an image (the first dimension), not finite where an output is not."""
+        if outputs.shape != exact.shape:
+            return mathematics.inf
+        return float(_lengths(outputs.double() - exact.double()).max()) / self.scale
+
+
+def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str) -> Agreement:
+    """Return how outputs of a model are judged.
+
+    Allowed is twice the largest error of an image if the layers round to `dtype`. In float32 without TF32 the reference
+    rounds as much as an engine; there the roundings are those of TF32, scaled down.
+
+    Args:
+        model: in float32, on the device of `images` (N × 3 × H × W); it is left as it is.
+        layers: the model's convolutions and fully connected layers.
+        dtype: the data type in which the engine stores numbers; `math` is "fp32" or "tf32", for float32.
+
+    Raises:
+        ValueError: nothing can be judged: outputs are alike, or the roundings move them about as much as they differ.
+    """
+    with torch.no_grad():
+        exact = model(images).double()
+        moved = _lengths(rounded(model, dtype)(images).double() - exact)
+    scale = mathematics.sqrt(float(_lengths(exact - exact.mean(0)).square().mean()))
+    longest = float(_lengths(exact).max())
+    if not scale > 1e-12 * longest:
+        raise ValueError("its outputs are alike for all images, so that no error would show")
+    error = float(moved.max())
+    if dtype == "float32" and math == "fp32":
+        error *= max((tolerance.stored_tolerance(layer, dtype, math) for layer in layers), default=0.0) / _TF32_CUT
+    allowed = MARGIN * max(error, _OUTPUT_ROUNDOFF[dtype] * longest) / scale
+    if not mathematics.isfinite(allowed):
+        raise ValueError(f"its numbers leave the range of {dtype}: choose another --dtype")
+    if allowed > _MOST:
+        raise ValueError(
+            f"the roundings of {dtype} move its outputs by {allowed / MARGIN:.2g} of the distance between them, so "
+            "that no error would show: choose another --dtype, or give it trained weights"
+        )
+    return Agreement(scale, allowed)
+
+
+def top1_agreement_pct(outputs: torch.Tensor, exact: torch.Tensor) -> float:
+    """Return the percentage of images for which both outputs (images × classes) have the same largest class."""
+    return 100 * float((outputs.argmax(1) == exact.argmax(1)).double().mean())
+
+
+def least(*percentages: float | None) -> float | None:
+    """Return the smallest of the percentages that are known."""
+    return min((each for each in percentages if each is not None), default=None)
+
+
+def _lengths(outputs: torch.Tensor) -> torch.Tensor:
+    """Return the Euclidean length of each image's output."""
+    lengths: torch.Tensor = torch.linalg.vector_norm(outputs.flatten(1), dim=1)
+    return lengths
