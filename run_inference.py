@@ -203,6 +203,8 @@ def _report(study: InferenceStudy, named: bool) -> int:
     report.draw(every, store.path, study.note)
     if (rows["scenario"] != SERVER).any():
         print(report.cells(rows, every))
+    if several := report.scaling(rows):
+        print(f"\n{several}")
     if (rows["scenario"] == SERVER).any():
         print(report.under_load(rows))
     if beside := report.side_by_side(every):

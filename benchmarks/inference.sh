@@ -4,7 +4,7 @@
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
 # compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
-# server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: batches shared by 1 and by 2
+# server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: all batches by one GPU and by two
 # All parts but the last two go into one folder: a cell that is there is not measured again.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
@@ -40,9 +40,8 @@ for part in "$@"; do
                 --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RATE:-60}" ${RATES:+--qps "$RATES"}
             ;;
         gpus)
-            for count in 1 2; do
-                infer gpus "gpus_$count" "${flags[@]}" --batch-sizes 2,64,256,512 --engines eager,fused --gpus $count
-            done
+            infer gpus gpus_1 "${flags[@]}" --batch-sizes "$sizes,512" --engines eager,fused --gpus 1
+            infer gpus gpus_2 "${flags[@]}" --batch-sizes "${sizes#1,},512" --engines eager,fused --gpus 2
             ;;
         *)
             echo "unknown part $part: goals sweep most compiled choice server gpus" >&2

@@ -65,6 +65,24 @@ def _percentiles(cell: Cell, spec: str) -> list[str]:
     return [or_dash(cell[f"latency_{name}_ms"], spec) for name in ("p50", "p90", "p99")]
 
 
+def scaling(rows: pd.DataFrame) -> str:
+    """Return a line for each cell of several processes: its images/s, and what of weak and strong scaling is known."""
+    several = rows[(rows["processes"] > 1) & (rows["status"] == "ok")].sort_values(["engine", "batch_size"])
+    header = ("engine", "processes", "batch of all", "images/s", "weak scaling", "strong scaling")
+    return table(header, [_scaling_line(cell) for cell in several.to_dict("records")]) if len(several) else ""
+
+
+def _scaling_line(cell: Cell) -> tuple[str, ...]:
+    shares = [or_dash(cell[f"{name}_scaling_pct"], ".1f", " %") for name in ("weak", "strong")]
+    return (
+        cell["engine"],
+        str(cell["processes"]),
+        str(cell["batch_size"]),
+        or_dash(cell["images_per_s"], ",.0f"),
+        *shares,
+    )
+
+
 def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
     """Return how many times faster than eager a cell is by its mean latency; NaN without an eager row like it."""
     same = [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]

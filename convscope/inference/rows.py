@@ -5,6 +5,7 @@ The files are a `Store`'s. Nothing here measures, and nothing needs PyTorch.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 from collections.abc import Sequence
@@ -48,7 +49,8 @@ class InferenceRow(InferenceKey):
     images_per_s: float | None = None
     images_per_s_per_process: str | None = None
     window_s: float | None = None
-    scaling_efficiency_pct: float | None = None
+    weak_scaling_pct: float | None = None
+    strong_scaling_pct: float | None = None
     mean_batch: float | None = None
     within_slo: bool | None = None
     image_error: float | None = None
@@ -90,7 +92,8 @@ class InferenceRow(InferenceKey):
 
 TABLE = "inference"
 _CELL = tuple(field.name for field in fields(InferenceKey))
-_BEFORE_IMAGES = ("relative_error", "tolerance")  # of the whole output's length, and of one input
+# Of the whole output's length and one input; of one GPU with the batch of all.
+_DROPPED = ("relative_error", "tolerance", "scaling_efficiency_pct")
 _FREE = (
     *("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy"),
     *("scenario", "qps", "slo_ms", "max_delay_ms", "weights"),
@@ -98,10 +101,38 @@ _FREE = (
 SCHEMA = Schema(
     request="inference",
     version=3,
-    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL), _BEFORE_IMAGES)}),),
+    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL), _DROPPED)}),),
     free=_FREE,
     upgrades=(with_starts("inference", _FREE), same_document),
 )
+
+
+def with_scaling(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
+    """Return rows with the scaling of those of several processes, as far as the rows of one process are there.
+
+    It is their images/s over as many times those of one process: for weak scaling with the batch that each of them has,
+    for strong scaling with the batch of all.
+    """
+    alone = {_engine(row): row.images_per_s for row in rows if row.processes == 1}
+
+    def pct(row: InferenceRow, batch_size: int) -> float | None:
+        one = alone.get(_engine(dataclasses.replace(row, batch_size=batch_size)))
+        if row.processes == 1 or not one or row.images_per_s is None:
+            return None
+        return 100 * row.images_per_s / (row.processes * one)
+
+    return [
+        dataclasses.replace(
+            row,
+            weak_scaling_pct=pct(row, row.batch_size // row.processes),
+            strong_scaling_pct=pct(row, row.batch_size),
+        )
+        for row in rows
+    ]
+
+
+def _engine(row: InferenceRow) -> tuple[str, str, int, str]:
+    return row.model, row.engine, row.batch_size, row.scenario
 
 
 def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, cast
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -31,7 +30,15 @@ from convscope.inference import agreement
 from convscope.inference.engines import catalogue
 from convscope.inference.loadgen import ServerLoad, is_complete, search
 from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
-from convscope.inference.rows import TABLE, InferenceKey, InferenceRow, energy_figures, latency_figures, load_figures
+from convscope.inference.rows import (
+    TABLE,
+    InferenceKey,
+    InferenceRow,
+    energy_figures,
+    latency_figures,
+    load_figures,
+    with_scaling,
+)
 from convscope.inference.trial import BrokenError, Built, EngineTrial, Measured
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
@@ -155,7 +162,15 @@ class InferenceStudy:
         self.measured += row.status == "ok"
         self.failed = self.failed or row.status in ("failed", "oom", tolerance.WRONG)
         if self.ranks.is_first:
-            self.store.append([self._with_efficiency(row)], instead_of)
+            self.store.append([row], instead_of)
+            self._scale()
+
+    def _scale(self) -> None:
+        """Bring the scaling of all rows of several processes up to date."""
+        rows = self.store.objects(TABLE)[TABLE]
+        changed = [new for new, old in zip(with_scaling(rows), rows, strict=True) if new != old]
+        if changed:
+            self.store.update(changed)
 
     def _together(self, work: Callable[[], T]) -> T:
         """Do a step in every process; where one fails, all leave the cell together with its `BrokenError`."""
@@ -239,16 +254,6 @@ class InferenceStudy:
             "flops": limit.flops,
             "minimum_bytes": limit.minimum_bytes,
         }
-
-    def _with_efficiency(self, row: InferenceRow) -> InferenceRow:
-        """Return a row of several processes with its images/s over that many times those of one with this batch."""
-        table = self.store.read(TABLE)
-        same = [table[name] == getattr(row, name) for name in ("model", "engine", "batch_size", "scenario")]
-        alone = table[np.logical_and.reduce(same) & (table["processes"] == 1)]["images_per_s"].dropna()
-        if row.processes == 1 or alone.empty or row.images_per_s is None:
-            return row
-        ideal = row.processes * float(alone.iloc[0])
-        return dataclasses.replace(row, scaling_efficiency_pct=100 * row.images_per_s / ideal)
 
     def _row(self, key: InferenceKey, **figures: object) -> InferenceRow:
         return fill(InferenceRow, key, self.inference, **figures)

@@ -110,10 +110,12 @@ def test_a_server_keeps_its_limit_at_a_low_rate(tmp_path: Path):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_share_a_batch(tmp_path: Path):
-    asked = [*QUICK, "--engines", "fused", "--batch-sizes", "512", "--output-dir", str(tmp_path)]
-    for count in ("1", "2"):
-        subprocess.run([sys.executable, run_inference.__file__, *asked, "--gpus", count], check=True, timeout=300)
-    one, two = pd.read_csv(tmp_path / "inference.csv").to_dict("records")
+    asked = [*QUICK, "--engines", "fused", "--output-dir", str(tmp_path)]
+    for count, sizes in (("1", "256,512"), ("2", "512")):
+        command = [sys.executable, run_inference.__file__, *asked, "--gpus", count, "--batch-sizes", sizes]
+        subprocess.run(command, check=True, timeout=300)
+    half, one, two = pd.read_csv(tmp_path / "inference.csv").to_dict("records")
     assert two["processes"] == 2
     assert two["images_per_s"] > 1.5 * one["images_per_s"]
-    assert 75 < two["scaling_efficiency_pct"] < 110
+    assert two["weak_scaling_pct"] == pytest.approx(50 * two["images_per_s"] / half["images_per_s"])
+    assert 75 < two["strong_scaling_pct"] < 110

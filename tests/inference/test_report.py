@@ -49,6 +49,24 @@ def test_every_cell_has_its_line_and_its_ratio_to_eager():
     assert larger.split()[8] == "-"
 
 
+def test_the_scaling_of_several_gpus_is_a_table():
+    two = dataclasses.replace(row("graph", 8, 2.0), processes=2, weak_scaling_pct=98.76)
+    header, line = report.scaling(frame(row("graph", 4, 1.0), two)).splitlines()
+    assert header.split() == [
+        "engine",
+        "processes",
+        "batch",
+        "of",
+        "all",
+        "images/s",
+        *["weak", "scaling"],
+        "strong",
+        "scaling",
+    ]
+    assert line.split() == ["graph", "2", "8", "4,000", "98.8", "%", "-"]
+    assert report.scaling(BATCHES) == ""
+
+
 def test_engines_stand_beside_each_other_for_each_batch_size():
     assert report.side_by_side(BATCHES) == "\n".join(
         [
