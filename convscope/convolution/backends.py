@@ -57,13 +57,16 @@ def math_in_force() -> str:
 
 
 @contextlib.contextmanager
-def math(mode: str) -> Iterator[None]:
+def math(mode: str, products: bool = False) -> Iterator[None]:
     """Permit ("tf32") or forbid ("fp32") TF32 in convolutions, PyTorch's and these, for the length of the block.
 
-    Matrix products outside convolutions keep PyTorch's default in "tf32" and are forbidden TF32 in "fp32".
+    Matrix products outside convolutions are forbidden TF32 in "fp32".
+
+    Args:
+        products: permit it to them in "tf32"; else they keep PyTorch's default.
     """
     permitted, product = mode == "tf32", torch.backends.cuda.matmul
-    changed = switched(product, allow_tf32=product.allow_tf32 and permitted)
+    changed = switched(product, allow_tf32=permitted and (products or product.allow_tf32))
     with switched(torch.backends.cudnn, allow_tf32=permitted), changed:
         yield
 
@@ -74,7 +77,7 @@ def engine_process(device: torch.device, mode: str, threads: int) -> Iterator[No
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with torch.no_grad(), math(mode), searching(device.type == "cuda"):
+    with torch.no_grad(), math(mode, products=True), searching(device.type == "cuda"):
         yield
 
 

@@ -122,7 +122,7 @@ class InferenceStudy:
         request = self.inference
         sizes = request.batch_sizes if request.scenario != SERVER else request.batch_sizes[-1:]
         try:
-            with backends.math(request.math):
+            with backends.math(request.math, products=True):
                 for size, engine in itertools.product(sizes, request.engines):
                     is_there = self.ranks.is_first and self.key(engine, size) in self.store.measured()
                     if self.ranks.gather(is_there)[0]:

@@ -83,6 +83,22 @@ def test_an_engine_that_computes_no_number_disagrees(tmp_path: Path, engine: Any
     assert row["reason"].startswith("the output for an image differs from eager float32 by nan")
 
 
+@pytest.mark.parametrize("mode", ["fp32", "tf32"])
+def test_matrix_products_may_use_tf32_where_convolutions_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+):
+    seen: list[tuple[bool, bool]] = []
+
+    def make(workload: Workload) -> Engine:
+        seen.append((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        raise MissingError("seen")
+
+    monkeypatch.setitem(catalogue.ENGINES, "seen", Recipe(make))
+    run(tmp_path, engines=("seen",), batch_sizes=(1,), math=mode)
+    assert seen == [(mode == "tf32",) * 2]
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
 def test_what_failed_is_tried_again_and_what_is_there_is_not(tmp_path: Path, engine: Any):
     engine("late", error=MissingError("not yet"))
     before = run(tmp_path, engines=("eager", "late"), batch_sizes=(1,))

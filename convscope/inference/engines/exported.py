@@ -32,7 +32,8 @@ def onnxruntime(workload: Workload) -> Engine:
         raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
     path, export = _exported(workload)
     np.save(workload.folder / "input.npy", workload.given.to(DTYPES[workload.dtype]).numpy())
-    command = runners.module("onnx_worker", path, workload.folder / "input.npy", provider, torch.get_num_threads())
+    files = path, workload.folder / "input.npy"
+    command = runners.module("onnx_worker", *files, provider, torch.get_num_threads(), workload.math)
     copied = ", copies to and from the device included" if workload.on_gpu else ""
     runner = RemoteRunner("onnxruntime", command, workload.folder, _NUMPY_METHOD + copied)
     remark = f"{export.remark}, version {runner.version}"
@@ -52,7 +53,10 @@ def tensorrt(workload: Workload) -> Engine:
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(path)):
         raise WorkerError(f"tensorrt cannot read the model: {parser.get_error(0).desc()}")
-    plan = builder.build_serialized_network(network, builder.create_builder_config())
+    config = builder.create_builder_config()
+    if workload.math == "fp32":
+        config.clear_flag(trt.BuilderFlag.TF32)  # it is set
+    plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise WorkerError("tensorrt cannot build an engine for this model")
     engine = trt.Runtime(logger).deserialize_cuda_engine(plan)

@@ -1,6 +1,6 @@
 """Worker process that runs an ONNX model with ONNX Runtime and NumPy: PyTorch is never imported here.
 
-`python -m convscope.inference.engines.onnx_worker MODEL INPUT PROVIDER THREADS`, started by `runners.RemoteRunner`.
+`python -m convscope.inference.engines.onnx_worker MODEL INPUT PROVIDER THREADS MATH`, started by `runners.RemoteRunner`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ import numpy as np
 from convscope.inference.engines import worker
 
 
+def options_of(provider: str, math: str) -> dict[str, str]:
+    """Return the options of an execution provider: CUDA's takes TF32 for float32 unless it is forbidden."""
+    return {"use_tf32": str(int(math == "tf32"))} if provider == "CUDAExecutionProvider" else {}
+
+
 class Session:
     """A session of ONNX Runtime and its input: from NumPy array to NumPy array."""
 
-    def __init__(self, model: str, given: str, provider: str, threads: str) -> None:
+    def __init__(self, model: str, given: str, provider: str, threads: str, math: str) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(threads)
-        self._session = onnxruntime.InferenceSession(model, options, providers=[provider])
+        self._session = onnxruntime.InferenceSession(model, options, providers=[(provider, options_of(provider, math))])
         self._input = self._session.get_inputs()[0].name
         self._feed = {self._input: np.load(given)}
         self.version = onnxruntime.__version__
