@@ -56,6 +56,9 @@ def parser() -> OneLineParser:
     add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")
     add("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
     add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others")
+    add("--seeds", type=int, default=3, metavar="N", help="runs of MLPerf's scenarios, each with another seed")
+    add("--resident", action="store_true", help="MLPerf's scenarios: images lie on the device, nothing is copied")
+    add("--with-copies", action="store_true", help="scenario batch: a call copies from and to host memory")
     add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
     add("--overwrite", action="store_true", help="measure again what is there")
     add("--any-card", action="store_true", help="go on with a folder that another card of the same name began")
@@ -86,6 +89,8 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = options.scenario or ("server" if options.qps else "batch")
     if scenario != "server":
         made.refuse_ignored(arguments, ("slo_ms", "max_delay_ms"), f"--scenario {scenario}")
+    if scenario == "batch":
+        made.refuse_ignored(arguments, ("seeds",), "--scenario batch")
     if scenario in ("single-stream", "multi-stream"):
         made.refuse_ignored(arguments, ("batch_sizes",), f"--scenario {scenario}")
     return command(NAME, lambda stop: _infer(options, arguments, stop))
@@ -169,7 +174,8 @@ def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
 
 def _request(options: argparse.Namespace, device: torch.device) -> Inference:
     from convscope.cli.options import folder_gpu, math_on
-    from convscope.inference.request import BATCH, SERVER, Inference, check
+    from convscope.inference.request import BATCH, Inference, check
+    from convscope.inference.serving.mlperf import SERVER
 
     on_gpu = device.type == "cuda"
     return check(Inference(
@@ -183,6 +189,7 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
         warmup_iters=options.warmup, measure_iters=options.measure, min_seconds=options.min_seconds,
         energy=not options.no_energy, scenario=options.scenario or (SERVER if options.qps else BATCH),
         qps=tuple(dict.fromkeys(options.qps)), slo_ms=options.slo_ms, max_delay_ms=options.max_delay_ms,
+        seeds=options.seeds, resident=options.resident, with_copies=options.with_copies,
     ))  # fmt: skip
 
 
@@ -192,8 +199,8 @@ def _report(study: InferenceStudy, named: bool) -> int:
     Returns 1 where an engine that is there could not be measured, or none of the cells of a `named` one.
     """
     from convscope.inference import report
-    from convscope.inference.request import SERVER
     from convscope.inference.rows import TABLE
+    from convscope.inference.serving.mlperf import SERVER
     from convscope.inference.study import is_asked
 
     store, request = study.store, study.inference

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
 MODULES = {
     "cluster": "progress",
     "convolution": "roofline tolerance",
-    "inference": "loadgen",
+    "inference/serving": "search simulation",
     "power": "energy sampler",
     "profiling": "compare judgement measurement",
     "storage": "environment files lock mending paths schema store table",

@@ -11,11 +11,13 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from convscope.cli.display import Figures, grid, or_dash, size_axis, table
+from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, size_axis, table
 from convscope.inference.engines.catalogue import BASELINE
-from convscope.inference.request import BATCH, METRICS, SERVER
+from convscope.inference.request import BATCH, METRICS
+from convscope.inference.serving.mlperf import SERVER
 
 Cell = dict[Hashable, Any]
 _MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
@@ -85,23 +87,29 @@ def _scaling_line(cell: Cell) -> tuple[str, ...]:
 
 def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
     """Return how many times faster than eager a cell is by its mean latency; NaN without an eager row like it."""
-    same = [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]
-    baseline = rows[same[0] & same[1] & same[2] & same[3] & (rows["engine"] == BASELINE)]["latency_mean_ms"]
+    same = np.logical_and.reduce(
+        [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]
+    )
+    copied = rows["inputs"].fillna("") == ("" if pd.isna(cell["inputs"]) else cell["inputs"])
+    baseline = rows[same & copied & (rows["engine"] == BASELINE)]["latency_mean_ms"]
     return float(baseline.iloc[0] / cell["latency_mean_ms"]) if len(baseline) else float("nan")
 
 
 def side_by_side(rows: pd.DataFrame, every: pd.DataFrame | None = None) -> str:
-    """Return the engines side by side as Markdown, a line for each batch size, a table for each number of GPUs.
+    """Return the engines side by side as Markdown, a line for each batch size.
+
+    There is a table for each number of GPUs, without and with copies from host memory.
 
     Args:
         every: as in `cells`.
     """
     every = rows if every is None else every
     measured = rows[(rows["scenario"] == BATCH) & (rows["status"] == "ok")]
-    return "\n\n".join(_side_by_side(part, int(str(count)), every) for count, part in measured.groupby("processes"))
+    groups = measured.assign(inputs=measured["inputs"].fillna("")).groupby(["processes", "inputs"])
+    return "\n\n".join(_side_by_side(part, int(count), bool(inputs), every) for (count, inputs), part in groups)
 
 
-def _side_by_side(rows: pd.DataFrame, processes: int, every: pd.DataFrame) -> str:
+def _side_by_side(rows: pd.DataFrame, processes: int, copies: bool, every: pd.DataFrame) -> str:
     names = list(dict.fromkeys(rows["engine"]))
     header = ["batch size", "floor, ms"]
     for name in names:
@@ -122,14 +130,15 @@ def _side_by_side(rows: pd.DataFrame, processes: int, every: pd.DataFrame) -> st
     if _on_cpu(rows):
         title = "CPU" if processes == 1 else f"CPU, {processes} processes"
     title += ", each its share of the batch" if processes > 1 else ""
+    title += ", images copied from host memory" if copies else ""
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in (header, ruler, *lines))])
 
 
 def under_load(rows: pd.DataFrame) -> str:
     """Return a line for each rate of requests, and for each engine the highest rate whose p99 kept the limit."""
     loaded = rows[(rows["scenario"] == SERVER) & (rows["status"] == "ok")].sort_values(["engine", "target_qps"])
-    header = ("engine", "requests/s", "answered/s", "p50 ms", "p90 ms", "p99 ms", "mean batch", "seconds", "kept",
-              "note")  # fmt: skip
+    header = ("engine", "requests/s", "answered/s", "p50 ms", "p90 ms", "p99 ms", "of the runs", "mean batch",
+              "seconds", "kept", "note")  # fmt: skip
     lines = [table(header, [_load_line(cell) for cell in loaded.to_dict("records")])] if len(loaded) else []
     broken = rows[(rows["scenario"] == SERVER) & (rows["status"] != "ok")].to_dict("records")
     lines += [f"{cell['engine']}: {cell['status']}: {cell['reason']}" for cell in broken]
@@ -146,6 +155,7 @@ def _load_line(cell: Cell) -> tuple[str, ...]:
         f"{cell['target_qps']:,.0f}",
         f"{cell['images_per_s']:,.0f}",
         *_percentiles(cell, ".2f"),
+        interval_or_dash(cell["latency_low_ms"], cell["latency_high_ms"], ".2f"),
         or_dash(cell["mean_batch"], ".1f"),
         f"{cell['window_s']:.0f}",
         "yes" if str(cell["within_slo"]) == "True" else "no",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,19 @@ from convscope.convolution.sources.source import FirstTensor, Source
 from convscope.errors import InputError
 from convscope.inference import pictures, weights
 from convscope.inference.engines import catalogue
+from convscope.inference.serving.mlperf import (
+    HIGHEST_QPS,
+    MULTI_STREAM,
+    MULTI_STREAM_SAMPLES,
+    OFFLINE,
+    SERVER,
+    SINGLE_STREAM,
+)
 
 BATCH = "batch"
-SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE = "single-stream", "multi-stream", "server", "offline"
 SCENARIOS = (BATCH, SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE)
 """`batch` is this project's: latency and throughput of one batch size. The others are MLPerf's, by its names."""
 
-MULTI_STREAM_SAMPLES = 8  # of one query, as MLPerf Inference has it since version 2.0
 METRICS = {
     BATCH: "latency_mean_ms",
     SINGLE_STREAM: "latency_p90_ms",
@@ -41,6 +48,9 @@ class Inference:
     Attributes:
         weights: file of a state dict, "" for none.
         images: folder of photographs for trained weights, "" for those that scikit-learn brings.
+        seeds: number of LoadGen's runs of a cell, each with another seed.
+        resident: requests' images lie in the engine's input already.
+        with_copies: a call of the scenario `batch` copies the images from host memory, and the output there.
     """
 
     model: str
@@ -65,12 +75,20 @@ class Inference:
     qps: tuple[float, ...] = ()
     slo_ms: float = 15.0
     max_delay_ms: float = 0.0
+    seeds: int = 3
+    resident: bool = False
+    with_copies: bool = False
     model_digest: str = ""
 
     @property
     def device_type(self) -> str:
         """The kind of device, "cpu" or "cuda"."""
         return self.device.split(":")[0]
+
+    @property
+    def copies_images(self) -> bool:
+        """Images are copied from host memory in each call."""
+        return self.with_copies if self.scenario == BATCH else not self.resident
 
     @property
     def is_trained(self) -> bool:
@@ -101,6 +119,7 @@ def check(inference: Inference) -> Inference:
         ("--warmup", inference.warmup_iters, 0),
         ("--measure", inference.measure_iters, 1),
         ("--seed", inference.seed, 0),
+        ("--seeds", inference.seeds, 1),
         ("--max-delay-ms", inference.max_delay_ms, 0),
     ):
         at_least(option, value, least)
@@ -145,14 +164,22 @@ def _check_source(source: Source, inference: Inference) -> None:
 
 
 def _check_load(inference: Inference) -> None:
-    serving = inference.scenario == SERVER
+    serving, loaded = inference.scenario == SERVER, inference.scenario != BATCH
     if inference.qps and not serving:
         raise InputError(f"--qps is the rate of a server's requests: say --scenario {SERVER}, or leave it out")
-    if serving and inference.processes > 1:
-        raise InputError(f"--scenario {SERVER} is measured by one process: leave out --gpus")
+    if inference.with_copies and loaded:
+        raise InputError(f"--scenario {inference.scenario} copies images unless --resident: leave out --with-copies")
+    if inference.resident and not loaded:
+        raise InputError(f"--scenario {BATCH} copies nothing unless --with-copies: leave out --resident")
+    if loaded and inference.processes > 1:
+        raise InputError(f"--scenario {inference.scenario} is measured by one process: leave out --gpus")
+    if loaded and importlib.util.find_spec("mlperf_loadgen") is None:
+        needs = f"--scenario {inference.scenario} needs MLPerf's LoadGen, which is not installed"
+        raise InputError(f"{needs}: pip install 'convscope[inference]'")
     if serving and inference.max_delay_ms >= inference.slo_ms:
         raise InputError(f"--max-delay-ms {inference.max_delay_ms}: it must be less than --slo-ms {inference.slo_ms:g}")
     for rate in inference.qps:
+        at_most("--qps", math.ceil(rate), HIGHEST_QPS)
         if rate * inference.min_seconds > _REQUESTS_MOST:
             raise InputError(f"--qps {rate:g}: more than {_REQUESTS_MOST:.0e} requests in --min-seconds")
 

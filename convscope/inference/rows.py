@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from convscope.inference.loadgen import Served
+from convscope.inference.serving.mlperf import SERVER, SINGLE_STREAM, Outcome
 from convscope.power.energy import EnergyWindow
 from convscope.storage.schema import Part, Schema, same_document, with_starts
 from convscope.storage.table import Table
@@ -23,7 +23,11 @@ from convscope.timing.summary import summarize
 
 @dataclass(frozen=True)
 class InferenceKey:
-    """Name of a cell. Under a server's load `batch_size` is the batcher's limit, and the last four fields are set."""
+    """Name of a cell.
+
+    Under a server's load `batch_size` is the batcher's limit, and the four fields behind `scenario` are set. `inputs`
+    is "host" where images are copied from host memory, empty where they lie in the engine's input.
+    """
 
     model: str
     engine: str
@@ -34,6 +38,7 @@ class InferenceKey:
     slo_ms: float | None = None
     max_delay_ms: float | None = None
     sizes: str | None = None
+    inputs: str | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,14 @@ class InferenceRow(InferenceKey):
     strong_scaling_pct: float | None = None
     mean_batch: float | None = None
     within_slo: bool | None = None
+    scheduled_qps: float | None = None
+    latency_low_ms: float | None = None
+    latency_high_ms: float | None = None
+    images_per_s_low: float | None = None
+    images_per_s_high: float | None = None
+    runs: int | None = None
+    valid: bool | None = None
+    load_generator: str | None = None
     image_error: float | None = None
     image_tolerance: float | None = None
     top1_agreement_pct: float | None = None
@@ -96,12 +109,12 @@ _CELL = tuple(field.name for field in fields(InferenceKey))
 _DROPPED = ("relative_error", "tolerance", "scaling_efficiency_pct")
 _FREE = (
     *("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy"),
-    *("scenario", "qps", "slo_ms", "max_delay_ms", "weights"),
+    *("scenario", "qps", "slo_ms", "max_delay_ms", "weights", "seeds", "resident", "with_copies"),
 )
 SCHEMA = Schema(
     request="inference",
     version=3,
-    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL), _DROPPED)}),),
+    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL) - 1, _DROPPED, added=("inputs",))}),),
     free=_FREE,
     upgrades=(with_starts("inference", _FREE), same_document),
 )
@@ -131,23 +144,47 @@ def with_scaling(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
     ]
 
 
-def _engine(row: InferenceRow) -> tuple[str, str, int, str]:
-    return row.model, row.engine, row.batch_size, row.scenario
+def _engine(row: InferenceRow) -> tuple[object, ...]:
+    return row.model, row.engine, row.batch_size, row.scenario, row.inputs
 
 
-def load_figures(served: Served, slo_ms: float) -> dict[str, Any]:
-    """Return the columns of a run under load."""
-    times_ms = [1e3 * latency_s for latency_s in served.latencies_s]
-    latencies = latency_figures(times_ms) if times_ms else {"samples": 0}
-    p99_ms = latencies.get("latency_p99_ms")
+def load_figures(outcomes: Sequence[Outcome], scenario: str, slo_ms: float, seconds: float) -> dict[str, Any]:
+    """Return the columns of LoadGen's runs of a cell, which differ in their seed: medians, lowest and highest."""
+    names = [field.name for field in fields(Outcome) if field.name.startswith("latency_")]
+    latencies = {name: statistics.median(getattr(each, name) for each in outcomes) for name in names}
+    judged = [each.latency_p90_ms if scenario == SINGLE_STREAM else each.latency_p99_ms for each in outcomes]
+    rates = [each.images_per_s for each in outcomes if each.images_per_s is not None]
+    reasons = [reason for each in outcomes if (reason := _why_invalid(each, scenario, slo_ms, seconds))]
     return {
         **latencies,
-        "images_per_s": len(served.latencies_s) / served.duration_s,
-        "window_s": served.duration_s,
-        "mean_batch": statistics.fmean(served.batches) if served.batches else None,
-        "within_slo": p99_ms is not None and p99_ms <= slo_ms and not served.gave_up,
-        "reason": "the queue grew too long: the run was ended early" if served.gave_up else None,
+        "samples": sum(each.queries for each in outcomes),
+        "images_per_s": statistics.median(rates) if rates else None,
+        "window_s": sum(each.seconds for each in outcomes),
+        "mean_batch": statistics.fmean(each.mean_batch for each in outcomes),
+        "within_slo": not reasons if scenario == SERVER else None,
+        "scheduled_qps": outcomes[0].scheduled_qps,
+        "latency_low_ms": min(judged),
+        "latency_high_ms": max(judged),
+        "images_per_s_low": min(rates, default=None),
+        "images_per_s_high": max(rates, default=None),
+        "runs": len(outcomes),
+        "valid": not any(each.verdict for each in outcomes),
+        "reason": next(iter(reasons), None),
     }
+
+
+_REACHED = 0.99  # of the requests a second that were scheduled, but for the wait at the end
+
+
+def _why_invalid(outcome: Outcome, scenario: str, slo_ms: float, seconds: float) -> str:
+    """Return why a run shows nothing, or does not keep its limit; "" where it does."""
+    if outcome.gave_up:
+        return "the queue grew too long: the run was ended early"
+    if scenario == SERVER and outcome.scheduled_qps and outcome.images_per_s is not None:
+        due = _REACHED * outcome.scheduled_qps / (1 + slo_ms / 1e3 / max(seconds, outcome.seconds))
+        if outcome.images_per_s < due:
+            return f"{outcome.images_per_s:,.0f} of {outcome.scheduled_qps:,.0f} requests/s were answered"
+    return outcome.verdict
 
 
 def latency_figures(times_ms: Sequence[float]) -> dict[str, Any]:

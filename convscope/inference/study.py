@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import itertools
 import math
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar, cast
 
 import torch
@@ -28,8 +31,8 @@ from convscope.distributed import Ranks
 from convscope.failures import Failure
 from convscope.inference import agreement
 from convscope.inference.engines import catalogue
-from convscope.inference.loadgen import ServerLoad, is_complete, search
-from convscope.inference.request import BATCH, OFFLINE, SERVER, Inference
+from convscope.inference.load import LoadTest
+from convscope.inference.request import BATCH, Inference
 from convscope.inference.rows import (
     TABLE,
     InferenceKey,
@@ -39,6 +42,8 @@ from convscope.inference.rows import (
     load_figures,
     with_scaling,
 )
+from convscope.inference.serving import mlperf, search
+from convscope.inference.serving.mlperf import SERVER, Outcome
 from convscope.inference.trial import BrokenError, Built, EngineTrial, Measured
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
@@ -52,7 +57,8 @@ T = TypeVar("T")
 
 def key_of(request: Inference, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
     """Return the key of a cell of a request; under a server's load also of one of its rates."""
-    key = InferenceKey(slug(request.model), engine, batch_size, request.processes, request.scenario)
+    inputs = "host" if request.copies_images else None
+    key = InferenceKey(slug(request.model), engine, batch_size, request.processes, request.scenario, inputs=inputs)
     if request.scenario != SERVER:
         return key
     sizes = "|".join(map(str, sorted(request.batch_sizes)))
@@ -147,8 +153,7 @@ class InferenceStudy:
                 if self.inference.scenario == SERVER:
                     self._serve(engine, batch_size)
                     return
-                everyone = self.ranks.gather(self._measure(engine, batch_size))
-            figures = self._figures(everyone, batch_size)
+                figures = self._measured(engine, batch_size)
         except BrokenError as error:
             failure = error.failure
             self.note(f"{engine}, batch {batch_size}: {failure.status}: {failure.reason}")
@@ -186,6 +191,12 @@ class InferenceStudy:
                 raise BrokenError(each)
         return cast(T, value)
 
+    def _measured(self, engine: str, batch_size: int) -> dict[str, object]:
+        """Return the figures of a cell of any scenario but the server's."""
+        if self.inference.scenario == BATCH:
+            return self._figures(self.ranks.gather(self._measure(engine, batch_size)), batch_size)
+        return self._streamed(engine, batch_size)
+
     def _measure(self, engine: str, batch_size: int) -> Measured:
         """Build an engine in every process, check its output, time it, and check its output again."""
         request = self.inference
@@ -193,15 +204,29 @@ class InferenceStudy:
             thread = stack.enter_context(PlanThread(self.device))
             share = self._share(batch_size)
             runner, measured = self._together(lambda: self._trial.set_up(engine, share, thread, stack))
+            if request.with_copies:
+                self._together(lambda: thread.run(runner.copy_images))
+                measured = dataclasses.replace(measured, timing_method=runner.timing_method)
             self._together(lambda: thread.run(lambda: self._trial.warm(runner)))
-            if request.scenario != OFFLINE:
-                times_ms = self._together(lambda: thread.run(lambda: runner.latencies_ms(request.measure_iters)))
-                measured = dataclasses.replace(measured, latencies_ms=times_ms)
-            if request.scenario in (BATCH, OFFLINE):
-                measured = self._together(lambda: self._trial.window(runner, thread, measured))
+            times_ms = self._together(lambda: thread.run(lambda: runner.latencies_ms(request.measure_iters)))
+            measured = dataclasses.replace(measured, latencies_ms=times_ms)
+            measured = self._together(lambda: self._trial.window(runner, thread, measured))
             measured = self._together(lambda: self._trial.check_output(runner, share, thread, measured))
             peak_bytes = self._together(lambda: thread.run(runner.peak_memory_bytes))
             return dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
+
+    def _streamed(self, engine: str, batch_size: int) -> dict[str, object]:
+        """Return the figures of LoadGen's runs of an engine at one batch size."""
+        request = self.inference
+        with contextlib.ExitStack() as stack:
+            engines, test = self._under_test(engine, [batch_size], stack)
+            rate = self._together(test.unreached_qps)
+            outcomes = self._runs(test, engines, rate)
+            runner = engines[batch_size][0]
+            figures = load_figures(outcomes, request.scenario, request.slo_ms, request.min_seconds)
+            figures |= {"peak_memory_bytes": self._together(lambda: test.thread.run(runner.peak_memory_bytes))}
+            floor = self._floor(batch_size, batch_size, figures["images_per_s"] or 0.0)
+            return self._load_setup(engines) | figures | floor
 
     def _share(self, batch_size: int) -> int:
         """Return the number of a batch's images that one process takes."""
@@ -265,43 +290,70 @@ class InferenceStudy:
         """
         request, within = self.inference, self._within(self.key(engine, max_batch))
         rates = [rate for rate in request.qps if rate not in within]
-        if not rates if request.qps else is_complete(within):
+        if not rates if request.qps else search.is_complete(within, mlperf.HIGHEST_QPS):
             return
         with contextlib.ExitStack() as stack:
-            thread = stack.enter_context(PlanThread(self.device))
-            engines = {
-                size: self._together(lambda size=size: self._trial.set_up(engine, size, thread, stack))  # type: ignore[misc]
-                for size in sorted(request.batch_sizes)
-            }
-            runners = {size: runner for size, (runner, _) in engines.items()}
-            for runner in runners.values():
-                self._together(lambda runner=runner: thread.run(lambda: self._trial.warm(runner)))  # type: ignore[misc]
-            load = ServerLoad(request, runners, thread)
-            figures = self._setup_figures(engines[max_batch][1]) | {
-                "setup_s": sum(measured.setup_s for _, measured in engines.values()),
-                "timing_method": "time.perf_counter, from arrival to answer",
-            }
-            for rate in rates or search(within, lambda: self._together(load.first_rates)):
+            engines, test = self._under_test(engine, sorted(request.batch_sizes), stack)
+            first = functools.partial(self._together, test.first_rates)
+            for rate in rates or search.search(within, first, mlperf.HIGHEST_QPS):
                 self.stopped = self.stop()
                 if self.stopped:
                     return
-                row = self._under(load, self.key(engine, max_batch, rate), figures)
-                self._together(lambda: self._check_outputs(engines, thread))
+                row = self._under(test, engines, self.key(engine, max_batch, rate))
                 within[rate] = bool(row.within_slo)
                 self._add(row, instead_of=[self.key(engine, max_batch)])  # no rate: it could not be built then
+
+    def _under_test(
+        self, engine: str, sizes: Sequence[int], stack: contextlib.ExitStack
+    ) -> tuple[dict[int, Built], LoadTest]:
+        """Build an engine for some batch sizes, and put images for requests into host memory."""
+        thread = stack.enter_context(PlanThread(self.device))
+        engines = {
+            size: self._together(lambda size=size: self._trial.set_up(engine, size, thread, stack))  # type: ignore[misc]
+            for size in sizes
+        }
+        for runner, _ in engines.values():
+            self._together(lambda runner=runner: thread.run(lambda: self._trial.warm(runner)))  # type: ignore[misc]
+        runners = {size: runner for size, (runner, _) in engines.items()}
+        images = None if self.inference.resident else self._trial.library()
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
+        return engines, self._together(lambda: LoadTest(self.inference, runners, thread, images, folder, stack))
+
+    def _runs(self, test: LoadTest, engines: dict[int, Built], rate: float) -> list[Outcome]:
+        """Put an engine under the same load with each seed, and check what it delivered."""
+        outcomes = []
+        for seed in range(self.inference.seed, self.inference.seed + self.inference.seeds):
+            outcomes.append(self._together(lambda seed=seed: test.run(rate, seed)))  # type: ignore[misc]
+            largest = max(engines)
+            runner, measured = engines[largest]
+            checked = self._together(lambda measured=measured: self._trial.check_answers(test, measured))  # type: ignore[misc]
+            engines[largest] = runner, checked
+            if self.inference.resident:
+                self._together(lambda: self._check_outputs(engines, test.thread))
+        return outcomes
 
     def _check_outputs(self, engines: dict[int, Built], thread: PlanThread) -> None:
         """Check the output of a timed engine again, at each batch size."""
         for size, (runner, measured) in engines.items():
             engines[size] = runner, self._trial.check_output(runner, size, thread, measured)
 
-    def _under(self, load: ServerLoad, key: InferenceKey, figures: Mapping[str, object]) -> InferenceRow:
+    def _load_setup(self, engines: Mapping[int, Built]) -> dict[str, object]:
+        """Return the columns of setting up an engine for some batch sizes."""
+        every = [measured for _, measured in engines.values()]
+        return self._setup_figures(*every) | {
+            "setup_s": sum(each.setup_s for each in every),
+            "timing_method": "from a request to its answer, by LoadGen",
+            "load_generator": mlperf.version(),
+        }
+
+    def _under(self, test: LoadTest, engines: dict[int, Built], key: InferenceKey) -> InferenceRow:
         """Measure one rate."""
-        rate = key.target_qps or 0.0
+        request, rate = self.inference, key.target_qps or 0.0
         started_utc, started_s = now_utc(), time.perf_counter()
-        under_load = load_figures(self._together(lambda: load.served(rate)), self.inference.slo_ms)
+        outcomes = self._runs(test, engines, rate)
+        figures = load_figures(outcomes, request.scenario, request.slo_ms, request.min_seconds)
         run = {"started_utc": started_utc, "wall_s": time.perf_counter() - started_s}
-        row = self._row(key, **figures, **under_load, **run)
+        row = self._row(key, **self._load_setup(engines), **figures, **run)
         p99_ms = math.nan if row.latency_p99_ms is None else row.latency_p99_ms
         self.note(f"{key.engine}: {rate:g} requests/s: p99 {p99_ms:.2f} ms, batches of {row.mean_batch or 0:.1f}")
         return row

@@ -21,8 +21,10 @@ from convscope.failures import Failure
 from convscope.inference import agreement, pictures
 from convscope.inference.agreement import Agreement
 from convscope.inference.engines import catalogue
+from convscope.inference.engines.endpoint import library_size
 from convscope.inference.engines.runners import Runner
 from convscope.inference.engines.workload import BuildCost, Workload
+from convscope.inference.load import LoadTest
 from convscope.inference.request import Inference
 from convscope.power.energy import EnergyWindow
 from convscope.power.meter import Meter
@@ -30,7 +32,8 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
 from convscope.storage.table import fill
 
-_INPUTS = 2  # on which an output is checked in turn
+_CHECKS = 2  # inputs on which an output is checked in turn
+_LIBRARY, _INPUTS = 2, 3  # the input that requests take their images from; all inputs
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 
 
@@ -89,6 +92,7 @@ class EngineTrial:
 
     def __post_init__(self) -> None:
         self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self._library: torch.Tensor | None = None
         self._layers: dict[int, list[Layer]] = {}
 
     def set_up(self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack) -> Built:
@@ -112,9 +116,26 @@ class EngineTrial:
         Raises:
             BrokenError: the error of an image is larger than is allowed.
         """
-        which, judge = measured.checks % _INPUTS, self._agreement
+        which = measured.checks % _CHECKS
         images, exact = self._images(share, which), self._reference(share, which)
         outputs = thread.run(lambda: runner.output(images))
+        return dataclasses.replace(self._judged(outputs, exact, measured), checks=measured.checks + 1)
+
+    def check_answers(self, test: LoadTest, measured: Measured) -> Measured:
+        """Judge what an engine delivered under load, for some of the images that requests named.
+
+        Raises:
+            BrokenError: as `check_output`.
+        """
+        named, outputs = test.answers()
+        if not outputs.numel():
+            return measured
+        with torch.inference_mode(), self._exactly() as model:
+            exact = model(self.library()[named].to(self.device)).double().cpu()
+        return self._judged(outputs.view(exact.shape), exact, measured)
+
+    def _judged(self, outputs: torch.Tensor, exact: torch.Tensor, measured: Measured) -> Measured:
+        judge = self._agreement
         error = judge.error(outputs, exact)
         if not error <= judge.allowed:
             difference = f"the output for an image differs from eager float32 by {error:.2g} of the distance between"
@@ -123,9 +144,15 @@ class EngineTrial:
         return dataclasses.replace(
             measured,
             image_error=max(error, measured.image_error),
-            checks=measured.checks + 1,
             top1_agreement_pct=agreement.least(top1, measured.top1_agreement_pct),
         )
+
+    def library(self) -> torch.Tensor:
+        """Return the images in host memory that requests name."""
+        if self._library is None:
+            side_px = self.inference.image_size_px
+            self._library = self._images(library_size(3 * side_px**2 * 4), _LIBRARY)
+        return self._library
 
     def _images(self, count: int, which: int) -> torch.Tensor:
         """Return the images of one of `_INPUTS` inputs: each process and each input has its own."""

@@ -46,12 +46,14 @@ class Table:
         unique: columns that no two rows share all of; empty where rows may repeat.
         first: this many leading columns stand in the tables of every version; of the others an older one may lack some.
         dropped: columns of older versions that no longer mean anything; they are not read.
+        added: columns of `unique` that older versions do not have; they are empty there.
     """
 
     row_type: type[Any]
     unique: tuple[str, ...]
     first: int
     dropped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
     @property
     def columns(self) -> list[str]:
@@ -169,9 +171,10 @@ def _check(path: Path, text: str, form: Table) -> None:
         types = _types(form.row_type)  # type: ignore[arg-type]
         for cells in lines:
             _check_cells(f"{path}, line {lines.line_num}", names, cells, types)
-            key = tuple(cells[names.index(name)] for name in form.unique)
+            key = tuple(cells[names.index(name)] for name in form.unique if name in names)
             if key and key in seen:
-                what = " ".join(f"{name} {value}" for name, value in zip(form.unique, key, strict=True))
+                there = [name for name in form.unique if name in names]
+                what = " ".join(f"{name} {value}" for name, value in zip(there, key, strict=True))
                 raise InputError(f"{path}, line {lines.line_num}: {what} stands in line {seen[key]} already: {ADVICE}")
             seen[key] = lines.line_num
     except csv.Error as error:
@@ -179,7 +182,7 @@ def _check(path: Path, text: str, form: Table) -> None:
 
 
 def _check_header(path: Path, names: Sequence[str], form: Table) -> None:
-    needed = {*form.columns[: form.first], *form.unique, *({"status"} & set(form.columns))}
+    needed = {*form.columns[: form.first], *form.unique, *({"status"} & set(form.columns))} - {*form.added}
     odd = sorted(set(names) - {*form.columns, *form.dropped}) + sorted(needed - set(names))
     if odd or len(set(names)) != len(names):
         listed = ", ".join(_short(name) for name in odd[:5]) or "one twice"

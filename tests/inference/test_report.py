@@ -49,6 +49,16 @@ def test_every_cell_has_its_line_and_its_ratio_to_eager():
     assert larger.split()[8] == "-"
 
 
+def test_calls_with_copies_stand_in_a_table_of_their_own_beside_their_own_baseline():
+    copied = {"inputs": "host"}
+    rows = frame(
+        row("eager", 1, 3.0), row("graph", 1, 0.5), row("eager", 1, 4.0, **copied), row("graph", 1, 2.0, **copied)
+    )
+    resident, host = report.side_by_side(rows).split("\n\n1 GPU, images copied from host memory\n\n")
+    assert resident.splitlines()[-1] == "| 1 | 0.050 | 3.000 | 333 | 0.500 | 2,000 | 6.0 |"
+    assert host.splitlines()[-1] == "| 1 | 0.050 | 4.000 | 250 | 2.000 | 500 | 2.0 |"
+
+
 def test_the_scaling_of_several_gpus_is_a_table():
     two = dataclasses.replace(row("graph", 8, 2.0), processes=2, weak_scaling_pct=98.76)
     header, line = report.scaling(frame(row("graph", 4, 1.0), two)).splitlines()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import time
 from collections.abc import Iterator
@@ -18,12 +19,11 @@ from triton.runtime.errors import OutOfResources
 from convscope.distributed import Ranks
 from convscope.errors import InputError, MissingError, WorkerError
 from convscope.failures import Failure
-from convscope.inference import loadgen
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.catalogue import Recipe
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
-from convscope.inference.loadgen import Batcher
+from convscope.inference.load import LoadTest
 from convscope.inference.request import METRICS, build_model, check
 from convscope.inference.rows import TABLE, InferenceRow
 
@@ -147,56 +147,97 @@ def test_a_stop_ends_before_the_next_cell(tmp_path: Path):
     [
         ("single-stream", "latency_p90_ms", "images_per_s", [1]),
         ("multi-stream", "latency_p99_ms", "images_per_s", [8]),
-        ("offline", "images_per_s", "latency_mean_ms", [1, 2]),
+        ("offline", "images_per_s", "within_slo", [1, 2]),
     ],
 )
 def test_a_scenario_measures_what_its_name_means(tmp_path: Path, scenario: str, has: str, lacks: str, sizes: list[int]):
     asked = check(dataclasses.replace(ASKED, scenario=scenario))
-    rows = run(tmp_path, scenario=scenario, batch_sizes=asked.batch_sizes)
+    rows = run(tmp_path, scenario=scenario, batch_sizes=asked.batch_sizes, min_seconds=0.2, seeds=2)
     assert rows["batch_size"].tolist() == sizes
+    assert (rows["status"] == "ok").all(), rows["reason"].tolist()
     assert rows[has].notna().all()
     assert rows[lacks].isna().all()
     assert METRICS[scenario] == has
+    assert rows["valid"].all(), rows["reason"].tolist()
+    assert (rows["runs"] == 2).all()
+    assert rows["load_generator"].str.startswith("MLPerf LoadGen").all()
+    assert (rows["inputs"] == "host").all()
+    low, high = (
+        ("images_per_s_low", "images_per_s_high") if scenario == "offline" else ("latency_low_ms", "latency_high_ms")
+    )
+    assert (rows[low] <= rows[has]).all()
+    assert (rows[has] <= rows[high]).all()
+
+
+SERVER: dict[str, Any] = {"scenario": "server", "min_seconds": 0.1, "seeds": 1, "slo_ms": 50.0}
 
 
 def test_a_servers_p99_is_measured_at_each_rate(tmp_path: Path, engine: Any):
-    engine("slow", batch_s=0.01)
-    options = {"scenario": "server", "qps": (20.0, 2000.0), "slo_ms": 1000.0, "min_seconds": 0.6, "batch_sizes": (1, 2)}
-    rows = run(tmp_path, engines=("slow",), **options)
-    assert rows["target_qps"].tolist() == [20, 2000]
+    engine("slow", batch_s=0.001)
+    rows = run(tmp_path, engines=("slow",), qps=(400.0, 20_000.0), batch_sizes=(1, 2), **SERVER)
+    assert rows["target_qps"].tolist() == [400, 20_000]
     assert rows["within_slo"].tolist() == [True, False]
-    assert 10 < rows["latency_p50_ms"][0] < 1000 < rows["latency_p99_ms"][1]
+    assert rows["reason"].isna().tolist() == [True, False]
+    assert 1 < rows["latency_p50_ms"][0] < 50 < rows["latency_p99_ms"][1]
     assert rows["mean_batch"][0] < rows["mean_batch"][1] <= 2
     assert rows["batch_size"].tolist() == [2, 2]
-    assert 20 < rows["images_per_s"][1] < 201
+    assert rows["scheduled_qps"][0] == pytest.approx(400, rel=0.2)
 
 
-def test_without_rates_the_knee_is_looked_for(tmp_path: Path, engine: Any):
-    engine("slow", batch_s=0.01)
-    rows = run(tmp_path, engines=("slow",), scenario="server", slo_ms=100.0, min_seconds=0.3, batch_sizes=(1,))
-    kept = rows[rows["within_slo"]]["target_qps"]
-    assert len(rows) >= 5
-    assert 10 < kept.max() < 115
+def test_without_rates_the_knee_is_looked_for_from_both_sides(tmp_path: Path, engine: Any):
+    engine("slow", batch_s=0.004)
+    rows = run(tmp_path, engines=("slow",), batch_sizes=(8,), **(SERVER | {"slo_ms": 30.0}))
+    kept, lost = (rows[rows["within_slo"] == is_kept]["target_qps"] for is_kept in (True, False))
+    assert 500 < kept.max() < lost.max() < 4000
 
 
 def test_an_engine_that_cannot_serve_is_a_row(tmp_path: Path, engine: Any):
     engine("missing", error=MissingError("none: get one"))
-    rows = run(tmp_path, engines=("missing",), scenario="server", qps=(1.0,))
+    rows = run(tmp_path, engines=("missing",), qps=(1000.0,), **SERVER)
     assert rows[["status", "reason"]].to_numpy().tolist() == [["unsupported", "none: get one"]]
-    engine("missing", batch_s=0.01)
-    rows = run(tmp_path, engines=("missing",), scenario="server", qps=(20.0,), min_seconds=0.3)
-    assert rows[["status", "target_qps"]].to_numpy().tolist() == [["ok", 20.0]]
+    engine("missing")
+    rows = run(tmp_path, engines=("missing",), qps=(1000.0,), **SERVER)
+    assert rows[["status", "target_qps"]].to_numpy().tolist() == [["ok", 1000.0]]
 
 
 def test_a_second_call_goes_on_between_the_rates_of_the_first(tmp_path: Path, engine: Any):
-    engine("slow", batch_s=0.01)
-    options = {"scenario": "server", "slo_ms": 100.0, "min_seconds": 0.3, "batch_sizes": (1,), "engines": ("slow",)}
-    run(tmp_path, qps=(20.0, 400.0), **options)
+    engine("slow", batch_s=0.001)
+    options = {**SERVER, "batch_sizes": (1,), "engines": ("slow",)}
+    run(tmp_path, qps=(300.0, 20_000.0), **options)
     begun = study(tmp_path, **options)
-    assert begun._within(begun.key("slow", 1)) == {20.0: True, 400.0: False}
+    assert begun._within(begun.key("slow", 1)) == {300.0: True, 20_000.0: False}
     assert begun._within(begun.key("eager", 1)) == {}
-    other = study(tmp_path, **(options | {"slo_ms": 50.0}))
-    assert other._within(other.key("slow", 1)) == {}
+    for changed in ({"slo_ms": 60.0}, {"resident": True}):
+        other = study(tmp_path, **(options | changed))
+        assert other._within(other.key("slow", 1)) == {}
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_what_is_delivered_under_load_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resident: bool):
+    """An engine that is right when it is asked alone, and answers wrongly under load."""
+
+    def make(workload: Workload) -> Engine:
+        given, calls = workload.input(), iter(range(10**9))
+
+        def step() -> torch.Tensor:
+            with torch.no_grad():
+                output: torch.Tensor = workload.model(given)
+            return output if next(calls) < 60 else output.flip(1)
+
+        return workload.local(step, given), BuildCost()
+
+    monkeypatch.setitem(catalogue.ENGINES, "drifting", Recipe(make))
+    options = {**SERVER, "batch_sizes": (1,), "qps": (1000.0,), "resident": resident}
+    rows = run(tmp_path, engines=("drifting",), **options)
+    assert rows["status"].tolist() == ["wrong"]
+    assert run(tmp_path, engines=("eager",), **options)["status"].tolist() == ["wrong", "ok"]
+
+
+def test_onnxruntime_serves_from_a_process_with_all_its_batch_sizes(tmp_path: Path):
+    rows = run(tmp_path, engines=("onnxruntime",), batch_sizes=(1, 4), qps=(1000.0,), **SERVER)
+    assert rows["status"].tolist() == ["ok"], rows["reason"].tolist()
+    assert rows["within_slo"].tolist() == [True]
+    assert 0 < rows["image_error"][0] < rows["image_tolerance"][0]
 
 
 def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -217,56 +258,56 @@ def test_an_engine_that_goes_wrong_while_it_is_timed_has_no_latency(tmp_path: Pa
     assert pd.isna(row["latency_mean_ms"])
 
 
-def test_the_rates_lie_around_what_the_simulation_holds():
-    rates = loadgen.rates_around({1: 0.001, 8: 0.002}, Batcher(8), slo_ms=10.0, seed=0)
-    assert rates == sorted(rates)
-    assert rates[0] < 4000 < rates[-1] * 1.2
-    assert loadgen.between({100.0: True, 200.0: False, 50.0: True}) == [150.0]
-    assert loadgen.between({100.0: True}) == []
-    assert loadgen.between({100.0: False}) == []
-
-
-def searched(within: dict[float, bool], highest: float) -> list[float]:
-    tried = []
-    for rate in loadgen.search(within, lambda: [50.0, 75.0, 90.0, 100.0, 110.0]):
-        tried.append(rate)
-        within[rate] = rate <= highest
-    return tried
-
-
-def test_the_search_goes_on_between_what_kept_the_limit_and_what_did_not():
-    assert searched({}, 95.0) == [50, 75, 90, 100, 110, 95, 97.5]
-    assert searched({}, 200.0) == [50, 75, 90, 100, 110]
-    assert searched({51.0: True, 76.0: True}, 95.0) == [90, 100, 110, 95, 97.5]
-    assert searched(dict.fromkeys((50.0, 75.0, 90.0, 100.0), True) | {110.0: False}, 95.0) == [105.0, 102.0]
-    assert searched(dict.fromkeys((50.0, 75.0, 90.0, 100.0, 110.0), True), 95.0) == []
-
-
 def test_a_server_command_that_has_run_measures_nothing_and_other_settings_do(tmp_path: Path, engine: Any):
-    engine("slow", batch_s=0.002)
-    options = {"scenario": "server", "min_seconds": 0.2, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 60e3}
-    first = run(tmp_path, qps=(20.0, 50.0), **options)
+    engine("slow")
+    options = {**SERVER, "engines": ("slow",), "batch_sizes": (1, 2), "slo_ms": 60e3}
+    first = run(tmp_path, qps=(1000.0, 2000.0), **options)
     assert len(first) == 2
     assert first["started_utc"].notna().all()
     engine("slow", error=RuntimeError("set up again"))
-    pd.testing.assert_frame_equal(run(tmp_path, qps=(50.0, 20.0), **options), first)
-    engine("slow", batch_s=0.002)
-    for count, changed in enumerate(({"slo_ms": 1.0}, {"max_delay_ms": 9}, {"batch_sizes": (2,)}), 3):
-        rows = run(tmp_path, qps=(20.0,), **(options | changed))
+    pd.testing.assert_frame_equal(run(tmp_path, qps=(2000.0, 1000.0), **options), first)
+    engine("slow")
+    changes = {"slo_ms": 0.01}, {"max_delay_ms": 9}, {"batch_sizes": (2,)}, {"resident": True}
+    for count, changed in enumerate(changes, 3):
+        rows = run(tmp_path, qps=(1000.0,), **(options | changed))
         assert len(rows) == count
-    assert rows["within_slo"].tolist() == [True, True, False, True, True]
+    assert rows["within_slo"].tolist() == [True, True, False, True, True, True]
 
 
 def test_an_engine_that_ends_under_load_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def ended(self: loadgen.ServerLoad, rate_qps: float) -> None:
+    def ended(self: LoadTest, rate_qps: float, seed: int) -> None:
         raise WorkerError("onnxruntime: the process ended without a word")
 
-    monkeypatch.setattr(loadgen.ServerLoad, "served", ended)
-    begun = study(tmp_path, scenario="server", qps=(20.0,), batch_sizes=(1,))
+    monkeypatch.setattr(LoadTest, "run", ended)
+    begun = study(tmp_path, qps=(20.0,), batch_sizes=(1,), **SERVER)
     begun.run()
     assert begun.failed
     row = begun.store.read(TABLE).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "onnxruntime: the process ended without a word")
+
+
+def test_a_folder_of_version_2_goes_on_without_the_columns_that_meant_something_else(tmp_path: Path):
+    before = run(tmp_path, batch_sizes=(1,))
+    file, document = tmp_path / "inference.csv", tmp_path / "run.json"
+    new = [name for name in before if name.startswith(("image_", "top1", "weak", "strong", "inputs", "runs", "valid"))]
+    old = before.drop(columns=new).assign(relative_error=0.02, tolerance=0.05, scaling_efficiency_pct=86.0)
+    file.write_text(old.to_csv(index=False))
+    text = json.loads(document.read_text())
+    document.write_text(json.dumps(text | {"schema_version": 2}))
+    after = run(tmp_path, batch_sizes=(1, 2))
+    assert after["batch_size"].tolist() == [1, 2]
+    assert after["latency_mean_ms"][0] == before["latency_mean_ms"][0]
+    assert after["image_tolerance"].isna().tolist() == [True, False]
+    assert "relative_error" not in file.read_text()
+    assert json.loads(document.read_text())["schema_version"] == 3
+
+
+def test_calls_with_copies_are_cells_of_their_own(tmp_path: Path):
+    run(tmp_path, batch_sizes=(2,))
+    rows = run(tmp_path, batch_sizes=(2,), with_copies=True)
+    assert rows["status"].tolist() == ["ok", "ok"]
+    assert rows["inputs"].fillna("").tolist() == ["", "host"]
+    assert rows["timing_method"][1].endswith(", images from and output to host memory")
 
 
 def test_only_what_fails_this_time_counts_as_failed(tmp_path: Path, engine: Any):
@@ -339,7 +380,14 @@ def test_one_gpu_may_be_measured_after_several(tmp_path: Path):
         ({"min_seconds": 0.0}, "--min-seconds 0.0: a number above 0"),
         ({"slo_ms": float("nan")}, "--slo-ms nan: a number above 0"),
         ({"batch_sizes": (10**10,)}, "--batch-sizes 10000000000: so many 32×32 images have more than 1e+12 pixels"),
-        ({"qps": (1e13,), "scenario": "server"}, "--qps 1e+13: more than 1e+08 requests in --min-seconds"),
+        ({"qps": (1e13,), "scenario": "server"}, "--qps 10000000000000: it must be at most 100000"),
+        (
+            {"qps": (1e4,), "scenario": "server", "min_seconds": 1e4 + 1},
+            "--qps 10000: more than 1e+08 requests",
+        ),
+        ({"with_copies": True, "scenario": "offline"}, "--scenario offline copies images unless --resident"),
+        ({"resident": True}, "--scenario batch copies nothing unless --with-copies: leave out --resident"),
+        ({"seeds": 0}, "--seeds 0: it must be at least 1"),
         ({"max_delay_ms": 15, "scenario": "server"}, "--max-delay-ms 15: it must be less than --slo-ms 15"),
         ({"qps": (10.0,)}, "--qps is the rate of a server's requests: say --scenario server"),
         ({"qps": (-1.0,), "scenario": "server"}, "--qps -1.0: a number above 0"),

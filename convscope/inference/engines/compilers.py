@@ -36,8 +36,8 @@ def compiled_most(workload: Workload) -> Engine:
         _needs_compiler()
     path = workload.folder / "workload.pt"
     torch.save(replace(workload, make_bench=_no_bench, note=print), path)
-    command = runners.module("torch_worker", "engine", path, torch.get_num_threads())
-    runner = RemoteRunner("compile-max", command, workload.folder, "")
+    command = runners.module("torch_worker", "engine", torch.get_num_threads())
+    runner = RemoteRunner("compile-max", command, [path], workload.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     return runner, BuildCost(**runner.ready["setup"])
 
@@ -83,8 +83,9 @@ def aot(workload: Workload) -> Engine:
     input_path, threads = workload.folder / "input.pt", torch.get_num_threads()
     torch.save(given, input_path)
     del model, exported, given
-    command = runners.module("torch_worker", "package", path, input_path, workload.device, workload.math, threads)
-    runner = RemoteRunner("aot", command, workload.folder, f"{method(workload.device)}, in a process of its own")
+    command = runners.module("torch_worker", "package", workload.device, workload.math, threads)
+    timing_method = f"{method(workload.device)}, in a process of its own"
+    runner = RemoteRunner("aot", command, [path, input_path], workload.folder, timing_method)
     return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
 
 

@@ -33,9 +33,9 @@ def onnxruntime(workload: Workload) -> Engine:
     path, export = _exported(workload)
     np.save(workload.folder / "input.npy", workload.given.to(DTYPES[workload.dtype]).numpy())
     files = path, workload.folder / "input.npy"
-    command = runners.module("onnx_worker", *files, provider, torch.get_num_threads(), workload.math)
+    command = runners.module("onnx_worker", provider, torch.get_num_threads(), workload.math)
     copied = ", copies to and from the device included" if workload.on_gpu else ""
-    runner = RemoteRunner("onnxruntime", command, workload.folder, _NUMPY_METHOD + copied)
+    runner = RemoteRunner("onnxruntime", command, files, workload.folder, _NUMPY_METHOD + copied)
     remark = f"{export.remark}, version {runner.version}"
     return runner, replace(export, compile_s=runner.load_s, remark=remark, layout="nchw")
 

@@ -8,6 +8,7 @@ excludes the host's waiting. Input and output stay on the device.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import json
 import os
@@ -25,6 +26,7 @@ import torch
 
 from convscope.errors import WorkerError
 from convscope.inference.engines import worker
+from convscope.inference.serving import mlperf
 from convscope.storage.paths import ROOT
 from convscope.timing import graphs
 
@@ -58,23 +60,25 @@ class LocalRunner:
         counted: PyTorch's allocator sees all that the engine holds.
 
     Attributes:
+        result: the output of the last run, on the device.
         held_before_bytes: memory in PyTorch's allocator before the engine was built: not the engine's. PyTorch keeps a
             workspace of cuBLAS for each thread and stream, also of those that have ended.
     """
 
     held_before_bytes: int | None = None
+    _host: torch.Tensor | None = None
 
     def __init__(self, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool, counted: bool) -> None:
-        self._given, self._on_gpu, self._counted = given, given.is_cuda, counted and given.is_cuda
+        self.given, self._on_gpu, self._counted = given, given.is_cuda, counted and given.is_cuda
         self.timing_method = method(given.device)
         self._at_end: list[Callable[[], None]] = []
-        self._output = step()
+        self.result = step()
         self._wait()
         if self._on_gpu:
             torch.cuda.reset_peak_memory_stats()
 
         def run() -> None:
-            self._output = step()
+            self.result = step()
 
         self._run: Callable[[], None] = run
         if captured:
@@ -85,18 +89,37 @@ class LocalRunner:
 
     def output(self, images: torch.Tensor) -> torch.Tensor:
         """Put images in the input's place, run once and copy the output."""
-        self._given.copy_(images)
+        (self.given if self._host is None else self._host).copy_(images)
         self.call()
-        return self._output.float().cpu()
+        return self.result.float().cpu()
 
     def answer(self, images: str, output: str) -> None:
         """Run once on the images of a NumPy file and write the output as another, in float32."""
         np.save(output, self.output(torch.from_numpy(np.load(images))).numpy())
 
+    def copy_images(self) -> None:
+        """Have each call copy its images from host memory, on a GPU pinned, and its output there."""
+        run = self._run
+        source = torch.empty_like(self.given, device="cpu", pin_memory=self._on_gpu).copy_(self.given)
+        target = torch.empty(self.result.shape, dtype=self.result.dtype, pin_memory=self._on_gpu)
+
+        def copied() -> None:
+            self.given.copy_(source, non_blocking=True)
+            run()
+            target.copy_(self.result, non_blocking=True)
+
+        self._host, self._run = source, copied
+        self.timing_method += ", images from and output to host memory"
+
     def call(self) -> None:
         """Run once and wait for the result."""
         self._run()
         self._wait()
+
+    def enqueue(self) -> torch.Tensor:
+        """Enqueue one run on the current stream and return its output, which the next one may overwrite."""
+        self._run()
+        return self.result
 
     def latencies_ms(self, count: int) -> list[float]:
         """Time a number of calls, each alone."""
@@ -180,9 +203,16 @@ class RemoteRunner:
             (of the library) and `has_torch` (PyTorch is imported there) are parts.
     """
 
-    def __init__(self, engine: str, command: Sequence[str], folder: Path, timing_method: str) -> None:
-        """Start the process with a folder for its output and errors, and wait until the model is loaded."""
+    def __init__(
+        self, engine: str, command: Sequence[str], files: Sequence[object], folder: Path, timing_method: str
+    ) -> None:
+        """Start the process with a folder for its output and errors, and wait until the model is loaded.
+
+        Args:
+            files: of the model, the last arguments of the command; or those of several models, by rising batch size.
+        """
         self.timing_method = timing_method
+        self._command, self._files = command, files
         self._engine, self._errors = engine, folder / "errors.txt"
         self._images, self._output = folder / "images.npy", folder / "output.npy"
         if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
@@ -192,7 +222,12 @@ class RemoteRunner:
         given = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=given
+                [*command, *map(str, files)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=given,
             )
         try:
             self.ready = self._answer()
@@ -257,6 +292,24 @@ class RemoteRunner:
     def call(self) -> None:
         """Run once there, and wait for the result."""
         self._ask(call=[])
+
+    def together(self, others: Sequence[RemoteRunner], folder: Path) -> RemoteRunner:
+        """Start a process that has this model and others of the same engine, for `load`."""
+        files = [file for each in (self, *others) for file in each._files]
+        return RemoteRunner(self._engine, self._command, files, folder, self.timing_method)
+
+    def load(self, load: mlperf.Load, library: Path | None) -> mlperf.Outcome:
+        """Put the models there under a load of MLPerf's.
+
+        Args:
+            library: NumPy file of the images (float32) that requests name; None where they lie in the inputs.
+        """
+        return mlperf.Outcome(**self._ask(load=[dataclasses.asdict(load), str(library or "")]))
+
+    def copy_images(self) -> None:
+        """Have each call there copy its images from host memory, and its output there."""
+        self._ask(copy_images=[])
+        self.timing_method += ", images from and output to host memory"
 
     def peak_memory_bytes(self) -> int | None:
         """Return the peak of its memory there."""

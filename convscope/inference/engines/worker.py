@@ -7,12 +7,17 @@ the standard error.
 
 from __future__ import annotations
 
+import dataclasses
 import faulthandler
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+from convscope.inference.serving import mlperf
+from convscope.inference.serving.mlperf import Endpoint, Load
 
 Say = Callable[..., None]
 
@@ -28,6 +33,9 @@ class Timed(Protocol):
 
     def call(self) -> None:
         """Run once and wait for the result."""
+
+    def copy_images(self) -> None:
+        """Have each call copy its images from host memory, and its output there."""
 
     def peak_memory_bytes(self) -> int | None:
         """Return the peak of the engine's memory on the GPU since it was built, None where it is not counted."""
@@ -55,10 +63,19 @@ def channel() -> Say:
     return say
 
 
-def serve(work: Work, say: Say) -> None:
-    """Serve commands until the standard input ends."""
+def serve(works: Sequence[Work], say: Say, endpoint: Callable[[str], Endpoint]) -> None:
+    """Serve commands until the standard input ends: those of `Work` by the first model, `load` by all of them.
+
+    Args:
+        endpoint: returns the models as an endpoint that is fed with the images of a NumPy file, "" for none.
+    """
+    made = functools.cache(endpoint)
     for line in sys.stdin:
         ((name, arguments),) = json.loads(line).items()
-        if not hasattr(Work, name):
+        if name == "load":
+            load, library = arguments
+            say(value=dataclasses.asdict(mlperf.run(Load(**load), made(library))))
+        elif hasattr(Work, name):
+            say(value=getattr(works[0], name)(*arguments))
+        else:
             raise ValueError(f"nothing is known of {line!r}")
-        say(value=getattr(work, name)(*arguments))

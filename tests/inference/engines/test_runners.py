@@ -24,19 +24,19 @@ READY = json.dumps({"load_s": 0.5, "version": "1", "has_torch": False})
 def of_script(folder: Path, *lines: str) -> RemoteRunner:
     """Return one whose process is a script; it has said that it is ready."""
     script = "\n".join(["import os, signal, sys, time", f"print({READY!r}, flush=True)", *lines])
-    return RemoteRunner("it", [sys.executable, "-c", script], folder, "by nobody")
+    return RemoteRunner("it", [sys.executable, "-c", script], [], folder, "by nobody")
 
 
-def relu(folder: Path) -> list[str]:
-    """Return the command of a worker that has a ReLU."""
+def relu(folder: Path) -> tuple[list[str], list[Path]]:
+    """Return the command and the files of a worker that has a ReLU."""
     path, given = folder / "model.onnx", folder / "input.npy"
     torch.onnx.export(nn.ReLU().eval(), (torch.ones(2, 3),), str(path), dynamo=True, verbose=False)
     np.save(given, np.array([[1, -1, 2]] * 2, np.float32))
-    return runners.module("onnx_worker", path, given, "CPUExecutionProvider", 1, "fp32")
+    return runners.module("onnx_worker", "CPUExecutionProvider", 1, "fp32"), [path, given]
 
 
 def test_a_worker_does_what_it_is_asked(tmp_path: Path):
-    with closing(RemoteRunner("it", relu(tmp_path), tmp_path, "by nobody")) as found:
+    with closing(RemoteRunner("it", *relu(tmp_path), tmp_path, "by nobody")) as found:
         assert found.output(torch.tensor([[1.0, -1, 2]] * 2)).tolist() == [[1.0, 0.0, 2.0]] * 2
         assert found.output(torch.tensor([[-3.0, 4, 5]] * 2)).tolist() == [[0.0, 4.0, 5.0]] * 2
         assert len(found.latencies_ms(3)) == 3
@@ -55,7 +55,7 @@ def test_onnxruntime_is_told_whether_it_may_use_tf32(math: str, permitted: str):
 
 
 def test_a_process_that_crashes_says_where(tmp_path: Path):
-    with closing(RemoteRunner("it", relu(tmp_path), tmp_path, "by nobody")) as found:
+    with closing(RemoteRunner("it", *relu(tmp_path), tmp_path, "by nobody")) as found:
         found._process.send_signal(signal.SIGSEGV)
         with pytest.raises(WorkerError, match=r"^it: its process was ended by SIGSEGV in \w+ \(\w+\.py:\d+\)$"):
             found.latencies_ms(1_000_000)
@@ -65,7 +65,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path):
     command = relu(tmp_path)
     (tmp_path / "model.onnx").write_bytes(b"this is no model")
     with pytest.raises(WorkerError, match=r"^it: .*(INVALID|Protobuf|failed)"):
-        RemoteRunner("it", command, tmp_path, "by nobody")
+        RemoteRunner("it", *command, tmp_path, "by nobody")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_every_end_is_a_message(line: str, said: str, tmp_path: Path):
 
 def test_what_begins_with_something_else_is_closed(tmp_path: Path):
     with pytest.raises(KeyError, match="load_s"):
-        RemoteRunner("it", [sys.executable, "-c", "print('{}', flush=True); input()"], tmp_path, "by nobody")
+        RemoteRunner("it", [sys.executable, "-c", "print('{}', flush=True); input()"], [], tmp_path, "by nobody")
 
 
 def test_a_process_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
