@@ -54,13 +54,19 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
         or_dash(cell["images_per_s"], ",.0f"),
         or_dash(times_baseline(cell, rows), ".1f"),
         or_dash(cell["times_floor"], ".1f"),
-        or_dash(cell["energy_per_image_j"] * 1e3, ".1f"),
+        _energy(cell),
         or_dash(cell["peak_memory_bytes"] / 1e6, ",.0f"),
         or_dash(cell["setup_s"], ".1f"),
         or_dash(cell["disk_bytes"] / 1e6, ".1f"),
         or_dash(cell["image_error"], ".1e"),
         "" if cell["scenario"] == BATCH else f"{cell['scenario']}: {metric} {or_dash(cell[metric], ',.3f')}",
     )
+
+
+def _energy(cell: Cell) -> str:
+    """Return an image's energy with its uncertainty, in mJ."""
+    spread = or_dash(cell["energy_uncertainty_j"] * 1e3, ".1f")
+    return or_dash(cell["energy_per_image_j"] * 1e3, ".1f") + ("" if spread == "-" else f" ± {spread}")
 
 
 def _percentiles(cell: Cell, spec: str) -> list[str]:
@@ -106,7 +112,7 @@ def side_by_side(rows: pd.DataFrame, every: pd.DataFrame | None = None) -> str:
     every = rows if every is None else every
     measured = rows[(rows["scenario"] == BATCH) & (rows["status"] == "ok")]
     groups = measured.assign(inputs=measured["inputs"].fillna("")).groupby(["processes", "inputs"])
-    return "\n\n".join(_side_by_side(part, int(count), bool(inputs), every) for (count, inputs), part in groups)
+    return "\n\n".join(_side_by_side(part, int(str(count)), bool(inputs), every) for (count, inputs), part in groups)
 
 
 def _side_by_side(rows: pd.DataFrame, processes: int, copies: bool, every: pd.DataFrame) -> str:

@@ -27,7 +27,7 @@ def frame(*rows: InferenceRow) -> pd.DataFrame:
 BATCHES = frame(
     row("eager", 1, 3.0, latency_std_ms=0.1, latency_p99_ms=3.5),
     row("graph", 1, 0.5, times_floor=10.0),
-    row("graph", 8, 1.0),
+    row("graph", 8, 1.0, energy_per_image_j=0.0205, energy_uncertainty_j=0.0004),
     row("aot", 1, None, status="unsupported", reason="install it"),
 )
 
@@ -47,6 +47,7 @@ def test_every_cell_has_its_line_and_its_ratio_to_eager():
     assert " 10.0 " in graph
     assert aot.endswith("unsupported: install it")
     assert larger.split()[8] == "-"
+    assert " 20.5 ± 0.4 " in larger
 
 
 def test_calls_with_copies_stand_in_a_table_of_their_own_beside_their_own_baseline():
