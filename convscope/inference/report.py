@@ -96,7 +96,7 @@ def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
     same = np.logical_and.reduce(
         [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]
     )
-    copied = rows["inputs"].fillna("") == ("" if pd.isna(cell["inputs"]) else cell["inputs"])
+    copied: pd.Series[bool] = rows["inputs"].fillna("") == ("" if pd.isna(cell["inputs"]) else cell["inputs"])
     baseline = rows[same & copied & (rows["engine"] == BASELINE)]["latency_mean_ms"]
     return float(baseline.iloc[0] / cell["latency_mean_ms"]) if len(baseline) else float("nan")
 
