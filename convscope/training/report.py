@@ -6,6 +6,7 @@ the figures it follows from. Curves are for TensorBoard, pictures show all cells
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 
 from convscope.cli.display import Figures, grid, or_dash, size_axis, table
 from convscope.storage.table import columns
-from convscope.training.operators import ACTIVATION, COPIES, NORMALISATION
+from convscope.training.operators import ACTIVATION, CONVOLUTION, COPIES, NORMALISATION
 from convscope.training.rows import TrainingKey, TrainingRow
 from convscope.training.step import PHASES
 from convscope.training.trainer import Trained, phase_times
@@ -23,7 +24,9 @@ NAMES = columns(TrainingKey)
 SERIES = ["model", "processes", "compiled"]
 TOTALS = ("throughput_samples_per_s", "peak_memory_bytes", "energy_per_sample_j")
 TOP = 10
-_HOST_BOUND, _DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL, _UNSTEADY = 0.9, 0.1, 0.25, 1.2, 0.8, 2.0
+_DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL, _UNSTEADY = 0.1, 0.25, 1.2, 0.8, 2.0
+# Shares of a step's operators (%) that guides of this exercise give, by category.
+_QUOTED_PCT = {CONVOLUTION: (65, 75), NORMALISATION: (10, 15), COPIES: (5, 10)}
 
 Cell = dict[str, Any]
 
@@ -95,12 +98,16 @@ def _metrics(cell: Cell) -> list[str]:
     def timed(name: str) -> str:
         mean, std, p95 = (or_dash(cell[f"{name}_{kind}"], ".2f") for kind in ("ms", "std_ms", "p95_ms"))
         share = "" if name == "step" else f", {100 * cell[f'{name}_ms'] / cell['step_ms']:.1f} %"
-        return f"{mean} ± {std} ms (p95 {p95}{share})"
+        on_gpu_ms = math.nan if name == "step" else cell[f"{name}_gpu_ms"]
+        kernels = "" if pd.isna(on_gpu_ms) else f"; kernels {on_gpu_ms:.2f} ms"
+        return f"{mean} ± {std} ms (p95 {p95}{share}{kernels})"
 
     lines = [f"throughput: {cell['throughput_samples_per_s']:,.1f} samples/s"]
     lines += [f"{name} time: {timed(name)}" for name in ("step", *PHASES)]
+    if cell["host_bound"] is True:
+        lines.append("host-bound: the GPU waits, and the phases are times of the host")
     if not pd.isna(cell["launch_ms"]):
-        lines.append(f"host's launch of a step: {cell['launch_ms']:.2f} ms")
+        lines.append(f"host's time for a step, without its data: {cell['launch_ms']:.2f} ms")
     if not pd.isna(cell["gpu_busy_ms"]):
         share_pct = 100 * cell["gpu_busy_ms"] / cell["step_ms"]
         lines.append(f"GPU busy in a step: {cell['gpu_busy_ms']:.2f} ms ({share_pct:.1f} %)")
@@ -122,7 +129,9 @@ def _top(operators: pd.DataFrame) -> list[str]:
     shares = operators.groupby("operator")["share_pct"].sum().nlargest(TOP)
     kinds = operators.groupby("category")["share_pct"].sum().sort_values(ascending=False)
     lines = [f"{number:2}. {name}: {share:.1f} %" for number, (name, share) in enumerate(shares.items(), 1)]
-    return [*lines, "    " + ", ".join(f"{kind} {share:.1f} %" for kind, share in kinds.items())]
+    lines.append("    " + ", ".join(f"{kind} {share:.1f} %" for kind, share in kinds.items()))
+    quoted = ", ".join(f"{kind} {low} to {high} %" for kind, (low, high) in _QUOTED_PCT.items())
+    return [*lines, f"    often quoted: {quoted}"]
 
 
 def opportunities(
@@ -131,9 +140,10 @@ def opportunities(
     """Return advice that could make the cell faster, each with the figures it follows from."""
     advice = []
     step_ms = cell["step_ms"]
-    if cell["launch_ms"] >= _HOST_BOUND * step_ms:
+    if cell["host_bound"] is True:
+        rest_ms = step_ms - cell["data_ms"]
         advice.append(
-            f"host-bound: launching a step takes the host {cell['launch_ms']:.2f} ms of its {step_ms:.2f}: "
+            f"host-bound: the host takes {cell['launch_ms']:.2f} ms to launch what takes {rest_ms:.2f}: "
             "fewer launches (--compile, a larger batch) help, a faster GPU does not"
         )
     if cell["step_p95_ms"] >= _UNSTEADY * step_ms:

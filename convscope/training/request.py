@@ -38,11 +38,15 @@ class Training:
     epochs: int = 5
     max_steps: int | None = None
     skipped_steps: int = 10
-    learning_rate: float = 0.1
-    momentum: float = 0.0
+    learning_rate: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    fused_optimizer: bool = False
     workers: int = 0
     dtype: str = "float32"
+    layout: str = "nchw"
     math: str = "tf32"
+    cudnn_benchmark: bool = False
     seed: int = 42
     deterministic: bool = False
     profiler: bool = False
@@ -85,6 +89,10 @@ def check(training: Training) -> Training:
     _check_sizes(training)
     if not (0 < training.learning_rate < math.inf and training.momentum < 1):
         raise InputError("--learning-rate must be a number above 0, --momentum one from 0 to less than 1")
+    if not 0 <= training.weight_decay < math.inf:
+        raise InputError(f"--weight-decay {training.weight_decay}: a number of at least 0")
+    if training.cudnn_benchmark and training.deterministic:
+        raise InputError("--cudnn-benchmark picks another algorithm each time: leave out --deterministic, or it")
     if training.dataset != "synthetic" and training.classes != datasets.CLASSES:
         raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
     algorithm = algorithms.find(training.algorithm)
@@ -92,8 +100,9 @@ def check(training: Training) -> Training:
         raise InputError(f"{algorithm.name} is for run_profile.py and run_verify.py: choose another --algorithm")
     if (reason := algorithms.why_not_on_device(algorithm, training.device_type)) is not None:
         raise InputError(f"{reason}: choose another --algorithm, or another --device")
-    if algorithm.name != "torch" and (training.compiled or training.dtype != "float32"):
-        raise InputError(f"--algorithm {algorithm.name} trains in float32 and without --compile")
+    plain = training.dtype == "float32" and training.layout == "nchw" and not training.compiled
+    if algorithm.name != "torch" and not plain:
+        raise InputError(f"--algorithm {algorithm.name} trains in float32, in nchw and without --compile")
     if training.profile_memory and not training.profiler:
         raise InputError("--profile-memory is a part of the trace: say --enable-pytorch-profiler too")
     sources = _sources(training.models)

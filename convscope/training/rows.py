@@ -48,6 +48,11 @@ class TrainingRow(TrainingKey):
     skipped_steps: int | None = None
     window_s: float | None = None
     launch_ms: float | None = None
+    host_bound: bool | None = None
+    data_gpu_ms: float | None = None
+    forward_gpu_ms: float | None = None
+    backward_gpu_ms: float | None = None
+    optimizer_gpu_ms: float | None = None
     gpu_busy_ms: float | None = None
     peak_memory_bytes: int | None = None
     mean_memory_bytes: int | None = None
@@ -64,7 +69,13 @@ class TrainingRow(TrainingKey):
     stem: str | None = None
     algorithm: str | None = None
     dtype: str | None = None
+    layout: str | None = None
     math: str | None = None
+    cudnn_benchmark: bool | None = None
+    fused_optimizer: bool | None = None
+    learning_rate: float | None = None
+    momentum: float | None = None
+    weight_decay: float | None = None
     device: str | None = None
     started_utc: str | None = None
     wall_s: float | None = None

@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -67,7 +67,8 @@ class TrainingStudy:
         Nothing is timed after the first trace: CUPTI makes later steps of its process longer. Where one of several
         processes fails, all end: they may no longer be at the same step.
         """
-        with backends.math(self.training.math), deterministic(self.training.deterministic):
+        searched = backends.searching(self.training.cudnn_benchmark)
+        with backends.math(self.training.math), searched, deterministic(self.training.deterministic):
             cells = cells_of(self.training)
             done = self._everywhere(lambda: set(self.store.cells()))
             whole = self._each([key for key in cells if key not in done], lambda key: self._cell(key, cells[key]))
@@ -118,7 +119,8 @@ class TrainingStudy:
             rows = self.store.objects("training")["training"]
             row = next(row for row in rows if self.store.schema.parts[0].key_of_row(row) == key)
             if profile.kernels:
-                self.store.update([dataclasses.replace(row, gpu_busy_ms=profile.busy_ms)])
+                by_phase: dict[str, Any] = {f"{phase}_gpu_ms": profile.total_ms([phase]) for phase in PHASES}
+                self.store.update([dataclasses.replace(row, gpu_busy_ms=profile.busy_ms, **by_phase)])
             is_traced = key in self._cells_in("operators")  # without the memory that is asked for now
             found = _trace_rows(key, profile)
             self.store.extend([each for each in found if isinstance(each, MemoryRow)] if is_traced else found)
@@ -186,6 +188,10 @@ class TrainingStudy:
         release(self.device)
 
 
+HOST_BOUND = 0.9
+"""Share of a step without its data, from which on the host's time for it means that the GPU waits for the host."""
+
+
 def cells_of(request: Training) -> dict[TrainingKey, str]:
     """Return the name of the model of each cell of a request."""
     return {
@@ -235,6 +241,10 @@ def _figures(everyone: Sequence[Trained], batch_size: int, on_gpu: bool) -> dict
     for name, times_ms in phase_times(first).items():
         times = summarize(times_ms)
         figures |= {f"{name}_ms": times.mean_ms, f"{name}_std_ms": times.std_ms, f"{name}_p95_ms": times.p95_ms}
+    if first.launch_ms is not None:
+        by_phase = phase_times(first)
+        computing_ms = statistics.fmean(by_phase["step"]) - statistics.fmean(by_phase["data"])
+        figures["host_bound"] = first.launch_ms >= HOST_BOUND * computing_ms
     return figures | _energy(everyone if on_gpu else everyone[:1], throughput)
 
 

@@ -1,7 +1,7 @@
 """Training of one model at one batch size, measured: times, energy and memory of the steps, then a trace.
 
 A window covers the steps of each epoch, except the very first steps, and closes before the held-out images are tested.
-The GPU is waited for at a window's ends only. The host's cost of a launch, memory and the trace, which would disturb
+The GPU is waited for at a window's ends only. The host's cost of a step, memory and the trace, which would disturb
 the steps, are measured on further steps afterwards.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from convscope.convolution import algorithms, assignment, models, swap
+from convscope.convolution import algorithms, assignment, backends, models, swap
 from convscope.convolution.operator import card_check
 from convscope.distributed import Ranks
 from convscope.errors import InputError
@@ -82,7 +82,8 @@ class Trainer:
         torch.manual_seed(training.seed)
         self._model = models.classifier(model, training.classes, training.stem, training.seed)
         assigned = self._assigned(model, batch_size)
-        self._model.to(device)
+        memory = backends.LAYOUTS[training.layout]
+        self._model.to(device, memory_format=memory)  # type: ignore[call-overload]
         swap.Swap(self._model).apply(assigned)
         network = ranks.wrapped(self._model, device)
         if training.compiled:
@@ -92,8 +93,10 @@ class Trainer:
         self.total_steps = min(all_steps, training.max_steps or all_steps)
         # Of few steps half are timed: a large batch leaves few in an epoch.
         skipped = training.skipped_steps if self.total_steps > training.skipped_steps else self.total_steps // 2
-        autocast = training.dtype == "bfloat16"
-        self._stepper = Stepper(network, device, training.learning_rate, training.momentum, self.total_steps, autocast)
+        self._stepper = Stepper(
+            network, device, training.learning_rate, training.momentum, training.weight_decay, self.total_steps,
+            training.dtype == "bfloat16", training.fused_optimizer, memory,
+        )  # fmt: skip
         self._clock = StepClock(self._on_gpu)
         self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()), skipped)
 
@@ -160,10 +163,11 @@ class Trainer:
         return itertools.chain.from_iterable(itertools.repeat(self._loader))
 
     def _launch_ms(self, batches: Iterator[LabelledBatch]) -> float:
-        """Return the host's time for one step while nothing keeps it waiting."""
+        """Return the host's time for one step while nothing keeps it waiting, its images on the device already."""
+        batch = self._stepper.moved(next(batches))
         self._wait()
         started_s = time.perf_counter()
-        self._stepper.step(batches)
+        self._stepper.step(iter([batch]))
         return (time.perf_counter() - started_s) * 1e3
 
     def trace(self, path: Path) -> StepProfile:

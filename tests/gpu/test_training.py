@@ -33,7 +33,7 @@ def test_the_phases_add_up_to_what_the_wall_clock_gives_a_step(tmp_path: Path):
 def test_no_step_waits_for_the_gpu():
     device = torch.device("cuda")
     model = models.classifier("torchvision:resnet18", 10, "cifar", 0).to(device)
-    stepper, clock = Stepper(model, device, 0.1, 0.0, 4), StepClock(on_gpu=True)
+    stepper, clock = Stepper(model, device, 0.1, 0.0, 0.0, 4), StepClock(on_gpu=True)
     batch = torch.randn(8, 3, 32, 32).pin_memory(), torch.zeros(8, dtype=torch.long).pin_memory()
     stepper.step(iter([batch]), lambda: None)
     with warnings.catch_warnings():

@@ -76,7 +76,7 @@ class Small(nn.Module):
 
 @pytest.fixture(scope="module")
 def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[StepProfile, Path]:
-    stepper = Stepper(Small(), torch.device("cpu"), learning_rate=0.1, momentum=0.0, steps=5)
+    stepper = Stepper(Small(), torch.device("cpu"), learning_rate=0.1, momentum=0.0, weight_decay=0.0, steps=5)
     batch = torch.randn(4, 3, 32, 32), torch.zeros(4, dtype=torch.long)
     ranges = PhaseRanges()
 

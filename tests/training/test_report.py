@@ -52,7 +52,11 @@ def test_nothing_stands_out_where_the_gpu_is_busy_with_convolutions():
 @pytest.mark.parametrize(
     ("change", "shares", "said"),
     [
-        ({"launch_ms": 31.0}, {}, "host-bound: launching a step takes the host 31.00 ms of its 32.00"),
+        (
+            {"launch_ms": 30.0, "host_bound": True},
+            {},
+            "host-bound: the host takes 30.00 ms to launch what takes 31.00: ",
+        ),
         ({"step_p95_ms": 70.0}, {}, "unsteady: one step in 20 takes 70.00 ms and more, the mean is 32.00"),
         ({"data_ms": 16.0}, {}, "waits for data: 50 % of a step: more --num-workers"),
         ({}, {"normalisation": 20, "copies": 10}, "memory-bound: 30 % goes to normalisation, activation and copies"),
@@ -90,7 +94,7 @@ def test_a_summary_has_the_metrics_in_the_usual_order():
         "- forward time: 10.00 ± 0.10 ms (p95 10.20, 31.2 %)",
         "- backward time: 20.00 ± 0.10 ms (p95 20.20, 62.5 %)",
         "- optimizer time: 1.00 ± 0.10 ms (p95 1.20, 3.1 %)",
-        "- host's launch of a step: 8.00 ms",
+        "- host's time for a step, without its data: 8.00 ms",
         "- memory: peak 282.0 MB, mean 200.0 MB",
         "- energy: 250.000 ± 1.000 mJ a sample at 250.0 W",
         "- loss 0.1000, accuracy 97.5 % on held-out images",
@@ -99,9 +103,18 @@ def test_a_summary_has_the_metrics_in_the_usual_order():
         " 1. aten::convolution: 90.0 %",
         " 2. aten::activation: 10.0 %",
         "    convolution 90.0 %, activation 10.0 %",
+        "    often quoted: convolution 65 to 75 %, normalisation 10 to 15 %, copies 5 to 10 %",
         "opportunities",
         "- none that stands out",
     ]
+
+
+def test_phases_of_a_host_bound_step_are_marked_and_have_the_time_of_their_kernels():
+    phases = {"data_gpu_ms": 0.0, "forward_gpu_ms": 2.5, "backward_gpu_ms": 5.0, "optimizer_gpu_ms": 0.25}
+    table = training({"host_bound": True, "launch_ms": 31.0, "gpu_busy_ms": 7.75, **phases})
+    lines = report.summary(table.to_dict("records")[0], operators(), table, None).splitlines()
+    assert "- forward time: 10.00 ± 0.10 ms (p95 10.20, 31.2 %; kernels 2.50 ms)" in lines
+    assert "- host-bound: the GPU waits, and the phases are times of the host" in lines
 
 
 def test_the_matrix_has_a_line_for_every_cell_those_too_that_did_not_fit():

@@ -21,8 +21,14 @@ from convscope.training.request import folder_name
         ({"dataset": "digits", "classes": 9}, "--num-classes 9: digits has 10"),
         ({"algorithm": "gemm"}, "gemm needs a CUDA device"),
         ({"algorithm": "autotune"}, "autotune is for run_profile.py and run_verify.py: choose another --algorithm"),
-        ({"algorithm": "direct", "dtype": "bfloat16"}, "--algorithm direct trains in float32 and without --compile"),
-        ({"algorithm": "direct", "compiled": True}, "--algorithm direct trains in float32 and without --compile"),
+        (
+            {"algorithm": "direct", "dtype": "bfloat16"},
+            "--algorithm direct trains in float32, in nchw and without --compile",
+        ),
+        (
+            {"algorithm": "direct", "compiled": True},
+            "--algorithm direct trains in float32, in nchw and without --compile",
+        ),
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),
         ({"workers": 100_000}, "--num-workers 100000: at most "),
         ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),

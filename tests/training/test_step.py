@@ -23,7 +23,7 @@ class Line(nn.Module):
 
 
 def stepper(**changes) -> step.Stepper:
-    options = {"learning_rate": 0.1, "momentum": 0.0, "steps": 4}
+    options = {"learning_rate": 0.1, "momentum": 0.0, "weight_decay": 5e-4, "steps": 4}
     return step.Stepper(Line(), torch.device("cpu"), **options | changes)
 
 
