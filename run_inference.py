@@ -59,6 +59,7 @@ def parser() -> OneLineParser:
     add("--seeds", type=int, default=3, metavar="N", help="runs of MLPerf's scenarios, each with another seed")
     add("--resident", action="store_true", help="MLPerf's scenarios: images lie on the device, nothing is copied")
     add("--with-copies", action="store_true", help="scenario batch: a call copies from and to host memory")
+    add("--keep", action="store_true", help="keep compiled files (.pt2, .onnx, .plan), with a program that runs them")
     add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
     add("--overwrite", action="store_true", help="measure again what is there")
     add("--any-card", action="store_true", help="go on with a folder that another card of the same name began")
@@ -190,6 +191,7 @@ def _request(options: argparse.Namespace, device: torch.device) -> Inference:
         energy=not options.no_energy, scenario=options.scenario or (SERVER if options.qps else BATCH),
         qps=tuple(dict.fromkeys(options.qps)), slo_ms=options.slo_ms, max_delay_ms=options.max_delay_ms,
         seeds=options.seeds, resident=options.resident, with_copies=options.with_copies,
+        keep=options.keep,
     ))  # fmt: skip
 
 

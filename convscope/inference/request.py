@@ -50,6 +50,7 @@ class Inference:
         images: folder of photographs for trained weights, "" for those that scikit-learn brings.
         seeds: number of LoadGen's runs of a cell, each with another seed.
         resident: requests' images lie in the engine's input already.
+        keep: engines that are files are kept, with a program that runs them.
         with_copies: a call of the scenario `batch` copies the images from host memory, and the output there.
     """
 
@@ -78,6 +79,7 @@ class Inference:
     seeds: int = 3
     resident: bool = False
     with_copies: bool = False
+    keep: bool = False
     model_digest: str = ""
 
     @property

@@ -109,7 +109,7 @@ _CELL = tuple(field.name for field in fields(InferenceKey))
 _DROPPED = ("relative_error", "tolerance", "scaling_efficiency_pct")
 _FREE = (
     *("engines", "batch_sizes", "device", "processes", "warmup_iters", "measure_iters", "min_seconds", "energy"),
-    *("scenario", "qps", "slo_ms", "max_delay_ms", "weights", "seeds", "resident", "with_copies"),
+    *("scenario", "qps", "slo_ms", "max_delay_ms", "weights", "seeds", "resident", "with_copies", "keep"),
 )
 SCHEMA = Schema(
     request="inference",

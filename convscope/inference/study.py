@@ -115,8 +115,16 @@ class InferenceStudy:
     measured: int = 0
 
     def __post_init__(self) -> None:
+        keep_in = self.store.path / "engines" if self.inference.keep and self.ranks.is_first else None
         self._trial = EngineTrial(
-            self.inference, self.model, self.device, self.ranks.rank, self.open_meter, self.make_bench, self.note
+            self.inference,
+            self.model,
+            self.device,
+            self.ranks.rank,
+            self.open_meter,
+            self.make_bench,
+            self.note,
+            keep_in,
         )
 
     def run(self) -> None:
@@ -255,7 +263,8 @@ class InferenceStudy:
 
     def _setup_figures(self, first: Measured, *others: Measured) -> dict[str, object]:
         """Return the cost of building an engine, and the largest error of its output, as columns."""
-        return dataclasses.asdict(first.cost) | {
+        cost = {name: value for name, value in dataclasses.asdict(first.cost).items() if name != "files"}
+        return cost | {
             "layout": first.cost.layout or self.inference.layout,
             "image_error": max(each.image_error for each in (first, *others)),
             "image_tolerance": max(each.image_tolerance for each in (first, *others)),

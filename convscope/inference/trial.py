@@ -20,7 +20,7 @@ from convscope.convolution.layer import Layer
 from convscope.failures import Failure
 from convscope.inference import agreement, pictures
 from convscope.inference.agreement import Agreement
-from convscope.inference.engines import catalogue
+from convscope.inference.engines import catalogue, keeping
 from convscope.inference.engines.endpoint import library_size
 from convscope.inference.engines.runners import Runner
 from convscope.inference.engines.workload import BuildCost, Workload
@@ -80,6 +80,7 @@ class EngineTrial:
         rank: number of this process; each process has its own images.
         open_meter: opens the power sensors for the length of a window: their thread disturbs times taken outside one.
         make_bench: as in `Workload`.
+        keep_in: folder for the files of engines that have been built; None keeps none.
     """
 
     inference: Inference
@@ -89,6 +90,7 @@ class EngineTrial:
     open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
     make_bench: Callable[[Run, nn.Module], Bench]
     note: Callable[[str], None]
+    keep_in: Path | None = None
 
     def __post_init__(self) -> None:
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -105,8 +107,11 @@ class EngineTrial:
         runner, cost = thread.run(lambda: catalogue.make(engine, workload))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: thread.run(runner.close))
-        measured = Measured(cost, runner.timing_method, allowed, setup_s)
-        return runner, self.check_output(runner, share, thread, measured)
+        measured = self.check_output(runner, share, thread, Measured(cost, runner.timing_method, allowed, setup_s))
+        if self.keep_in is not None:
+            kept, layout = self.keep_in / f"{engine}_batch{share}", cost.layout or request.layout
+            keeping.keep(cost.files, kept, given, request.dtype, layout, self.device.type == "cuda")
+        return runner, measured
 
     def check_output(self, runner: Runner, share: int, thread: PlanThread, measured: Measured) -> Measured:
         """Run once and judge the output against eager float32, on other images than the check before.

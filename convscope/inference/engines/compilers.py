@@ -86,7 +86,8 @@ def aot(workload: Workload) -> Engine:
     command = runners.module("torch_worker", "package", workload.device, workload.math, threads)
     timing_method = f"{method(workload.device)}, in a process of its own"
     runner = RemoteRunner("aot", command, [path, input_path], workload.folder, timing_method)
-    return runner, BuildCost(exported_s - started_s, compile_s + runner.load_s, Path(path).stat().st_size, remark)
+    size_bytes, compile_s = Path(path).stat().st_size, compile_s + runner.load_s
+    return runner, BuildCost(exported_s - started_s, compile_s, size_bytes, remark, files=(Path(path),))
 
 
 def _needs_compiler() -> str:

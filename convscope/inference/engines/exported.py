@@ -75,7 +75,8 @@ def tensorrt(workload: Workload) -> Engine:
 
     compile_s = time.perf_counter() - started_s
     remark = f"{export.remark}, version {trt.__version__}"
-    cost = BuildCost(export.export_s, compile_s, plan.nbytes, remark, "nchw")
+    (workload.folder / "model.plan").write_bytes(plan)
+    cost = BuildCost(export.export_s, compile_s, plan.nbytes, remark, "nchw", (workload.folder / "model.plan",))
     return workload.local(step, given, captured=True, counted=False), cost
 
 
@@ -86,5 +87,6 @@ def _exported(workload: Workload) -> tuple[Path, BuildCost]:
     started_s = time.perf_counter()
     torch.onnx.export(model.to(dtype), (workload.given.to(dtype),), str(path), dynamo=True, verbose=False)
     export_s = time.perf_counter() - started_s
-    disk_bytes = sum(file.stat().st_size for file in workload.folder.iterdir())
-    return path, BuildCost(export_s=export_s, disk_bytes=disk_bytes, remark=remark)
+    files = tuple(workload.folder.iterdir())
+    disk_bytes = sum(file.stat().st_size for file in files)
+    return path, BuildCost(export_s=export_s, disk_bytes=disk_bytes, remark=remark, files=files)

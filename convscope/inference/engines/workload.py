@@ -72,13 +72,18 @@ class Workload:
 
 @dataclass(frozen=True)
 class BuildCost:
-    """Cost of building an engine: seconds of its steps, bytes of its files, a remark; and the layout it runs in."""
+    """Cost of building an engine: seconds of its steps, bytes of its files, a remark; and the layout it runs in.
+
+    Attributes:
+        files: what is deployed, in the workload's folder.
+    """
 
     export_s: float | None = None
     compile_s: float | None = None
     disk_bytes: int | None = None
     remark: str | None = None
     layout: str | None = None
+    files: tuple[Path, ...] = ()
 
 
 Engine = tuple[Runner, BuildCost]

@@ -1,0 +1,80 @@
+"""Files of engines that are kept: the program beside them runs them, and computes the same."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fakes.inference import Small, run
+
+from convscope.errors import MissingError
+from convscope.inference.engines import catalogue, keeping
+from convscope.inference.engines.workload import Workload
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; exec(open('run.py').read())"
+
+
+def test_an_exported_model_runs_without_pytorch(tmp_path: Path):
+    rows = run(tmp_path, engines=("eager", "onnxruntime"), batch_sizes=(2,), keep=True)
+    assert rows["status"].tolist() == ["ok", "ok"]
+    (folder,) = (tmp_path / "engines").iterdir()
+    assert folder.name == "onnxruntime_batch2"
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], cwd=folder, check=True, timeout=60)
+    given, output = (torch.from_numpy(np.load(folder / name)) for name in ("images.npy", "output.npy"))
+    assert given.shape == (2, 3, 32, 32)
+    assert output.shape == (2, 4)
+    assert output.isfinite().all()
+
+
+def test_nothing_is_kept_unless_that_is_asked_for(tmp_path: Path):
+    run(tmp_path, engines=("onnxruntime",), batch_sizes=(2,))
+    assert not (tmp_path / "engines").exists()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "program", "said"),
+    [
+        (".onnx", "run.py", "onnxruntime.InferenceSession"),
+        (".plan", "run.py", "deserialize_cuda_engine"),
+        (".pt2", "run.cpp", 'model("model.pt2")'),
+    ],
+)
+def test_each_kind_of_file_has_its_program(tmp_path: Path, suffix: str, program: str, said: str):
+    (tmp_path / f"model{suffix}").write_bytes(b"a model")
+    keeping.keep([tmp_path / f"model{suffix}"], tmp_path / "kept", torch.zeros(2, 3, 4, 5), "float16", "nhwc", True)
+    assert (tmp_path / "kept" / f"model{suffix}").read_bytes() == b"a model"
+    text = (tmp_path / "kept" / program).read_text()
+    assert said in text
+    assert "{{" not in text
+    if suffix == ".pt2":
+        assert "120, torch::kFloat16).view({2, 4, 5, 3}).permute({0, 3, 1, 2})" in text
+        assert "-ltorch_cuda" in text
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_package_runs_by_a_program_without_python(tmp_path: Path, layout: str):
+    given = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
+    model, work = Small().eval(), tmp_path / "work"
+    work.mkdir()
+    asked = Workload("it", model, given, torch.device("cpu"), "float32", layout, "fp32", work, None, print)
+    try:
+        runner, cost = catalogue.make("aot", asked)
+    except MissingError as missing:
+        pytest.skip(str(missing))
+    runner.close()
+    keeping.keep(cost.files, folder := tmp_path / "kept", given, "float32", layout, on_gpu=False)
+    lines = [
+        line.removeprefix("//   ") for line in (folder / "run.cpp").read_text().splitlines() if line.startswith("//   ")
+    ]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    assert shutil.which("c++", path=environment["PATH"])
+    subprocess.run(["sh", "-ec", "\n".join(lines)], cwd=folder, check=True, timeout=300, env=environment)
+    output = torch.from_numpy(np.fromfile(folder / "output.bin", np.float32)).view(2, 4)
+    torch.testing.assert_close(output, model(given).detach(), atol=1e-5, rtol=1e-4)
