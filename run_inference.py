@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 NAME = "run_inference.py"
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
-ENGINES = ["eager", "graph", "fused", "compile", "compile-max", "aot", "onnxruntime", "tensorrt", "cudnn-best"]
+ENGINES = [
+    *("eager", "graph", "graph-unfolded", "fused", "compile", "compile-graph", "compile-overhead", "compile-max"),
+    *("aot", "aot-graph", "onnxruntime", "tensorrt", "cudnn-best"),
+]
 
 
 def parser() -> OneLineParser:
@@ -45,8 +48,8 @@ def parser() -> OneLineParser:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
     add("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
     add("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
-    add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken")
-    add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; of each rate of a server")
+    add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken, of the scenario batch")
+    add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; at least, of each run of MLPerf's")
     add("--pretrained", action="store_true", help="trained weights, downloaded")
     add("--weights", default="", metavar="FILE", help="trained weights: a state dict that torch.save wrote")
     add("--images", default="", metavar="DIR", help="photographs for trained weights; default: two of scikit-learn")
@@ -90,8 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     scenario = options.scenario or ("server" if options.qps else "batch")
     if scenario != "server":
         made.refuse_ignored(arguments, ("slo_ms", "max_delay_ms"), f"--scenario {scenario}")
-    if scenario == "batch":
-        made.refuse_ignored(arguments, ("seeds",), "--scenario batch")
+    made.refuse_ignored(arguments, ("seeds",) if scenario == "batch" else ("measure",), f"--scenario {scenario}")
     if scenario in ("single-stream", "multi-stream"):
         made.refuse_ignored(arguments, ("batch_sizes",), f"--scenario {scenario}")
     return command(NAME, lambda stop: _infer(options, arguments, stop))
@@ -102,9 +104,10 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
 
     from convscope import distributed
     from convscope.convolution.backends import environment_on
+    from convscope.inference.cells import cells_of, covers
     from convscope.inference.request import build_model
-    from convscope.inference.rows import SCHEMA
-    from convscope.inference.study import InferenceStudy, cells_of, covers
+    from convscope.inference.rows import SCHEMA, is_current
+    from convscope.inference.study import InferenceStudy
     from convscope.profiling.bench import Bench
     from convscope.storage.paths import RESULTS, slug
     from convscope.storage.store import Store
@@ -142,7 +145,7 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
                 cells_of(request),
                 options.overwrite,
                 covers=lambda key: covers(request, key),
-                counts=lambda row: row["status"] == "ok",
+                counts=lambda row: row["status"] == "ok" and is_current(row),
                 any_card=options.any_card,
             )
             begun = bool(missing) or request.scenario == "server"
@@ -201,9 +204,9 @@ def _report(study: InferenceStudy, named: bool) -> int:
     Returns 1 where an engine that is there could not be measured, or none of the cells of a `named` one.
     """
     from convscope.inference import report
+    from convscope.inference.cells import is_asked
     from convscope.inference.rows import TABLE
     from convscope.inference.serving.mlperf import SERVER
-    from convscope.inference.study import is_asked
 
     store, request = study.store, study.inference
     every = store.read(TABLE)

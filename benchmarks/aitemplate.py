@@ -51,7 +51,8 @@ def lines(results: Path | None) -> tuple[tuple[str, ...], list[list[str]]]:
     assert a100 is not None
     if results is not None:
         rows = pd.read_csv(results / "inference.csv")
-        found = rows[(rows["status"] == "ok") & (rows["scenario"] == "batch") & (rows["processes"] == 1)]
+        plain = (rows["scenario"] == "batch") & (rows["processes"] == 1) & rows["inputs"].isna()
+        found = rows[plain & (rows["status"] == "ok")]
         names = list(dict.fromkeys(found["engine"]))
     made = []
     for size, published in PUBLISHED.items():

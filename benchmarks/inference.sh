@@ -4,7 +4,7 @@
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
 # compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
-# server: rates of a minute each (SECONDS_A_RATE; RATES=100,200 names them); gpus: all batches by one GPU and by two
+# server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them); gpus: all batches by one GPU and by two
 # All parts but the last two go into one folder: a cell that is there is not measured again.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
@@ -13,7 +13,8 @@ mkdir -p "$out"
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
 python=${PYTHON:-python}
 sizes=1,2,4,8,16,32,64,128,256
-flags=(--model resnet50 --dtype float16 --layout nhwc --warmup 20 --measure 200 --min-seconds 0.6)
+model=(--model resnet50 --dtype float16 --layout nhwc --warmup 20)
+flags=("${model[@]}" --measure 200 --min-seconds 0.6)
 
 infer() { # folder, name of the log, then flags
     local folder=$1 log=$2
@@ -28,16 +29,16 @@ for part in "$@"; do
         goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused --min-seconds 2 ;;
         sweep)
             infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
-                --engines eager,graph,fused,onnxruntime,tensorrt
+                --engines eager,graph,graph-unfolded,fused,onnxruntime,tensorrt
             ;;
         most) infer batch most "${flags[@]}" --batch-sizes "$sizes" --engines compile-max ;;
         compiled)
-            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile,aot
+            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile,compile-graph,compile-overhead,aot,aot-graph
             ;;
         choice) infer batch choice "${flags[@]}" --batch-sizes "$sizes" --engines cudnn-best ;;
         server)
-            infer server server "${flags[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
-                --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RATE:-60}" ${RATES:+--qps "$RATES"}
+            infer server server "${model[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
+                --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RUN:-60}" ${RATES:+--qps "$RATES"}
             ;;
         gpus)
             infer gpus gpus_1 "${flags[@]}" --batch-sizes "$sizes,512" --engines eager,fused --gpus 1

@@ -73,11 +73,11 @@ def math(mode: str, products: bool = False) -> Iterator[None]:
 
 @contextlib.contextmanager
 def engine_process(device: torch.device, mode: str, threads: int) -> Iterator[None]:
-    """Set up a process that runs one engine: device, threads, TF32 or not, and on a GPU the search for plans."""
+    """Set up a process that runs one engine: device, threads, TF32 or not, and on a GPU the search among all plans."""
     torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    with torch.no_grad(), math(mode, products=True), searching(device.type == "cuda"):
+    with torch.no_grad(), math(mode, products=True), searching(device.type == "cuda", every=True):
         yield
 
 

@@ -14,18 +14,21 @@ import torch
 
 from convscope.convolution.backends import PlanThread
 from convscope.inference.engines.endpoint import endpoint
-from convscope.inference.engines.runners import LocalRunner, RemoteRunner, Runner, undisturbed
+from convscope.inference.engines.runners import LocalRunner, RemoteRunner, Runner
 from convscope.inference.request import Inference
 from convscope.inference.serving import mlperf, search
 from convscope.inference.serving.mlperf import OFFLINE, SERVER, Load, Outcome
+from convscope.inference.serving.search import Range
 from convscope.inference.serving.simulation import Batcher
 
 SERVICE_SAMPLES = 20
 # A request that has waited this long ends a run: a share of its length, and many times the limit. After a host's pause
 # of a second the queue empties again; a queue that only grows makes requests wait longer.
 GIVE_UP_SHARE, GIVE_UP_SLOS = 0.25, 20.0
-_HEADROOM = {OFFLINE: 1.2}  # LoadGen prepares queries for a rate; an engine that is faster would run out of them
+_HEADROOM = {OFFLINE: 1.5}  # LoadGen prepares queries for a rate; an engine that is faster would run out of them
 _LEAST_HEADROOM = 2.0
+_LONGEST_RUNS = 10  # times --min-seconds: a search tries no rate at which LoadGen's least queries take longer
+WARM_S = {"cuda": 0.2, "cpu": 0.02}  # of load before the first request: the clocks of an idle card are down
 
 
 class LoadTest:
@@ -70,17 +73,17 @@ class LoadTest:
         load = Load(
             scenario=request.scenario, expected_qps=rate_qps, seconds=request.min_seconds, images=self._images,
             seed=seed, folder=str(self._folder), slo_ms=request.slo_ms, max_delay_ms=request.max_delay_ms,
-            give_up_s=give_up_s if request.scenario == SERVER else np.inf,
+            give_up_s=give_up_s if request.scenario == SERVER else np.inf, warm_s=WARM_S[request.device_type],
         )  # fmt: skip
-        remote = self._remote
-        if remote is not None:
-            return remote.load(load, self._library)
+        if self._remote is not None:
+            return self._remote.load(load, self._library)
+        return self.thread.run(lambda: mlperf.run(load, self._endpoint))
 
-        def work() -> Outcome:
-            with undisturbed():
-                return mlperf.run(load, self._endpoint)
-
-        return self.thread.run(work)
+    def output(self, size: int, images: torch.Tensor) -> torch.Tensor:
+        """Return the output for a batch of the engine that is put under load."""
+        if self._remote is not None:
+            return self._remote.output(images, list(self._runners).index(size))
+        return self.thread.run(lambda: self._runners[size].output(images))
 
     def answers(self) -> tuple[list[int], torch.Tensor]:
         """Return images that requests of the last run named, and the outputs that were delivered for them."""
@@ -105,6 +108,12 @@ class LoadTest:
         request = self._inference
         batcher = Batcher(max(self._runners), request.max_delay_ms / 1e3)
         return search.rates_around(self.batch_s(), batcher, request.slo_ms, request.seed)
+
+    @staticmethod
+    def limits(inference: Inference) -> Range:
+        """Return the rates between which a server's limit is searched."""
+        least = mlperf.LEAST_QUERIES[SERVER] / (_LONGEST_RUNS * inference.min_seconds)
+        return Range(search.rounded(least), mlperf.HIGHEST_QPS)
 
     def unreached_qps(self) -> float:
         """Return a rate that the engine does not reach."""

@@ -17,7 +17,7 @@ import pandas as pd
 from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, size_axis, table
 from convscope.inference.engines.catalogue import BASELINE
 from convscope.inference.request import BATCH, METRICS
-from convscope.inference.serving.mlperf import SERVER
+from convscope.inference.serving.mlperf import OFFLINE, SERVER
 
 Cell = dict[Hashable, Any]
 _MARKS = ("o-", "s-", "^-", "D-", "v-", "P-", "X-", "*-", "p-")
@@ -59,8 +59,15 @@ def _line(cell: Cell, rows: pd.DataFrame) -> tuple[str, ...]:
         or_dash(cell["setup_s"], ".1f"),
         or_dash(cell["disk_bytes"] / 1e6, ".1f"),
         or_dash(cell["image_error"], ".1e"),
-        "" if cell["scenario"] == BATCH else f"{cell['scenario']}: {metric} {or_dash(cell[metric], ',.3f')}",
+        ""
+        if cell["scenario"] == BATCH
+        else f"{cell['scenario']}: {metric} {or_dash(cell[metric], ',.3f')}{_doubt(cell)}",
     )
+
+
+def _doubt(cell: Cell) -> str:
+    """Return why a run of LoadGen's shows less than it should, with a comma before it."""
+    return "" if pd.isna(cell["reason"]) else f", not valid: {cell['reason']}"
 
 
 def _energy(cell: Cell) -> str:
@@ -92,13 +99,20 @@ def _scaling_line(cell: Cell) -> tuple[str, ...]:
 
 
 def times_baseline(cell: Cell, rows: pd.DataFrame) -> float:
-    """Return how many times faster than eager a cell is by its mean latency; NaN without an eager row like it."""
+    """Return how many times faster than eager a cell is by its mean latency; NaN without an eager row like it.
+
+    Of the scenario offline, whose images are all there at once, images/s are compared.
+    """
     same = np.logical_and.reduce(
         [rows[name] == cell[name] for name in ("model", "batch_size", "processes", "scenario")]
     )
     copied: pd.Series[bool] = rows["inputs"].fillna("") == ("" if pd.isna(cell["inputs"]) else cell["inputs"])
-    baseline = rows[same & copied & (rows["engine"] == BASELINE)]["latency_mean_ms"]
-    return float(baseline.iloc[0] / cell["latency_mean_ms"]) if len(baseline) else float("nan")
+    baseline = rows[same & copied & (rows["engine"] == BASELINE)]
+    if baseline.empty:
+        return float("nan")
+    if cell["scenario"] == OFFLINE:
+        return float(cell["images_per_s"] / baseline["images_per_s"].iloc[0])
+    return float(baseline["latency_mean_ms"].iloc[0] / cell["latency_mean_ms"])
 
 
 def side_by_side(rows: pd.DataFrame, every: pd.DataFrame | None = None) -> str:
@@ -211,10 +225,10 @@ def _pareto(axes: Any, measured: pd.DataFrame) -> None:
 def _server(axes: Any, loaded: pd.DataFrame) -> None:
     for label, rows in _engines(loaded, "target_qps"):
         (line,) = axes.plot(rows["target_qps"], rows["latency_p99_ms"], "o-", label=label)
-        ended = rows[rows["reason"].notna()]
-        if len(ended):
-            early = f"{label}: ended early,\nthe queue grew too long"
-            axes.plot(ended["target_qps"], ended["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=early)
+        lost = rows[(rows["within_slo"].astype(str) != "True") & rows["latency_p99_ms"].notna()]
+        if len(lost):
+            label = f"{label}: not kept"
+            axes.plot(lost["target_qps"], lost["latency_p99_ms"], "x", ms=12, color=line.get_color(), label=label)
     for slo_ms in sorted(set(loaded["slo_ms"])):
         axes.axhline(slo_ms, color="k", linestyle="--", label=f"limit, {slo_ms:g} ms")
     axes.set_yscale("log")
@@ -231,6 +245,12 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def _engines(rows: pd.DataFrame, by: str) -> list[tuple[str, pd.DataFrame]]:
-    several = rows["processes"].nunique() > 1
-    groups = rows.groupby(["engine", "processes"], sort=False)
-    return [(f"{name} on {count}" if several else str(name), part.sort_values(by)) for (name, count), part in groups]
+    several, given = rows["processes"].nunique() > 1, rows["inputs"].fillna("")
+    groups = rows.groupby(["engine", "processes", given], sort=False)
+    return [
+        (
+            f"{name}{f' on {count}' if several else ''}{', copied' if given.nunique() > 1 and inputs else ''}",
+            part.sort_values(by),
+        )
+        for (name, count, inputs), part in groups
+    ]

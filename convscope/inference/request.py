@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import importlib.util
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from convscope.inference.serving.mlperf import (
     OFFLINE,
     SERVER,
     SINGLE_STREAM,
+    version,
 )
 
 BATCH = "batch"
@@ -142,6 +142,8 @@ def check(inference: Inference) -> Inference:
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
     source = models.find_source(inference.model)
     _check_source(source, inference)
+    if inference.is_trained:
+        pictures.photographs(1, 1, 0, Path(inference.images) if inference.images else None)
     digest = source.digest
     if inference.weights:
         digest = hashlib.sha256(f"{digest} {weights.digest(Path(inference.weights))}".encode()).hexdigest()
@@ -175,9 +177,12 @@ def _check_load(inference: Inference) -> None:
         raise InputError(f"--scenario {BATCH} copies nothing unless --with-copies: leave out --resident")
     if loaded and inference.processes > 1:
         raise InputError(f"--scenario {inference.scenario} is measured by one process: leave out --gpus")
-    if loaded and importlib.util.find_spec("mlperf_loadgen") is None:
-        needs = f"--scenario {inference.scenario} needs MLPerf's LoadGen, which is not installed"
-        raise InputError(f"{needs}: pip install 'convscope[inference]'")
+    if loaded:
+        try:
+            version()
+        except ImportError as error:
+            needs = f"--scenario {inference.scenario} needs MLPerf's LoadGen ({error})"
+            raise InputError(f"{needs}: pip install 'convscope[inference]'") from None
     if serving and inference.max_delay_ms >= inference.slo_ms:
         raise InputError(f"--max-delay-ms {inference.max_delay_ms}: it must be less than --slo-ms {inference.slo_ms:g}")
     for rate in inference.qps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -120,6 +120,11 @@ SCHEMA = Schema(
 )
 
 
+def is_current(row: Mapping[str, str] | None) -> bool:
+    """Tell whether a row on disk is there, and by LoadGen where its scenario is MLPerf's (not so in version 2)."""
+    return row is not None and (row["scenario"] == "batch" or bool(row["load_generator"]))
+
+
 def with_scaling(rows: Sequence[InferenceRow]) -> list[InferenceRow]:
     """Return rows with the scaling of those of several processes, as far as the rows of one process are there.
 
@@ -151,8 +156,9 @@ def _engine(row: InferenceRow) -> tuple[object, ...]:
 def load_figures(outcomes: Sequence[Outcome], scenario: str, slo_ms: float, seconds: float) -> dict[str, Any]:
     """Return the columns of LoadGen's runs of a cell, which differ in their seed: medians, lowest and highest."""
     names = [field.name for field in fields(Outcome) if field.name.startswith("latency_")]
-    latencies = {name: statistics.median(getattr(each, name) for each in outcomes) for name in names}
-    judged = [each.latency_p90_ms if scenario == SINGLE_STREAM else each.latency_p99_ms for each in outcomes]
+    found = {name: [ms for each in outcomes if (ms := getattr(each, name)) is not None] for name in names}
+    latencies = {name: statistics.median(times) if times else None for name, times in found.items()}
+    judged = found["latency_p90_ms" if scenario == SINGLE_STREAM else "latency_p99_ms"]
     rates = [each.images_per_s for each in outcomes if each.images_per_s is not None]
     reasons = [reason for each in outcomes if (reason := _why_invalid(each, scenario, slo_ms, seconds))]
     return {
@@ -163,12 +169,12 @@ def load_figures(outcomes: Sequence[Outcome], scenario: str, slo_ms: float, seco
         "mean_batch": statistics.fmean(each.mean_batch for each in outcomes),
         "within_slo": not reasons if scenario == SERVER else None,
         "scheduled_qps": outcomes[0].scheduled_qps,
-        "latency_low_ms": min(judged),
-        "latency_high_ms": max(judged),
+        "latency_low_ms": min(judged, default=None),
+        "latency_high_ms": max(judged, default=None),
         "images_per_s_low": min(rates, default=None),
         "images_per_s_high": max(rates, default=None),
         "runs": len(outcomes),
-        "valid": not any(each.verdict for each in outcomes),
+        "valid": not any(each.verdict or each.gave_up for each in outcomes),
         "reason": next(iter(reasons), None),
     }
 

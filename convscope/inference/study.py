@@ -30,7 +30,9 @@ from convscope.convolution.operator import release
 from convscope.distributed import Ranks
 from convscope.failures import Failure
 from convscope.inference import agreement
+from convscope.inference.cells import key_of
 from convscope.inference.engines import catalogue
+from convscope.inference.engines.runners import Runner
 from convscope.inference.load import LoadTest
 from convscope.inference.request import BATCH, Inference
 from convscope.inference.rows import (
@@ -38,6 +40,7 @@ from convscope.inference.rows import (
     InferenceKey,
     InferenceRow,
     energy_figures,
+    is_current,
     latency_figures,
     load_figures,
     with_scaling,
@@ -48,45 +51,15 @@ from convscope.inference.trial import BrokenError, Built, EngineTrial, Measured
 from convscope.power.meter import Meter
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
-from convscope.storage.paths import now_utc, slug
+from convscope.storage.paths import now_utc
 from convscope.storage.store import Store
 from convscope.storage.table import fill
 
 T = TypeVar("T")
 
 
-def key_of(request: Inference, engine: str, batch_size: int, qps: float | None = None) -> InferenceKey:
-    """Return the key of a cell of a request; under a server's load also of one of its rates."""
-    inputs = "host" if request.copies_images else None
-    key = InferenceKey(slug(request.model), engine, batch_size, request.processes, request.scenario, inputs=inputs)
-    if request.scenario != SERVER:
-        return key
-    sizes = "|".join(map(str, sorted(request.batch_sizes)))
-    delay_ms = float(request.max_delay_ms)
-    return dataclasses.replace(key, target_qps=qps, slo_ms=request.slo_ms, max_delay_ms=delay_ms, sizes=sizes)
-
-
-def cells_of(request: Inference) -> list[InferenceKey]:
-    """Return the keys of all cells of a request that are known before it is measured: not a server's unstated rates."""
-    if request.scenario != SERVER:
-        return [key_of(request, engine, size) for size in request.batch_sizes for engine in request.engines]
-    largest = request.batch_sizes[-1]
-    return [key_of(request, engine, largest, rate) for engine in request.engines for rate in request.qps]
-
-
-def covers(request: Inference, key: InferenceKey) -> bool:
-    """Tell whether a cell is one of a server's rates that a request without rates asks for."""
-    if request.scenario != SERVER or request.qps:
-        return False
-    own = [key_of(request, engine, request.batch_sizes[-1]) for engine in request.engines]
-    return dataclasses.replace(key, target_qps=None) in own
-
-
-def is_asked(request: Inference, key: InferenceKey) -> bool:
-    """Tell whether a cell of a folder is one of a request; a server's engine that could not be built has no rate."""
-    own = key_of(request, key.engine, key.batch_size)
-    unbuilt = key == own and key.engine in request.engines and key.batch_size in request.batch_sizes
-    return unbuilt or key in cells_of(request) or covers(request, key)
+class StoppedError(Exception):
+    """The study is to end, in the middle of a cell."""
 
 
 @dataclass
@@ -115,7 +88,7 @@ class InferenceStudy:
     measured: int = 0
 
     def __post_init__(self) -> None:
-        keep_in = self.store.path / "engines" if self.inference.keep and self.ranks.is_first else None
+        keep = self.store.save_folder if self.inference.keep and self.ranks.is_first else None
         self._trial = EngineTrial(
             self.inference,
             self.model,
@@ -124,7 +97,7 @@ class InferenceStudy:
             self.open_meter,
             self.make_bench,
             self.note,
-            keep_in,
+            keep,
         )
 
     def run(self) -> None:
@@ -138,13 +111,15 @@ class InferenceStudy:
         try:
             with backends.math(request.math, products=True):
                 for size, engine in itertools.product(sizes, request.engines):
-                    is_there = self.ranks.is_first and self.key(engine, size) in self.store.measured()
+                    is_there = self.ranks.is_first and is_current(self.store.measured().get(self.key(engine, size)))
                     if self.ranks.gather(is_there)[0]:
                         continue
                     self.stopped = any(self.ranks.gather(self.stop()))
                     if self.stopped:
                         return
                     self._guarded(engine, size)
+                    if self.stopped:
+                        return
         except RuntimeError:  # leaving what a lost device was used by may raise once more
             failures.raise_if_lost(self.device)
             raise
@@ -157,11 +132,14 @@ class InferenceStudy:
         """Measure a cell; a cell that cannot be measured is a row with a reason."""
         started_utc, started_s = now_utc(), time.perf_counter()
         try:
-            with backends.searching(engine != catalogue.BASELINE):
+            with backends.searching(engine != catalogue.BASELINE, every=True):
                 if self.inference.scenario == SERVER:
                     self._serve(engine, batch_size)
                     return
                 figures = self._measured(engine, batch_size)
+        except StoppedError:
+            self.stopped = True
+            return
         except BrokenError as error:
             failure = error.failure
             self.note(f"{engine}, batch {batch_size}: {failure.status}: {failure.reason}")
@@ -219,9 +197,14 @@ class InferenceStudy:
             times_ms = self._together(lambda: thread.run(lambda: runner.latencies_ms(request.measure_iters)))
             measured = dataclasses.replace(measured, latencies_ms=times_ms)
             measured = self._together(lambda: self._trial.window(runner, thread, measured))
-            measured = self._together(lambda: self._trial.check_output(runner, share, thread, measured))
             peak_bytes = self._together(lambda: thread.run(runner.peak_memory_bytes))
-            return dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
+            measured = dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
+            run = functools.partial(self._output, runner, thread)
+            return self._together(lambda: self._trial.check_output(run, share, measured))
+
+    @staticmethod
+    def _output(runner: Runner, thread: PlanThread, images: torch.Tensor) -> torch.Tensor:
+        return thread.run(lambda: runner.output(images))
 
     def _streamed(self, engine: str, batch_size: int) -> dict[str, object]:
         """Return the figures of LoadGen's runs of an engine at one batch size."""
@@ -230,9 +213,7 @@ class InferenceStudy:
             engines, test = self._under_test(engine, [batch_size], stack)
             rate = self._together(test.unreached_qps)
             outcomes = self._runs(test, engines, rate)
-            runner = engines[batch_size][0]
             figures = load_figures(outcomes, request.scenario, request.slo_ms, request.min_seconds)
-            figures |= {"peak_memory_bytes": self._together(lambda: test.thread.run(runner.peak_memory_bytes))}
             floor = self._floor(batch_size, batch_size, figures["images_per_s"] or 0.0)
             return self._load_setup(engines) | figures | floor
 
@@ -271,7 +252,7 @@ class InferenceStudy:
             "top1_agreement_pct": agreement.least(*(each.top1_agreement_pct for each in (first, *others))),
             "setup_s": max(each.setup_s for each in (first, *others)),
             "timing_method": first.timing_method,
-            "peak_memory_bytes": first.peak_memory_bytes,
+            "peak_memory_bytes": max((each.peak_memory_bytes or 0 for each in (first, *others)), default=0) or None,
         }
 
     def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
@@ -299,12 +280,12 @@ class InferenceStudy:
         """
         request, within = self.inference, self._within(self.key(engine, max_batch))
         rates = [rate for rate in request.qps if rate not in within]
-        if not rates if request.qps else search.is_complete(within, mlperf.HIGHEST_QPS):
+        if not rates if request.qps else search.is_complete(within, LoadTest.limits(request)):
             return
         with contextlib.ExitStack() as stack:
             engines, test = self._under_test(engine, sorted(request.batch_sizes), stack)
             first = functools.partial(self._together, test.first_rates)
-            for rate in rates or search.search(within, first, mlperf.HIGHEST_QPS):
+            for rate in rates or search.search(within, first, LoadTest.limits(request)):
                 self.stopped = self.stop()
                 if self.stopped:
                     return
@@ -316,13 +297,16 @@ class InferenceStudy:
         self, engine: str, sizes: Sequence[int], stack: contextlib.ExitStack
     ) -> tuple[dict[int, Built], LoadTest]:
         """Build an engine for some batch sizes, and put images for requests into host memory."""
+        if self.inference.resident and engine == "onnxruntime" and self.device.type == "cuda":
+            raise BrokenError(Failure("unsupported", "onnxruntime copies images in each call: leave out --resident"))
         thread = stack.enter_context(PlanThread(self.device))
         engines = {
             size: self._together(lambda size=size: self._trial.set_up(engine, size, thread, stack))  # type: ignore[misc]
             for size in sizes
         }
-        for runner, _ in engines.values():
-            self._together(lambda runner=runner: thread.run(lambda: self._trial.warm(runner)))  # type: ignore[misc]
+        for size, (runner, measured) in engines.items():
+            peak_bytes = self._together(lambda runner=runner: thread.run(runner.peak_memory_bytes))  # type: ignore[misc]
+            engines[size] = runner, dataclasses.replace(measured, peak_memory_bytes=peak_bytes)
         runners = {size: runner for size, (runner, _) in engines.items()}
         images = None if self.inference.resident else self._trial.library()
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
@@ -330,21 +314,24 @@ class InferenceStudy:
 
     def _runs(self, test: LoadTest, engines: dict[int, Built], rate: float) -> list[Outcome]:
         """Put an engine under the same load with each seed, and check what it delivered."""
-        outcomes = []
+        outcomes, largest = [], max(engines)
         for seed in range(self.inference.seed, self.inference.seed + self.inference.seeds):
+            if self.stop():
+                raise StoppedError
             outcomes.append(self._together(lambda seed=seed: test.run(rate, seed)))  # type: ignore[misc]
-            largest = max(engines)
+            if self.inference.resident:
+                self._together(lambda: self._check_outputs(engines, test))
+                continue
             runner, measured = engines[largest]
             checked = self._together(lambda measured=measured: self._trial.check_answers(test, measured))  # type: ignore[misc]
             engines[largest] = runner, checked
-            if self.inference.resident:
-                self._together(lambda: self._check_outputs(engines, test.thread))
         return outcomes
 
-    def _check_outputs(self, engines: dict[int, Built], thread: PlanThread) -> None:
-        """Check the output of a timed engine again, at each batch size."""
+    def _check_outputs(self, engines: dict[int, Built], test: LoadTest) -> None:
+        """Check the output of an engine that was put under load, at each batch size."""
         for size, (runner, measured) in engines.items():
-            engines[size] = runner, self._trial.check_output(runner, size, thread, measured)
+            run = functools.partial(test.output, size)
+            engines[size] = runner, self._trial.check_output(run, size, measured)
 
     def _load_setup(self, engines: Mapping[int, Built]) -> dict[str, object]:
         """Return the columns of setting up an engine for some batch sizes."""
@@ -369,7 +356,8 @@ class InferenceStudy:
 
     def _within(self, key: InferenceKey) -> dict[float, bool]:
         """Return for each rate that an earlier call measured whether it kept the limit."""
-        rates = {each: row["within_slo"] == "True" for each, row in self.store.measured().items()}
+        there = {each: row for each, row in self.store.measured().items() if is_current(row)}
+        rates = {each: row["within_slo"] == "True" for each, row in there.items()}
         same = {each: kept for each, kept in rates.items() if dataclasses.replace(each, target_qps=None) == key}
         return {each.target_qps: kept for each, kept in same.items() if each.target_qps is not None}
 

@@ -17,6 +17,8 @@ from torch import nn
 from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
+from convscope.convolution.roofline import ELEMENT_BYTES
+from convscope.errors import WriteError
 from convscope.failures import Failure
 from convscope.inference import agreement, pictures
 from convscope.inference.agreement import Agreement
@@ -80,7 +82,7 @@ class EngineTrial:
         rank: number of this process; each process has its own images.
         open_meter: opens the power sensors for the length of a window: their thread disturbs times taken outside one.
         make_bench: as in `Workload`.
-        keep_in: folder for the files of engines that have been built; None keeps none.
+        keep: stores a folder with an engine's files under a name; None keeps none.
     """
 
     inference: Inference
@@ -90,7 +92,7 @@ class EngineTrial:
     open_meter: Callable[[], contextlib.AbstractContextManager[Meter]]
     make_bench: Callable[[Run, nn.Module], Bench]
     note: Callable[[str], None]
-    keep_in: Path | None = None
+    keep: Callable[[str, Path], None] | None = None
 
     def __post_init__(self) -> None:
         self._references: dict[tuple[int, int], torch.Tensor] = {}
@@ -102,29 +104,37 @@ class EngineTrial:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
         request, given, allowed = self.inference, self._images(share, 0), self._agreement.allowed
         workload = fill(Workload, self, request, name=request.model, given=given, folder=folder)
-        self._reference(share, 0)  # before the engine's set-up is timed
+        for which in range(_CHECKS):  # before the engine's set-up is timed, and its memory counted
+            self._reference(share, which)
         started_s = time.perf_counter()
         runner, cost = thread.run(lambda: catalogue.make(engine, workload))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: thread.run(runner.close))
-        measured = self.check_output(runner, share, thread, Measured(cost, runner.timing_method, allowed, setup_s))
-        if self.keep_in is not None:
-            kept, layout = self.keep_in / f"{engine}_batch{share}", cost.layout or request.layout
-            keeping.keep(cost.files, kept, given, request.dtype, layout, self.device.type == "cuda")
+        measured = Measured(cost, runner.timing_method, allowed, setup_s)
+        measured = self.check_output(lambda images: thread.run(lambda: runner.output(images)), share, measured)
+        if self.keep is not None and cost.files:
+            layout, on_gpu = cost.layout or request.layout, self.device.type == "cuda"
+            try:
+                keeping.gather(cost.files, folder / "kept", given, request.dtype, layout, on_gpu)
+            except OSError as error:
+                raise WriteError(f"--keep: cannot write to {folder} ({error.strerror}): set TMPDIR") from None
+            self.keep(f"engines/{engine}_batch{share}", folder / "kept")
         return runner, measured
 
-    def check_output(self, runner: Runner, share: int, thread: PlanThread, measured: Measured) -> Measured:
-        """Run once and judge the output against eager float32, on other images than the check before.
+    def check_output(self, output: Callable[[torch.Tensor], torch.Tensor], share: int, measured: Measured) -> Measured:
+        """Judge an engine's output against eager float32, on other images than the check before.
 
         So an engine that returns an earlier output is wrong.
+
+        Args:
+            output: returns the output for images.
 
         Raises:
             BrokenError: the error of an image is larger than is allowed.
         """
         which = measured.checks % _CHECKS
         images, exact = self._images(share, which), self._reference(share, which)
-        outputs = thread.run(lambda: runner.output(images))
-        return dataclasses.replace(self._judged(outputs, exact, measured), checks=measured.checks + 1)
+        return dataclasses.replace(self._judged(output(images), exact, measured), checks=measured.checks + 1)
 
     def check_answers(self, test: LoadTest, measured: Measured) -> Measured:
         """Judge what an engine delivered under load, for some of the images that requests named.
@@ -155,8 +165,8 @@ class EngineTrial:
     def library(self) -> torch.Tensor:
         """Return the images in host memory that requests name."""
         if self._library is None:
-            side_px = self.inference.image_size_px
-            self._library = self._images(library_size(3 * side_px**2 * 4), _LIBRARY)
+            image_bytes = 3 * self.inference.image_size_px**2 * ELEMENT_BYTES[self.inference.dtype]
+            self._library = self._images(library_size(image_bytes), _LIBRARY)
         return self._library
 
     def _images(self, count: int, which: int) -> torch.Tensor:

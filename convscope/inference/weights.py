@@ -8,7 +8,6 @@ that are scaled by 1e-6 (ConvNeXt).
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,21 +23,23 @@ _SHIFT = 0.75  # of normalized activations, in standard deviations: a quarter of
 _HIDDEN = 1e-2  # a branch with a scale below it adds next to nothing
 
 
-def draw(model: nn.Module, images: torch.Tensor, seed: int) -> None:
+def draw(model: nn.Module, images: torch.Tensor, seed: int, is_own: bool = False) -> None:
     """Give a model's untrained parts values with which its output depends on all of its layers, in place.
 
     Batch normalisation that has seen no images gets the statistics of these (N × 3 × H × W), and a shift by which fewer
     ReLUs switch from one image to the next; layers of zeros get random weights, scales of branches below 0.01 become 1.
-    What has been trained is left as it is.
+
+    Args:
+        is_own: the model comes with weights of its own; only batch normalisation that has seen no images is changed.
     """
     with seeded(seed), torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.any():
+            if isinstance(module, nn.Linear | nn.Conv2d) and not module.weight.any() and not is_own:
                 nn.init.normal_(module.weight, std=module.weight[0].numel() ** -0.5)
             elif isinstance(module, nn.BatchNorm2d) and _is_fresh(module) and module.bias is not None:
                 module.bias.fill_(_SHIFT)
         for name, parameter in model.named_parameters():
-            if _is_hidden_scale(name.rpartition(".")[2], parameter):
+            if not is_own and _is_hidden_scale(name.rpartition(".")[2], parameter):
                 parameter.fill_(1.0)
     models.settle(model, (images,), [module for module in model.modules() if _is_fresh(module)])
 
@@ -68,12 +69,13 @@ def load(model: nn.Module, file: Path) -> None:
     """
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise InputError(f"--weights {file}: no weights can be read from it ({str(error).splitlines()[0]})") from None
+    except Exception as error:  # whatever is in the file
+        cause = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise InputError(f"--weights {file}: no weights can be read from it ({cause})") from None
     for name in ("state_dict", "model_state_dict", "model"):
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
-    if not isinstance(found, Mapping):
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
         raise InputError(f"--weights {file}: it holds a {type(found).__name__}: save a model's state_dict() in it")
     try:
         model.load_state_dict(dict(_without_wrappers(found)))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.files import Rows, StudyFiles
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
-from convscope.storage.paths import now_utc
+from convscope.storage.paths import new_beside, now_utc
 from convscope.storage.schema import Part, Request, Schema
 from convscope.storage.table import Replacement, write_atomically
 
@@ -328,6 +329,22 @@ class Store:
         """Write a file of text beside the tables, whole."""
         with self._writing():
             write_atomically(self.path / name, text + "\n")
+
+    def save_folder(self, name: str, source: Path) -> None:
+        """Put a copy of a folder beside the tables, whole; one of that name is replaced.
+
+        Args:
+            name: may have folders in it.
+        """
+        path = self.path / name
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new, old = new_beside(path), new_beside(path)
+            shutil.copytree(source, new)
+            if path.exists():
+                path.rename(old)
+            new.rename(path)
+            shutil.rmtree(old, ignore_errors=True)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
 
 
 def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path: Path):
-    table = measured(tmp_path, "--engines", "eager,graph,fused", "--batch-sizes", "1,8")
+    table = measured(tmp_path, "--engines", "eager,graph,graph-unfolded,fused", "--batch-sizes", "1,8")
     assert (table["status"] == "ok").all()
     assert (table["image_error"] <= table["image_tolerance"]).all()
     assert (table["image_error"] > 0).all()
@@ -72,13 +72,13 @@ def test_the_fastest_algorithms_of_cudnn_are_put_together(tmp_path: Path, layout
     assert "direct" not in {name for _, name in chosen}  # it is Triton's
 
 
-@pytest.mark.parametrize("engine", ["compile", "compile-max", "aot"])
+@pytest.mark.parametrize("engine", ["compile", "compile-graph", "compile-overhead", "compile-max", "aot", "aot-graph"])
 def test_compiled_engines_agree(engine: str, tmp_path: Path):
     command = [sys.executable, run_inference.__file__, *QUICK, "--model", "torchvision:resnet18", "--batch-sizes", "4"]
     done = subprocess.run([*command, "--engines", engine, "--output-dir", str(tmp_path)], timeout=500)  # may crash
     assert done.returncode >= 0, f"ended by signal {-done.returncode}"
     row = pd.read_csv(tmp_path / "inference.csv").iloc[0]
-    if engine == "aot" and row["status"] == "unsupported":
+    if engine.startswith("aot") and row["status"] == "unsupported":
         pytest.skip(row["reason"])
     assert row["status"] == "ok"
     assert row["compile_s"] > 0

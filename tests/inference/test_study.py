@@ -178,7 +178,10 @@ def test_a_servers_p99_is_measured_at_each_rate(tmp_path: Path, engine: Any):
     assert rows["target_qps"].tolist() == [400, 20_000]
     assert rows["within_slo"].tolist() == [True, False]
     assert rows["reason"].isna().tolist() == [True, False]
-    assert 1 < rows["latency_p50_ms"][0] < 50 < rows["latency_p99_ms"][1]
+    assert 1 < rows["latency_p50_ms"][0] < 50
+    assert rows["latency_p99_ms"].isna().tolist() == [False, True]  # given up: none is made up
+    assert rows["images_per_s"][1] < 3000
+    assert rows["reason"][1] == "the queue grew too long: the run was ended early"
     assert rows["mean_batch"][0] < rows["mean_batch"][1] <= 2
     assert rows["batch_size"].tolist() == [2, 2]
     assert rows["scheduled_qps"][0] == pytest.approx(400, rel=0.2)
@@ -300,6 +303,31 @@ def test_a_folder_of_version_2_goes_on_without_the_columns_that_meant_something_
     assert after["image_tolerance"].isna().tolist() == [True, False]
     assert "relative_error" not in file.read_text()
     assert json.loads(document.read_text())["schema_version"] == 3
+
+
+def test_loads_of_an_earlier_generator_are_measured_again(tmp_path: Path):
+    options = {**SERVER, "qps": (1000.0,), "batch_sizes": (1,), "resident": True}
+    before = run(tmp_path, **options)
+    assert before["inputs"].isna().all()
+    file = tmp_path / "inference.csv"
+    file.write_text(before.assign(load_generator="").to_csv(index=False))
+    asked = study(tmp_path, **options)
+    assert asked._within(asked.key("eager", 1)) == {}
+
+
+def test_a_stop_between_two_seeds_ends_the_study_without_a_row(tmp_path: Path):
+    begun = study(tmp_path, qps=(1000.0,), batch_sizes=(1,), **(SERVER | {"seeds": 2}))
+    begun.stop = iter([False, False, False, True]).__next__
+    begun.run()
+    assert begun.stopped
+    assert begun.store.read(TABLE).empty
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_a_process_with_all_sizes_is_judged_too(tmp_path: Path, resident: bool):
+    options = {**SERVER, "qps": (1000.0,), "batch_sizes": (1, 2), "resident": resident}
+    rows = run(tmp_path, engines=("onnxruntime",), **options)
+    assert rows["status"].tolist() == ["ok"], rows["reason"].tolist()
 
 
 def test_calls_with_copies_are_cells_of_their_own(tmp_path: Path):

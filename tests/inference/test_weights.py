@@ -113,6 +113,9 @@ def test_weights_of_a_file_are_the_models(saved: Path):
     ("content", "said"),
     [
         (b"no weights", "no weights can be read from it"),
+        (b"hello", "no weights can be read from it"),
+        (b"", "no weights can be read from it"),
+        ({1: torch.ones(1)}, "it holds a dict: save a model's state_dict() in it"),
         ([1, 2], "it holds a list: save a model's state_dict() in it"),
         ({"conv1.weight": torch.ones(1)}, "it has the weights of another model (Missing key(s)"),
     ],

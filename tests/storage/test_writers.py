@@ -11,7 +11,8 @@ from fakes import ROOT
 STUDIES = ("profiling", "verification", "training", "inference", "conv3d", "convolution", "kernels", "timing", "power")
 WRITES = {"write_text", "write_bytes", "to_csv", "to_json", "touch", "copyfile", "dump"}
 MODES = {"w", "wb", "a", "ab", "x", "xb", "w+", "a+"}
-ELSEWHERE = {"convscope/inference/engines/runners.py"}  # errors of a process, in a temporary folder
+# Into a temporary folder: errors of a process, an engine's files.
+ELSEWHERE = {f"convscope/inference/engines/{name}.py" for name in ("exported", "keeping", "runners")}
 
 
 def writers(path: Path) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Catalogue of inference engines by name: each builds a `runners.Runner` from a workload.
 
-Every engine but eager gets the model with its batch normalisation folded (`convolution.fusion`), on a GPU with
-PyTorch's search for the fastest of cuDNN's plans (`torch.backends.cudnn.benchmark`); the graphs keep cuDNN's heuristic
-where that is faster (`variants`).
+Every engine but eager and graph-unfolded gets the model with its batch normalisation folded (`convolution.fusion`),
+all but eager PyTorch's search among all of cuDNN's plans on a GPU (`torch.backends.cudnn.benchmark`); the graphs keep
+cuDNN's heuristic where that is faster (`variants`).
 """
 
 from __future__ import annotations
@@ -51,6 +51,16 @@ def graph(workload: Workload) -> Engine:
         return _captured(workload, copy.deepcopy(folded))
 
     return _fastest(workload, build, variants.GRAPH_STEPS, remark)
+
+
+def graph_unfolded(workload: Workload) -> Engine:
+    """Build a CUDA graph of the same operators, batch normalisation among them."""
+    workload.needs_gpu("graph-unfolded")
+
+    def build(variant: Variant) -> LocalRunner:
+        return _captured(workload, copy.deepcopy(workload.model))
+
+    return _fastest(workload, build, variants.GRAPH_STEPS, "nothing folded")
 
 
 def fused(workload: Workload) -> Engine:
@@ -115,10 +125,14 @@ class Recipe:
 ENGINES = {
     "eager": Recipe(eager),
     "graph": Recipe(graph),
+    "graph-unfolded": Recipe(graph_unfolded),
     "fused": Recipe(fused),
     "compile": Recipe(compilers.compiled),
+    "compile-graph": Recipe(compilers.compiled_graph),
+    "compile-overhead": Recipe(compilers.compiled_overhead),
     "compile-max": Recipe(compilers.compiled_most),
     "aot": Recipe(compilers.aot),
+    "aot-graph": Recipe(compilers.aot_graph),
     "onnxruntime": Recipe(
         exported.onnxruntime,
         ("onnx", "onnxscript", "onnxruntime"),

@@ -15,7 +15,7 @@ import torch
 
 from convscope.errors import MissingError
 from convscope.inference.engines import runners
-from convscope.inference.engines.runners import LocalRunner, RemoteRunner, method
+from convscope.inference.engines.runners import LocalRunner, RemoteRunner
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
 
 # Weights are constants of the compiled model: their layout is chosen once, and on a CPU they are packed.
@@ -27,17 +27,36 @@ def compiled(workload: Workload) -> Engine:
     return _compiled(workload, dict(_FROZEN), captured=False)
 
 
+def compiled_graph(workload: Workload) -> Engine:
+    """Build the model compiled by `torch.compile`'s default, as a CUDA graph."""
+    workload.needs_gpu("compile-graph")
+    return _compiled(workload, dict(_FROZEN), captured=True)
+
+
+def compiled_overhead(workload: Workload) -> Engine:
+    """Build the model compiled by the mode "reduce-overhead": PyTorch's compiler makes the CUDA graphs.
+
+    It runs in a worker process: those graphs belong to the main thread.
+    """
+    workload.needs_gpu("compile-overhead")
+    return _in_worker(workload, "compile-overhead")
+
+
 def compiled_most(workload: Workload) -> Engine:
     """Build the model compiled by max-autotune, on a GPU as a CUDA graph.
 
-    It runs in a worker process (`torch_worker`): PyTorch's compiler has crashed over candidates that it tried.
+    It runs in a worker process: PyTorch's compiler has crashed over candidates that it tried.
     """
     if not workload.on_gpu:
         _needs_compiler()
+    return _in_worker(workload, "compile-max")
+
+
+def _in_worker(workload: Workload, name: str) -> Engine:
     path = workload.folder / "workload.pt"
     torch.save(replace(workload, make_bench=_no_bench, note=print), path)
-    command = runners.module("torch_worker", "engine", torch.get_num_threads())
-    runner = RemoteRunner("compile-max", command, [path], workload.folder, "")
+    command = runners.module("torch_worker", "engine", name, torch.get_num_threads())
+    runner = RemoteRunner(name, command, [path], workload.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     return runner, BuildCost(**runner.ready["setup"])
 
@@ -46,12 +65,13 @@ def _no_bench(*_: object) -> Any:
     raise NotImplementedError("an engine in a worker process has no bench")
 
 
-def compiled_most_here(workload: Workload) -> tuple[LocalRunner, BuildCost]:
-    """Build `compiled_most`'s engine in this process."""
+def compiled_here(name: str, workload: Workload) -> tuple[LocalRunner, BuildCost]:
+    """Build the engine of a worker process by its name, in this process."""
+    if name == "compile-overhead":
+        options = torch._inductor.list_mode_options("reduce-overhead")
+        return _compiled(workload, {**options, **_FROZEN}, captured=False)
     options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")  # captured here, as every engine's
-    # 1×1 convolutions as matrix products, for which there are more kernels to choose from, with the ReLU inside them.
-    options = {**options, **_FROZEN, "conv_1x1_as_mm": True}
-    return _compiled(workload, options, captured=workload.on_gpu)
+    return _compiled(workload, {**options, **_FROZEN}, captured=workload.on_gpu)
 
 
 def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tuple[LocalRunner, BuildCost]:
@@ -70,6 +90,16 @@ def _compiled(workload: Workload, options: dict[str, Any], captured: bool) -> tu
 
 def aot(workload: Workload) -> Engine:
     """Build an AOTInductor package: compiled into a file, run in a worker process without the Python model."""
+    return _package(workload, "aot", captured=False)
+
+
+def aot_graph(workload: Workload) -> Engine:
+    """Build an AOTInductor package that is run as a CUDA graph."""
+    workload.needs_gpu("aot-graph")
+    return _package(workload, "aot-graph", captured=True)
+
+
+def _package(workload: Workload, name: str, captured: bool) -> Engine:
     _needs_shared_library(_needs_compiler())
     model, remark = workload.folded()
     model, given = workload.placed(model), workload.input()
@@ -83,9 +113,9 @@ def aot(workload: Workload) -> Engine:
     input_path, threads = workload.folder / "input.pt", torch.get_num_threads()
     torch.save(given, input_path)
     del model, exported, given
-    command = runners.module("torch_worker", "package", workload.device, workload.math, threads)
-    timing_method = f"{method(workload.device)}, in a process of its own"
-    runner = RemoteRunner("aot", command, [path, input_path], workload.folder, timing_method)
+    command = runners.module("torch_worker", "package", workload.device, workload.math, threads, int(captured))
+    runner = RemoteRunner(name, command, [path, input_path], workload.folder, "")
+    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
     size_bytes, compile_s = Path(path).stat().st_size, compile_s + runner.load_s
     return runner, BuildCost(exported_s - started_s, compile_s, size_bytes, remark, files=(Path(path),))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.serving import mlperf
 
-LIBRARY_BYTES, MOST_IMAGES = 2**28, 1024  # of images in memory, more than caches hold; MLPerf's number for ResNet-50
+LIBRARY_BYTES, MOST_IMAGES = 2**28, 1024  # of images in memory, in the engine's data type
 
 
 def endpoint_of_file(runners: Sequence[LocalRunner], library: str) -> mlperf.Endpoint:
@@ -39,7 +39,7 @@ class _Slot:
 
     host: torch.Tensor
     device: torch.Tensor
-    output: torch.Tensor | None = None
+    output: torch.Tensor
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
 
@@ -62,9 +62,13 @@ class HostEndpoint:
         self._runners = runners
         given = runners[self.sizes[0]].given
         self.overlaps = given.is_cuda
-        self._library = _pinned(_rows(images.to(given.dtype).contiguous(memory_format=_format(given))), given.is_cuda)
-        self._slots: dict[int, list[_Slot]] = {}
+        self._library = _rows(images.to(given.dtype).contiguous(memory_format=_format(given)))
+        # All memory is there before the first request: an allocation would be in its latency, and may be a block that
+        # queued work still uses.
+        self._slots = {size: [_slot(runner), _slot(runner)] for size, runner in runners.items() if given.is_cuda}
         self._stream = torch.cuda.Stream(given.device) if given.is_cuda else None
+        if given.is_cuda:
+            torch.cuda.synchronize()
 
     def begin(self, images: Sequence[int]) -> tuple[LocalRunner, _Slot | None]:
         """Gather, copy and enqueue a batch."""
@@ -74,20 +78,20 @@ class HostEndpoint:
             torch.index_select(self._library, 0, chosen, out=_rows(runner.given)[: len(images)])
             runner.enqueue()
             return runner, None
-        slots = self._slots.setdefault(size, [self._slot(runner), self._slot(runner)])
-        slots.reverse()  # the other one may still be under way
-        slot = slots[0]
+        self._slots[size].reverse()  # the other one may still be under way
+        slot = self._slots[size][0]
         torch.index_select(self._library, 0, chosen, out=slot.host[: len(images)])
         with torch.cuda.stream(self._stream):
             slot.device.copy_(slot.host, non_blocking=True)
         torch.cuda.current_stream().wait_stream(self._stream)
         _rows(runner.given).copy_(slot.device)
-        output = runner.enqueue()
-        if slot.output is None:
-            slot.output = torch.empty(output.shape, dtype=output.dtype, pin_memory=True)
-        slot.output.copy_(output, non_blocking=True)
+        slot.output.copy_(runner.enqueue(), non_blocking=True)
         slot.done.record()
         return runner, slot
+
+    def is_done(self, begun: tuple[LocalRunner, _Slot | None]) -> bool:
+        """Tell whether a batch's output has arrived."""
+        return begun[1] is None or begun[1].done.query()
 
     def finish(self, begun: tuple[LocalRunner, _Slot | None]) -> NDArray[Any]:
         """Wait for the output, and return it as bytes: NumPy has no bfloat16."""
@@ -95,39 +99,50 @@ class HostEndpoint:
         if slot is None:
             return _bytes(runner.result)
         slot.done.synchronize()
-        assert slot.output is not None
         return _bytes(slot.output)
 
     def numbers(self, row: NDArray[Any]) -> NDArray[np.float32]:
         """Return an image's output as numbers."""
-        found: NDArray[np.float32] = (
-            torch.from_numpy(row).view(self._runners[self.sizes[0]].result.dtype).float().numpy()
-        )
+        dtype = self._runners[self.sizes[0]].result.dtype
+        found: NDArray[np.float32] = torch.from_numpy(row).view(dtype).float().numpy()
         return found
 
-    def _slot(self, runner: LocalRunner) -> _Slot:
-        rows = _rows(runner.given)
-        return _Slot(_pinned(torch.empty(rows.shape, dtype=rows.dtype), True), torch.empty_like(rows))
+
+def _slot(runner: LocalRunner) -> _Slot:
+    rows, output = _rows(runner.given), runner.result
+    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    return _Slot(host, torch.empty_like(rows), torch.empty(output.shape, dtype=output.dtype, pin_memory=True))
 
 
 class ResidentEndpoint:
     """Engines by batch size whose images lie in their inputs already: requests move nothing."""
 
     sizes: Sequence[int]
-    overlaps = False
+    overlaps: bool
 
     def __init__(self, runners: Mapping[int, LocalRunner]) -> None:
         self.sizes, self._runners = sorted(runners), runners
+        self.overlaps = runners[self.sizes[0]].given.is_cuda
+        self._nothing = np.zeros((self.sizes[-1], 1), np.uint8)
 
-    def begin(self, images: Sequence[int]) -> LocalRunner:
-        """Run a batch of this many images."""
-        runner = self._runners[mlperf.fitting(self.sizes, len(images))]
-        runner.call()
-        return runner
+    def begin(self, images: Sequence[int]) -> torch.cuda.Event | None:
+        """Enqueue a batch of this many images."""
+        self._runners[mlperf.fitting(self.sizes, len(images))].enqueue()
+        if not self.overlaps:
+            return None
+        done = torch.cuda.Event()
+        done.record()
+        return done
 
-    def finish(self, begun: LocalRunner) -> NDArray[Any]:
-        """Return nothing of the output, which stays where it is."""
-        return np.zeros((self.sizes[-1], 1), np.uint8)
+    def is_done(self, begun: torch.cuda.Event | None) -> bool:
+        """Tell whether a batch is done."""
+        return begun is None or begun.query()
+
+    def finish(self, begun: torch.cuda.Event | None) -> NDArray[Any]:
+        """Wait for a batch, and return nothing of its output, which stays where it is."""
+        if begun is not None:
+            begun.synchronize()
+        return self._nothing
 
     def numbers(self, row: NDArray[Any]) -> NDArray[np.float32]:
         """Return no numbers."""
@@ -143,10 +158,6 @@ def _rows(images: torch.Tensor) -> torch.Tensor:
     """Return images as a view with a row for each, in the order of its memory."""
     last = _format(images) is torch.channels_last
     return images.permute(0, 2, 3, 1).flatten(1) if last else images.view(len(images), -1)
-
-
-def _pinned(tensor: torch.Tensor, pin: bool) -> torch.Tensor:
-    return tensor.pin_memory() if pin else tensor
 
 
 def _bytes(output: torch.Tensor) -> NDArray[Any]:

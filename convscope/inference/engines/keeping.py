@@ -63,17 +63,15 @@ int main() {{
 _CPP_DTYPES = {"float32": "kFloat32", "float16": "kFloat16", "bfloat16": "kBFloat16"}
 
 
-def keep(files: Sequence[Path], folder: Path, images: torch.Tensor, dtype: str, layout: str, on_gpu: bool) -> None:
-    """Copy an engine's files into a new folder, with its images and the program that runs them; nothing without files.
+def gather(files: Sequence[Path], folder: Path, images: torch.Tensor, dtype: str, layout: str, on_gpu: bool) -> None:
+    """Copy an engine's files into a new folder, with its images and the program that runs them.
 
     Args:
+        folder: a temporary one, which the caller stores.
         images: N × 3 × H × W, in float32 on the CPU.
         dtype: the engine's, as `layout`.
     """
-    if not files:
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     for file in files:
         shutil.copy2(file, folder)
     kinds = {file.suffix for file in files}
@@ -83,6 +81,8 @@ def keep(files: Sequence[Path], folder: Path, images: torch.Tensor, dtype: str, 
         rows = placed.permute(0, 2, 3, 1) if layout == "nhwc" else placed
         (folder / "images.bin").write_bytes(rows.contiguous().view(torch.uint8).numpy().tobytes())
         return
+    if dtype == "bfloat16":
+        return  # NumPy has none
     (folder / "run.py").write_text((_ONNX if ".onnx" in kinds else _TENSORRT).format())
     np.save(folder / "images.npy", images.to(DTYPES[dtype]).numpy())
 

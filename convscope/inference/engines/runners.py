@@ -237,11 +237,11 @@ class RemoteRunner:
             self.close()
             raise
 
-    def _ask(self, **command: Sequence[object]) -> Any:
-        """Have one method of `worker.Work` called with these arguments, and return its value."""
+    def _ask(self, model: int = 0, **command: Sequence[object]) -> Any:
+        """Have one method of `worker.Work` called with these arguments, of one of the models; return its value."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # the answer, or its lack, says why
-            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.write(json.dumps({"model": model, **command}) + "\n")
             self._process.stdin.flush()
         return self._answer()["value"]
 
@@ -274,10 +274,10 @@ class RemoteRunner:
             self._process.kill()
             return self._process.wait()
 
-    def output(self, images: torch.Tensor) -> torch.Tensor:
-        """Run once there on these images, and fetch the output."""
+    def output(self, images: torch.Tensor, model: int = 0) -> torch.Tensor:
+        """Run one of the models there once on these images, and fetch the output."""
         np.save(self._images, images.numpy())
-        self._ask(answer=[str(self._images), str(self._output)])
+        self._ask(answer=[str(self._images), str(self._output)], model=model)
         return torch.from_numpy(np.load(self._output).astype(np.float32))
 
     def latencies_ms(self, count: int) -> list[float]:

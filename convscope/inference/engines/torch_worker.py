@@ -2,9 +2,9 @@
 
 `python -m convscope.inference.engines.torch_worker`, started by `runners.RemoteRunner`, with one of two modes:
 
-- `engine THREADS WORKLOAD [WORKLOAD…]` builds the engine compile-max from the workload in a file.
-- `package DEVICE MATH THREADS PACKAGE INPUT [PACKAGE INPUT…]` loads an AOTInductor package, as it is deployed, without
-  the Python model.
+- `engine NAME THREADS WORKLOAD [WORKLOAD…]` builds an engine of PyTorch's compiler from the workload in a file.
+- `package DEVICE MATH THREADS CAPTURED PACKAGE INPUT [PACKAGE INPUT…]` loads an AOTInductor package, as it is
+  deployed, without the Python model; as a CUDA graph where CAPTURED is 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from convscope.inference.engines.endpoint import endpoint_of_file
 from convscope.inference.engines.runners import LocalRunner
 
 
-def run_engine(say: worker.Say, threads: str, *paths: str) -> None:
+def run_engine(say: worker.Say, name: str, threads: str, *paths: str) -> None:
     """Build the engine of each workload, answer, and serve commands until the input ends."""
     from convscope.inference.engines import compilers  # not in the other mode: a package's process has no model
 
@@ -32,26 +32,27 @@ def run_engine(say: worker.Say, threads: str, *paths: str) -> None:
     workloads = [torch.load(path, weights_only=False) for path in paths]
     with backends.engine_process(workloads[0].device, workloads[0].math, int(threads)):
         started_s = time.perf_counter()
-        runners, costs = zip(*map(compilers.compiled_most_here, workloads), strict=True)
+        runners, costs = zip(*(compilers.compiled_here(name, each) for each in workloads), strict=True)
         load_s, method = time.perf_counter() - started_s, runners[0].timing_method
         _serve(runners, say, load_s, setup=dataclasses.asdict(costs[0]), timing_method=method)
 
 
-def run_package(say: worker.Say, device_name: str, math: str, threads: str, *files: str) -> None:
+def run_package(say: worker.Say, device_name: str, math: str, threads: str, captured: str, *files: str) -> None:
     """Load packages, each with its input behind it, answer, and serve commands until the input ends."""
     device = torch.device(device_name)
     with backends.engine_process(device, math, int(threads)):
         started_s = time.perf_counter()
-        runners = [_package(*pair, device) for pair in zip(files[::2], files[1::2], strict=True)]
-        _serve(runners, say, time.perf_counter() - started_s)
+        is_graph = captured == "1"
+        runners = [_package(*pair, device, is_graph) for pair in zip(files[::2], files[1::2], strict=True)]
+        _serve(runners, say, time.perf_counter() - started_s, timing_method=runners[0].timing_method)
 
 
-def _package(package: str, path: str, device: torch.device) -> LocalRunner:
+def _package(package: str, path: str, device: torch.device, captured: bool) -> LocalRunner:
     given = torch.load(path, map_location=device, weights_only=True)
     index = device.index if device.type == "cuda" else -1
     loaded = torch._inductor.aoti_load_package(package, run_single_threaded=True, device_index=index)
     # Its weights lie outside PyTorch's allocator.
-    return LocalRunner(lambda: loaded(given), given, captured=False, counted=False)
+    return LocalRunner(lambda: loaded(given), given, captured, counted=False)
 
 
 def _serve(runners: Sequence[LocalRunner], say: worker.Say, load_s: float, **more: Any) -> None:

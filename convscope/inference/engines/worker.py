@@ -1,8 +1,8 @@
 """Protocol of a worker process, the other end of `runners.RemoteRunner`; imports no PyTorch.
 
-The process writes one line of JSON once its model is loaded, then one for each command on the standard input: the name
-of a method of `Work` and its arguments. The standard output carries these lines alone: the prints of libraries go to
-the standard error.
+The process writes one line of JSON once its model is loaded, then one for each command on the standard input: the
+number of a model (there may be one for each batch size), the name of a method of `Work` and its arguments. The standard
+output carries these lines alone: the prints of libraries go to the standard error.
 """
 
 from __future__ import annotations
@@ -64,18 +64,20 @@ def channel() -> Say:
 
 
 def serve(works: Sequence[Work], say: Say, endpoint: Callable[[str], Endpoint]) -> None:
-    """Serve commands until the standard input ends: those of `Work` by the first model, `load` by all of them.
+    """Serve commands until the standard input ends: those of `Work` by the model they name, `load` by all of them.
 
     Args:
         endpoint: returns the models as an endpoint that is fed with the images of a NumPy file, "" for none.
     """
     made = functools.cache(endpoint)
     for line in sys.stdin:
-        ((name, arguments),) = json.loads(line).items()
+        command = json.loads(line)
+        work = works[command.pop("model")]
+        ((name, arguments),) = command.items()
         if name == "load":
             load, library = arguments
             say(value=dataclasses.asdict(mlperf.run(Load(**load), made(library))))
         elif hasattr(Work, name):
-            say(value=getattr(works[0], name)(*arguments))
+            say(value=getattr(work, name)(*arguments))
         else:
             raise ValueError(f"nothing is known of {line!r}")

@@ -7,7 +7,9 @@ Nothing here imports PyTorch: it runs in the worker processes of engines too.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.metadata
+import itertools
 import json
 import math
 import threading
@@ -21,6 +23,8 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from convscope.errors import WorkerError
 
 SINGLE_STREAM, MULTI_STREAM, SERVER, OFFLINE = "single-stream", "multi-stream", "server", "offline"
 MULTI_STREAM_SAMPLES = 8  # of one query, as MLPerf Inference has it since version 2.0
@@ -44,6 +48,7 @@ class Load:
             the engine reaches.
         images: number of images in memory, which requests name.
         give_up_s: a request that has waited longer ends the run.
+        warm_s: batches of all sizes are run for so long before.
         folder: takes LoadGen's logs, and the last answers for some images.
     """
 
@@ -56,6 +61,7 @@ class Load:
     slo_ms: float = 15.0
     max_delay_ms: float = 0.0
     give_up_s: float = math.inf
+    warm_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -65,13 +71,14 @@ class Outcome:
     Attributes:
         scheduled_qps: requests a second by LoadGen's schedule, of a server alone.
         verdict: LoadGen's words where the run is not valid by its rules, else "".
-        gave_up: requests waited so long that the rest was not computed.
+        gave_up: requests waited so long that the rest was not computed. There are no latencies then, and `queries`,
+            `seconds` and `images_per_s` are of what was computed.
     """
 
-    latency_mean_ms: float
-    latency_p50_ms: float
-    latency_p90_ms: float
-    latency_p99_ms: float
+    latency_mean_ms: float | None
+    latency_p50_ms: float | None
+    latency_p90_ms: float | None
+    latency_p99_ms: float | None
     queries: int
     seconds: float
     images_per_s: float | None
@@ -95,6 +102,9 @@ class Endpoint(Protocol):
     def begin(self, images: Sequence[int]) -> Any:
         """Begin a batch of these images, in the smallest size that holds it."""
 
+    def is_done(self, begun: Any) -> bool:
+        """Tell whether `finish` would not wait."""
+
     def finish(self, begun: Any) -> NDArray[Any]:
         """Wait for a batch and return its outputs in host memory, an image a row; more rows may follow."""
 
@@ -108,10 +118,13 @@ def fitting(sizes: Sequence[int], count: int) -> int:
 
 
 def version() -> str:
-    """Return LoadGen's name and version; raise ImportError where it is not installed."""
+    """Return LoadGen's name and version; raise ImportError where it cannot be imported."""
     import mlperf_loadgen  # noqa: F401 - asked for
 
-    return f"MLPerf LoadGen {importlib.metadata.version('mlcommons-loadgen')}"
+    try:
+        return f"MLPerf LoadGen {importlib.metadata.version('mlcommons-loadgen')}"
+    except importlib.metadata.PackageNotFoundError:  # built from source
+        return "MLPerf LoadGen"
 
 
 class _Requests:
@@ -162,12 +175,17 @@ class _Requests:
 
 @dataclass
 class _Batches:
-    """Sizes of the batches that were run, the requests of those under way, and the answers that are kept by image."""
+    """Sizes of the batches that were run, the requests of those under way, and the answers that are kept by image.
+
+    Attributes:
+        computed_s: from the first batch to the end of the last one.
+    """
 
     sizes: list[int] = field(default_factory=list)
     under_way: list[list[Any]] = field(default_factory=list)
     kept: dict[int, NDArray[np.float32]] = field(default_factory=dict)
     gave_up: bool = False
+    computed_s: float = 0.0
 
 
 def run(load: Load, endpoint: Endpoint) -> Outcome:
@@ -178,14 +196,18 @@ def run(load: Load, endpoint: Endpoint) -> Outcome:
     """
     import mlperf_loadgen as loadgen
 
-    requests, batches = _Requests(), _Batches()
+    requests, batches, errors = _Requests(), _Batches(), list[Exception]()
     folder = Path(load.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _constructed(loadgen, requests, load.images) as (sut, library):
+    (folder / _LOG).unlink(missing_ok=True)
+    _warm(endpoint, load.warm_s)
+    with _constructed(loadgen, requests, load.images) as (sut, library), _uncollected():
 
         def start() -> None:
             try:
                 loadgen.StartTestWithLogSettings(sut, library, _settings(loadgen, load), _logs(loadgen, folder))
+            except Exception as error:
+                errors.append(error)
             finally:
                 requests.close()
 
@@ -199,10 +221,31 @@ def run(load: Load, endpoint: Endpoint) -> Outcome:
             while batch := requests.take(endpoint.sizes[-1], 0.0):  # or where it gave up
                 _complete(loadgen, batch, np.zeros((len(batch), 1)))
             thread.join()
+    if errors:
+        raise WorkerError(f"MLPerf's LoadGen failed: {errors[0]}")
     order = sorted(batches.kept)
     answers = np.stack([batches.kept[image] for image in order]) if order else np.empty(0, np.float32)
     np.savez(folder / _ANSWERS, images=order, outputs=answers)
     return _outcome(load, folder / _LOG, batches)
+
+
+def _warm(endpoint: Endpoint, seconds: float) -> None:
+    """Run batches of all sizes, each once at least: the first ones take longer, and so they do on a card at rest."""
+    until_s = time.perf_counter() + seconds
+    for number, size in enumerate(itertools.cycle(endpoint.sizes)):
+        if number >= len(endpoint.sizes) and time.perf_counter() >= until_s:
+            return
+        endpoint.finish(endpoint.begin([0] * size))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python's garbage collector from stepping in for the length of the block."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def answers(folder: str) -> tuple[list[int], NDArray[np.float32]]:
@@ -223,9 +266,14 @@ def _answer(loadgen: Any, requests: _Requests, endpoint: Endpoint, load: Load, b
             if sample.index in batches.kept or len(batches.kept) < CHECKED:
                 batches.kept[sample.index] = endpoint.numbers(outputs[row]).copy()
 
+    began_s = time.perf_counter()
     while True:
+        if pending and endpoint.is_done(pending[0]):
+            finish(*pending)
+            pending = None
         samples = requests.take_full(most) if pending else requests.take(most, load.max_delay_ms / 1e3)
         if samples:
+            began_s = began_s if batches.sizes else time.perf_counter()
             batches.sizes.append(len(samples))
             batches.under_way.append(samples)
             begun = endpoint.begin([sample.index for sample in samples])
@@ -237,10 +285,11 @@ def _answer(loadgen: Any, requests: _Requests, endpoint: Endpoint, load: Load, b
         if pending and not endpoint.overlaps:
             finish(*pending)
             pending = None
-        if requests.oldest_s() > load.give_up_s:
-            batches.gave_up = True
+        batches.gave_up = requests.oldest_s() > load.give_up_s
+        if batches.gave_up:
             if pending:
                 finish(*pending)
+            batches.computed_s = time.perf_counter() - began_s
             return
 
 
@@ -294,7 +343,13 @@ def _logs(loadgen: Any, folder: Path) -> Any:
 
 def _outcome(load: Load, log: Path, batches: _Batches) -> Outcome:
     """Read LoadGen's log of a run."""
-    found = _entries(log)
+    found, images = _entries(log), sum(batches.sizes)
+    if batches.gave_up:  # LoadGen counts what was not computed too
+        seconds, batch = batches.computed_s, images / max(1, len(batches.sizes))
+        scheduled_qps = found.get("result_scheduled_samples_per_sec")
+        return Outcome(
+            None, None, None, None, images, seconds, images / seconds, scheduled_qps, batch, "", gave_up=True
+        )
     of_query = "per_query_" if load.scenario == MULTI_STREAM else ""
     mean = "result_mean_query_latency_ns" if load.scenario == MULTI_STREAM else "result_mean_latency_ns"
     percentiles = {
@@ -303,7 +358,6 @@ def _outcome(load: Load, log: Path, batches: _Batches) -> Outcome:
     }
     rates = {SERVER: "result_completed_samples_per_sec", OFFLINE: "result_samples_per_second"}
     images_per_s = found[rates[load.scenario]] if load.scenario in rates else None
-    images = sum(batches.sizes)
     return Outcome(
         latency_mean_ms=found[mean] / _NS_PER_MS,
         **percentiles,
@@ -313,7 +367,7 @@ def _outcome(load: Load, log: Path, batches: _Batches) -> Outcome:
         scheduled_qps=found.get("result_scheduled_samples_per_sec"),
         mean_batch=images / max(1, len(batches.sizes)),
         verdict=_verdict(found),
-        gave_up=batches.gave_up,
+        gave_up=False,
     )
 
 

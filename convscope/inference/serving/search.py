@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from convscope.inference.serving import simulation
 from convscope.inference.serving.simulation import Batcher
@@ -46,7 +47,15 @@ def bracket(within: Mapping[float, bool]) -> tuple[float | None, float | None]:
     return good, bad
 
 
-def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]], highest_qps: float) -> Iterator[float]:
+@dataclass(frozen=True)
+class Range:
+    """Rates (1/s) beyond which nothing is searched."""
+
+    lowest_qps: float
+    highest_qps: float
+
+
+def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]], limits: Range) -> Iterator[float]:
     """Yield rate after rate to measure; the caller adds each to `within` (rate: kept the limit) before the next.
 
     Rates of earlier calls count. The `first` rates are measured in rising order, until two have not kept the limit;
@@ -55,31 +64,32 @@ def search(within: Mapping[float, bool], first: Callable[[], Sequence[float]], h
 
     Args:
         first: called once, and not at all where enough rates are known.
-        highest_qps: no rate above it is measured.
     """
-    planned = list(first()) if len(within) < len(RATE_SHARES) and not is_complete(within, highest_qps) else []
-    while (rate := following(within, planned, highest_qps)) is not None:
+    planned = list[float]()
+    if len(within) < len(RATE_SHARES) and not is_complete(within, limits):
+        planned = sorted({min(max(rate, limits.lowest_qps), limits.highest_qps) for rate in first()})
+    while (rate := following(within, planned, limits)) is not None:
         yield rate
 
 
-def is_complete(within: Mapping[float, bool], highest_qps: float) -> bool:
+def is_complete(within: Mapping[float, bool], limits: Range) -> bool:
     """Tell whether the highest rate that keeps the limit is known as well as a search finds it."""
-    return bool(within) and following(within, [], highest_qps) is None
+    return bool(within) and following(within, [], limits) is None
 
 
-def following(within: Mapping[float, bool], planned: Sequence[float], highest_qps: float) -> float | None:
+def following(within: Mapping[float, bool], planned: Sequence[float], limits: Range) -> float | None:
     """Return the rate to measure next, None at the end of the search."""
     good, bad = bracket(within)
     failed = sum(not kept for kept in within.values())
     next_planned = next((rate for rate in planned if rate > max(within, default=0.0)), None)
-    if next_planned is not None and failed < 2 and next_planned <= highest_qps:
+    if next_planned is not None and failed < 2:
         return next_planned
     if not within or len(within) >= _MOST:
         return None
     if bad is None:
         assert good is not None
-        return min(rounded(good * _UP), highest_qps) if good < highest_qps else None
+        return min(rounded(good * _UP), limits.highest_qps) if good < limits.highest_qps else None
     if good is None:
-        return rounded(bad * _DOWN)
+        return max(rounded(bad * _DOWN), limits.lowest_qps) if bad > limits.lowest_qps else None
     middle = rounded((good + bad) / 2)
     return None if bad <= good * (1 + CLOSE) or middle in (good, bad) else middle

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+import run_inference
 from convscope.convolution import backends, models
 from convscope.errors import InputError, MissingError
 from convscope.inference.engines import catalogue, compilers
@@ -79,13 +80,16 @@ def test_a_provider_that_onnxruntime_lacks_is_missing(tmp_path: Path, monkeypatc
         catalogue.make("onnxruntime", workload(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["graph", "fused", "cudnn-best"])
+NEED_A_GPU = ["graph", "graph-unfolded", "fused", "cudnn-best", "compile-graph", "compile-overhead", "aot-graph"]
+
+
+@pytest.mark.parametrize("name", NEED_A_GPU)
 def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
     with pytest.raises(MissingError, match=f"{name} needs an NVIDIA GPU"):
         catalogue.make(name, workload(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("fused", 5)])
+@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("graph-unfolded", 2), ("fused", 5)])
 def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
     name: str, ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -189,6 +193,10 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
         runner.close()
     assert setup.compile_s > 0
     assert setup.remark == "1 of 1 batch normalisations folded"
+
+
+def test_the_command_line_lists_all_engines():
+    assert list(catalogue.ENGINES) == run_inference.ENGINES
 
 
 def test_numpy_has_no_bfloat16(tmp_path: Path):

@@ -44,7 +44,7 @@ def test_a_worker_does_what_it_is_asked(tmp_path: Path):
         assert calls > 0
         assert seconds >= 0.05
         found.call()
-        with pytest.raises(WorkerError, match=r"^it: ValueError: nothing is known of '\{\"jump\": 1\}"):
+        with pytest.raises(WorkerError, match=r"^it: ValueError: nothing is known of '\{\"model\": 0, \"jump\": 1\}"):
             found._ask(jump=1)
 
 

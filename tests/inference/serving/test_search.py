@@ -11,12 +11,15 @@ from convscope.inference.serving.simulation import Batcher
 
 FIRST = [50.0, 75.0, 90.0, 100.0, 110.0]
 MOST = 100_000.0
+ANY = search.Range(1e-3, MOST)
 
 
-def searched(within: dict[float, bool], highest: float, first: list[float] | None = None) -> list[float]:
+def searched(
+    within: dict[float, bool], highest: float, first: list[float] | None = None, limits: search.Range = ANY
+) -> list[float]:
     """Return the rates that a search asks for where rates up to `highest` keep the limit."""
     tried = []
-    for rate in search.search(within, lambda: FIRST if first is None else first, MOST):
+    for rate in search.search(within, lambda: FIRST if first is None else first, limits):
         tried.append(rate)
         within[rate] = rate <= highest
     return tried
@@ -37,6 +40,16 @@ def test_a_limit_below_all_first_rates_is_looked_for_below():
     assert tried[:5] == [50, 75, 25, 12.5, 6.25]
 
 
+def test_a_limit_that_no_rate_keeps_ends_the_search_at_the_lowest_rate():
+    assert searched({}, 0.0, limits=search.Range(20.0, MOST)) == [50, 75, 25, 20]
+    assert search.is_complete({20.0: False}, search.Range(20.0, MOST))
+    assert searched({}, 30.0, [1.0, 2.0], search.Range(20.0, MOST))[:2] == [20, 25]
+
+
+def test_an_engine_faster_than_the_generator_is_measured_at_the_generators_rate():
+    assert searched({}, 1e9, [3e5, 4e5]) == [MOST]
+
+
 def test_rates_of_an_earlier_call_count():
     assert searched({51.0: True, 76.0: True}, 92.0) == [90, 100, 110, 95, 92.5]
     assert searched({95.0: True, 98.0: False}, 95.0) == []
@@ -44,16 +57,16 @@ def test_rates_of_an_earlier_call_count():
 
 def test_nothing_is_predicted_where_the_limit_is_known():
     known = {90.0: True, 94.0: False}
-    assert search.is_complete(known, MOST)
-    assert list(search.search(known, lambda: pytest.fail("no more rates are needed"), MOST)) == []
-    assert not search.is_complete({}, MOST)
-    assert not search.is_complete({90.0: True}, MOST)
-    assert not search.is_complete({90.0: True, 100.0: False}, MOST)
+    assert search.is_complete(known, ANY)
+    assert list(search.search(known, lambda: pytest.fail("no more rates are needed"), ANY)) == []
+    assert not search.is_complete({}, ANY)
+    assert not search.is_complete({90.0: True}, ANY)
+    assert not search.is_complete({90.0: True, 100.0: False}, ANY)
 
 
 def test_no_rate_lies_above_what_the_generator_reaches():
     assert max(searched({}, 1e9, [60_000.0, 90_000.0, 110_000.0])) == MOST
-    assert search.is_complete({MOST: True}, MOST)
+    assert search.is_complete({MOST: True}, ANY)
 
 
 @given(st.floats(1e-3, 5e4), st.floats(1e-2, 1e2))
