@@ -17,7 +17,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,7 @@ import torch
 from convscope.errors import WorkerError
 from convscope.inference.engines import worker
 from convscope.inference.serving import mlperf
+from convscope.inference.serving.mlperf import undisturbed
 from convscope.storage.paths import ROOT
 from convscope.timing import graphs
 
@@ -180,16 +181,6 @@ class LocalRunner:
     def _wait(self) -> None:
         if self._on_gpu:
             torch.cuda.synchronize()
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Keep Python's garbage collector from stepping in for the length of the block."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 _PATIENCE_S = 20.0  # for an idle process to end

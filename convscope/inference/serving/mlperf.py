@@ -73,6 +73,7 @@ class Outcome:
         verdict: LoadGen's words where the run is not valid by its rules, else "".
         gave_up: requests waited so long that the rest was not computed. There are no latencies then, and `queries`,
             `seconds` and `images_per_s` are of what was computed.
+        is_short: LoadGen had prepared too few queries for the time: the expected rate was too low.
     """
 
     latency_mean_ms: float | None
@@ -86,6 +87,7 @@ class Outcome:
     mean_batch: float
     verdict: str
     gave_up: bool
+    is_short: bool = False
 
 
 class Endpoint(Protocol):
@@ -201,7 +203,7 @@ def run(load: Load, endpoint: Endpoint) -> Outcome:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _LOG).unlink(missing_ok=True)
     _warm(endpoint, load.warm_s)
-    with _constructed(loadgen, requests, load.images) as (sut, library), _uncollected():
+    with _constructed(loadgen, requests, load.images) as (sut, library), undisturbed():
 
         def start() -> None:
             try:
@@ -239,7 +241,7 @@ def _warm(endpoint: Endpoint, seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
     """Keep Python's garbage collector from stepping in for the length of the block."""
     gc.disable()
     try:
@@ -368,6 +370,7 @@ def _outcome(load: Load, log: Path, batches: _Batches) -> Outcome:
         mean_batch=images / max(1, len(batches.sizes)),
         verdict=_verdict(found),
         gave_up=False,
+        is_short=found.get("result_min_duration_met") is False,
     )
 
 
