@@ -15,7 +15,7 @@ import torch
 import run_inference
 from convscope.inference.engines.runners import LocalRunner
 
-QUICK = ["--measure", "50", "--min-seconds", "0.5"]
+QUICK = ["--min-seconds", "0.5"]
 
 
 def measured(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
@@ -133,7 +133,7 @@ def test_offline_copies_images_while_the_batch_before_computes(tmp_path: Path):
 
 
 def test_a_call_with_copies_takes_longer(tmp_path: Path):
-    asked = ["--engines", "graph,aot", "--batch-sizes", "8"]
+    asked = ["--engines", "graph,fused", "--batch-sizes", "8"]
     for copies in ([], ["--with-copies"]):
         measured(tmp_path, *asked, *copies)
     table = pd.read_csv(tmp_path / "inference.csv").query("status == 'ok'")
