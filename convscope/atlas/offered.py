@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,9 +21,9 @@ from convscope.verification.candidates import Note
 from convscope.verification.trial import Trial
 
 NONE_LOST: Mapping[str, str] = {}
-ALONE_FIRST = 8
-"""Plans of modes A and B that are tried with their steps behind them: over a model, these alone have the fastest of all
-plans of its convolutions within 0.4 % (eleven atlases on an H200)."""
+OTHERS_FIRST = 8
+"""Plans of modes A and B that are tried with steps behind them, or for packed filters: over a model, these alone have
+the fastest of all plans of its convolutions within 0.4 % (eleven atlases on an H200)."""
 
 
 @dataclass
@@ -35,7 +34,7 @@ class KnownPlan:
         build_ms: the time that it took to make it, once the library is loaded.
         relative_error: of its result for random numbers, against float64.
         kernels: counted by name, None where they are not known.
-        steps: it is of the convolution alone, with a kernel behind it for what is fused otherwise.
+        kind: `algorithms.PLAN`; or another, of which only the best ranked are tried, and which have no ranks.
     """
 
     offer: Offer
@@ -44,12 +43,12 @@ class KnownPlan:
     build_ms: float | None = None
     relative_error: float | None = None
     kernels: Mapping[str, int] | None = None
-    steps: bool = False
+    kind: str = algorithms.PLAN
 
     @property
     def name(self) -> str:
         """The algorithm that it is."""
-        return algorithms.plan_name(self.offer.plan, self.steps)
+        return algorithms.plan_name(self.offer.plan, self.kind)
 
 
 class PlanFaultError(DeviceFaultError):
@@ -92,13 +91,25 @@ def known_plans(
 
 
 def _offered(convolution: Convolution, device: torch.device, first: int | None) -> list[KnownPlan]:
-    """Return the plans of a shape; where something is fused, also the best ranked of the convolution alone."""
+    """Return the plans of a shape, and the best ranked of others that do the same.
+
+    Where something is fused, those of the convolution alone; where filters are not in channels last, those for filters
+    that are.
+    """
     plans = [KnownPlan(each) for each in cuda_operator().offers(convolution, device) if _is_among(each, first)]
-    if not convolution.fused.count:
-        return plans
-    alone = cuda_operator().offers(dataclasses.replace(convolution, fused=ALONE), device)
-    best = [each for each in alone if _is_among(each, min(first or ALONE_FIRST, ALONE_FIRST), (Mode.A, Mode.B))]
-    return [*plans, *(KnownPlan(dataclasses.replace(each, ranks={}), steps=True) for each in best)]
+    most = min(first or OTHERS_FIRST, OTHERS_FIRST)
+    for kind, other in _others(convolution):
+        offers = cuda_operator().offers(other, device)
+        best = [each for each in offers if _is_among(each, most, (Mode.A, Mode.B))]
+        plans += [KnownPlan(replace(each, ranks={}), kind=kind) for each in best]
+    return plans
+
+
+def _others(convolution: Convolution) -> Iterator[tuple[str, Convolution]]:
+    if convolution.fused.count:
+        yield algorithms.WITH_STEPS, replace(convolution, fused=ALONE)
+    if not algorithms.why_nothing_to_pack(algorithms.PACKED, convolution.kernel, convolution.layout):
+        yield algorithms.PACKED, replace(convolution, packed=True)
 
 
 def _is_among(offer: Offer, first: int | None, modes: tuple[Mode, ...] = tuple(Mode)) -> bool:

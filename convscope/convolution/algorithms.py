@@ -8,7 +8,7 @@ refuses, never the other way round.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from convscope.convolution.layer import Layer
@@ -22,6 +22,13 @@ PLAN = "plan:"
 """Begins the name of a plan: "plan:38:k2=8,k13=1" is an engine with the values of its knobs."""
 WITH_STEPS = "plan+steps:"
 """Begins the name of a plan of the convolution alone, with one kernel behind it for what is fused otherwise."""
+PACKED = "plan+packed:"
+"""Begins the name of a plan that reads filters in channels last, where they are laid out once, beside NCHW tensors."""
+_PLANS: Mapping[str, str] = {
+    PLAN: "a plan of cuDNN's graph API",
+    WITH_STEPS: "a plan of the convolution alone, and a kernel for what follows",
+    PACKED: "a plan for filters that are laid out in channels last once",
+}
 PLAN_PATTERN = f"{PLAN}ENGINE[:kN=VALUE,…]"
 
 # From cuDNN's API reference (cudnnConvolutionForward), confirmed by asking cuDNN 9.19 on an H200.
@@ -156,7 +163,8 @@ def find(name: str) -> Algorithm:
     """
     plain = " ".join(name.replace("_", " ").lower().split())
     if plan := plan_of(plain):
-        return _by_plan(plan, has_steps(plain))
+        kind = plain[: plain.index(":") + 1]
+        return Algorithm(plan_name(plan, kind), _PLANS[kind], None, None, (GRAPH,), _any_shape)
     known = ALGORITHMS.get(plain) or HEURISTICS.get(plain) or MIXTURES.get(plain)
     if known is None:
         every = ", ".join((*ALGORITHMS, *HEURISTICS, AUTOTUNE))
@@ -164,9 +172,9 @@ def find(name: str) -> Algorithm:
     return known
 
 
-def plan_name(plan: Plan, steps: bool = False) -> str:
-    """Return the algorithm that is one plan, or a plan of the convolution alone with its `steps` behind it."""
-    return f"{WITH_STEPS if steps else PLAN}{plan}"
+def plan_name(plan: Plan, kind: str = PLAN) -> str:
+    """Return the algorithm that is one plan: as it is, `WITH_STEPS` or `PACKED`."""
+    return f"{kind}{plan}"
 
 
 def has_steps(name: str) -> bool:
@@ -174,15 +182,26 @@ def has_steps(name: str) -> bool:
     return name.startswith(WITH_STEPS)
 
 
+def packs_filters(name: str) -> bool:
+    """Tell whether an algorithm is a plan for filters that are laid out in channels last once."""
+    return name.startswith(PACKED)
+
+
 def plan_of(name: str) -> Plan | None:
     """Return the plan that an algorithm is, None where it is no plan; InputError where the name is of none."""
-    prefix = WITH_STEPS if has_steps(name) else PLAN
-    return Plan.named(name.removeprefix(prefix)) if name.startswith(prefix) else None
+    kind = next((kind for kind in _PLANS if name.startswith(kind)), None)
+    return Plan.named(name.removeprefix(kind)) if kind else None
 
 
-def _by_plan(plan: Plan, steps: bool) -> Algorithm:
-    title = "a plan of the convolution alone, and a kernel for what follows" if steps else "a plan of cuDNN's graph API"
-    return Algorithm(plan_name(plan, steps), title, None, None, (GRAPH,), _any_shape)
+def why_nothing_to_pack(name: str, kernel: Sequence[int], layout: str) -> str | None:
+    """Return why filters need no packing: they lie in channels last already; None where they do not, or are not packed.
+
+    Args:
+        kernel: the spatial extents of the filters, none where they are not known.
+    """
+    if not packs_filters(name) or (layout == "nchw" and (not kernel or max(kernel) > 1)):
+        return None
+    return f"these filters lie in channels last as they are: {name.replace(PACKED, PLAN)} is the same"
 
 
 def cudnn_number(name: str) -> int | None:
@@ -228,6 +247,8 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
         return by_module
     if has_steps(algorithm.name) and not layer.fused.count:
         return f"nothing is fused with this layer: {algorithm.name.replace(WITH_STEPS, PLAN)} is the same"
+    if by_filters := why_nothing_to_pack(algorithm.name, layer.kernel, "nchw"):
+        return by_filters
     if layer.fused.count and algorithm.cuda_providers != (GRAPH,):
         return f"{algorithm.name} has nothing fused into it: only plans take {layer.fused} with the convolution"
     if device_type == "cpu":
@@ -264,6 +285,8 @@ def why_not_in(algorithm: Algorithm, device_type: str, dtype: str, layout: str) 
     if device_type == "cpu":
         is_plain = algorithm.cpu_provider != "ai3" or (dtype, layout) == ("float32", "nchw")
         return None if is_plain else f"ai3 computes {algorithm.name} on a CPU in float32 and NCHW only"
+    if by_filters := why_nothing_to_pack(algorithm.name, (), layout):
+        return by_filters
     if algorithm.cuda_providers != ("cudnn",):
         return None
     return why_not_for_dtype(algorithm.name, dtype) or why_not_for_layout(algorithm.name, layout)

@@ -63,6 +63,12 @@ def _record(execution: Execution, *operands: tuple[torch.Tensor, torch.Tensor]) 
         executions.append(dataclasses.replace(execution, copied_input_bytes=copied_bytes))
 
 
+def _taken(execution: Execution, weight: torch.Tensor, memory: torch.memory_format) -> torch.Tensor:
+    """Return the weight as it is laid out in each call: as it is, where its filters are packed once from any layout."""
+    packs_once = execution.provider == "triton" or algorithms.packs_filters(execution.algorithm)
+    return weight if packs_once else weight.contiguous(memory_format=memory)
+
+
 class CudaOperator:
     """The CUDA kernel of `ai3::conv2d`: one plan for each shape, algorithm and setting.
 
@@ -106,9 +112,7 @@ class CudaOperator:
             plan = self.find(x, weight, bias, options, algorithm)
             y = plan.run(x, weight, bias)
         if is_recording():
-            packs_once = plan.execution.provider == "triton"  # its filters, from either layout
-            taken = weight if packs_once else weight.contiguous(memory_format=memory)
-            _record(plan.execution, (input, x), (weight, taken))
+            _record(plan.execution, (input, x), (weight, _taken(plan.execution, weight, memory)))
         return y
 
     def fused(
@@ -131,7 +135,7 @@ class CudaOperator:
             assert isinstance(plan, (FusedPlan, PlanWithSteps)), "only plans of the graph API take fused convolutions"
             y = plan.run(laid, weight, None if bias is None else bias.contiguous(), more)
         if is_recording():
-            _record(plan.execution, (x, laid), (weight, weight.contiguous(memory_format=memory)))
+            _record(plan.execution, (x, laid), (weight, _taken(plan.execution, weight, memory)))
         return y
 
     def find(

@@ -110,13 +110,15 @@ class Convolution(Geometry):
 
     `layout` is "nchw", or "nhwc" for channels last in memory; input and weight are contiguous in it.
     `math` says whether float32 may be rounded to TF32; 16-bit types have the matrix unit at all times, as in PyTorch.
-    `fused` is what follows in the same call.
+    `fused` is what follows in the same call. `packed` says that the weight is contiguous channels last, whatever the
+    layout of the others.
     """
 
     dtype: str = "float32"
     math: str = "tf32"
     layout: str = "nchw"
     fused: Fused = ALONE
+    packed: bool = False
 
     @property
     def math_type(self) -> int:

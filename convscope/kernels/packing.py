@@ -66,6 +66,29 @@ class PackedFilters:
             if not graphs.hold(packed):
                 weakref.finalize(weight, _nothing, packed).atexit = False
 
+    def of(
+        self, weight: torch.Tensor, pack: Callable[[], torch.Tensor], refuse: Callable[[bool], None] | None = None
+    ) -> torch.Tensor:
+        """Return the packed filters of a weight, packed now where there are none.
+
+        In a graph that is being captured those that are there already are kept for it, and others are packed anew at
+        each replay.
+
+        Args:
+            refuse: called with whether a graph is being captured, before anything is packed; it may raise.
+        """
+        packed, capturing = self.find(weight), is_capturing(weight)
+        if packed is None:
+            if refuse is not None:
+                refuse(capturing)
+            packed = pack()
+            if capturing:  # computed at replay: nothing is in it now
+                return packed
+            return self.keep(weight, packed)
+        if capturing:
+            self.pin(weight, packed)
+        return packed
+
     def renew(self) -> None:
         """Have all filters packed again, as when they were written to."""
         for entry in self._entries.values():
@@ -79,6 +102,11 @@ class PackedFilters:
         entry = self._entries.get(key)
         if entry is not None and entry.weight is dead:  # the number may be another tensor's by now
             del self._entries[key]
+
+
+def is_capturing(weight: torch.Tensor) -> bool:
+    """Tell whether calls on a weight's device are being captured into a graph."""
+    return weight.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _version(weight: torch.Tensor) -> int:

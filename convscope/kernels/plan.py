@@ -21,7 +21,7 @@ from convscope.cudnn.shape import Convolution, dimensions
 from convscope.kernels.autotune import TunedBlocks
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.operands import Operands
-from convscope.kernels.packing import PackedFilters
+from convscope.kernels.packing import PackedFilters, is_capturing
 
 B = TypeVar("B")
 
@@ -70,7 +70,7 @@ class KernelPlan(abc.ABC, Generic[B]):
         """
         self._operands.check(x, weight, bias)
         if self.blocks is None:
-            self._refuse(_is_capturing(weight))
+            self._refuse(is_capturing(weight))
             self.blocks = self._choose(x, weight)
         return self._launch(x, self._pack(weight, self.blocks), bias, self.blocks)
 
@@ -87,16 +87,11 @@ class KernelPlan(abc.ABC, Generic[B]):
         return choice.blocks
 
     def _pack(self, weight: torch.Tensor, blocks: B) -> torch.Tensor:
-        packed, capturing = self._packed.find(weight), _is_capturing(weight)
-        if packed is None:
-            self._refuse(capturing)
-            fresh: torch.Tensor = self._kernel.pack(weight.detach(), self.shape, blocks)
-            if capturing:  # computed at replay: nothing is in it now
-                return fresh
-            packed = self._packed.keep(weight, fresh)
-        if capturing:
-            self._packed.pin(weight, packed)
-        return packed
+        def pack() -> torch.Tensor:
+            packed: torch.Tensor = self._kernel.pack(weight.detach(), self.shape, blocks)
+            return packed
+
+        return self._packed.of(weight, pack, self._refuse)
 
     def _refuse(self, capturing: bool) -> None:
         """Raise where this run is being captured: a graph would choose, or pack, again at each replay."""
@@ -113,7 +108,3 @@ class KernelPlan(abc.ABC, Generic[B]):
     def close(self) -> None:
         """Give back the packed filters that no graph reads."""
         self._packed.clear()
-
-
-def _is_capturing(weight: torch.Tensor) -> bool:
-    return weight.is_cuda and torch.cuda.is_current_stream_capturing()

@@ -21,10 +21,10 @@ torch.manual_seed(0)
 kind, memory = {{"device": "cuda", "dtype": torch.{dtype}}}, torch.{memory}
 sizes = {input}, {weight}, {output}
 x, w, y = (torch.randn(size, **kind).contiguous(memory_format=memory) for size in sizes)
-w *= {scale}
+filters = w.mul_({scale}).contiguous(memory_format=torch.{filters})  # as the plan reads them
 handle, kind, single = cudnn.create_handle(), cudnn.data_type.{type}, cudnn.data_type.FLOAT
 graph = cudnn.pygraph(handle=handle, io_data_type=kind, intermediate_data_type=single, compute_data_type=single)
-X, W = (graph.tensor(dim=[*t.size()], stride=[*t.stride()], data_type=kind) for t in (x, w))
+X, W = (graph.tensor(dim=[*t.size()], stride=[*t.stride()], data_type=kind) for t in (x, filters))
 padding, stride, dilation = {padding}, {stride}, {dilation}
 Y = graph.conv_fprop(image=X, weight=W, pre_padding=padding, post_padding=padding, stride=stride, dilation=dilation)
 Y.set_output(True).set_dim([*y.size()]).set_stride([*y.stride()])
@@ -37,7 +37,7 @@ graph.build_plan_at_index(index)
 workspace = torch.empty(graph.get_workspace_size_plan_at_index(index), device="cuda", dtype=torch.uint8)
 def plan(x, w):
     cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream().cuda_stream)
-    graph.execute_plan_at_index({{X: x, W: w, Y: y}}, workspace, index, handle=handle)
+    graph.execute_plan_at_index({{X: x, W: filters, Y: y}}, workspace, index, handle=handle)
     return y
 def pytorch(x, w):
     return torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, {groups})
@@ -74,6 +74,7 @@ def script(pins: Pins, layer: str) -> str:
         title=f"{pin.algorithm} of {layer} of {settings['model']}: {_shape(pin, settings['batch_size'])}",
         measured=_measured(pins, pin), tags=[f"eng{plan.engine}", *(f"k{knob}={value}" for knob, value in plan.knobs)],
         allows_tf32=settings["math"] == "tf32", dtype=dtype, type=_TYPES[dtype], memory=_MEMORY[settings["layout"]],
+        filters=_MEMORY["nhwc" if algorithms.packs_filters(pin.algorithm) else settings["layout"]],
         **_sizes(pin, int(settings["batch_size"])),
     )  # fmt: skip
 

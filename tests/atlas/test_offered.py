@@ -15,7 +15,7 @@ from convscope import failures
 from convscope.atlas import offered, race, rows
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.race import Shape
-from convscope.convolution import backends
+from convscope.convolution import algorithms, backends
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Offer, Offers
 from convscope.cudnn.shape import Convolution, Fused
@@ -79,21 +79,38 @@ def asked(*layers: Layer, first: int | None = None) -> list[Shape]:
 def test_a_fused_shape_has_the_best_ranked_plans_of_the_convolution_alone_too(operator: Operator):
     (alone,) = asked(LAYERS[0])
     (shape,) = asked(dataclasses.replace(LAYERS[0], fused=Fused(bias=True, relu=True)))
-    behind = [plan for plan in shape.plans if plan.steps]
-    best = {plan.offer.plan for plan in alone.plans if min(map(plan.offer.ranks.get, "ab", (99, 99))) < 8}
+    behind = [plan for plan in shape.plans if plan.kind == algorithms.WITH_STEPS]
+    plain = [plan for plan in alone.plans if plan.kind == algorithms.PLAN]
+    best = {plan.offer.plan for plan in plain if min(map(plan.offer.ranks.get, "ab", (99, 99))) < 8}
     assert {plan.offer.plan for plan in behind} == best
-    assert 8 <= len(behind) < len(alone.plans)
+    assert 8 <= len(behind) < len(plain)
     assert all(plan.name.startswith("plan+steps:") and not plan.offer.ranks for plan in behind)
-    assert all(plan.name.startswith("plan:") and plan.offer.ranks for plan in shape.plans if not plan.steps)
+    assert all(
+        plan.name.startswith("plan:") and plan.offer.ranks for plan in shape.plans if plan.kind == algorithms.PLAN
+    )
     assert len({plan.name for plan in shape.plans}) == len(shape.plans)
+
+
+def test_filters_that_are_not_in_channels_last_are_tried_packed_too(operator: Operator):
+    (shape,) = asked(LAYERS[0])
+    packed = [plan for plan in shape.plans if plan.kind == algorithms.PACKED]
+    assert len(packed) >= 8
+    assert all(plan.name.startswith("plan+packed:") and not plan.offer.ranks for plan in packed)
+    (fused,) = asked(dataclasses.replace(LAYERS[0], fused=Fused(bias=True, relu=True)))
+    assert {plan.kind for plan in fused.plans} == {algorithms.PLAN, algorithms.WITH_STEPS, algorithms.PACKED}
+    (pointwise,) = asked(layer(name="pointwise", position=0, kernel=(1, 1), padding=(0, 0)))
+    assert {plan.kind for plan in pointwise.plans} == {algorithms.PLAN}
+    with backends.settings(layout="nhwc"):
+        (last,) = asked(LAYERS[0])
+    assert {plan.kind for plan in last.plans} == {algorithms.PLAN}
 
 
 def test_only_the_first_of_each_heuristic_are_tried_where_that_is_asked_for(operator: Operator):
     (every,), (few,) = asked(LAYERS[0]), asked(LAYERS[0], first=2)
-    assert [plan.name for plan in few.plans] == [
-        plan.name for plan in every.plans if any(rank < 2 for rank in plan.offer.ranks.values())
-    ]
-    assert 3 <= len(few.plans) <= 6
+    plain = [plan.name for plan in few.plans if plan.kind == algorithms.PLAN]
+    assert plain == [plan.name for plan in every.plans if any(rank < 2 for rank in plan.offer.ranks.values())]
+    assert 3 <= len(plain) <= 6
+    assert 2 <= sum(plan.kind == algorithms.PACKED for plan in few.plans) <= 4
 
 
 def test_layers_of_one_shape_are_asked_about_once_and_what_is_not_exact_enough_is_marked(operator: Operator):

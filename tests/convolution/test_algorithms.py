@@ -75,12 +75,24 @@ def test_a_plan_with_steps_behind_it_is_for_layers_with_something_fused():
     found = find("Plan+Steps:38:k2=8")
     assert (found.name, found.cuda_providers) == ("plan+steps:38:k2=8", ("cudnn graph",))
     assert algorithms.plan_of(found.name) == Plan.of(38, {2: 8})
-    assert algorithms.plan_name(Plan.of(38, {2: 8}), steps=True) == found.name
+    assert algorithms.plan_name(Plan.of(38, {2: 8}), algorithms.WITH_STEPS) == found.name
     assert why_not_by_rule(found, layer(), "cuda") == "nothing is fused with this layer: plan:38:k2=8 is the same"
     assert why_not_by_rule(found, dataclasses.replace(layer(), fused=Fused(relu=True)), "cuda") is None
 
 
-@pytest.mark.parametrize("name", ["plan:", "plan+steps:", "plan:gemm", "plan:38:k2", "plan:38,k2=8"])
+def test_a_plan_for_packed_filters_is_for_those_that_do_not_lie_in_channels_last():
+    found = find("plan+packed:67:k2=8")
+    assert (found.name, found.cuda_providers) == ("plan+packed:67:k2=8", ("cudnn graph",))
+    assert algorithms.plan_of(found.name) == Plan.of(67, {2: 8})
+    assert algorithms.plan_name(Plan.of(67, {2: 8}), algorithms.PACKED) == found.name
+    assert why_not_by_rule(found, layer(), "cuda") is None
+    same = "these filters lie in channels last as they are: plan:67:k2=8 is the same"
+    assert why_not_by_rule(found, layer(kernel=(1, 1), padding=(0, 0)), "cuda") == same
+    assert algorithms.why_not_in(found, "cuda", "float16", "nhwc") == same
+    assert algorithms.why_not_in(found, "cuda", "float16", "nchw") is None
+
+
+@pytest.mark.parametrize("name", ["plan:", "plan+steps:", "plan+packed:", "plan:gemm", "plan:38:k2", "plan:38,k2=8"])
 def test_what_is_no_plan_says_how_one_is_written(name: str):
     with pytest.raises(InputError, match="is no plan: write an engine and its knobs, 38:k2=8,k13=1"):
         find(name)

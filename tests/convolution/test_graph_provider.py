@@ -129,7 +129,7 @@ def test_a_plan_gets_addresses_that_are_multiples_of_16(layout: str, offset: int
     monkeypatch.setattr(CudnnPlan, "launch", lambda self, x, weight, bias: seen.append((x, weight)))
     memory = backends.LAYOUTS[layout]
     plan = object.__new__(GraphPlan)
-    plan._memory_format = memory
+    plan._filter_format, plan._packed = memory, None
     x = torch.randn(2 * 8 * 6 * 6 + offset)[offset:].as_strided((2, 8, 6, 6), legacy.strides((2, 8, 6, 6), layout))
     weight = torch.randn(4 * 8 * 9 + offset)[offset:].view(4, 8, 3, 3)
     plan.launch(x, weight, None)
@@ -153,6 +153,46 @@ def test_what_is_fused_has_plans_of_its_own_and_no_other_provider(provider: Grap
     plan.close()
     assert "legacy calls are convolutions alone" in str(CudnnProvider().why_not("implicit gemm", FUSED))
     assert "is a convolution alone" in str(TritonProvider().why_not("direct", FUSED))
+
+
+def test_packed_filters_are_laid_out_once_and_again_where_the_weight_was_written_to(
+    provider: GraphProvider, monkeypatch: pytest.MonkeyPatch
+):
+    name = "plan+packed:" + ran(provider, "heuristic a", dataclasses.replace(TF32, packed=True)).partition(":")[2]
+    read: list[torch.Tensor] = []
+    monkeypatch.setattr(CudnnPlan, "launch", lambda self, x, weight, bias: read.append(weight))
+    plan = provider.plan(name, TF32, CPU)
+    assert plan.execution.algorithm == name
+    x, weight = torch.zeros(TF32.input), torch.nn.Parameter(torch.randn(TF32.weight))
+    with torch.inference_mode():
+        for _ in range(2):
+            plan.run(x, weight, None)
+        weight.mul_(2)
+        plan.run(x, weight, None)
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in read)
+    assert read[0] is read[1]
+    assert torch.equal(read[0] * 2, read[2])
+    assert torch.equal(read[2], weight)
+    plan.close()
+    plan.close()
+
+
+def test_cudnn_wants_less_memory_where_it_has_not_to_lay_filters_out():
+    with Offers(TF32) as plain, Offers(dataclasses.replace(TF32, packed=True)) as packed:
+        before = {offer.plan: offer.workspace_bytes for offer in plain.plans()}
+        after = {offer.plan: offer.workspace_bytes for offer in packed.plans()}
+    copy_bytes = 4 * 64 * 64 * 9
+    less = [plan for plan in before if plan in after and before[plan] - after[plan] >= copy_bytes]
+    more = [plan for plan in before if plan in after and after[plan] - before[plan] >= copy_bytes]
+    assert len(less) >= 10
+    assert len(more) < len(less)
+    assert not {plan.engine for plan in less} & {plan.engine for plan in more}  # those read filters as NCHW has them
+
+
+@pytest.mark.parametrize("shape", [HALF, Convolution((1, 8, 9, 9), (8, 8, 1, 1), (0, 0), (1, 1), (1, 1))])
+def test_filters_that_lie_in_channels_last_are_not_packed(shape: Convolution, provider: GraphProvider):
+    with pytest.raises(NotImplementedError, match=r"filters lie in channels last as they are: plan:67 is the same"):
+        provider.plan("plan+packed:67", shape, CPU)
 
 
 def test_a_plan_of_the_convolution_alone_has_its_steps_behind_it(

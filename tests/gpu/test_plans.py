@@ -12,7 +12,7 @@ import torch
 import run_profile
 import run_verify
 from convscope.atlas import offered
-from convscope.convolution import backends
+from convscope.convolution import algorithms, backends
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
@@ -136,7 +136,7 @@ def test_every_plan_of_the_convolution_alone_is_right_with_its_steps_behind_it(a
     )  # fmt: skip
     with backends.math("tf32"), backends.settings(layout=asked.layout), torch.inference_mode():
         found = offered.known_plans(made, torch.device("cuda:0"), asked.dtype, pytest.fail)
-        behind = [plan for plan in found if plan.steps and plan.outcome != "less precise"]
+        behind = [plan for plan in found if plan.kind == algorithms.WITH_STEPS and plan.outcome != "less precise"]
         assert len(behind) >= 8
         assert {plan.outcome for plan in behind} <= {"ok", "refused"}
         assert sum(plan.outcome == "ok" for plan in behind) >= 8
@@ -145,6 +145,50 @@ def test_every_plan_of_the_convolution_alone_is_right_with_its_steps_behind_it(a
         best = next(plan.name for plan in behind if plan.outcome == "ok")
         (kernels,) = Trial(made, torch.device("cuda:0"), asked.dtype).kernels([best])
     assert kernels["do_steps"] == 1
+
+
+@pytest.mark.parametrize("asked", [SQUARE, CASES["bias relu"]], ids=["alone", "fused"])
+def test_plans_for_packed_filters_are_right_and_do_not_lay_them_out_in_each_call(asked: Convolution):
+    torch.manual_seed(0)
+    made = Layer(
+        input=asked.input, weight=asked.weight, padding=asked.padding, stride=asked.stride, dilation=asked.dilation,
+        name="asked", position=0, bias=asked.fused.bias, fused=asked.fused,
+    )  # fmt: skip
+    device = torch.device("cuda:0")
+    with backends.math("tf32"), torch.inference_mode():
+        found = offered.known_plans(made, device, "float32", pytest.fail)
+        fine = {plan.name: plan for plan in found if plan.outcome == "ok"}
+        packed = [name for name, plan in fine.items() if plan.kind == algorithms.PACKED]
+        assert len(packed) >= 6
+        assert all(fine[name].relative_error < TOLERANCES["tf32"] for name in packed)
+        both = [name for name in packed if name.replace(algorithms.PACKED, algorithms.PLAN) in fine]
+        plain = Trial(made, device, "float32").kernels(
+            [name.replace(algorithms.PACKED, algorithms.PLAN) for name in both]
+        )
+        fewer = Trial(made, device, "float32").kernels(both)
+    copies = [
+        [sum(count for name, count in each.items() if "nchwToNhwc" in name) for each in some] for some in (plain, fewer)
+    ]
+    assert all(now <= before for before, now in zip(*copies, strict=True))
+    assert sum(copies[1]) < sum(copies[0])
+
+
+def test_packed_filters_follow_a_weight_that_is_written_to_also_in_a_graph():
+    model = torch.nn.Sequential(torch.nn.Conv2d(64, 96, 3, padding=1)).cuda().eval()
+    x = torch.randn(2, 64, 28, 28, device="cuda")
+    with backends.math("tf32"), torch.inference_mode():
+        with Offers(dataclasses.replace(SQUARE, packed=True), Handle()) as offers:
+            plan = next(offer.plan for offer in offers.plans() if not offer.why_not_comparable(SQUARE))
+        truth = model(x)
+        swapped = Swap(model)
+        swapped.apply({"0": algorithms.plan_name(plan, algorithms.PACKED)})
+        assert relative_distance(model(x).cpu(), truth.double().cpu()) < TOLERANCES["tf32"]
+        with graphs.capture(lambda: model(x)) as captured:
+            model[0].weight.mul_(-1)
+            model[0].bias.mul_(-1)
+            assert relative_distance(model(x).cpu(), -truth.double().cpu()) < TOLERANCES["tf32"]  # packs anew
+            captured.replay()
+            assert relative_distance(captured.output.cpu(), -truth.double().cpu()) < TOLERANCES["tf32"]
 
 
 @pytest.mark.parametrize("algorithm", ["heuristic a", "heuristic b"])

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels import packing
 from convscope.kernels import plan as plan_module
 from convscope.kernels.plan import KernelPlan
 from convscope.timing import graphs
@@ -58,7 +59,8 @@ class InGraph(Plan):
 def capturing(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Return what says, by its last entry, whether a graph is being captured."""
     said = [False]
-    monkeypatch.setattr(plan_module, "_is_capturing", lambda weight: said[-1])
+    for module in (packing, plan_module):
+        monkeypatch.setattr(module, "is_capturing", lambda weight: said[-1])
     return said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,6 +138,17 @@ def test_a_script_shows_the_plan_and_pytorch_with_time_and_error(capsys: pytest.
     plan, pytorch = capsys.readouterr().out.splitlines()
     assert plan.startswith("plan: 10.0 us, error ")
     assert pytorch.startswith("pytorch: 10.0 us, error ")
+    assert 0 < float(plan.split("error ")[1].split(",")[0]) < 1e-6
+
+
+@pytest.mark.usefixtures("_on_a_cpu")
+def test_a_script_of_a_plan_for_packed_filters_lays_them_out_once(capsys: pytest.CaptureFixture[str]):
+    pin = next(pin for pin in PINS.layers if pin.layer == "body")
+    packed = dataclasses.replace(pin, algorithm=pin.algorithm.replace("plan:", "plan+packed:"))
+    text = repro.script(dataclasses.replace(PINS, layers=(packed,)), "body")
+    assert text.count(".contiguous(memory_format=torch.channels_last)  # as the plan reads them") == 1
+    exec(compile(text.replace('"cuda"', '"cpu"'), "repro.py", "exec"), {})
+    plan, _ = capsys.readouterr().out.splitlines()
     assert 0 < float(plan.split("error ")[1].split(",")[0]) < 1e-6
 
 

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Mapping
 import torch
 
 from convscope.convolution import algorithms, backends
-from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
+from convscope.convolution.providers.legacy import CudnnCall, CudnnPlan, CudnnProvider
 from convscope.convolution.providers.plan import NOTHING, why_no_dtype
 from convscope.cudnn import legacy
 from convscope.cudnn.graph.engines import Mode, Offer, Offers
@@ -17,21 +17,47 @@ from convscope.cudnn.graph.execution import ExecutablePlan
 from convscope.cudnn.graph.operations import ALIGNED_BYTES, Tensor
 from convscope.cudnn.shape import ALONE, Convolution
 from convscope.errors import InputError, NotSupportedError
+from convscope.kernels.packing import PackedFilters
+
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}  # by the number of spatial extents
 
 
 class GraphPlan(CudnnPlan):
-    """A plan of the graph API, which was promised aligned tensors: input and weight that lie otherwise are copied."""
+    """A plan of the graph API, which was promised aligned tensors: input and weight that lie otherwise are copied.
+
+    Where the plan is for packed filters, they are laid out at the first run, and again where the weight was written to.
+    In a graph that is captured before any run they are laid out at each replay.
+    """
+
+    def __init__(
+        self, handles: legacy.ThreadHandles, shape: Convolution, call: CudnnCall, name: str, provider: str,
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(handles, shape, call, name, provider, device)
+        self._packed = PackedFilters() if shape.packed else None
+        if shape.packed:
+            self._filter_format = _CHANNELS_LAST[len(shape.kernel)]
 
     def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve as `run` does; the caller has checked the tensors."""
-        weight = weight.contiguous(memory_format=self._memory_format)
-        return super().launch(self._aligned(x), self._aligned(weight), bias)
+        return super().launch(_aligned(x), self._filters(weight), bias)
 
-    def _aligned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor whose address is a multiple of `ALIGNED_BYTES`, as PyTorch's allocator gives them."""
-        if tensor.data_ptr() % ALIGNED_BYTES == 0:
-            return tensor
-        return tensor.clone(memory_format=self._memory_format if tensor.dim() > 1 else torch.contiguous_format)
+    def _filters(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as the plan reads it."""
+        if self._packed is None:
+            return _aligned(weight.contiguous(memory_format=self._filter_format))
+        return self._packed.of(weight, lambda: _aligned(weight.detach().contiguous(memory_format=self._filter_format)))
+
+    def close(self) -> None:
+        """Destroy the descriptors, give back packed filters that no graph reads; twice is once."""
+        super().close()
+        if self._packed is not None:
+            self._packed.clear()
+
+
+def _aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a dense tensor whose address is a multiple of `ALIGNED_BYTES`, as PyTorch's allocator gives them."""
+    return tensor if tensor.data_ptr() % ALIGNED_BYTES == 0 else tensor.clone()
 
 
 class _Steps:
@@ -81,9 +107,8 @@ class FusedPlan(GraphPlan):
         """
         self._operands.check(x, weight, bias)
         self._steps.check(bias, added, x)
-        weight = weight.contiguous(memory_format=self._memory_format)
-        given = {Tensor.X: x, Tensor.W: weight, Tensor.BIAS: bias, Tensor.ADDED: added}
-        tensors = {number: self._aligned(tensor) for number, tensor in given.items() if tensor is not None}
+        given = {Tensor.X: x, Tensor.W: self._filters(weight), Tensor.BIAS: bias, Tensor.ADDED: added}
+        tensors = {number: _aligned(tensor) for number, tensor in given.items() if tensor is not None}
         y = tensors[Tensor.Y] = self._output()
         handle = self._handles.mine()
         handle.use_stream(torch.cuda.current_stream(x.device).cuda_stream)
@@ -143,6 +168,8 @@ class GraphProvider:
             return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
         if algorithms.has_steps(algorithm) and not shape.fused.count:
             return f"{algorithm} is for fused convolutions, and nothing is fused with this one"
+        if by_filters := algorithms.why_nothing_to_pack(algorithm, shape.kernel, shape.layout):
+            return by_filters
         return _why_no_steps(algorithm, shape) or why_no_dtype(shape.dtype)
 
     def plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan | PlanWithSteps:
@@ -150,9 +177,10 @@ class GraphProvider:
         if reason := self.why_not(algorithm, shape):
             raise NotImplementedError(reason)
         if not algorithms.has_steps(algorithm):
-            return self._plan(algorithm, shape, device)
+            packs = algorithms.packs_filters(algorithm)
+            return self._plan(algorithm, dataclasses.replace(shape, packed=True) if packs else shape, device)
         alone = dataclasses.replace(shape, fused=ALONE)
-        plan = self._plan(algorithm.replace(algorithms.WITH_STEPS, algorithms.PLAN), alone, device)
+        plan = self._plan(algorithm, alone, device)
         return PlanWithSteps(plan, shape, algorithm)
 
     def _plan(self, algorithm: str, shape: Convolution, device: torch.device) -> GraphPlan:
@@ -165,7 +193,8 @@ class GraphProvider:
             offers.close()
             raise
         kind = FusedPlan if shape.fused.count else GraphPlan
-        plan = kind(handles, shape, call, algorithms.plan_name(call.plan), self.name, device)
+        name = algorithms.plan_name(call.plan, algorithms.PACKED if shape.packed else algorithms.PLAN)
+        plan = kind(handles, shape, call, name, self.name, device)
         plan.execution = dataclasses.replace(plan.execution, transforms=transforms)
         return plan
 

@@ -42,7 +42,7 @@ class CudnnPlan:
     ) -> None:  # fmt: skip
         self._operands = Operands(shape, -1 if device.type == "cpu" else device.index)
         self._handles, self._call = handles, call
-        self._memory_format = backends.LAYOUTS[shape.layout]
+        self._memory_format = self._filter_format = backends.LAYOUTS[shape.layout]
         size, dtype = shape.output, getattr(torch, shape.dtype)
         # Of PyTorch's ways to an empty tensor the one that takes the host the least time.
         strides = legacy.strides(size, shape.layout)
@@ -58,7 +58,7 @@ class CudnnPlan:
 
     def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve as `run` does; the caller has checked the tensors (`Operands.fit`)."""
-        weight = weight.contiguous(memory_format=self._memory_format)
+        weight = weight.contiguous(memory_format=self._filter_format)
         handle, size_bytes = self._handles.mine(), self.workspace_bytes
         # The public current_stream() builds an object each time, which costs as much as the rest of this function.
         stream = torch._C._cuda_getCurrentRawStream(x.get_device())

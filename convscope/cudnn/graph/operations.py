@@ -88,7 +88,8 @@ class _Builder:
         data_type = self._sums if virtual else DATA_TYPES[asked.dtype]
         tensor.set(Attribute.TENSOR_TYPE, Type.DATA_TYPE, data_type)
         tensor.set(Attribute.TENSOR_SIZES, Type.INT64, *shape)
-        tensor.set(Attribute.TENSOR_STRIDES, Type.INT64, *strides(shape, asked.layout))
+        layout = "nhwc" if asked.packed and number == Tensor.W else asked.layout
+        tensor.set(Attribute.TENSOR_STRIDES, Type.INT64, *strides(shape, layout))
         tensor.set(Attribute.TENSOR_NUMBER, Type.INT64, int(number))
         tensor.set(Attribute.TENSOR_ALIGNMENT, Type.INT64, ALIGNED_BYTES)
         return tensor.set(Attribute.TENSOR_IS_VIRTUAL, Type.BOOLEAN, virtual).finalized()
