@@ -141,7 +141,7 @@ class Implementations(contextlib.ExitStack):
             return None
         from convscope.kernels.conv3d import catalogue
 
-        return catalogue.why_no_kernel(shape)
+        return catalogue.why_no_kernel(name, shape)
 
     def run(self, name: str, work: Callable[[], T]) -> T:
         """Run work that calls an implementation, in the thread that has its plans."""

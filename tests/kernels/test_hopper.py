@@ -66,13 +66,14 @@ def assembled(ptx: str, folder: Path) -> str:
     return done.stdout + done.stderr
 
 
-def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d) -> None:
-    shape = layer.convolution(dtype, math)
+def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d, where: str = "nchw") -> None:
+    shape = layer.convolution(dtype, math, where)
     x, weight = (torch.empty(size, dtype=getattr(torch, dtype), device=META) for size in (shape.input, shape.weight))
+    x = x.contiguous(memory_format=torch.channels_last_3d) if where == "nhwc" else x
     gemm.convolve(x, layout.pack(weight, shape), shape, blocks)
 
 
-def cuts() -> list[Any]:
+def cuts(where: str = "nchw") -> list[Any]:
     """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for.
 
     All but the first of each variant and number of warps are marked `long`.
@@ -80,7 +81,7 @@ def cuts() -> list[Any]:
     found: dict[tuple[object, ...], Any] = {}
     kinds: set[tuple[object, ...]] = set()
     for layer in LAYERS:
-        for blocks in candidates.candidates(layer.convolution("float32", "tf32")):
+        for blocks in candidates.candidates(layer.convolution("float32", "tf32", where)):
             kind = (blocks.variant, blocks.warps)
             key = (*kind, blocks.pixels, blocks.filters, blocks.depth, blocks.stages)
             marks = [pytest.mark.long] if kind in kinds else []
@@ -94,6 +95,20 @@ def test_products_are_wgmma_in_tf32_that_nothing_serialises(
     compiled: list[Any], tmp_path: Path, layer: Layer, blocks: Blocks3d
 ):
     launch(layer, "tf32", "float32", blocks)
+    check(compiled, tmp_path, blocks)
+
+
+@pytest.mark.parametrize(("layer", "blocks"), cuts("nhwc"))
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float16", marks=pytest.mark.long)])
+def test_channels_last_in_and_out_is_as_fast(
+    compiled: list[Any], tmp_path: Path, layer: Layer, blocks: Blocks3d, dtype: str
+):
+    launch(layer, "tf32", dtype, blocks, "nhwc")
+    check(compiled, tmp_path, blocks)
+
+
+def check(compiled: list[Any], tmp_path: Path, blocks: Blocks3d) -> None:
+    """Check that products of what was launched are asynchronous, spill nothing, and that outputs are stored widely."""
     made = next(kernel for kernel in compiled if kernel.name.startswith("gemm"))
     assert made.name == f"gemm_{blocks.variant}"
     assert "wgmma.mma_async.sync.aligned.m64" in made.asm["ptx"]

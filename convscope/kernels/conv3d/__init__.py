@@ -5,3 +5,4 @@ NAMES = (
     *("gemm ncdhw", "gemm tiled", "gemm pipelined", "gemm split-k", "gemm"),
 )
 FMA_ONLY = ("direct", "direct merged")  # these never use the matrix unit
+PLANAR_ONLY = NAMES[:5]  # these know no channels last

@@ -18,7 +18,10 @@ TRIED = {"boxes": 3, "slices": 3, "pipelined": 3}  # block shapes that are timed
 
 
 class _Template(NamedTuple):
-    """Block shapes to consider; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper."""
+    """Block shapes to consider; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper.
+
+    `planar` ones are for N × C × D × H × W alone.
+    """
 
     variant: str
     slices: int
@@ -28,6 +31,7 @@ class _Template(NamedTuple):
     warps: int
     stages: int
     resident: int
+    planar: bool = False
 
 
 # Chosen by what the assembler does not serialise (tests/kernels/test_hopper.py).
@@ -38,7 +42,7 @@ _MATRIX = (
     _Template("boxes", 1, 128, 128, 1, 4, 3, 2),
     _Template("boxes", 1, 256, 64, 1, 4, 3, 1),
     _Template("boxes", 1, 128, 64, 1, 4, 4, 2),
-    _Template("boxes", 1, 256, 32, 1, 4, 4, 2),
+    _Template("boxes", 1, 256, 32, 1, 4, 4, 2, planar=True),
     _Template("boxes", 1, 128, 32, 1, 4, 4, 4),
     _Template("slices", 2, 64, 128, 2, 8, 3, 1),
     _Template("slices", 2, 64, 128, 2, 4, 2, 2),
@@ -117,6 +121,8 @@ def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:
     fma, processors = layout.precision(shape) == "ieee", gemm_split.multiprocessors()
     for template in _FMA if fma else _MATRIX:
         if template.variant not in usable or not _suits(template.filters, seen.filters):
+            continue
+        if template.planar and layout.is_last(shape):
             continue
         depth = max(layout.LEAST_CHANNELS, full // template.halves)
         plane = best_box((1, *seen.output[1:]), template.pixels)

@@ -9,6 +9,7 @@ import torch
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.autotune import BlockCache, Launch
 from convscope.kernels.conv3d import (
+    PLANAR_ONLY,
     candidates,
     direct,
     direct_buffered,
@@ -30,8 +31,10 @@ DTYPES = ("float32", "float16")
 _TAPS_MOST = 31  # in one direction: a bit each in an integer
 
 
-def why_no_kernel(shape: Convolution) -> str | None:
-    """Return why the 3-D kernels cannot do a convolution, or None where they can."""
+def why_no_kernel(name: str, shape: Convolution) -> str | None:
+    """Return why one of the 3-D kernels cannot do a convolution, or None where it can."""
+    if shape.layout == "nhwc" and name in PLANAR_ONLY:
+        return f"{name} reads and writes NCDHW"
     if shape.dtype not in DTYPES:
         return f"the Triton kernels take {' and '.join(DTYPES)}, not {shape.dtype}"
     if max(shape.kernel) > _TAPS_MOST:
@@ -53,13 +56,13 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
     """
 
     packs_in_graphs = True  # in a captured training step they change with each replay
-    _keyed_by = ("dtype", "math")
+    _keyed_by = ("dtype", "math", "layout")
 
     def __init__(
         self, algorithm: str, shape: Convolution, cache: BlockCache[Blocks3d] | None = None,
         blocks: Blocks3d | None = None,
     ) -> None:  # fmt: skip
-        reason = why_no_kernel(shape)
+        reason = why_no_kernel(algorithm, shape)
         if reason:
             raise NotImplementedError(reason)
         super().__init__(algorithm, KERNELS[algorithm], shape, blocks)

@@ -65,7 +65,7 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth)
+    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth, exact=True)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:

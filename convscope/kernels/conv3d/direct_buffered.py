@@ -22,6 +22,7 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
+from convscope.kernels.tf32 import rounded_block
 
 NAME = "direct merged buffered"
 
@@ -31,7 +32,7 @@ def direct_buffered(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    VECTOR: tl.constexpr, LONG: tl.constexpr,
+    VECTOR: tl.constexpr, LONG: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group)."""
     group = tl.program_id(1)
@@ -54,6 +55,8 @@ def direct_buffered(
         for start in range(0, channels, BLOCK_C):
             mask = there[:, None] & (start + c < channels)[None, :]
             values = tl.load(seen + shift + start * plane, mask=mask, other=0.0)
+            if ROUND:
+                values = rounded_block(values)
             acc = tl.dot(values, tl.load(filters), acc, input_precision=PRECISION)
             filters += BLOCK_C * w_pitch
     place = y + place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
@@ -73,5 +76,6 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
     return layout.launch_planar(
-        direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape)
+        direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape),
+        ROUND=layout.rounds(shape),
     )

@@ -22,6 +22,7 @@ from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.direct_buffered import default as default
 from convscope.kernels.conv3d.direct_buffered import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
+from convscope.kernels.tf32 import rounded_block
 
 NAME = "direct tiled"
 
@@ -31,7 +32,7 @@ def direct_tiled(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    VECTOR: tl.constexpr, LONG: tl.constexpr,
+    VECTOR: tl.constexpr, LONG: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group)."""
     group = tl.program_id(1)
@@ -54,6 +55,8 @@ def direct_tiled(
             there = ((depths >> r) & (rows >> s) & (columns >> t) & 1) != 0
             shift = (r * dil_d * in_h + s * dil_h) * in_w + t * dil_w
             values = tl.load(seen + shift, mask=there[:, None] & in_tile[None, :], other=0.0)
+            if ROUND:
+                values = rounded_block(values)
             tile = tl.load(filters + (tap * padded + start) * w_pitch)
             acc = tl.dot(values, tile, acc, input_precision=PRECISION)
         seen += BLOCK_C * plane
@@ -64,5 +67,6 @@ def direct_tiled(
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
     return layout.launch_planar(
-        direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape)
+        direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, PRECISION=layout.precision(shape),
+        ROUND=layout.rounds(shape),
     )

@@ -44,7 +44,7 @@ from convscope.kernels.conv3d import gemm_pipelined, layout
 from convscope.kernels.conv3d.candidates import candidates as candidates
 from convscope.kernels.conv3d.candidates import programs_of
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, place_in
 
 NAME = "gemm"
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
@@ -70,7 +70,8 @@ def gemm_boxes(
     x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
     tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
-    PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
     """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
 
@@ -104,14 +105,15 @@ def gemm_boxes(
     k = k0 + tl.arange(0, BLOCK_K)
     d, h, v = d0 + i // (BOX_H * BOX_W), h0 + i // BOX_W % BOX_H, w0 + i % BOX_W
     # The compiler does not see that neighbouring pixels are wanted together, and would store them one by one.
-    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    PIXELS: tl.constexpr = 1 if LAST else VECTOR
+    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // PIXELS < tl.cdiv(out_w, PIXELS)), [PIXELS])
     out_plane = out_d * out_h * out_w
     if LONG:
         image = image.to(tl.int64)
-    image_at = (image * groups + group) * kernels * out_plane
-    place = place_of(image_at, (d * out_h + h) * out_w + v, k, out_plane, VECTOR)
+    place = place_in(image, group, groups, (d * out_h + h) * out_w + v, k, kernels, out_plane, VECTOR, LAST)
     y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
-    tl.store(y + place, acc.T if SWAPPED else acc, mask=wanted[:, None] & (k < kernels)[None, :])
+    filters_there = are_filters(k, kernels, VECTOR, LAST)
+    tl.store(y + place, acc.T if SWAPPED else acc, mask=wanted[:, None] & filters_there[None, :])
 
 
 @triton.jit
@@ -125,7 +127,8 @@ def gemm_slices(
     x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_h, dil_w,
     tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr,
+    LONG: tl.constexpr,
 ):  # fmt: skip
     """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
 
@@ -159,18 +162,19 @@ def gemm_slices(
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
     h, v = h0 + i // BOX_W, w0 + i % BOX_W
-    inside = tl.max_constancy((h < out_h) & (v // VECTOR < tl.cdiv(out_w, VECTOR)), [VECTOR])
+    PIXELS: tl.constexpr = 1 if LAST else VECTOR
+    inside = tl.max_constancy((h < out_h) & (v // PIXELS < tl.cdiv(out_w, PIXELS)), [PIXELS])
     out_plane = out_d * out_h * out_w
     if LONG:
         image = image.to(tl.int64)
     y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
     for z in tl.static_range(SLICES):
         at = ((d0 + z) * out_h + h) * out_w + v
-        place = place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
+        place = place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
         total: tl.tensor = sums[z * SUMS]
         for r in tl.static_range(1, SUMS):
             total += sums[z * SUMS + r]
-        wanted = (inside & (d0 + z < out_d))[:, None] & (k < kernels)[None, :]
+        wanted = (inside & (d0 + z < out_d))[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :]
         tl.store(y + place, total.T if SWAPPED else total, mask=wanted)
 
 
@@ -204,7 +208,15 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
         view, filters, y, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:], *seen.padding,
         *seen.dilation[1 if slices else 0 :], *tiles, seen.groups, packed.shape[1], steps,
         triton.cdiv(steps, blocks.splits), y[0].numel(), BOX_H=box_h, BOX_W=box_w, BLOCK_K=blocks.filters,
-        BLOCK_C=blocks.depth, PRECISION=layout.precision(shape), VECTOR=1 if seen.output[2] % 4 or box_w % 4 else 4,
-        LONG=layout.is_long(y[0]), num_warps=blocks.warps, num_stages=blocks.stages, **variant,
+        BLOCK_C=blocks.depth, PRECISION=layout.precision(shape), VECTOR=_vector(shape, blocks),
+        LAST=layout.is_last(shape), LONG=layout.is_long(y[0]), num_warps=blocks.warps, num_stages=blocks.stages,
+        **variant,
     )  # fmt: skip
-    return layout.add_splits(y, x.dtype)
+    return layout.add_splits(y, shape)
+
+
+def _vector(shape: Convolution, blocks: Blocks3d) -> int:
+    """Return the number of neighbours in a box that always lie together, aligned: pixels of a row, or filters."""
+    if layout.is_last(shape):
+        return layout.vector(shape)
+    return 1 if shape.output[-1] % 4 or blocks.box[2] % 4 else 4

@@ -20,8 +20,8 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.direct import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, block_of, corner, place_of
+from convscope.kernels.tf32 import rounded_block
 
 NAME = "gemm ncdhw"
 
@@ -31,7 +31,7 @@ def gemm_ncdhw(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_Q: tl.constexpr, PRECISION: tl.constexpr,
-    VECTOR: tl.constexpr, LONG: tl.constexpr,
+    VECTOR: tl.constexpr, LONG: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group)."""
     group = tl.program_id(1)
@@ -52,6 +52,8 @@ def gemm_ncdhw(
         shift = channel * plane + (r * in_h + s) * in_w + t
         mask = there & (start + q < channels * taps)[None, :]
         values = tl.load(tl.max_contiguous(seen[:, None] + shift[None, :], (2, 1)), mask=mask, other=0.0)
+        if ROUND:
+            values = rounded_block(values)
         acc = tl.dot(values, tl.load(filters), acc, input_precision=PRECISION)
         filters += BLOCK_Q * w_pitch
     place = y + place_of((image * groups + group) * kernels * out_plane, at, k, out_plane, VECTOR)
@@ -63,8 +65,14 @@ def default(shape: Convolution) -> Blocks3d:
     return Blocks3d("gathered", 64, 64, 16, 4, 3)
 
 
+def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
+    """Lay the filters out as [group, channels · taps, filters]."""
+    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth)
+
+
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
     return layout.launch_planar(
-        gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, PRECISION=layout.precision(shape)
+        gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, PRECISION=layout.precision(shape),
+        ROUND=layout.rounds(shape),
     )

@@ -20,7 +20,7 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, place_in
 
 NAME = "gemm pipelined"
 
@@ -31,13 +31,14 @@ def gemm_pipelined(
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
     pitch_n, pitch_d, pitch_h, pitch_w, window, share,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
+    LANES: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters over `share` steps of the sum; program ids are (block, group, split)."""
     group, split = tl.program_id(1), tl.program_id(2)
     c = tl.arange(0, BLOCK_C)
     out_plane = out_d * out_h * out_w
-    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, VECTOR, LONG)
+    PIXELS: tl.constexpr = 1 if LAST else VECTOR
+    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, PIXELS, LONG)
     depth, row, column = corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w)
     depths, rows = bits_inside(depth, kernel_d, dil_d, size_d), bits_inside(row, kernel_h, dil_h, size_h)
     columns = bits_inside(column, kernel_w, dil_w, size_w)
@@ -67,8 +68,8 @@ def gemm_pipelined(
         r = tl.where(s == kernel_h, r + 1, r)
         s = tl.where(s == kernel_h, 0, s)
     y += tl.multiple_of(split.to(tl.int64) * pixels * kernels * groups, VECTOR)
-    image_at = (image * groups + group) * kernels * out_plane
-    tl.store(y + place_of(image_at, at, k, out_plane, VECTOR), acc, mask=wanted[:, None] & (k < kernels)[None, :])
+    place = y + place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
+    tl.store(place, acc, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])
 
 
 def default(shape: Convolution) -> Blocks3d:

@@ -21,7 +21,7 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.layout import Blocks3d, block_of, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, block_of, corner, place_in
 
 NAME = "gemm tiled"
 
@@ -32,13 +32,14 @@ def gemm_tiled(
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
     pitch_n, pitch_d, pitch_h, pitch_w, window,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
-    LANES: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
+    LANES: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group). Pitches are in units of LANES elements."""
     group = tl.program_id(1)
     c = tl.arange(0, BLOCK_C)
     out_plane = out_d * out_h * out_w
-    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, VECTOR, LONG)
+    PIXELS: tl.constexpr = 1 if LAST else VECTOR
+    k, wanted, image, at = block_of(kernels, pixels, out_plane, BLOCK_P, BLOCK_K, PIXELS, LONG)
     depth, row, column = corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w)
     seen = (image * pitch_n + depth * pitch_d + row * pitch_h + column * pitch_w) * LANES
     x += tl.multiple_of(group * channels, LANES)
@@ -57,8 +58,8 @@ def gemm_tiled(
             values = tl.load(x + tap_at[:, None] + (start + c)[None, :], mask=mask, other=0.0)
             acc = tl.dot(values, tl.trans(tl.load(filters)), acc, input_precision=PRECISION)
             filters += BLOCK_C
-    image_at = (image * groups + group) * kernels * out_plane
-    tl.store(y + place_of(image_at, at, k, out_plane, VECTOR), acc, mask=wanted[:, None] & (k < kernels)[None, :])
+    place = y + place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
+    tl.store(place, acc, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])
 
 
 def default(shape: Convolution) -> Blocks3d:

@@ -1,8 +1,10 @@
 """Layout of 3-D convolutions for the kernels beside this file: shapes, blocks, input and filters.
 
-Tensors come and go as PyTorch has them, N × C × D × H × W. Kernels that multiply matrices on Hopper's tensor cores want
-both factors with the summed index contiguous: the channels. So the input is copied to N × D × H × W × C first (in each
-call, inside what is timed), and the filters to [filter, tap, channel] once.
+Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`layout` "nchw") or in channels last ("nhwc").
+Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
+channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
+timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`): an input
+in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -25,12 +27,13 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.blocks import Blocks3d as Blocks3d
+from convscope.kernels.tf32 import rounded, rounded_block
 
 LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
-_COPY_BLOCK = 2048
+_COPY_BLOCK, _ROUNDED_BLOCK = 2048, 1024
 
 Triple = tuple[int, ...]  # depth, height, width
 
@@ -78,6 +81,16 @@ class Problem:
         return self.images * self.pitch[0]
 
 
+def rounds(shape: Convolution) -> bool:
+    """Tell whether factors are rounded to TF32 before they are multiplied."""
+    return shape.dtype == "float32" and shape.math == "tf32"
+
+
+def is_last(shape: Convolution) -> bool:
+    """Tell whether tensors lie in channels last."""
+    return shape.layout == "nhwc"
+
+
 def precision(shape: Convolution) -> str:
     """Return the input precision for `tl.dot`: "ieee" forbids TF32."""
     return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
@@ -116,14 +129,14 @@ def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
     if seen.folded:
         grouped = torch.nn.functional.pad(grouped, (0, seen.copied - grouped.shape[-1])).flatten(4, 5).unsqueeze(4)
     grouped = torch.nn.functional.pad(grouped, (0, seen.channels - grouped.shape[-1]))
-    rows = grouped.flatten(2)
+    rows = rounded(grouped.flatten(2)) if rounds(shape) else grouped.flatten(2)
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % FILTERS_PADDED)).contiguous()
 
 
 @triton.jit(do_not_specialize=["channels", "group_channels", "width", "rows", "left", "planes", "copied"])
 def copy_channels_last(
     x, y, channels, group_channels, width, rows, left, planes, copied,
-    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
@@ -140,24 +153,51 @@ def copy_channels_last(
     there = (at < planes * rows) & (column >= 0) & (column < width)
     real = (c % padded < group_channels) & (c < copied)
     source = x + image * channels * planes * width
-    source += channel[:, None].to(tl.int64) * planes * width + (at // rows * width + column)[None, :]
-    source = tl.max_contiguous(source, (1, 2))
-    values = tl.load(source, mask=real[:, None] & there[None, :], other=0.0)
+    pixel = at // rows * width + column
+    if LAST:
+        source += pixel[:, None].to(tl.int64) * channels + channel[None, :]
+        values = tl.load(source, mask=there[:, None] & real[None, :], other=0.0)
+    else:
+        source += channel[:, None].to(tl.int64) * planes * width + pixel[None, :]
+        source = tl.max_contiguous(source, (1, 2))
+        values = tl.trans(tl.load(source, mask=real[:, None] & there[None, :], other=0.0))
+    if ROUND:
+        values = rounded_block(values)
     place = y + image * planes * rows * copied + at[:, None].to(tl.int64) * copied + c[None, :]
-    tl.store(place, tl.trans(values), mask=(at < planes * rows)[:, None] & (c // LANES < copied // LANES)[None, :])
+    tl.store(place, values, mask=(at < planes * rows)[:, None] & (c // LANES < copied // LANES)[None, :])
+
+
+@triton.jit
+def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
+    """Round BLOCK float32 numbers to TF32; the program id counts blocks."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
 
 
 def channels_last(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
-    """Return a copy of the input as `problem` has it, flat; on the current stream."""
+    """Return the input as `problem` has it, flat, rounded where it is to be; a copy, on the current stream.
+
+    What lies so already, and needs no rounding, is returned itself.
+    """
     seen = problem(shape)
     images, channels, depth, height, width = x.shape
+    if is_last(shape) and (seen.copied, seen.rows, seen.folded) == (channels, width, False):
+        lies = x.permute(0, 2, 3, 4, 1).view(-1)
+        if not rounds(shape) and x.data_ptr() % _ALIGNED_BYTES == 0:
+            return lies
+        copy = torch.empty_like(lies)
+        if not rounds(shape):
+            return copy.copy_(lies)
+        copy_rounded[triton.cdiv(seen.elements, _ROUNDED_BLOCK),](lies, copy, seen.elements, BLOCK=_ROUNDED_BLOCK)
+        return copy
     copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
     block_c = min(32, triton.next_power_of_2(seen.copied))
     block_s = min(_COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
     grid = (triton.cdiv(depth * height * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
     copy_channels_last[grid](
         x, copy, channels, channels // shape.groups, width, seen.rows, seen.left, depth * height,
-        seen.copied // lanes(shape), BLOCK_S=block_s, BLOCK_C=block_c, LANES=lanes(shape), num_warps=4,
+        seen.copied // lanes(shape), BLOCK_S=block_s, BLOCK_C=block_c, LANES=lanes(shape), LAST=is_last(shape),
+        ROUND=rounds(shape), num_warps=4,
     )  # fmt: skip
     return copy
 
@@ -188,6 +228,23 @@ def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
 
 
 @triton.jit
+def place_in(image, group, groups, at, k, kernels, plane, VECTOR: tl.constexpr, LAST: tl.constexpr):
+    """Return the places, pixels × filters, of outputs in N × K × D × H × W, or in N × D × H × W × K (`LAST`)."""
+    if LAST:
+        place = ((image * plane + at) * (groups * kernels) + group * kernels)[:, None] + k[None, :]
+        return tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+    return place_of((image * groups + group) * kernels * plane, at, k, plane, VECTOR)
+
+
+@triton.jit
+def are_filters(k, kernels, VECTOR: tl.constexpr, LAST: tl.constexpr):
+    """Tell of each k whether it is a filter: of VECTOR that lie together in an output, all are or none."""
+    if LAST:
+        return tl.max_constancy(k // VECTOR < tl.cdiv(kernels, VECTOR), [VECTOR])
+    return k < kernels
+
+
+@triton.jit
 def block_of(
     kernels, pixels, out_plane, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr
 ):  # fmt: skip
@@ -207,7 +264,9 @@ def block_of(
 
 
 def vector(shape: Convolution) -> int:
-    """Return the number of neighbouring pixels that always lie together, aligned, in one plane of an output."""
+    """Return the number of neighbouring pixels, or filters, that always lie together, aligned, in an output."""
+    if is_last(shape):
+        return 1 if shape.weight[0] // shape.groups % lanes(shape) else lanes(shape)
     return 1 if math.prod(shape.output[2:]) % 4 else 4
 
 
@@ -228,12 +287,19 @@ PLANAR_SIZES = ["channels", "kernels", "groups", "pixels", "w_rows", "w_pitch", 
 CHANNELS_LAST_SIZES = [*PLANAR_SIZES, "window", "share", "pitch_n", *by_axis("size", "pitch")]
 
 
-def pack_planar(weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int) -> torch.Tensor:
-    """Lay filters out as [group, rows, filters]: rows are taps · channels (`by_tap`) or channels · taps, padded."""
+def pack_planar(
+    weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int, exact: bool = False
+) -> torch.Tensor:
+    """Lay filters out as [group, rows, filters]: rows are taps · channels (`by_tap`) or channels · taps, padded.
+
+    Args:
+        exact: do not round them: they are multiplied in float32.
+    """
     grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, KD, KH, KW
     if by_tap:
         grouped = torch.nn.functional.pad(grouped.movedim(2, -1), (0, -weight.shape[1] % steps_of))
     rows = grouped.flatten(2).transpose(1, 2)
+    rows = rounded(rows) if rounds(shape) and not exact else rows
     missing = -rows.shape[1] % steps_of, -rows.shape[2] % FILTERS_PADDED
     return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
 
@@ -267,10 +333,10 @@ def launch_channels_last(
         *seen.stride, *seen.padding, *seen.dilation, seen.pixels, packed.shape[1], packed.shape[2] // blocks.depth,
         *(count // lanes(shape) for count in (*seen.pitch, seen.window)), *last, BLOCK_P=blocks.pixels,
         BLOCK_K=blocks.filters, BLOCK_C=blocks.depth, PRECISION=precision(shape), LANES=lanes(shape),
-        VECTOR=vector(shape), LONG=is_long(copied, y[0]), FOLDED=seen.folded, num_warps=blocks.warps,
-        num_stages=blocks.stages,
+        VECTOR=vector(shape), LAST=is_last(shape), LONG=is_long(copied, y[0]), FOLDED=seen.folded,
+        num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-    return add_splits(y, x.dtype)
+    return add_splits(y, shape)
 
 
 def lanes(shape: Convolution) -> int:
@@ -285,14 +351,17 @@ def depth_of(shape: Convolution) -> int:
 
 
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:
-    """Return memory for splits × N × K × D × H × W: in float32 where partial sums go there."""
+    """Return memory for splits × N × K × D × H × W, K last where tensors are: in float32 where partial sums go there."""
     dtype = x.dtype if splits == 1 else torch.float32
-    return torch.empty((splits, *shape.output), dtype=dtype, device=x.device)
+    images, filters, *size = shape.output
+    output = (images, *size, filters) if is_last(shape) else (images, filters, *size)
+    return torch.empty((splits, *output), dtype=dtype, device=x.device)
 
 
-def add_splits(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Add up the partial sums of a split reduction, always in the same order."""
-    return parts[0] if parts.shape[0] == 1 else parts.sum(0).to(dtype)
+def add_splits(parts: torch.Tensor, shape: Convolution) -> torch.Tensor:
+    """Return N × K × D × H × W: the partial sums of a split reduction, added up always in the same order."""
+    output = parts[0] if parts.shape[0] == 1 else parts.sum(0).to(getattr(torch, shape.dtype))
+    return output.permute(0, 4, 1, 2, 3) if is_last(shape) else output
 
 
 def is_long(*tensors: torch.Tensor) -> bool:

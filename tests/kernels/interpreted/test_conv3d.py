@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import candidates, catalogue, gemm
+from convscope.kernels import tf32
+from convscope.kernels.conv3d import FMA_ONLY, PLANAR_ONLY, candidates, catalogue, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 
 
@@ -23,10 +24,15 @@ def convolution(
 
 
 def error(name: str, shape: Convolution, blocks: Blocks3d | None = None) -> float:
-    """Return the relative error against float64; the memory of the output holds NaN before."""
+    """Return the relative error against float64, of factors rounded to TF32 where they are to be.
+
+    The memory of the output holds NaN before.
+    """
     torch.manual_seed(0)
     dtype = getattr(torch, shape.dtype)
+    memory = torch.channels_last_3d if shape.layout == "nhwc" else torch.contiguous_format
     x, weight = torch.randn(shape.input).to(dtype), torch.randn(shape.weight).to(dtype)
+    x = x.contiguous(memory_format=memory)
     empty = torch.empty
     try:
         torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
@@ -34,8 +40,11 @@ def error(name: str, shape: Convolution, blocks: Blocks3d | None = None) -> floa
     finally:
         torch.empty = empty
     options = shape.stride, shape.padding, shape.dilation, shape.groups
+    if shape.dtype == "float32" and shape.math == "tf32" and name not in FMA_ONLY:
+        x, weight = tf32.rounded(x), tf32.rounded(weight)
     expected = torch.nn.functional.conv3d(x.double(), weight.double(), None, *options)
     assert y.shape == expected.shape
+    assert y.is_contiguous(memory_format=memory)
     assert y.dtype == dtype
     return float((y - expected).norm() / expected.norm())
 
@@ -65,6 +74,57 @@ def test_every_kernel_agrees_with_float64(name: str, shape: Convolution):
     made = catalogue.KERNELS[name].default(shape)
     small = dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))
     assert error(name, shape, small) < 1e-6
+
+
+@pytest.mark.parametrize("name", catalogue.KERNELS)
+def test_factors_are_rounded_to_tf32_and_not_cut(name: str):
+    shape = dataclasses.replace(SHAPES["plain"], math="tf32")
+    made = catalogue.KERNELS[name].default(shape)
+    assert error(name, shape, dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))) < 1e-6
+
+
+_ALIKE = {"read where they lie": (32, 5, 1), "padded": (20, 12, 1), "first": (4, 8, 1), "grouped": (40, 6, 2)}
+
+
+@pytest.mark.parametrize("math", ["fp32", pytest.param("tf32", marks=pytest.mark.long)])
+@pytest.mark.parametrize("sizes", _ALIKE.values(), ids=_ALIKE)
+@pytest.mark.parametrize("name", [name for name in catalogue.KERNELS if name not in PLANAR_ONLY])
+def test_channels_last_in_and_out(name: str, sizes: tuple[int, int, int], math: str):
+    channels, filters, groups = sizes
+    shape = convolution(
+        channels=channels, filters=filters, groups=groups, images=2, size=(2, 2, 5), kernel=(3, 2, 2), layout="nhwc",
+        math=math,
+    )  # fmt: skip
+    made = catalogue.KERNELS[name].default(shape)
+    assert error(name, shape, dataclasses.replace(made, pixels=16, filters=16, depth=min(16, made.depth))) < 1e-6
+
+
+@pytest.mark.parametrize("math", ["tf32", "fp32"])
+@pytest.mark.parametrize("variant", ["boxes", "slices", "pipelined"])
+def test_channels_last_by_each_variant_with_its_sum_split(variant: str, math: str):
+    shape = convolution(channels=32, filters=36, size=(2, 2, 5), kernel=(3, 2, 2), layout="nhwc", math=math)
+    assert error("gemm", shape, Blocks3d(variant, 16, 64, 16, 4, 1, splits=3, box=(2, 2, 4))) < 1e-6
+
+
+def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or_padded():
+    def copies(shape: Convolution, offset: int = 0) -> bool:
+        x = torch.randn(shape.input[0] * 32 * 20 * 32 + offset)[offset:]
+        images, channels, *size = shape.input
+        x = x[: images * channels * 20].view(images, *size, channels).permute(0, 4, 1, 2, 3)
+        return layout.channels_last(x, shape).data_ptr() != x.data_ptr()
+
+    shape = convolution(channels=32, size=(2, 2, 5), layout="nhwc")
+    assert not copies(shape)
+    assert copies(shape, offset=1)  # not aligned
+    assert copies(dataclasses.replace(shape, math="tf32"))
+    assert copies(convolution(channels=20, size=(2, 2, 5), layout="nhwc"))
+    assert copies(convolution(channels=4, size=(2, 2, 5), layout="nhwc"))
+
+
+def test_kernels_for_ncdhw_say_so():
+    shape = convolution(layout="nhwc")
+    with pytest.raises(NotImplementedError, match="^gemm ncdhw reads and writes NCDHW$"):
+        catalogue.Conv3dPlan("gemm ncdhw", shape)
 
 
 @pytest.mark.parametrize("variant", ["boxes", "slices", "pipelined"])
