@@ -43,6 +43,8 @@ def parser() -> OneLineParser:
     made.add_argument("--batch-size", type=int, help="in place of the layer set's")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     made.add_argument("--dtype", choices=("float32", "float16"), default="float32")
+    made.add_argument("--layout", choices=("ncdhw", "ndhwc", "both"), default="both",
+                      help="of inputs and outputs: contiguous, channels last, or both (default)")  # fmt: skip
     made.add_argument("--load-tuned", "--loadprecompiled", nargs="?", const="", metavar="FILE",
                       help="take the blocks chosen earlier (a tuned.json; alone: this card's), time none")  # fmt: skip
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -85,10 +87,11 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
     device, layers, request = _request(options)
     left_out = len(implementations.find(options.implementation)) - len(request.implementations)
     here = f"on a CPU only {', '.join(request.implementations)} can run: {left_out} others need a CUDA device"
+    remarks = (*implementations.older_names(options.implementation), *([here] if left_out else []))
     folder = Path(options.output_dir or RESULTS / "conv3d" / folder_name(request, layers))
     parts = Parts(
         layers=request.verify or request.compare, plots=options.plots or options.roofline, stress=options.stress or 0,
-        end_to_end=options.end_to_end, load_tuned=options.load_tuned, remark=here if left_out else None,
+        end_to_end=options.end_to_end, load_tuned=options.load_tuned, remarks=remarks,
     )  # fmt: skip
     with PowerMonitor.of_device(device) as monitor:
         environment = environment_on(device, monitor.settings())
@@ -104,7 +107,7 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
 def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Conv3d]:
     from convscope.cli.options import ENERGY_MOST_S, at_least, at_most, find_device, folder_gpu, math_on
     from convscope.conv3d import implementations, layersets
-    from convscope.conv3d.request import Conv3d
+    from convscope.conv3d.request import LAYOUTS, Conv3d
     from convscope.errors import InputError
 
     device = find_device(options.device)
@@ -132,6 +135,7 @@ def _request(options: argparse.Namespace) -> tuple[torch.device, list[Layer], Co
         batch_size=options.batch_size, math=math_on(device, options.math), dtype=options.dtype,
         verify=options.verify, compare=options.compare or options.roofline or nothing_else, warmup=options.warmup,
         measure=options.measure, budget_s=options.budget, seed=options.seed, layers_digest=digest,
+        layouts=tuple(LAYOUTS) if options.layout == "both" else (options.layout,),
     )  # fmt: skip
 
 

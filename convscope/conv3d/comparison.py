@@ -9,8 +9,8 @@ from typing import TypeVar
 import torch
 
 from convscope import failures
-from convscope.conv3d.implementations import BENCHMARK, CUDNN, Implementations, Prepared, computes_in, provider
-from convscope.conv3d.request import Conv3d
+from convscope.conv3d.implementations import CUDNN, TORCHS, Implementations, Prepared, computes_in, provider
+from convscope.conv3d.request import LAYOUTS, Conv3d
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, SampleRow, StressRow
 from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
@@ -28,13 +28,18 @@ Verified = TypeVar("Verified", Conv3dRow, StressRow)
 
 
 def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return an input and filters drawn from a normal distribution; the filters scaled so that outputs are near 1."""
+    """Return an input and filters in the layout of a shape, drawn from a normal distribution.
+
+    The same numbers in each layout; the filters are scaled so that outputs are near 1.
+    """
     drawn = torch.Generator(device=device).manual_seed(seed)
     dtype = getattr(torch, shape.dtype)
     x = torch.randn(shape.input, generator=drawn, device=device)
     weight = torch.randn(shape.weight, generator=drawn, device=device)
     terms = weight[0].numel()
-    return x.to(dtype), (weight / terms**0.5).to(dtype)
+    memory = backends.memory_format(shape.layout, len(shape.kernel))
+    scaled = (weight / terms**0.5).to(dtype)
+    return x.to(dtype).contiguous(memory_format=memory), scaled.contiguous(memory_format=memory)
 
 
 def allowed_error(name: str, layer: Layer, shape: Convolution) -> float:
@@ -56,19 +61,19 @@ def failed(row: Row, failure: Failure) -> Row:
 
 
 class LayerComparison:
-    """One layer by the implementations that are asked for; `run` fills `rows` and `samples`.
+    """One layer in one layout by the implementations that are asked for; `run` fills `rows` and `samples`.
 
     Args:
         limits: the ceilings of the device, None where nothing is timed.
     """
 
     def __init__(
-        self, request: Conv3d, layer: Layer, implementations: Implementations, limits: Ceilings | None
+        self, request: Conv3d, layer: Layer, layout: str, implementations: Implementations, limits: Ceilings | None
     ) -> None:
         self.rows: list[Conv3dRow] = []
         self.samples: list[SampleRow] = []
         self._request, self._layer, self._implementations, self._limits = request, layer, implementations, limits
-        self._shape = layer.convolution(request.dtype, request.math)
+        self._layout, self._shape = layout, layer.convolution(request.dtype, request.math, LAYOUTS[layout])
 
     def run(self) -> None:
         """Verify and time what was asked for.
@@ -122,7 +127,12 @@ class LayerComparison:
         times = stopwatch.measure(
             lambda: ready.call(x), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
         ).all_ms
-        self.samples += [SampleRow(row.layer, row.position, row.implementation, time) for time in times]
+        self.samples += [SampleRow(row.layer, row.position, row.implementation, time, row.layout) for time in times]
+        packing_ms = None
+        if ready.pack is not None:
+            packings = stopwatch.measure(ready.pack, samples=request.measure, warmup=request.warmup,
+                                         budget_s=request.budget_s)  # fmt: skip
+            packing_ms = summary.summarize(packings.all_ms).median_ms
         found = summary.summarize(times)
         low_ms, high_ms = summary.median_interval_ms(times) or (None, None)
         least_ms = None
@@ -130,7 +140,7 @@ class LayerComparison:
             least_ms = self._limits.attainable_ms(self._layer.flops, row.bytes or 0, row.arithmetic)
         return fill(
             Conv3dRow, found, row, samples=found.count, median_low_ms=low_ms, median_high_ms=high_ms,
-            tflops=self._layer.flops / found.median_ms / 1e9, attainable_ms=least_ms,
+            tflops=self._layer.flops / found.median_ms / 1e9, attainable_ms=least_ms, packing_ms=packing_ms,
             ratio_to_roofline=None if least_ms is None else least_ms / found.median_ms,
         )  # fmt: skip
 
@@ -138,6 +148,7 @@ class LayerComparison:
         layer, shape = self._layer, self._shape
         return fill(
             Conv3dRow, layer, self._request, layer=layer.name, implementation=name, provider=provider(name),
+            layout=self._layout,
             bytes=layer.minimum_bytes(2 if shape.dtype == "float16" else 4), channels=layer.in_channels,
             filters=layer.out_channels, arithmetic=computes_in(name, shape), device=str(self._implementations.device),
             **{extent: dimensions(getattr(layer, extent)) for extent in EXTENTS},
@@ -145,15 +156,23 @@ class LayerComparison:
 
 
 def with_ratios(rows: Sequence[Conv3dRow]) -> list[Conv3dRow]:
-    """Return the rows of one layer with what each takes beside cuDNN's fastest algorithm and PyTorch's benchmark."""
-    times_ms = {row.implementation: row.median_ms for row in rows if row.median_ms is not None}
-    best = min((name for name in times_ms if name in CUDNN), key=lambda name: times_ms[name], default=None)
+    """Return the rows of one layer with what each takes beside cuDNN's fastest algorithm and PyTorch's fastest way.
+
+    Each is compared with those of its own layout. Where filters are packed once, the time of that and a call is
+    compared too: for whoever cannot keep packed filters.
+    """
+    times_ms = {(row.layout, row.implementation): row.median_ms for row in rows if row.median_ms is not None}
     found = []
     for row in rows:
-        if row.median_ms is not None and best is not None:
-            row = dataclasses.replace(row, ratio_to_cudnn_best=times_ms[best] / row.median_ms, cudnn_best=best)
-        if row.median_ms is not None and BENCHMARK in times_ms:
-            row = dataclasses.replace(row, ratio_to_torch_benchmark=times_ms[BENCHMARK] / row.median_ms)
+        own = {name: time_ms for (layout, name), time_ms in times_ms.items() if layout == row.layout}
+        cudnn = min((name for name in own if name in CUDNN), key=own.__getitem__, default=None)
+        torchs = min((name for name in own if name in TORCHS), key=own.__getitem__, default=None)
+        if row.median_ms is not None and cudnn is not None:
+            row = dataclasses.replace(row, ratio_to_cudnn_best=own[cudnn] / row.median_ms, cudnn_best=cudnn)
+        if row.median_ms is not None and torchs is not None:
+            packed = None if row.packing_ms is None else own[torchs] / (row.median_ms + row.packing_ms)
+            ratio = own[torchs] / row.median_ms
+            row = dataclasses.replace(row, ratio_to_torch_best=ratio, torch_best=torchs, ratio_with_packing=packed)
         found.append(row)
     return found
 

@@ -18,8 +18,8 @@ from torch import nn
 from convscope import failures
 from convscope.conv3d import layersets
 from convscope.conv3d.comparison import failed
-from convscope.conv3d.implementations import Implementations, Prepared, why_not_here
-from convscope.conv3d.request import Conv3d
+from convscope.conv3d.implementations import Implementations, Prepared, why_not_here, why_not_in
+from convscope.conv3d.request import LAYOUTS, Conv3d
 from convscope.conv3d.rows import EndToEndRow, KindRow
 from convscope.convolution import backends, tolerance
 from convscope.failures import Failure
@@ -92,9 +92,10 @@ class Scaled(nn.Module):
 
 
 def with_implementation(
-    model: nn.Sequential, name: str, given: torch.Tensor, implementations: Implementations, request: Conv3d
-) -> nn.Sequential:
-    """Return the network with its convolutions computed by an implementation; the weights are shared.
+    model: nn.Sequential, name: str, given: torch.Tensor, implementations: Implementations, request: Conv3d,
+    layout: str = "ncdhw",
+) -> nn.Sequential:  # fmt: skip
+    """Return the network with its convolutions computed by an implementation in a layout; the weights are shared.
 
     Raises:
         NotSupportedError, NotImplementedError: the implementation cannot compute one of them.
@@ -104,7 +105,7 @@ def with_implementation(
     for module in model:
         if isinstance(module, nn.Conv3d):
             layer = layersets.describe("", 0, module, shape)
-            convolution = layer.convolution(request.dtype, request.math)
+            convolution = layer.convolution(request.dtype, request.math, LAYOUTS[layout])
             reason = implementations.why_not(name, convolution)
             if reason:
                 raise NotImplementedError(reason)
@@ -117,7 +118,9 @@ def with_implementation(
 
 
 class EndToEnd:
-    """Times the network with one implementation after another and collects `rows` and `kinds`.
+    """Times the network in one layout with one implementation after another and collects `rows` and `kinds`.
+
+    In channels last the whole network is in it, weights too.
 
     Args:
         side: of the input's cube, in voxels; `width` is the number of filters of the first convolution. Both are the
@@ -125,18 +128,21 @@ class EndToEnd:
     """
 
     def __init__(
-        self, request: Conv3d, implementations: Implementations, batch: int, side: int = SIDE, width: int = WIDTH
-    ) -> None:
+        self, request: Conv3d, implementations: Implementations, batch: int, layout: str = "ncdhw", side: int = SIDE,
+        width: int = WIDTH,
+    ) -> None:  # fmt: skip
         self.rows: list[EndToEndRow] = []
         self.kinds: list[KindRow] = []
         self._request, self._implementations, self._side, self._width = request, implementations, side, width
         self._stopwatch = Stopwatch(implementations.device)
-        self._batch = batch
+        self._batch, self._layout = batch, layout
+        self._memory = backends.memory_format(LAYOUTS[layout], 3)
         self._expected: torch.Tensor | None = None
 
     def _model(self) -> nn.Sequential:
         model = network(self._request.seed, self._side, self._width)
-        return model.to(self._implementations.device, getattr(torch, self._request.dtype))
+        model = model.to(self._implementations.device, getattr(torch, self._request.dtype))
+        return model.to(memory_format=self._memory)
 
     def run(self, note: Callable[[str], None], pause: Callable[[], bool]) -> None:
         """Time every implementation of the request.
@@ -150,21 +156,29 @@ class EndToEnd:
         request, device = self._request, self._implementations.device
         with backends.math(request.math):
             for name in request.implementations:
-                note(f"end to end: {name}")
-                row = EndToEndRow(name, batch=self._batch, math=request.math, dtype=request.dtype, device=str(device))
+                note(f"end to end, {self._layout.upper()}: {name}")
+                row = EndToEndRow(
+                    name, self._layout, batch=self._batch, math=request.math, dtype=request.dtype, device=str(device)
+                )
                 self.rows.append(self._one(row))
                 if pause():
                     return
 
     def _one(self, row: EndToEndRow) -> EndToEndRow:
         device = self._implementations.device
-        if reason := why_not_here(row.implementation, device):
+        if reason := why_not_here(row.implementation, device) or why_not_in(row.implementation, LAYOUTS[self._layout]):
             return failed(row, Failure("unsupported", reason))
         try:
             self._prepare()
-            return self._implementations.run(row.implementation, partial(self._measured, row))
+            row, model, swapped = self._implementations.run(row.implementation, partial(self._measured, row))
+            if row.status != "ok":
+                return row
+            train = partial(self._training_ms, model, swapped)
+            steps = self._implementations.train(row.implementation, train)
         except Exception as error:
             return failed(row, failures.of_cell(error, device))
+        first, last = summary.median_interval_ms(steps) or (None, None)
+        return dataclasses.replace(row, training_step_ms=median(steps), training_low_ms=first, training_high_ms=last)
 
     def _prepare(self) -> None:
         """Draw the input and compute the network's output in float32 without TF32, once."""
@@ -172,14 +186,18 @@ class EndToEnd:
             return
         dtype, device, side = getattr(torch, self._request.dtype), self._implementations.device, self._side
         generator = torch.Generator(device=device).manual_seed(self._request.seed)
-        self._given = torch.randn(self._batch, CHANNELS, side, side, side, generator=generator, device=device).to(dtype)
+        given = torch.randn(self._batch, CHANNELS, side, side, side, generator=generator, device=device).to(dtype)
+        self._given = given.contiguous(memory_format=self._memory)
         self._target = torch.zeros(self._batch, _TARGETS, dtype=dtype, device=device)
         with backends.math("fp32"), torch.inference_mode():
             self._expected = self._model().float()(self._given.float()).double()
 
-    def _measured(self, row: EndToEndRow) -> EndToEndRow:
+    def _measured(self, row: EndToEndRow) -> tuple[EndToEndRow, nn.Sequential, nn.Sequential]:
+        """Return the row with the inference pass, the network and the one with the implementation put in."""
         request, model = self._request, self._model()
-        swapped = with_implementation(model, row.implementation, self._given, self._implementations, request)
+        swapped = with_implementation(
+            model, row.implementation, self._given, self._implementations, request, self._layout
+        )
         with torch.inference_mode():
             output = swapped(self._given).double()
             assert self._expected is not None
@@ -188,18 +206,14 @@ class EndToEnd:
             row = dataclasses.replace(row, relative_error=error, tolerance=allowed)
             if not error <= allowed:
                 why = f"its output differs from float32 by {error:.1e}, {allowed:.1e} is allowed"
-                return failed(row, Failure(tolerance.WRONG, why))
+                return failed(row, Failure(tolerance.WRONG, why)), model, swapped
             passes = self._stopwatch.measure(
                 partial(swapped, self._given), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
             ).all_ms
             self.kinds += self._by_kind(row.implementation, swapped)
-        steps = self._training_ms(model, swapped)
         low, high = summary.median_interval_ms(passes) or (None, None)
-        first, last = summary.median_interval_ms(steps) or (None, None)
-        return dataclasses.replace(
-            row, inference_ms=median(passes), inference_low_ms=low, inference_high_ms=high,
-            training_step_ms=median(steps), training_low_ms=first, training_high_ms=last,
-        )  # fmt: skip
+        row = dataclasses.replace(row, inference_ms=median(passes), inference_low_ms=low, inference_high_ms=high)
+        return row, model, swapped
 
     def _tolerance(self, name: str) -> float:
         """Return the largest error to be expected: a matrix unit truncates to one side, so layers add up."""
@@ -230,4 +244,6 @@ class EndToEnd:
         for kind, span in zip(kinds, spans, strict=True):
             totals[kind] += span
         whole = sum(totals.values())
-        return [KindRow(name, kind, kinds.count(kind), ms, 100 * ms / whole) for kind, ms in totals.items()]
+        return [
+            KindRow(name, kind, kinds.count(kind), ms, 100 * ms / whole, self._layout) for kind, ms in totals.items()
+        ]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from convscope.convolution.layer import Layer
 from convscope.storage.paths import slug
 
+LAYOUTS: Mapping[str, str] = {"ncdhw": "nchw", "ndhwc": "nhwc"}
+"""Layouts in which a call takes its input and gives its output, and what `Convolution.layout` calls them."""
+
 
 @dataclass(frozen=True)
 class Conv3d:
-    """Layers of a set by some implementations; `layers_digest` tells apart sets of one name."""
+    """Layers of a set by some implementations in some layouts; `layers_digest` tells apart sets of one name."""
 
     params: str
     implementations: tuple[str, ...]
@@ -30,6 +33,7 @@ class Conv3d:
     budget_s: float = 1.0
     seed: int = 0
     layers_digest: str = ""
+    layouts: tuple[str, ...] = tuple(LAYOUTS)
 
     @property
     def device_type(self) -> str:
@@ -44,7 +48,7 @@ class Parts:
     Attributes:
         stress: a number of shapes.
         load_tuned: a file of choices to take as they are, "" for this card's own; None has new ones made.
-        remark: a line for the user, noted before anything is measured.
+        remarks: lines for the user, noted before anything is measured.
     """
 
     layers: bool = True
@@ -52,7 +56,7 @@ class Parts:
     stress: int = 0
     end_to_end: bool = False
     load_tuned: str | None = None
-    remark: str | None = None
+    remarks: tuple[str, ...] = ()
 
 
 def folder_name(request: Conv3d, layers: Sequence[Layer]) -> str:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from convscope.storage.schema import Part, Schema, with_starts
+from convscope.storage.schema import Part, Schema, same_document, with_starts
 from convscope.storage.table import Table
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
 class Conv3dRow:
-    """One layer by one implementation. Times in ms; ratios are times of another over this one's: 1 is as fast."""
+    """One layer by one implementation in one layout. Times in ms; ratios are times of another over this one's.
+
+    The others are those of the same layout. A ratio of 1 is as fast, one above 1 faster.
+    """
 
     layer: str
     position: int
     implementation: str
     provider: str
+    layout: str | None = None
     median_ms: float | None = None
     median_low_ms: float | None = None
     median_high_ms: float | None = None
@@ -29,7 +33,10 @@ class Conv3dRow:
     tflops: float | None = None
     ratio_to_cudnn_best: float | None = None
     cudnn_best: str | None = None
-    ratio_to_torch_benchmark: float | None = None
+    ratio_to_torch_best: float | None = None
+    torch_best: str | None = None
+    packing_ms: float | None = None
+    ratio_with_packing: float | None = None
     ratio_to_roofline: float | None = None
     attainable_ms: float | None = None
     elementwise_error: float | None = None
@@ -68,6 +75,7 @@ class SampleRow:
     position: int
     implementation: str
     sample_ms: float
+    layout: str | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,7 @@ class StressRow:
     round: int
     implementation: str
     shape: str
+    layout: str | None = None
     elementwise_error: float | None = None
     tolerance: float | None = None
     blocks: str | None = None
@@ -94,9 +103,10 @@ class StressRow:
 
 @dataclass(frozen=True)
 class EndToEndRow:
-    """The network with one implementation: an inference pass and a training step. Times in ms."""
+    """The network with one implementation in one layout: an inference pass and a training step. Times in ms."""
 
     implementation: str
+    layout: str | None = None
     inference_ms: float | None = None
     inference_low_ms: float | None = None
     inference_high_ms: float | None = None
@@ -127,39 +137,48 @@ class KindRow:
     layers: int
     median_ms: float
     share_pct: float
+    layout: str | None = None
 
 
 @dataclass(frozen=True)
 class LayerKey:
-    """Name of a cell: one layer by one implementation."""
+    """Name of a cell: one layer by one implementation in one layout."""
 
     layer: str
     position: int
     implementation: str
+    layout: str
 
 
 @dataclass(frozen=True)
 class StressKey:
-    """Name of a cell: one round of the stress test by one implementation."""
+    """Name of a cell: one round of the stress test by one implementation in one layout."""
 
     round: int
     implementation: str
+    layout: str
 
 
 @dataclass(frozen=True)
 class NetworkKey:
-    """Name of a cell: the whole network with one implementation."""
+    """Name of a cell: the whole network with one implementation in one layout."""
 
     implementation: str
+    layout: str
 
 
+# Versions 1 and 2 have no layout, which was N × C × D × H × W; products were of digits that were cut off. And the ratio
+# of them was to PyTorch's search in that layout alone.
+_ADDED = ("layout",)
 _SAMPLES = Table(SampleRow, unique=(), first=4)
-_LAYERS = Table(Conv3dRow, unique=("position", "implementation"), first=4)
-_ROUNDS = Table(StressRow, unique=("round", "implementation"), first=3)
-_KINDS = Table(KindRow, unique=("implementation", "kind"), first=5)
-_NETWORKS = Table(EndToEndRow, unique=("implementation",), first=1)
+_LAYERS = Table(
+    Conv3dRow, ("position", "implementation", "layout"), first=4, dropped=("ratio_to_torch_benchmark",), added=_ADDED
+)
+_ROUNDS = Table(StressRow, unique=("round", "implementation", "layout"), first=3, added=_ADDED)
+_KINDS = Table(KindRow, unique=("implementation", "kind", "layout"), first=5, added=_ADDED)
+_NETWORKS = Table(EndToEndRow, unique=("implementation", "layout"), first=1, added=_ADDED)
 _FREE = (
-    *("implementations", "device", "first_layer", "last_layer"),
+    *("implementations", "layouts", "device", "first_layer", "last_layer"),
     *("verify", "compare", "warmup", "measure", "budget_s"),
 )
 SCHEMA = Schema(
@@ -171,6 +190,6 @@ SCHEMA = Schema(
         Part(NetworkKey, {"breakdown": _KINDS, "end_to_end": _NETWORKS}),
     ),
     free=_FREE,
-    upgrades=(with_starts("conv3d", _FREE),),
+    upgrades=(with_starts("conv3d", _FREE), same_document),
     entries={"ceilings": None},
 )

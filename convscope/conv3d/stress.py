@@ -13,7 +13,7 @@ from convscope import failures
 from convscope.conv3d import comparison
 from convscope.conv3d.comparison import failed
 from convscope.conv3d.implementations import Implementations, cuts
-from convscope.conv3d.request import Conv3d
+from convscope.conv3d.request import LAYOUTS, Conv3d
 from convscope.conv3d.rows import StressRow
 from convscope.convolution import backends, tolerance
 from convscope.convolution.layer import Layer
@@ -41,6 +41,8 @@ def run(
         pause: called every few rounds; where it says True the test ends there.
         skip: tells of a round and an implementation whether there is a row already.
 
+    The rounds go through the layouts that are asked for in turn.
+
     Raises:
         DeviceFaultError: the GPU is lost.
     """
@@ -48,10 +50,11 @@ def run(
     with torch.inference_mode(), backends.math(request.math):
         for turn in range(rounds):
             layer = draw(drawn)
-            shape = layer.convolution(request.dtype, request.math)
+            shape = layer.convolution(request.dtype, request.math, LAYOUTS[layout_of(request, turn)])
             names = [name for name in request.implementations if not skip(turn, name)]
             samples = {name: cuts(name, shape) for name in names}
-            blocks = {name: some[turn % len(some)] for name, some in samples.items()}
+            cut = turn // len(request.layouts)  # so that each is seen in each layout
+            blocks = {name: some[cut % len(some)] for name, some in samples.items()}
             for row in _round(request, layer, blocks, turn, implementations):
                 kind = row.implementation, re.sub(r"\d[\d.e+-]*|\binf\b", "#", row.reason or "")
                 if row.status in _SHRUNK and kind not in shrunk:
@@ -73,19 +76,25 @@ def _failing(
     """Return a function that tells whether an implementation, with the same block shapes, fails at another shape."""
 
     def fails(layer: Layer) -> bool:
-        if blocks not in cuts(name, layer.convolution(request.dtype, request.math)):
-            return False
-        return _round(request, layer, {name: blocks}, turn, implementations)[0].status in _SHRUNK
+        shape = layer.convolution(request.dtype, request.math, LAYOUTS[layout_of(request, turn)])
+        alike = [cut for cut in cuts(name, shape) if _without_box(cut) == _without_box(blocks)]
+        return bool(alike) and _round(request, layer, {name: alike[0]}, turn, implementations)[0].status in _SHRUNK
 
     return fails
+
+
+def _without_box(blocks: Blocks3d | None) -> Blocks3d | None:
+    """Return a cut without the box of its pixels, which follows from the output's size."""
+    return None if blocks is None else dataclasses.replace(blocks, box=(1, 1, 1))
 
 
 def _round(
     request: Conv3d, layer: Layer, blocks: Mapping[str, Blocks3d | None], turn: int, implementations: Implementations
 ) -> list[StressRow]:
     """Verify one shape by some implementations, each with its block shapes, all against one reference."""
-    shape = layer.convolution(request.dtype, request.math)
-    rows = [StressRow(turn, name, str(layer), math=request.math, dtype=request.dtype) for name in blocks]
+    layout = layout_of(request, turn)
+    shape = layer.convolution(request.dtype, request.math, LAYOUTS[layout])
+    rows = [StressRow(turn, name, str(layer), layout, math=request.math, dtype=request.dtype) for name in blocks]
     reasons = [implementations.why_not(name, shape) for name in blocks]
     if all(reasons):
         return [failed(row, Failure("unsupported", str(reason))) for row, reason in zip(rows, reasons, strict=True)]
@@ -111,6 +120,11 @@ def _round(
     ]
 
 
+def layout_of(request: Conv3d, turn: int) -> str:
+    """Return the layout of a round."""
+    return request.layouts[turn % len(request.layouts)]
+
+
 def draw(drawn: random.Random) -> Layer:
     """Return a random valid convolution: odd sizes, groups, strides, dilations, few and many channels."""
     while True:
@@ -118,8 +132,8 @@ def draw(drawn: random.Random) -> Layer:
         plain = drawn.random() < 0.5  # the copy engine's kernels take stride 1 only
         layer = Layer.of_sizes(
             "", 0, groups=groups, batch=drawn.randint(1, 3),
-            in_channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48)),
-            out_channels=groups * drawn.choice((1, 2, 3, 5, 16, 31, 32, 64, 65)),
+            in_channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48, 64, 128)),
+            out_channels=groups * drawn.choice((1, 2, 3, 5, 16, 31, 32, 64, 65, 128, 130, 256)),
             size=_triple(drawn, 1, 20), kernel=_triple(drawn, 1, 4),
             stride=(1, 1, 1) if plain else _triple(drawn, 1, 3), padding=_triple(drawn, 0, 2),
             dilation=(1, 1, 1) if plain else _triple(drawn, 1, 2),

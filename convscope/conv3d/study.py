@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,16 +73,17 @@ class Conv3dStudy:
         return self._report(store)
 
     def _cells(self) -> list[Any]:
-        names = self.request.implementations
+        names = [(name, layout) for layout in self.request.layouts for name in self.request.implementations]
         layers = self.layers if self.parts.layers else ()
-        cells = [LayerKey(layer.name, layer.position, name) for layer in layers for name in names]
-        return [*cells, *(NetworkKey(name) for name in names if self.parts.end_to_end)]
+        cells = [LayerKey(layer.name, layer.position, *name) for layer in layers for name in names]
+        return [*cells, *(NetworkKey(*name) for name in names if self.parts.end_to_end)]
 
     def _covers(self, key: Any) -> bool:
         """Tell whether a cell is a round of the stress test that is asked for: too many to be listed."""
         if not isinstance(key, StressKey):
             return False
-        return key.round < self.parts.stress and key.implementation in self.request.implementations
+        asked = key.layout == stress.layout_of(self.request, key.round)
+        return asked and key.round < self.parts.stress and key.implementation in self.request.implementations
 
     def _rounds_left(self, store: Store) -> bool:
         return sum(map(self._covers, store.cells())) < self.parts.stress * len(self.request.implementations)
@@ -97,8 +99,8 @@ class Conv3dStudy:
         timed = self.request.compare and any(
             isinstance(cell, LayerKey) and why_not_here(cell.implementation, self.device) is None for cell in missing
         )
-        if self.parts.remark:
-            self.note(self.parts.remark)
+        for remark in self.parts.remarks:
+            self.note(remark)
         limits = roofline.measure_ceilings(self.device) if timed else None
         entries = {} if limits is None else {"ceilings": dataclasses.asdict(limits)}
         store.begin(self.request, self.environment, sys.argv, **entries)
@@ -114,24 +116,34 @@ class Conv3dStudy:
     def _layer_cells(
         self, store: Store, missing: set[Any], implementations: Implementations, limits: Ceilings | None
     ) -> None:
-        asked = self.request
         for layer in self.layers:
-            names = [name for name in asked.implementations if LayerKey(layer.name, layer.position, name) in missing]
-            if not names or self.stop():
-                continue
-            known = [row for row in store.objects("conv3d")["conv3d"] if row.position == layer.position]
-            again = [row for row in known if row.implementation in names]
-            verify = asked.verify or any(row.elementwise_error is not None for row in again)
-            compare = asked.compare or any(row.median_ms is not None for row in again)
-            request = dataclasses.replace(asked, implementations=tuple(names), verify=verify, compare=compare)
-            self.note(f"{layer.name}: {layer}")
-            compared = comparison.LayerComparison(request, layer, implementations, limits)
-            compared.run()
-            store.append([*compared.rows, *compared.samples])
-            _save_choices(store, implementations)
-            if len(names) < len(known) + len(names) - len(again):
-                every = [row for row in store.objects("conv3d")["conv3d"] if row.position == layer.position]
-                store.update(comparison.with_ratios(every))
+            for layout in self.request.layouts:
+                names = [
+                    name for name in self.request.implementations
+                    if LayerKey(layer.name, layer.position, name, layout) in missing
+                ]  # fmt: skip
+                if names and not self.stop():
+                    self._layer_cell(store, layer, layout, names, implementations, limits)
+
+    def _layer_cell(
+        self, store: Store, layer: Layer, layout: str, names: Sequence[str], implementations: Implementations,
+        limits: Ceilings | None,
+    ) -> None:  # fmt: skip
+        """Measure a layer in a layout by some implementations, as those that were there before were measured."""
+        asked, where = self.request, (layer.position, layout)
+        known = [row for row in store.objects("conv3d")["conv3d"] if (row.position, row.layout) == where]
+        again = [row for row in known if row.implementation in names]
+        verify = asked.verify or any(row.elementwise_error is not None for row in again)
+        compare = asked.compare or any(row.median_ms is not None for row in again)
+        request = dataclasses.replace(asked, implementations=tuple(names), verify=verify, compare=compare)
+        self.note(f"{layer.name}, {layout.upper()}: {layer}")
+        compared = comparison.LayerComparison(request, layer, layout, implementations, limits)
+        compared.run()
+        store.append([*compared.rows, *compared.samples])
+        _save_choices(store, implementations)
+        if len(names) < len(known) + len(names) - len(again):
+            every = store.objects("conv3d")["conv3d"]
+            store.update(comparison.with_ratios([row for row in every if (row.position, row.layout) == where]))
 
     def _stress_cells(self, store: Store, implementations: Implementations) -> None:
         done = store.cells().keys()
@@ -146,7 +158,7 @@ class Conv3dStudy:
             return self.stop()
 
         def skip(turn: int, name: str) -> bool:
-            return StressKey(turn, name) in done
+            return StressKey(turn, name, stress.layout_of(self.request, turn)) in done
 
         try:
             stress.run(self.request, self.parts.stress, implementations, self.note, rows, save, skip)
@@ -154,18 +166,19 @@ class Conv3dStudy:
             save()
 
     def _network_cells(self, store: Store, missing: set[Any], implementations: Implementations) -> None:
-        names = tuple(name for name in self.request.implementations if NetworkKey(name) in missing)
-        if not names or self.stop():
-            return
-        request = dataclasses.replace(self.request, implementations=names)
-        network = EndToEnd(request, implementations, self.layers[0].batch)
+        for layout in self.request.layouts:
+            names = tuple(name for name in self.request.implementations if NetworkKey(name, layout) in missing)
+            if not names or self.stop():
+                continue
+            request = dataclasses.replace(self.request, implementations=names)
+            network = EndToEnd(request, implementations, self.layers[0].batch, layout)
+            network.run(self.note, partial(self._save_last, store, network))
 
-        def save() -> bool:
-            store.append([network.rows[-1], *(kind for kind in network.kinds
-                                              if kind.implementation == network.rows[-1].implementation)])  # fmt: skip
-            return self.stop()
-
-        network.run(self.note, save)
+    def _save_last(self, store: Store, network: EndToEnd) -> bool:
+        """Write the last network that was measured; tell whether the study is to end."""
+        last = network.rows[-1]
+        store.append([last, *(kind for kind in network.kinds if kind.implementation == last.implementation)])
+        return self.stop()
 
     def _report(self, store: Store) -> int:
         """Draw and print what the folder has of the request; return as `run`."""

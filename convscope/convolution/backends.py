@@ -17,6 +17,12 @@ from convscope.storage import environment
 from convscope.storage.environment import Environment
 
 LAYOUTS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
+_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}  # by the number of spatial extents
+
+
+def memory_format(layout: str, extents: int) -> torch.memory_format:
+    """Return how PyTorch lays out N × C × spatial tensors of so many spatial extents in a layout, "nchw" or "nhwc"."""
+    return _CHANNELS_LAST[extents] if layout == "nhwc" else torch.contiguous_format
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,15 @@ def test_cosmoflow_halves_its_sides_and_doubles_its_filters():
     assert [layer.batch for layer in layersets.load("cosmoflow", 16)] == [16] * 5
 
 
+def test_the_seven_layers_of_cosmoflow_go_from_1_to_256_channels():
+    layers = layersets.load("cosmoflow7")
+    assert [layer.in_channels for layer in layers] == [1, 16, 32, 64, 128, 256, 256]
+    assert [layer.out_channels for layer in layers] == [16, 32, 64, 128, 256, 256, 256]
+    pooled = [2, 2, 2, 2, 2, 1]  # by how much what follows a layer shrinks its output
+    sides = [layer.output_size[0] // less for layer, less in zip(layers, pooled, strict=False)]
+    assert sides == [layer.size[0] for layer in layers[1:]]
+
+
 @pytest.mark.parametrize("name", layersets.names())
 def test_every_set_of_the_program_is_legal(name: str):
     assert all(table.why_invalid(layer) is None for layer in layersets.load(name))
@@ -70,7 +79,7 @@ def test_a_row_that_cannot_be_is_named(text: str, said: str):
 @pytest.mark.parametrize(
     ("params", "said"),
     [
-        ("nothing", "choose one of c3d, cosmoflow, r3d_18, unet3d"),
+        ("nothing", "choose one of c3d, cosmoflow, cosmoflow7, r3d_18, unet3d"),
         ("model:torchvision:resnet18", "NAME one of"),
         ("model:timm:x", "NAME one of"),
     ],

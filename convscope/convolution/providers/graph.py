@@ -19,8 +19,6 @@ from convscope.cudnn.shape import ALONE, Convolution
 from convscope.errors import InputError, NotSupportedError
 from convscope.kernels.packing import PackedFilters
 
-_CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}  # by the number of spatial extents
-
 
 class GraphPlan(CudnnPlan):
     """A plan of the graph API, which was promised aligned tensors: input and weight that lie otherwise are copied.
@@ -36,7 +34,7 @@ class GraphPlan(CudnnPlan):
         super().__init__(handles, shape, call, name, provider, device)
         self._packed = PackedFilters() if shape.packed else None
         if shape.packed:
-            self._filter_format = _CHANNELS_LAST[len(shape.kernel)]
+            self._filter_format = backends.memory_format("nhwc", len(shape.kernel))
 
     def launch(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """Convolve as `run` does; the caller has checked the tensors."""
@@ -69,7 +67,7 @@ class _Steps:
 
     def __init__(self, shape: Convolution) -> None:
         self._fused, self._size = shape.fused, torch.Size(shape.output)
-        self._memory_format = backends.LAYOUTS[shape.layout]
+        self._memory_format = backends.memory_format(shape.layout, len(shape.kernel))
 
     def check(self, bias: torch.Tensor | None, added: torch.Tensor | None, x: torch.Tensor) -> None:
         given = added is not None, bias is not None

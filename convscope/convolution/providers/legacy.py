@@ -42,7 +42,7 @@ class CudnnPlan:
     ) -> None:  # fmt: skip
         self._operands = Operands(shape, -1 if device.type == "cpu" else device.index)
         self._handles, self._call = handles, call
-        self._memory_format = self._filter_format = backends.LAYOUTS[shape.layout]
+        self._filter_format = backends.memory_format(shape.layout, len(shape.kernel))
         size, dtype = shape.output, getattr(torch, shape.dtype)
         # Of PyTorch's ways to an empty tensor the one that takes the host the least time.
         strides = legacy.strides(size, shape.layout)

@@ -92,7 +92,10 @@ def _ranked(shape: Convolution) -> list[Blocks3d]:
 
 
 def samples(shape: Convolution) -> list[Blocks3d]:
-    """Return a few block shapes that a convolution can have, the same few for all, for a test of many shapes."""
+    """Return block shapes that a convolution can have, for a test of many shapes.
+
+    The same few small ones for all, and each that tuning considers, with its sum split or not by turns.
+    """
     depth = layout.LEAST_CHANNELS
     every = (
         Blocks3d("pipelined", 64, 64, depth, 4, 3),
@@ -103,7 +106,30 @@ def samples(shape: Convolution) -> list[Blocks3d]:
         Blocks3d("slices", 128, 64, depth, 4, 3, splits=2, box=(2, 8, 8)),
     )
     usable = variants(shape)
-    return [blocks for blocks in every if blocks.variant in usable]
+    templates = [each for each in _templates(shape) if each.variant in usable]
+    large = (_blocks(shape, each, splits=1 + place % 2) for place, each in enumerate(templates))
+    return [*(blocks for blocks in every if blocks.variant in usable), *(blocks for blocks in large if blocks)]
+
+
+def _templates(shape: Convolution) -> list[_Template]:
+    """Return the block shapes to consider for the arithmetic and the layout of a convolution."""
+    if layout.precision(shape) == "ieee":
+        return [*_FMA]
+    return [each for each in _MATRIX if not (each.planar and layout.is_last(shape))]
+
+
+def _blocks(shape: Convolution, template: _Template, splits: int) -> Blocks3d | None:
+    """Return a block shape for a convolution, None where its output is too small for slices of so many pixels."""
+    seen = layout.problem(shape)
+    plane = best_box((1, *seen.output[1:]), template.pixels)
+    if template.variant == "slices" and plane[0] != 1:
+        return None
+    box = (template.slices, *plane[1:]) if template.variant == "slices" else best_box(seen.output, template.pixels)
+    depth = max(layout.LEAST_CHANNELS, layout.depth_of(shape) // template.halves)
+    return Blocks3d(
+        template.variant, template.slices * template.pixels, template.filters, depth, template.warps, template.stages,
+        splits, (1, 1, 1) if template.variant == "pipelined" else box,
+    )  # fmt: skip
 
 
 def variants(shape: Convolution) -> tuple[str, ...]:
@@ -117,24 +143,16 @@ def variants(shape: Convolution) -> tuple[str, ...]:
 
 def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:
     """Yield each block shape with a crude estimate of its time in ns."""
-    seen, full, usable = layout.problem(shape), layout.depth_of(shape), variants(shape)
-    fma, processors = layout.precision(shape) == "ieee", gemm_split.multiprocessors()
-    for template in _FMA if fma else _MATRIX:
+    seen, usable, processors = layout.problem(shape), variants(shape), gemm_split.multiprocessors()
+    for template in _templates(shape):
         if template.variant not in usable or not _suits(template.filters, seen.filters):
             continue
-        if template.planar and layout.is_last(shape):
-            continue
-        depth = max(layout.LEAST_CHANNELS, full // template.halves)
-        plane = best_box((1, *seen.output[1:]), template.pixels)
-        box = (template.slices, *plane[1:]) if template.variant == "slices" else best_box(seen.output, template.pixels)
-        box = (1, 1, 1) if template.variant == "pipelined" else box
-        if template.variant == "slices" and plane[0] != 1:
-            continue
         for splits in _SPLITS:
-            blocks = Blocks3d(template.variant, template.slices * template.pixels, template.filters, depth,
-                              template.warps, template.stages, splits, box)  # fmt: skip
+            blocks = _blocks(shape, template, splits)
+            if blocks is None:
+                break
             programs = programs_of(seen, blocks)
-            steps = seen.taps * seen.channels // depth // (seen.kernel[0] if template.variant == "slices" else 1)
+            steps = seen.taps * seen.channels // blocks.depth // (seen.kernel[0] if template.variant == "slices" else 1)
             full_before = programs * (splits - 1) >= processors * template.resident
             if splits > 1 and (steps // splits < _LEAST_STEPS or full_before):
                 break

@@ -68,6 +68,12 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
         super().__init__(algorithm, KERNELS[algorithm], shape, blocks)
         self._cache = cache
 
+    def lay_out(self, weight: torch.Tensor) -> torch.Tensor:
+        """Return the filters as the kernel reads them, made anew; the blocks must have been chosen."""
+        assert self.blocks is not None, "a first run chooses the blocks"
+        packed: torch.Tensor = self._kernel.pack(weight.detach(), self.shape, self.blocks)
+        return packed
+
     def _launch(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks3d
     ) -> torch.Tensor:

@@ -351,7 +351,7 @@ def depth_of(shape: Convolution) -> int:
 
 
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:
-    """Return memory for splits × N × K × D × H × W, K last where tensors are: in float32 where partial sums go there."""
+    """Return memory for splits × N × K × D × H × W, K last where tensors have it: in float32 for partial sums."""
     dtype = x.dtype if splits == 1 else torch.float32
     images, filters, *size = shape.output
     output = (images, *size, filters) if is_last(shape) else (images, filters, *size)

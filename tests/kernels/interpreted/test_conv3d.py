@@ -123,7 +123,7 @@ def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or
 
 def test_kernels_for_ncdhw_say_so():
     shape = convolution(layout="nhwc")
-    with pytest.raises(NotImplementedError, match="^gemm ncdhw reads and writes NCDHW$"):
+    with pytest.raises(NotImplementedError, match=r"^gemm ncdhw reads and writes NCDHW$"):
         catalogue.Conv3dPlan("gemm ncdhw", shape)
 
 
