@@ -74,7 +74,7 @@ class CudaOperator:
 
     Attributes:
         tuned: the block shapes that were chosen for the Triton kernels of released plans.
-        releases: the number of times that all plans were closed.
+        releases: the number of times that all plans were closed or handed over.
     """
 
     def __init__(self) -> None:
@@ -239,6 +239,12 @@ class CudaOperator:
             self.tuned |= plan.tuned
             plan.close()
 
+    def hand_over(self) -> list[Plan]:
+        """Return every plan and keep none: `release` closes them no more, the caller does."""
+        self.releases += 1
+        plans, self._plans = [*self._plans.values()], {}
+        return plans
+
     def close(self) -> None:
         """Destroy every plan and handle."""
         self.release()
@@ -309,6 +315,14 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         cuda_operator().release()
         torch.cuda.empty_cache()
+
+
+def hand_over(device: torch.device) -> list[Plan]:
+    """Return the plans of convolutions on a GPU, to be closed when the graph that runs them is freed; none of a CPU.
+
+    Until then no `release`, such as a bench's, closes them.
+    """
+    return cuda_operator().hand_over() if device.type == "cuda" else []
 
 
 def _empty_output(

@@ -12,7 +12,6 @@ import torch
 
 from convscope import failures
 from convscope.convolution import algorithms, assignment, backends, swap, tolerance
-from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.observation import observe
 from convscope.convolution.operator import card_check
@@ -85,7 +84,7 @@ class CandidateSwap(AssignmentSwap):
         self.usable: dict[str, list[bool]] = {}
         check = card_check(device, dtype=run.dtype)
         for algorithm in algorithms.ALGORITHMS.values():
-            if algorithms.why_not_on_device(algorithm, run.device_type) or _left_out(algorithm, run.provider):
+            if algorithms.why_not_on_device(algorithm, run.device_type):
                 continue
             given = run.device_type, check, run.dtype, run.layout
             reasons = assignment.why_not_each(algorithm, subject.layers, *given)
@@ -137,12 +136,6 @@ class CandidateSwap(AssignmentSwap):
         self.assignments[name] = {layer: HEURISTIC if layer in unable else one for layer, one in assigned.items()}
         if not any(self.usable[name]):
             del self.assignments[name]
-
-
-def _left_out(algorithm: Algorithm, provider: str | None) -> bool:
-    """Return whether a choice among one library's algorithms is without this one; PyTorch's own stays in any."""
-    others = provider is not None and algorithm.name != HEURISTIC
-    return others and algorithms.why_not_by_provider(algorithm, str(provider)) is not None
 
 
 def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Sequence[bool]]) -> dict[str, list[int]]:

@@ -118,23 +118,6 @@ def judge(
     return {name: PassRounds(times, [sum(times_ms) for times_ms in layers[name]]) for name, times in passes.items()}
 
 
-def pick(subject: Subject, bench: Bench, note: Note, rounds: int) -> dict[str, str]:
-    """Return the algorithm with the smallest mean for each layer by name, timed as in `study`; traces nothing.
-
-    "torch", which leaves a layer to PyTorch, is one of them.
-    """
-    bench.expect(subject.layers)
-    with contextlib.closing(CandidateSwap(subject, note)) as swapped:
-        swapped.leave_out_wrong()
-        swapped.leave_out_hopeless(bench)
-        names = [name for name in swapped.assignments if name not in CHOOSERS_ONLY]
-        candidates = [
-            _timed(swapped, name, times)
-            for name, times in _rounds(subject, bench, swapped, range(rounds), names).items()
-        ]
-        return fastest_of_each(subject.layers, candidates)
-
-
 def _rounds(
     subject: Subject, bench: Bench, swapped: AssignmentSwap, rounds: Sequence[int], names: Sequence[str]
 ) -> dict[str, list[list[float]]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from fakes import run
-from fakes.racing import LAYERS, OnPaper, shapes
+from fakes.racing import LAYERS, TIMES, OnPaper, shapes
 from fakes.swapping import subject_on
 
 from convscope import failures
@@ -15,6 +15,7 @@ from convscope.atlas import tuning
 from convscope.atlas.race import Shape
 from convscope.atlas.rows import REFUSED
 from convscope.convolution.assignment import Assignment
+from convscope.verification.candidates import HEURISTIC
 
 
 @pytest.fixture
@@ -31,14 +32,14 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> list[OnPaper]:
     return races
 
 
-def tuned() -> Assignment:
+def tuned(**options: Any) -> Assignment:
     subject = subject_on("cpu", LAYERS)
     bench: Any = SimpleNamespace(expect_captures=lambda inputs: None)
-    return tuning.raced(run(), subject.model, subject.inputs, LAYERS, bench, pytest.fail)
+    return tuning.raced(run(), subject.model, subject.inputs, LAYERS, bench, pytest.fail, **options)
 
 
 def test_each_layer_has_the_fastest_plan_of_its_shape(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
-    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: shapes())
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note, first: shapes())
     assert tuned() == Assignment({"one": "plan:1", "three": "plan:1", "two": "plan:5"}, {})
     assert raced[0].places() == {0, 1, 2}
     assert all({*each.times_ms} <= {"plan:0", "plan:1", "plan:2", "plan:5"} for each in raced[0].shapes)  # no chooser
@@ -48,10 +49,30 @@ def test_a_layer_without_a_plan_that_runs_is_left_out(monkeypatch: pytest.Monkey
     found = shapes()
     for plan in found[1].plans:
         plan.outcome = REFUSED
-    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: found)
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note, first: found)
     assert tuned() == Assignment({"one": "plan:1", "three": "plan:1"}, {"two": tuning.UNTIMED})
 
 
 def test_a_model_without_plans_has_none(monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]):
-    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note: [])
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note, first: [])
     assert tuned() == Assignment({}, dict.fromkeys(("one", "two", "three"), tuning.UNTIMED))
+
+
+def test_pytorchs_own_convolution_is_a_candidate_where_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper]
+):
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note, first: shapes())
+    monkeypatch.setitem(TIMES, "two", {**TIMES["two"], HEURISTIC: 1.8})
+    assert tuned().algorithms["two"] == "plan:5"
+    assert tuned(with_pytorch=True) == Assignment({"one": "plan:1", "three": "plan:1", "two": HEURISTIC}, {})
+    assert {*raced[1].shapes[1].times_ms[HEURISTIC]} == {0, 1, 2}  # timed in each placement, as the plans are
+
+
+@pytest.mark.parametrize("first", [None, 8])
+def test_plans_beyond_the_first_of_each_heuristic_are_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch, raced: list[OnPaper], first: int | None
+):
+    asked: list[int | None] = []
+    monkeypatch.setattr(tuning, "shapes_of", lambda subject, note, first: asked.append(first) or shapes())
+    tuned(first=first)
+    assert asked == [first]

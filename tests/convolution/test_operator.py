@@ -110,6 +110,22 @@ def test_a_plan_is_made_anew_for_another_provider_math_algorithm_or_shape_only(e
     ]  # fmt: skip
 
 
+def test_plans_that_are_handed_over_are_their_new_owners_to_close(engine: Recording, monkeypatch: pytest.MonkeyPatch):
+    closed: list[Plan] = []
+    monkeypatch.setattr(Plan, "close", lambda self: closed.append(self))
+    engine.forward(X, WEIGHT, None, *PADDED, "gemm")
+    before = engine.releases
+    assert engine.hand_over() == engine.made
+    assert engine.releases > before  # a swapped layer that kept a plan asks for it anew
+    engine.release()
+    assert closed == []
+    engine.forward(X, WEIGHT, None, *PADDED, "gemm")
+    assert len(engine.made) == 2
+    engine.release()
+    assert closed == engine.made[1:]
+    assert engine.hand_over() == operator.hand_over(CPU) == []
+
+
 def test_executions_are_recorded_in_order_inside_the_block_only(engine: Recording):
     engine.forward(X, WEIGHT, None, *PADDED, "gemm")
     with recording() as executions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,13 +62,24 @@ def test_other_types_agree_too(tmp_path: Path, dtype: str):
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_the_fastest_algorithms_of_cudnn_are_put_together(tmp_path: Path, layout: str):
+def test_the_fastest_plans_of_cudnn_are_put_together(tmp_path: Path, layout: str):
     row = measured(tmp_path, "--engines", "cudnn-best", "--batch-sizes", "1", "--layout", layout).iloc[0]
     assert row["status"] == "ok"
     assert row["layout"] == layout
-    chosen = re.findall(r"(\d+) ([a-z ]+)", row["remark"].split("; ")[1])
+    chosen = [each.split(" ") for each in row["remark"].split("; ")[1].split(", ")]
     assert sum(int(count) for count, _ in chosen) == 53
-    assert "direct" not in {name for _, name in chosen}  # it is Triton's
+    names = {name for _, name in chosen}
+    assert any(name.startswith("plan") for name in names)
+    kinds = {name.split(":")[0] for name in names}
+    assert kinds <= ({"plan", "torch"} if layout == "nhwc" else {"plan", "plan+packed", "torch"})
+
+
+def test_plans_in_the_graph_of_one_batch_outlive_the_race_of_the_next(tmp_path: Path):
+    model = ["--model", "torchvision:resnet18", "--layout", "nchw"]
+    rates = ["--scenario", "server", "--batch-sizes", "1,4,8", "--qps", "400", "--min-seconds", "2"]
+    row = measured(tmp_path, "--engines", "cudnn-best", *model, *rates).iloc[0]
+    assert row["status"] == "ok", row["reason"]
+    assert 0 < row["image_error"] < row["image_tolerance"]
 
 
 @pytest.mark.parametrize("engine", ["compile", "compile-graph", "compile-overhead", "compile-max", "aot", "aot-graph"])

@@ -10,19 +10,11 @@ from fakes import layer
 from fakes.swapping import SwapsNothing, subject_on
 
 from convscope import failures
-from convscope.convolution import algorithms
 from convscope.convolution.backends import PlanThread
 from convscope.verification import candidates
 from convscope.verification.candidates import CandidateSwap
 
 LAYERS = [layer(name=name, position=position) for position, name in enumerate(("first", "second", "first"))]
-
-
-def test_a_choice_among_cudnns_algorithms_has_pytorchs_and_no_other_librarys():
-    every = algorithms.ALGORITHMS.values()
-    assert not any(candidates._left_out(each, None) for each in every)
-    assert {each.name for each in every if candidates._left_out(each, "cudnn")} == {"direct", "smm"}
-    assert {each.name for each in every if not candidates._left_out(each, "triton")} == {"direct", "winograd", "torch"}
 
 
 def test_only_the_search_of_pytorch_runs_in_a_thread_of_its_own():

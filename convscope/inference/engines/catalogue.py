@@ -1,8 +1,8 @@
 """Catalogue of inference engines by name: each builds a `runners.Runner` from a workload.
 
 Every engine but eager and graph-unfolded gets the model with its batch normalisation folded (`convolution.fusion`),
-all but eager PyTorch's search among all of cuDNN's plans on a GPU (`torch.backends.cudnn.benchmark`); the graphs keep
-cuDNN's heuristic where that is faster (`variants`).
+all but eager and cudnn-best PyTorch's search among all of cuDNN's plans on a GPU (`torch.backends.cudnn.benchmark`);
+the graphs keep cuDNN's heuristic where that is faster (`variants`). cudnn-best races plans itself (`atlas.tuning`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from functools import partial
 import torch
 from torch import nn
 
-from convscope.convolution import algorithms, backends, models, swap
+from convscope.atlas import tuning
+from convscope.atlas.offered import FIRST_PLANS
+from convscope.convolution import algorithms, backends, models, operator, swap
 from convscope.convolution.fusion import graphs
-from convscope.errors import MissingError
+from convscope.convolution.layer import Layer
+from convscope.errors import DeviceFaultError, MissingError
 from convscope.inference.engines import compilers, exported, fused_steps, variants
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
 from convscope.profiling.request import Run
-from convscope.verification import choice
-from convscope.verification.evidence import Subject
+from convscope.verification.candidates import HEURISTIC
 
 
 def eager(workload: Workload) -> Engine:
@@ -91,26 +93,49 @@ def _fastest(
 
 
 def cudnn_best(workload: Workload) -> Engine:
-    """Build a CUDA graph with the fastest for each layer of cuDNN's algorithms and PyTorch's choice."""
+    """Build a CUDA graph with the fastest for each layer of cuDNN's plans and PyTorch's own convolution.
+
+    PyTorch runs cuDNN's heuristic here, in the race and in the graph: its search would pick among the same plans by one
+    launch of each.
+    """
     workload.needs_gpu("cudnn-best")
     model, remark = workload.folded()
     layers = models.followed(workload.name, model, workload.given.shape)
     model, given = workload.placed(model), workload.input()
-    run = Run(
-        model=workload.name, algorithm="guess", stage="1_sanity", gpu="cuda", input_sizes=(workload.given.shape[-1],),
-        device=str(workload.device), batch_size=workload.given.shape[0], math=workload.math, dtype=workload.dtype,
-        energy=False, provider="cudnn",
-    )  # fmt: skip
     started_s = time.perf_counter()
-    with backends.settings(provider=run.provider, layout=workload.layout):
-        subject = Subject(run, model, layers, (given,))
-        best = choice.pick(subject, workload.make_bench(run, model), workload.note, rounds=2)
+    with backends.settings(layout=workload.layout), backends.searching(False):
+        best = _fastest_of_each(workload, model, given, layers)
         compile_s = time.perf_counter() - started_s
         swap.Swap(model).apply(best)
         runner = workload.local(lambda: model(given), given, captured=True)
-    counts = Counter(best.values())
-    chosen = ", ".join(f"{counts[name]} {name}" for name in algorithms.ALGORITHMS if name in counts)
+    for plan in operator.hand_over(workload.device):  # the next engine's race must not close what this graph runs
+        runner.when_closed(plan.close)
+    chosen = ", ".join(f"{count} {name}" for name, count in Counter(best.values()).most_common())
     return runner, BuildCost(compile_s=compile_s, remark=f"{remark}; {chosen}")
+
+
+def _fastest_of_each(
+    workload: Workload, model: nn.Module, given: torch.Tensor, layers: Sequence[Layer]
+) -> dict[str, str]:
+    """Return the fastest plan of each layer among the first of each heuristic, "torch" for those left to PyTorch.
+
+    Raises:
+        DeviceFaultError: a plan has lost the GPU; a note names it, for the error that ends the study may not.
+    """
+    size_px = workload.given.shape[-1]
+    run = Run(
+        model=workload.name, algorithm=algorithms.AUTOTUNE, stage="1_sanity", gpu="cuda", input_sizes=(size_px,),
+        device=str(workload.device), batch_size=workload.given.shape[0], math=workload.math, dtype=workload.dtype,
+        layout=workload.layout, energy=False,
+    )  # fmt: skip
+    bench = workload.make_bench(run, model)
+    bench.calibrate(size_px)
+    try:
+        found = tuning.raced(run, model, (given,), layers, bench, workload.note, FIRST_PLANS, with_pytorch=True)
+    except DeviceFaultError as fault:
+        workload.note(f"cudnn-best: {fault}; --engines without it measures the others")
+        raise
+    return dict.fromkeys((layer.name for layer in layers), HEURISTIC) | dict(found.algorithms)
 
 
 @dataclass(frozen=True)

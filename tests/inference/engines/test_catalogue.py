@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 import run_inference
-from convscope.convolution import backends, models
+from convscope.convolution import models
 from convscope.errors import InputError, MissingError
 from convscope.inference.engines import catalogue, compilers
 from convscope.inference.engines.runners import LocalRunner, RemoteRunner
 from convscope.inference.engines.workload import Workload
-from convscope.verification import choice
 
 
 def workload(folder: Path, **changes: Any) -> Workload:
@@ -150,30 +149,6 @@ def test_a_compiler_that_cannot_be_started_has_no_library(tmp_path: Path):
     (tmp_path / "cxx").write_bytes(b"\x7fELF of another machine")
     (tmp_path / "cxx").chmod(0o755)
     assert not compilers._has(str(tmp_path / "cxx"), "libstdc++.a")
-
-
-def test_the_choice_and_the_graph_of_cudnn_best_are_in_the_layout_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    asked = workload(tmp_path, layout="nhwc", make_bench=lambda run, model: None)
-    seen: list[str] = []
-
-    def choose(*_: object, **__: object) -> dict[str, str]:
-        seen.append(backends.settings_in_force().layout)
-        return {}
-
-    def local(self: Workload, step: Callable[[], torch.Tensor], given: torch.Tensor, captured: bool) -> LocalRunner:
-        seen.append(backends.settings_in_force().layout)
-        assert captured
-        return LocalRunner(step, given, captured=False, counted=False)
-
-    monkeypatch.setattr(Workload, "needs_gpu", lambda *_: None)
-    monkeypatch.setattr(Workload, "local", local)
-    monkeypatch.setattr(choice, "pick", choose)
-    runner, _ = catalogue.cudnn_best(asked)
-    assert seen == ["nhwc", "nhwc"]
-    assert backends.settings_in_force().layout == "nchw"
-    assert runner.output(asked.given).shape == (2, 5)
 
 
 @pytest.mark.long
