@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
-from convscope.convolution.names import KINDS, MODELS, check_model, takes_usual_sizes, with_arguments
+from convscope.convolution.names import KINDS, MODELS, check_model, listed, takes_usual_sizes, with_arguments
 from convscope.storage.paths import SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -125,6 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
             return _estimate(made, options)
         if options.study:
             return _print_study(made, options) if asks_to_list else _profile_study(made, options, stop)
+        if options.list_models:
+            print("\n".join(listed()))  # without PyTorch, whose import takes seconds
+            asked = options.list_algorithms, options.list_combinations, options.check_cuda, options.check_power
+            if not any(asked):
+                return 0
         if asks_to_list:
             from convscope.profiling import listing
 

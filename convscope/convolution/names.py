@@ -53,6 +53,11 @@ def torchvision_models() -> frozenset[str] | None:
     return _registered("**/*.py")
 
 
+def listed() -> list[str]:
+    """Return `MODELS`, and the other classification models of the torchvision that is installed, by name."""
+    return [*MODELS, *(PREFIX + name for name in sorted(torchvision_classifiers() or ()) if name not in MODELS)]
+
+
 def _registered(pattern: str) -> frozenset[str] | None:
     found = importlib.util.find_spec("torchvision")
     if found is None or not found.submodule_search_locations:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 
 import torch
-import torchvision
 
 from convscope import gpus
 from convscope.cli import driver
@@ -81,12 +80,6 @@ def _why_not(
     reasons = assignment.why_not_each(algorithm, layers, device_type, None, *precision)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None
-
-
-def model_list() -> str:
-    """Return the models by name, and the other classification models of torchvision."""
-    others = [name for name in torchvision.models.list_models(module=torchvision.models) if name not in models.MODELS]
-    return "\n".join([*models.MODELS, *(models.PREFIX + name for name in others)])
 
 
 def algorithm_list(
@@ -178,9 +171,10 @@ def power_check(device_name: str) -> str:
 
 
 def print_lists(options: argparse.Namespace) -> int:
-    """Print the lists that the options of `run_profile.py` ask for; return 1 where there is no usable GPU, else 0."""
-    if options.list_models:
-        print(model_list())
+    """Print the lists, but that of models, that the options of `run_profile.py` ask for.
+
+    Return 1 where there is no usable GPU, else 0.
+    """
     if options.list_algorithms:
         size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
         model = options.model and with_arguments(options.model, options.model_args)

@@ -9,7 +9,7 @@ import torchvision
 from fakes import LAYER_ROW, OVERALL
 
 from convscope.cli.display import table
-from convscope.convolution import algorithms, models
+from convscope.convolution import algorithms, models, names
 from convscope.cudnn import library
 from convscope.errors import CudnnMissingError, InputError
 from convscope.profiling import listing, report
@@ -95,14 +95,14 @@ def test_a_log_has_a_line_a_size():
 
 
 def test_the_list_of_models_begins_with_the_catalogue_and_goes_on_with_torchvision():
-    names = listing.model_list().splitlines()
-    assert tuple(names[:6]) == models.MODELS
-    assert "torchvision:mobilenet_v2" in names
-    assert len(names) == len(torchvision.models.list_models(module=torchvision.models))
+    every = names.listed()
+    assert tuple(every[:6]) == models.MODELS
+    assert "torchvision:mobilenet_v2" in every
+    assert len(every) == len(torchvision.models.list_models(module=torchvision.models))
 
 
 def test_every_listed_model_is_accepted():
-    for name in listing.model_list().splitlines():
+    for name in names.listed():
         assert models.check_name(name) == name
 
 
