@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from statistics import median
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.cli.display import table
 
+ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ("run_profile.py", "run_verify.py", "run_inference.py", "run_training.py", "run_conv3d.py")
 COMMANDS = (
     *((sys.executable, program, "--help") for program in PROGRAMS),

@@ -13,7 +13,7 @@ WITHOUT = """
 import sys
 class Refused:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("torch", "torchvision", "numpy", "pandas", "triton", "ai3"):
+        if name.split(".")[0] in ("torch", "numpy", "pandas", "triton", "ai3"):
             raise AssertionError(f"{name} is imported")
 sys.meta_path.insert(0, Refused())
 import importlib
