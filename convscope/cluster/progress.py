@@ -1,14 +1,15 @@
 """Progress of a run, from the files it wrote: `run.json`, the overall table, and the history of its jobs.
 
-No pandas and no table of layers: a thousand folders are read in a second on a login node. Folders are shared, so each
-file counts as written by a stranger: links that lead out of the results are not followed, names are checked before they
-become paths.
+No pandas and no table of layers: a thousand folders are read in less than a second on a login node, and what was read
+is remembered until the files change (`memory`). Folders are shared, so each file counts as written by a stranger: links
+that lead out of the results are not followed, names are checked before they become paths.
 """
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import functools
+import hashlib
 import io
 import json
 import operator
@@ -19,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from convscope.cli.parser import one_line
 from convscope.cluster import history, plain_files
@@ -30,6 +31,7 @@ from convscope.storage.lock import NAME as LOCK
 from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
 
 _TAIL_BYTES = 8192
+_OWN = (".csv", ".json")
 _NAMING = ("batch_size", "dtype", "layout", "input_shape")  # settings in a folder's name, beside the three names
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
 
@@ -45,6 +47,7 @@ class Progress:
         jobs: those of its history, the latest last.
         command: that of the last start.
         locked: True where a run holds the folder, or one that was killed held it.
+        owner: the number of the user who submitted, or else of the one who holds the folder; None where nobody did.
         broken: the fault of its files, "" for none.
         remark: the fault of its history, which is then left out.
     """
@@ -62,6 +65,7 @@ class Progress:
     jobs: tuple[Job, ...] = ()
     command: tuple[str, ...] = ()
     locked: bool = False
+    owner: int | None = None
     written_s: float = 0.0
     broken: str = ""
     remark: str = ""
@@ -77,7 +81,7 @@ class Progress:
         """Number of sizes that the run measures: from `run.json`, else its stage's."""
         return len(self.sizes) or SIZES_BY_STAGE[self.stage]
 
-    @property
+    @functools.cached_property
     def done(self) -> int:
         """Number of sizes of the run that have a row."""
         return len(self.measured.keys() & set(self.sizes))
@@ -95,8 +99,38 @@ class Folders(NamedTuple):
     skipped: list[str]
 
 
-def read_all(results: Path, stages: Sequence[str] = STAGES) -> Folders:
-    """Return the progress of every folder under `results/<stage>/`, in order; empty folders are left out."""
+class Memory(Protocol):
+    """Progress of folders that was read before, by what their files looked like then."""
+
+    def find(self, path: Path, stage: str, look: Look) -> Progress | None:
+        """Return the progress of a folder that still looks so, None where that is not known."""
+
+    def keep(self, look: Look, progress: Progress) -> None:
+        """Remember the progress of a folder that looked so before it was read."""
+
+
+class Look(NamedTuple):
+    """A folder's own files as they lie there, not read.
+
+    Attributes:
+        signature: another one where a file was written, came or went.
+        written_s: when they were written last.
+        locked: there is a lock.
+        owner: as in `Progress`.
+    """
+
+    signature: str
+    written_s: float
+    locked: bool
+    owner: int | None
+
+
+def read_all(results: Path, stages: Sequence[str] = STAGES, memory: Memory | None = None) -> Folders:
+    """Return the progress of every folder under `results/<stage>/`, in order; empty folders are left out.
+
+    Args:
+        memory: what is asked before a folder is read, and told after it.
+    """
     found = Folders([], [])
     root = os.path.realpath(results)
     for stage in stages:
@@ -106,7 +140,7 @@ def read_all(results: Path, stages: Sequence[str] = STAGES) -> Folders:
             found.skipped.append(f"{stage}: {error}")
             continue
         for each in folders:
-            folder = _folder(each, stage, root)
+            folder = _folder(each, stage, root, memory)
             found.progress.extend([folder] if isinstance(folder, Progress) else [])
             if remark := folder.remark if isinstance(folder, Progress) else folder:
                 found.skipped.append(f"{stage}/{each.name}: {remark}")
@@ -127,15 +161,21 @@ def _folders(path: Path, root: str) -> list[os.DirEntry[str]]:
     return sorted(named, key=lambda each: each.name)
 
 
-def _folder(entry: os.DirEntry[str], stage: str, root: str) -> Progress | str | None:
+def _folder(entry: os.DirEntry[str], stage: str, root: str, memory: Memory | None) -> Progress | str | None:
     """Return the progress of a folder, why it is skipped, or None for an empty one."""
     path = Path(entry.path)
     try:
         if not entry.is_dir(follow_symlinks=False):
             _check_link(path, root)
-        return _read(path, stage)
+        look = _look(entry.path)
+        if memory is not None and (known := memory.find(path, stage, look)):
+            return known
+        found = _read(path, stage, look)
     except ForeignError as error:
         return str(error)
+    if memory is not None and found is not None:
+        memory.keep(look, found)
+    return found
 
 
 def _check_link(path: Path, root: str) -> None:
@@ -155,12 +195,12 @@ def _check_link(path: Path, root: str) -> None:
 def read(path: Path, stage: str) -> Progress | None:
     """Return the progress of one folder, None where nothing was submitted or run."""
     try:
-        return _read(path, stage)
+        return _read(path, stage, _look(os.fspath(path)))
     except ForeignError as error:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=str(error))
 
 
-def _read(path: Path, stage: str) -> Progress | None:
+def _read(path: Path, stage: str, look: Look) -> Progress | None:
     document, broken = _document(path / "run.json")
     jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
@@ -172,7 +212,6 @@ def _read(path: Path, stage: str) -> Progress | None:
     every, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
     rows = [row for row in every if int(row.input_size) in sizes]
     bad = [row for row in rows if row.status != "ok"]
-    written_s, locked = _last_write(path)
     return Progress(
         path,
         stage,
@@ -186,8 +225,9 @@ def _read(path: Path, stage: str) -> Progress | None:
         slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
         jobs=jobs,
         command=tuple(start.get("command", document.get("command", ()))),
-        locked=locked,
-        written_s=written_s,
+        locked=look.locked,
+        owner=look.owner,
+        written_s=look.written_s,
         broken=broken or unread,
         remark=remark,
     )
@@ -269,20 +309,31 @@ def _rows(path: Path) -> tuple[list[_Row], str]:
     return of_run, f"{path.name} has words where numbers belong"
 
 
-def _last_write(path: Path) -> tuple[float, bool]:
-    """Return when the run's own files were written last, and whether its lock is there."""
-    written_s = [0.0]
+def _look(path: str) -> Look:
+    """Return how the run's own files lie there."""
+    written_s, owners = 0.0, dict[str, int]()
+    seen: list[tuple[object, ...]] = []
     try:
         with os.scandir(path) as entries:
-            by_name = {each.name: each for each in entries}
+            own = [each for each in entries if each.name.endswith(_OWN) or each.name in (HISTORY, LOCK)]
+    except FileNotFoundError:  # it went away
+        own = []
     except OSError as error:
         raise ForeignError(f"cannot be read ({error.strerror})") from None
-    for name, each in by_name.items():
-        if name.endswith((".csv", ".json")) or name == HISTORY:
-            with contextlib.suppress(FileNotFoundError):  # a run at work replaces its files
-                found = each.stat(follow_symlinks=False)
-                written_s += [found.st_mtime] if stat.S_ISREG(found.st_mode) else []
-    return max(written_s), LOCK in by_name
+    for each in own:
+        try:
+            found = each.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # a run at work replaces its files
+        except OSError as error:
+            raise ForeignError(f"{each.name} cannot be read ({error.strerror})") from None
+        if each.name in (HISTORY, LOCK):
+            owners[each.name] = found.st_uid
+        if stat.S_ISREG(found.st_mode) and each.name != LOCK:
+            written_s = max(written_s, found.st_mtime)
+        seen.append((each.name, found.st_mode, found.st_mtime_ns, found.st_size, found.st_ino))
+    signature = hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=12).hexdigest()
+    return Look(signature, written_s, LOCK in owners, owners.get(HISTORY, owners.get(LOCK)))
 
 
 def last_error(path: Path, job: str = "") -> str:

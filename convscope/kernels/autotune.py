@@ -13,7 +13,6 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ import torch
 
 from convscope.errors import InputError, NothingFitsError
 from convscope.failures import is_kernel_refusal
+from convscope.storage.paths import cache_folder
 from convscope.storage.table import write_atomically
 from convscope.timing.stopwatch import Stopwatch
 
@@ -128,17 +128,8 @@ def as_text(choices: Mapping[str, TunedBlocks[B]]) -> str:
 
 def cache_file(device_name: str, kernels: str) -> Path:
     """Return the cache file of this model of card, this Triton and these kernels ("conv2d", "conv3d")."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "convscope"
     card = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
-    return folder / f"{kernels}_{card}_triton-{_triton_version()}_{_source_digest()}.json"
-
-
-def _home() -> Path:
-    """Return the user's folder; for a user without one a path that is not there: choices are then not kept."""
-    try:
-        return Path.home()
-    except RuntimeError:  # neither HOME nor an entry in passwd
-        return Path("/nonexistent")
+    return cache_folder() / f"{kernels}_{card}_triton-{_triton_version()}_{_source_digest()}.json"
 
 
 def _triton_version() -> str:

@@ -110,6 +110,18 @@ class Combination:
 ROOT = Path(__file__).parents[2]
 
 
+def cache_folder() -> Path:
+    """Return this project's folder in the user's cache, `$XDG_CACHE_HOME/convscope` or `~/.cache/convscope`.
+
+    Of a user without a home a path that is not there: nothing is kept then.
+    """
+    try:
+        home = Path.home()
+    except RuntimeError:  # neither HOME nor an entry in passwd
+        home = Path("/nonexistent")
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "convscope"
+
+
 def results(root: Path = ROOT) -> Path:
     """Return the folder of all results: `CONVSCOPE_RESULTS`, from the repository where it is relative, or `results`."""
     return root / (os.environ.get("CONVSCOPE_RESULTS") or "results")

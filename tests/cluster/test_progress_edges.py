@@ -190,10 +190,11 @@ def test_the_last_write_is_that_of_the_runs_own_files(tmp_path: Path):
     for seconds, name in enumerate((TABLE, "run.json", history.HISTORY, "slurm.out"), 1):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (seconds, seconds))
-    assert progress._last_write(tmp_path) == (3.0, False)
+    look = progress._look(str(tmp_path))
+    assert (look.written_s, look.locked, look.owner) == (3.0, False, os.getuid())
     for name, left in ((history.HISTORY, 2.0), ("run.json", 1.0), (TABLE, 0.0)):
         (tmp_path / name).unlink()
-        assert progress._last_write(tmp_path)[0] == left
+        assert progress._look(str(tmp_path)).written_s == left
 
 
 def test_the_last_error_is_the_last_line_of_the_newest_log(tmp_path: Path):
