@@ -55,6 +55,7 @@ def parser() -> OneLineParser:
     made.add_argument("--cudnn-benchmark", action="store_true", help="PyTorch takes the fastest of cuDNN's plans")
     made.add_argument("--algorithm", default="torch", help="for the convolutions' forward pass; gradients by PyTorch")
     made.add_argument("--compile", action="store_true", help="torch.compile")
+    made.add_argument("--capture", action="store_true", help="each step is a CUDA graph; with --fused-optimizer")
     made.add_argument("--seed", type=int, default=42)
     made.add_argument("--deterministic", action="store_true", help="the same losses each time")
     made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
@@ -161,9 +162,10 @@ def _request(options: argparse.Namespace, device: torch.device, processes: int) 
         Training, options,
         models=tuple(with_arguments(each, options.model_args) for each in dict.fromkeys(options.model)),
         batch_sizes=tuple(dict.fromkeys(options.batch_sizes or [options.batch_size])), gpu=folder_gpu(None, device),
-        device=str(device), processes=processes, compiled=options.compile, image_size_px=options.image_size,
-        classes=options.num_classes, skipped_steps=options.skip_steps, workers=options.num_workers,
-        math=math_on(device, options.math), profiler=options.enable_pytorch_profiler, energy=not options.no_energy,
+        device=str(device), processes=processes, compiled=options.compile, captured=options.capture,
+        image_size_px=options.image_size, classes=options.num_classes, skipped_steps=options.skip_steps,
+        workers=options.num_workers, math=math_on(device, options.math), profiler=options.enable_pytorch_profiler,
+        energy=not options.no_energy,
     ))  # fmt: skip
 
 

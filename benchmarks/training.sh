@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The figures of docs/training.md, on one GPU (about two and a half minutes); with two GPUs the scaling rows too.
+# The figures of docs/training.md, on one GPU (about two and a half minutes without the folders fused and
+# fused_synthetic, which have not been timed); with two GPUs the scaling rows too.
 #   benchmarks/training.sh DIR     writes everything under DIR, one folder a table
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/training.sh DIR}
@@ -18,6 +19,13 @@ if (($("$python" -c 'import torch; print(torch.cuda.device_count())') < 2)); the
     baseline=(--model resnet18 resnet34 --epochs 5 --enable-pytorch-profiler --profile-memory)
     train digits "${baseline[@]}" --batch-size 32
     train digits "${baseline[@]}" --batch-size 32 --compile
+    fused=(--model resnet18 resnet34 --epochs 5 --batch-size 32 --fused-optimizer)
+    for execution in '' --compile --capture '--compile --capture'; do
+        # shellcheck disable=SC2086 # none, one or two flags
+        train fused "${fused[@]}" $execution
+    done
+    train fused_synthetic --dataset synthetic --batch-sizes 32,256 --max-steps 110 --fused-optimizer
+    train fused_synthetic --dataset synthetic --batch-sizes 32,256 --max-steps 110 --fused-optimizer --capture
     train bound --dataset synthetic --batch-size 1024 --max-steps 60 --math fp32 --enable-pytorch-profiler
     for algorithm in 'implicit precomp gemm' gemm; do
         train "${algorithm// /_}" --dataset synthetic --batch-size 32 --max-steps 110 --algorithm "$algorithm"

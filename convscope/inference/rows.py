@@ -114,7 +114,7 @@ _FREE = (
 SCHEMA = Schema(
     request="inference",
     version=3,
-    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL) - 1, _DROPPED, added=("inputs",))}),),
+    parts=(Part(InferenceKey, {TABLE: Table(InferenceRow, _CELL, len(_CELL) - 1, _DROPPED, added={"inputs": ""})}),),
     free=_FREE,
     upgrades=(with_starts("inference", _FREE), same_document),
 )

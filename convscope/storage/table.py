@@ -46,14 +46,14 @@ class Table:
         unique: columns that no two rows share all of; empty where rows may repeat.
         first: this many leading columns stand in the tables of every version; of the others an older one may lack some.
         dropped: columns of older versions that no longer mean anything; they are not read.
-        added: columns of `unique` that older versions do not have; they are empty there.
+        added: columns that name a cell and that older versions do not have, with what stands there for them.
     """
 
     row_type: type[Any]
     unique: tuple[str, ...]
     first: int
     dropped: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
+    added: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
@@ -86,7 +86,7 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
     text = _text(path)
     _check(path, text, form)
     found = csv.DictReader(io.StringIO(text, newline=""))
-    return [{name: row.get(name, "") for name in form.columns} for row in found]
+    return [{name: row.get(name, form.added.get(name, "")) for name in form.columns} for row in found]
 
 
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:

@@ -112,10 +112,21 @@ class Captured(contextlib.AbstractContextManager["Captured"]):
         self.close()
 
 
+def run_on_side_stream(step: Callable[[], object]) -> None:
+    """Run a step on the stream of captures, between the current stream's work before it and after it."""
+    side, current = _side_stream(torch.cuda.current_device()), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        step()
+    current.wait_stream(side)
+
+
 def capture(
     step: Callable[[], object],
     around: contextlib.AbstractContextManager[object] | None = None,
     memory_of: Captured | None = None,
+    has_run: bool = False,
+    error_mode: str = "global",
 ) -> Captured:
     """Run a step once on a side stream, then capture it; nothing in it may wait for the GPU.
 
@@ -127,17 +138,18 @@ def capture(
         memory_of: a graph of the same step whose memory the new graph uses, address by address; the two must never be
             replayed at the same time. Times depend on where tensors lie (by 10 µs a layer, GoogLeNet on an H200), so
             graphs that are compared must share memory.
+        has_run: the step was run by `run_on_side_stream`, and is captured without another run.
+        error_mode: as of `torch.cuda.graph`: "thread_local" where other threads may call CUDA meanwhile.
     """
     side, current = _side_stream(torch.cuda.current_device()), torch.cuda.current_stream()
-    side.wait_stream(current)
-    with torch.cuda.stream(side):
-        step()
-    torch.cuda.current_stream().wait_stream(side)
+    if not has_run:
+        run_on_side_stream(step)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     pool = memory_of.graph.pool() if memory_of else torch.cuda.graph_pool_handle()
     try:
-        with holding() as held, around or contextlib.nullcontext(), torch.cuda.graph(graph, pool, stream=side):
+        captured = torch.cuda.graph(graph, pool, stream=side, capture_error_mode=error_mode)
+        with holding() as held, around or contextlib.nullcontext(), captured:
             step()
     except RuntimeError as error:
         torch.cuda.set_stream(current)  # PyTorch leaves the side stream the current one

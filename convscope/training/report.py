@@ -21,7 +21,7 @@ from convscope.training.step import PHASES
 from convscope.training.trainer import Trained, phase_times
 
 NAMES = columns(TrainingKey)
-SERIES = ["model", "processes", "compiled"]
+SERIES = ["model", "processes", "compiled", "captured"]
 TOTALS = ("throughput_samples_per_s", "peak_memory_bytes", "energy_per_sample_j")
 TOP = 10
 _DATA_BOUND, _MEMORY_BOUND, _LARGER_GAIN, _NEARLY_FULL, _UNSTEADY = 0.1, 0.25, 1.2, 0.8, 2.0
@@ -33,13 +33,14 @@ Cell = dict[str, Any]
 
 def matrix(training: pd.DataFrame) -> str:
     """Return the comparison of all cells, a line each: throughput, step and its phases, memory, energy, accuracy."""
-    first = ("model", "batch", "procs", "compiled", "samples/s", "efficiency", "step ms")
+    first = ("model", "batch", "procs", "compiled", "captured", "samples/s", "efficiency", "step ms")
     header = (*first, *PHASES, "peak MB", "mJ/sample", "accuracy", "note")
     return table(header, [_matrix_line(cell) for cell in _cells(training)])
 
 
 def _matrix_line(cell: Cell) -> tuple[str, ...]:
-    name = cell["model"], str(cell["batch_size"]), str(cell["processes"]), "yes" if cell["compiled"] else "no"
+    execution = ("yes" if cell[name] else "no" for name in ("compiled", "captured"))
+    name = cell["model"], str(cell["batch_size"]), str(cell["processes"]), *execution
     if cell["status"] != "ok":
         return *name, *["-"] * 10, f"{cell['status']}: {cell['reason']}"
     return (
@@ -56,7 +57,7 @@ def _matrix_line(cell: Cell) -> tuple[str, ...]:
 
 
 def _cells(training: pd.DataFrame) -> list[Cell]:
-    records: list[Any] = training.sort_values(["model", "batch_size", "processes", "compiled"]).to_dict("records")
+    records: list[Any] = training.sort_values(NAMES).to_dict("records")
     return records
 
 
@@ -89,8 +90,7 @@ def summary(cell: Cell, operators: pd.DataFrame, training: pd.DataFrame, memory_
 
 def _title(cell: Cell) -> str:
     several = f" × {cell['processes']} processes" if cell["processes"] > 1 else ""
-    compiled = ", compiled" if cell["compiled"] else ""
-    settings = f"{cell['algorithm']}, {cell['dtype']}, {cell['math']}{compiled}"
+    settings = f"{cell['algorithm']}, {cell['dtype']}, {cell['math']}{_execution(cell)}"
     return f"{cell['model']} on {cell['dataset']}, batch {cell['batch_size']}{several}, {cell['device']} ({settings})"
 
 
@@ -112,8 +112,8 @@ def _metrics(cell: Cell) -> list[str]:
         share_pct = 100 * cell["gpu_busy_ms"] / cell["step_ms"]
         lines.append(f"GPU busy in a step: {cell['gpu_busy_ms']:.2f} ms ({share_pct:.1f} %)")
     if not pd.isna(cell["peak_memory_bytes"]):
-        peak_mb, mean_mb = cell["peak_memory_bytes"] / 1e6, cell["mean_memory_bytes"] / 1e6
-        lines.append(f"memory: peak {peak_mb:,.1f} MB, mean {mean_mb:,.1f} MB")
+        mean = "" if pd.isna(cell["mean_memory_bytes"]) else f", mean {cell['mean_memory_bytes'] / 1e6:,.1f} MB"
+        lines.append(f"memory: peak {cell['peak_memory_bytes'] / 1e6:,.1f} MB{mean}")
     if not pd.isna(cell["energy_per_sample_j"]):
         energy_mj, uncertainty_mj = cell["energy_per_sample_j"] * 1e3, cell["energy_uncertainty_j"] * 1e3
         lines.append(f"energy: {energy_mj:.3f} ± {uncertainty_mj:.3f} mJ a sample at {cell['power_mean_w']:.1f} W")
@@ -142,9 +142,10 @@ def opportunities(
     step_ms = cell["step_ms"]
     if cell["host_bound"] is True:
         rest_ms = step_ms - cell["data_ms"]
+        fewer = "a larger batch" if cell["captured"] else "--capture, --compile, a larger batch"
         advice.append(
             f"host-bound: the host takes {cell['launch_ms']:.2f} ms to launch what takes {rest_ms:.2f}: "
-            "fewer launches (--compile, a larger batch) help, a faster GPU does not"
+            f"fewer launches ({fewer}) help, a faster GPU does not"
         )
     if cell["step_p95_ms"] >= _UNSTEADY * step_ms:
         advice.append(
@@ -241,4 +242,8 @@ def _memory(figure: Any, memory: pd.DataFrame) -> None:
 def _label(rows: pd.DataFrame) -> str:
     first = rows.iloc[0]
     several = f", {first['processes']} processes" if first["processes"] > 1 else ""
-    return f"{first['model']}{several}{', compiled' if first['compiled'] else ''}"
+    return f"{first['model']}{several}{_execution(first)}"
+
+
+def _execution(cell: Any) -> str:
+    return ", compiled" * bool(cell["compiled"]) + ", captured" * bool(cell["captured"])

@@ -16,6 +16,7 @@ from convscope.convolution.sources.source import Source
 from convscope.errors import InputError
 from convscope.storage.paths import slug
 from convscope.training import datasets
+from convscope.training.captured import WARM_UP_STEPS
 from convscope.training.rows import SCHEMA
 
 
@@ -30,6 +31,7 @@ class Training:
     model_digests: tuple[str, ...] = ()  # name in tables and `Source.digest` of each model, with a space between
     processes: int = 1
     compiled: bool = False
+    captured: bool = False
     dataset: str = "digits"
     image_size_px: int = 32
     classes: int = 10
@@ -105,6 +107,7 @@ def check(training: Training) -> Training:
         raise InputError(f"--algorithm {algorithm.name} trains in float32, in nchw and without --compile")
     if training.profile_memory and not training.profiler:
         raise InputError("--profile-memory is a part of the trace: say --enable-pytorch-profiler too")
+    _check_capture(training)
     sources = _sources(training.models)
     for name in sources:
         if training.stem == "cifar" and name not in RESNETS:
@@ -128,6 +131,26 @@ def _sources(given: Sequence[str]) -> dict[str, Source]:
             both = f"{earlier.name} and {source.name} are both {slug(source.name)} in tables"
             raise InputError(f"--model: {both}: train them in two commands, each with its own --output-dir")
     return found
+
+
+def _check_capture(training: Training) -> None:
+    """Refuse what a step that is replayed as a CUDA graph cannot be combined with."""
+    if not training.captured:
+        return
+    if training.device_type != "cuda":
+        raise InputError(f"--capture needs a CUDA device, this is {training.device}: leave --capture out")
+    if training.processes > 1:
+        raise InputError(f"--capture trains in one process, not in {training.processes}: start it without torchrun")
+    if not training.fused_optimizer:
+        raise InputError("--capture needs the optimizer that reads the learning rate on the GPU: say --fused-optimizer")
+    if training.profiler:
+        raise InputError(
+            "--capture cannot be traced: kernels of a replay belong to no operator, and the events in its graph can "
+            "hang the tracer: leave out --enable-pytorch-profiler, or trace the eager step"
+        )
+    if training.max_steps is not None and training.max_steps <= WARM_UP_STEPS:
+        few = f"--max-steps {training.max_steps}: the first {WARM_UP_STEPS} steps of --capture are not replayed"
+        raise InputError(f"{few}, so more are needed")
 
 
 def _check_sizes(training: Training) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from convscope.convolution.names import PREFIX
 from convscope.storage.paths import slug
-from convscope.storage.schema import Part, Schema, with_starts
+from convscope.storage.schema import Part, Schema, same_document, with_starts
 from convscope.storage.table import Table, columns
 
 
@@ -20,6 +20,7 @@ class TrainingKey:
     batch_size: int
     processes: int
     compiled: bool
+    captured: bool
 
 
 @dataclass(frozen=True)
@@ -132,15 +133,16 @@ class MemoryRow(TrainingKey):
 
 Row = TrainingRow | EpochRow | OperatorRow | KernelRow | MemoryRow
 _CELL = tuple(columns(TrainingKey))
+_ADDED = {"captured": "False"}  # in version 3: before it every step was eager
 TABLES = {
-    "epochs": Table(EpochRow, unique=(*_CELL, "epoch"), first=4),
-    "operators": Table(OperatorRow, unique=(*_CELL, "operator", "phase"), first=4),
-    "kernels": Table(KernelRow, unique=(*_CELL, "kernel"), first=4),
-    "memory": Table(MemoryRow, unique=(), first=4),
-    "training": Table(TrainingRow, unique=_CELL, first=4),  # the last to be written: it makes the cell count
+    "epochs": Table(EpochRow, unique=(*_CELL, "epoch"), first=4, added=_ADDED),
+    "operators": Table(OperatorRow, unique=(*_CELL, "operator", "phase"), first=4, added=_ADDED),
+    "kernels": Table(KernelRow, unique=(*_CELL, "kernel"), first=4, added=_ADDED),
+    "memory": Table(MemoryRow, unique=(), first=4, added=_ADDED),
+    "training": Table(TrainingRow, unique=_CELL, first=4, added=_ADDED),  # the last to be written: a cell counts by it
 }
 _FREE = (
-    *("models", "model_digests", "batch_sizes", "device", "processes", "compiled"),
+    *("models", "model_digests", "batch_sizes", "device", "processes", "compiled", "captured"),
     *("skipped_steps", "profiler", "profile_memory", "energy"),  # how a cell is measured, not what it is
 )
 
@@ -166,9 +168,9 @@ def _texts(found: object) -> list[str]:
 
 SCHEMA = Schema(
     request="training",
-    version=2,
+    version=3,
     parts=(Part(TrainingKey, TABLES),),
     free=_FREE,
-    upgrades=(with_starts("training", _FREE),),
+    upgrades=(with_starts("training", _FREE), same_document),
     more_differences=_other_models,
 )

@@ -23,21 +23,40 @@ PHASES = ("data", "forward", "backward", "optimizer")
 RANGE = "convscope:"
 CUDA_METHOD, CPU_METHOD = "cuda events between phases", "time.perf_counter"
 
+Mark = Callable[..., None]
+"""Called as a phase ends: without an argument, or with the event that a replayed graph records there."""
+
+
+def unmarked(border: object = None) -> None:
+    """Mark nothing."""
+
 
 class StepClock:
-    """Times of the phases of steps that follow each other: `start` once, then `mark` at the end of each phase."""
+    """Times of the phases of steps that follow each other: `start` once, then `mark` at the end of each phase.
 
-    def __init__(self, on_gpu: bool, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._on_gpu, self._clock = on_gpu, clock
+    Args:
+        ahead: most steps that are not read yet when the next one has its data, None for any number: the host waits for
+            the oldest and reads it. A replay overwrites the times of the events in its graph.
+    """
+
+    def __init__(self, on_gpu: bool, clock: Callable[[], float] = time.perf_counter, ahead: int | None = None) -> None:
+        self._on_gpu, self._clock, self._ahead = on_gpu, clock, ahead
         self._marks: list[Any] = []
+        self._steps_ms: list[tuple[float, ...]] = []
 
     def start(self) -> None:
         """Forget everything; the first step begins now."""
-        self._marks = [self._now()]
+        self._marks, self._steps_ms = [self._now()], []
 
-    def mark(self) -> None:
-        """End a phase and begin the next."""
-        self._marks.append(self._now())
+    def mark(self, border: Any = None) -> None:
+        """End a phase and begin the next: at an event that a graph records, without one now."""
+        self._marks.append(self._now() if border is None else border)
+        whole, begun = divmod(len(self._marks) - 1, len(PHASES))
+        if self._ahead is not None and whole >= self._ahead and begun == 1:
+            oldest = self._marks[: len(PHASES) + 1]
+            oldest[-1].synchronize()
+            self._steps_ms += self._read_ms(oldest)
+            del self._marks[: len(PHASES)]
 
     def _now(self) -> Any:
         if not self._on_gpu:
@@ -48,7 +67,10 @@ class StepClock:
 
     def read_ms(self) -> list[tuple[float, ...]]:
         """Return the times of each whole step's phases; on a GPU everything marked must be done by now."""
-        pairs = itertools.pairwise(self._marks)
+        return [*self._steps_ms, *self._read_ms(self._marks)]
+
+    def _read_ms(self, marks: Sequence[Any]) -> list[tuple[float, ...]]:
+        pairs = itertools.pairwise(marks)
         between = [float(a.elapsed_time(b)) if self._on_gpu else (b - a) * 1e3 for a, b in pairs]
         count = len(PHASES)
         return [tuple(between[at : at + count]) for at in range(0, len(between) - count + 1, count)]
@@ -116,20 +138,28 @@ class Stepper:
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, self.steps)
         self._loss = nn.CrossEntropyLoss()
 
-    def step(self, batches: Iterator[LabelledBatch], mark: Callable[[], None] = lambda: None) -> torch.Tensor:
+    def step(self, batches: Iterator[LabelledBatch], mark: Mark = unmarked) -> torch.Tensor:
         """Train on the next batch; `mark` is called as each of `PHASES` ends. Returns the loss, not waited for."""
         images, labels = self.moved(next(batches))
         mark()
-        with self._casting():
-            loss: torch.Tensor = self._loss(self.network(images), labels)
+        loss = self._forward(images, labels)
         mark()
         loss.backward()
         mark()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._schedule.step()
+        self._advance()
         mark()
         return loss.detach()
+
+    def _forward(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with self._casting():
+            loss: torch.Tensor = self._loss(self.network(images), labels)
+        return loss
+
+    def _advance(self) -> None:
+        """Set the learning rate of the next step."""
+        self._schedule.step()
 
     def moved(self, batch: LabelledBatch) -> LabelledBatch:
         """Copy a batch to the device, in the order of channels; nothing is copied that lies there so."""

@@ -28,6 +28,7 @@ from convscope.storage.store import Store
 from convscope.storage.table import fill
 from convscope.timing.summary import summarize
 from convscope.training import report
+from convscope.training.captured import CAPTURED_METHOD
 from convscope.training.datasets import Images
 from convscope.training.operators import StepProfile
 from convscope.training.request import Training
@@ -101,7 +102,7 @@ class TrainingStudy:
 
     def _cells_in(self, table: str) -> set[TrainingKey]:
         rows = self.store.objects(table)[table]
-        return {TrainingKey(row.model, row.batch_size, row.processes, row.compiled) for row in rows}
+        return {self.store.schema.part_of(table).key_of_row(row) for row in rows}
 
     def _trace(self, key: TrainingKey, model: str) -> None:
         """Trace some steps of a cell that is measured, and add what they show to its rows."""
@@ -166,14 +167,16 @@ class TrainingStudy:
             self.store.append([row])
 
     def _row(self, key: TrainingKey, *sources: object, **figures: object) -> TrainingRow:
-        method = CUDA_METHOD if self.device.type == "cuda" else CPU_METHOD
+        on_gpu = CAPTURED_METHOD if self.training.captured else CUDA_METHOD
+        method = on_gpu if self.device.type == "cuda" else CPU_METHOD
         return fill(TrainingRow, key, self.training, *sources, timing_method=method, **figures)
 
     def _with_efficiency(self, row: TrainingRow) -> TrainingRow:
         """Return a row of several processes with its scaling efficiency: its throughput over that of as many alone."""
         table = self.store.read("training")
         same = (table["model"] == row.model) & (table["batch_size"] == row.batch_size)
-        alone = table[same & (table["processes"] == 1) & (table["compiled"] == row.compiled)]
+        same &= (table["compiled"] == row.compiled) & (table["captured"] == row.captured)
+        alone = table[same & (table["processes"] == 1)]
         throughput = row.throughput_samples_per_s
         if row.processes == 1 or alone["throughput_samples_per_s"].isna().all() or throughput is None:
             return row
@@ -195,16 +198,17 @@ HOST_BOUND = 0.9
 def cells_of(request: Training) -> dict[TrainingKey, str]:
     """Return the name of the model of each cell of a request."""
     return {
-        TrainingKey(slug(model), size, request.processes, request.compiled): model
+        TrainingKey(slug(model), size, request.processes, request.compiled, request.captured): model
         for model in request.models
         for size in request.batch_sizes
     }
 
 
 def cell_name(key: TrainingKey) -> str:
-    """Return the name of a cell's folder: resnet18_batch32, with _x2 for two processes and _compiled."""
+    """Return the name of a cell's folder: resnet18_batch32, with _x2 for two processes, _compiled and _captured."""
     several = f"_x{key.processes}" if key.processes > 1 else ""
-    return f"{key.model}_batch{key.batch_size}{several}{'_compiled' if key.compiled else ''}"
+    execution = "_compiled" * key.compiled + "_captured" * key.captured
+    return f"{key.model}_batch{key.batch_size}{several}{execution}"
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from convscope.power.energy import EnergyWindow
 from convscope.power.meter import Meter
 from convscope.storage.paths import slug
 from convscope.training import datasets, operators
+from convscope.training.captured import GRAPHS, WARM_UP_STEPS, CapturedStepper
 from convscope.training.datasets import Images, LabelledBatch, Noise
 from convscope.training.operators import StepProfile
 from convscope.training.request import Training
@@ -67,7 +68,8 @@ class Trainer:
         """Build the model, its loader and its optimizer.
 
         Raises:
-            InputError: the model cannot take these images, a layer cannot use the algorithm, or no batch is whole.
+            InputError: the model cannot take these images, a layer cannot use the algorithm, no batch is whole, or no
+                step would be replayed.
         """
         self._training, self._device, self._ranks = training, device, ranks
         self._on_gpu = device.type == "cuda"
@@ -91,14 +93,23 @@ class Trainer:
         self.epoch_steps = len(self._loader)
         all_steps = training.epochs * self.epoch_steps
         self.total_steps = min(all_steps, training.max_steps or all_steps)
-        # Of few steps half are timed: a large batch leaves few in an epoch.
-        skipped = training.skipped_steps if self.total_steps > training.skipped_steps else self.total_steps // 2
-        self._stepper = Stepper(
+        self._stepper = (CapturedStepper if training.captured else Stepper)(
             network, device, training.learning_rate, training.momentum, training.weight_decay, self.total_steps,
             training.dtype == "bfloat16", training.fused_optimizer, memory,
         )  # fmt: skip
-        self._clock = StepClock(self._on_gpu)
-        self.trained = Trained(sum(parameter.numel() for parameter in self._model.parameters()), skipped)
+        self._clock = StepClock(self._on_gpu, ahead=GRAPHS if training.captured else None)
+        parameters = sum(parameter.numel() for parameter in self._model.parameters())
+        self.trained = Trained(parameters, self._skipped_steps())
+
+    def _skipped_steps(self) -> int:
+        """Return how many of the first steps are not timed, those among them that are not replayed."""
+        asked, total = self._training.skipped_steps, self.total_steps
+        skipped = asked if total > asked else total // 2  # a large batch leaves few steps in an epoch
+        if not self._training.captured:
+            return skipped
+        if total <= WARM_UP_STEPS:
+            raise InputError(f"{total} steps, of which --capture replays none of the first {WARM_UP_STEPS}")
+        return max(skipped, WARM_UP_STEPS)
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:
         """Return the algorithm of each layer, after checking that all of them can use it."""
@@ -114,6 +125,9 @@ class Trainer:
         """Train for all epochs and measure."""
         for number, taken in enumerate(range(0, self.total_steps, self.epoch_steps)):
             self.trained.epochs.append(self._epoch(number, taken, meter))
+        if isinstance(self._stepper, CapturedStepper):  # a replay allocates nothing: its memory is the capture's
+            peaks = self.trained.peak_memory_bytes, self._stepper.recorder.peak_memory_bytes
+            self.trained.peak_memory_bytes = max(filter(None, peaks), default=None)
         return self.trained
 
     def _epoch(self, number: int, taken: int, meter: Meter) -> Epoch:
@@ -149,10 +163,11 @@ class Trainer:
         return losses
 
     def look_closer(self) -> None:
-        """Measure launch cost and memory on further steps."""
+        """Measure launch cost, and the memory of a step that is not captured, on further steps."""
         batches = self._endless()
         if self._on_gpu:
             self.trained.launch_ms = statistics.median(self._launch_ms(batches) for _ in range(LAUNCH_STEPS))
+        if self._on_gpu and not self._training.captured:
             memory = MemoryMarks()
             memory.mark()
             self._stepper.step(batches, memory.mark)

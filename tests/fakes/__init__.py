@@ -163,6 +163,9 @@ class Gpu:
             def query(self) -> bool:
                 return self.at_ms <= gpu.host_ms
 
+            def synchronize(self) -> None:
+                gpu.host_ms = max(gpu.host_ms, self.at_ms)
+
             def elapsed_time(self, end: Event) -> float:
                 return end.at_ms - self.at_ms
 

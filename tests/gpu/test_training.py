@@ -12,10 +12,13 @@ import pytest
 import torch
 
 import run_training
-from convscope.convolution import models
+from convscope.convolution import backends, models
+from convscope.training.captured import CAPTURED_METHOD, WARM_UP_STEPS, CapturedStepper
 from convscope.training.step import StepClock, Stepper
+from convscope.training.study import deterministic
 
 QUICK = ["--dataset", "synthetic", "--max-steps", "60"]
+CAPTURED = ["--fused-optimizer", "--capture"]
 
 
 def trained(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
@@ -30,12 +33,14 @@ def test_the_phases_add_up_to_what_the_wall_clock_gives_a_step(tmp_path: Path):
     assert row["timing_method"] == "cuda events between phases"
 
 
-def test_no_step_waits_for_the_gpu():
+@pytest.mark.parametrize(("kind", "fused"), [(Stepper, False), (CapturedStepper, True)])
+def test_no_step_waits_for_the_gpu(kind: type[Stepper], fused: bool):
     device = torch.device("cuda")
     model = models.classifier("torchvision:resnet18", 10, "cifar", 0).to(device)
-    stepper, clock = Stepper(model, device, 0.1, 0.0, 0.0, 4), StepClock(on_gpu=True)
+    stepper, clock = kind(model, device, 0.1, 0.0, 0.0, 8, fused=fused), StepClock(on_gpu=True, ahead=2)
     batch = torch.randn(8, 3, 32, 32).pin_memory(), torch.zeros(8, dtype=torch.long).pin_memory()
-    stepper.step(iter([batch]), lambda: None)
+    for _ in range(WARM_UP_STEPS):
+        stepper.step(iter([batch]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
@@ -105,6 +110,83 @@ def test_a_compiled_model_stands_beside_the_eager_one(tmp_path: Path):
     table = trained(tmp_path, "--batch-size", "32", "--compile")
     assert table["compiled"].tolist() == [False, True]
     assert (table["status"] == "ok").all()
+
+
+def train_by(kind: type[Stepper], sizes: list[int]) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Train ResNet-18 by steps of a kind on batches of these sizes; return their losses, and the model's state then."""
+    device, generator = torch.device("cuda"), torch.Generator().manual_seed(1)
+    model = models.classifier("torchvision:resnet18", 10, "cifar", 0).to(device)
+    stepper = kind(model, device, 0.01, 0.9, 5e-4, len(sizes), fused=True)
+    images = [torch.randn(size, 3, 32, 32, generator=generator) for size in sizes]
+    given = iter([(each, torch.randint(10, (len(each),), generator=generator)) for each in images])
+    with backends.math("fp32"), deterministic(True):
+        losses = [stepper.step(given) for _ in sizes]
+        return torch.stack(losses).tolist(), model.state_dict()
+
+
+@pytest.mark.parametrize("sizes", [[16] * 12, [*[16] * 6, 5, *[16] * 3]])  # the second with a batch that is not whole
+def test_captured_steps_train_as_eager_ones(sizes: list[int]):
+    (eager, expected), (captured, state) = train_by(Stepper, sizes), train_by(CapturedStepper, sizes)
+    assert captured == pytest.approx(eager, rel=1e-3)
+    assert state["bn1.num_batches_tracked"] == len(sizes)
+    for name, value in expected.items():
+        torch.testing.assert_close(state[name], value, rtol=1e-2, atol=1e-3)
+
+
+def test_a_captured_cell_stands_beside_the_eager_one_with_the_same_losses(tmp_path: Path):
+    options = ["--deterministic", "--dataset", "digits", "--max-steps", "40", "--math", "fp32"]
+    trained(tmp_path, *options, "--fused-optimizer")
+    table = trained(tmp_path, *options, *CAPTURED)
+    assert table["captured"].tolist() == [False, True]
+    assert table["timing_method"].tolist() == ["cuda events between phases", CAPTURED_METHOD]
+    assert table["loss"][1] == pytest.approx(table["loss"][0], rel=0.01)
+    assert table["launch_ms"][1] < 0.5 * table["launch_ms"][0]
+    epochs = pd.read_csv(tmp_path / "epochs.csv")
+    assert epochs["captured"].tolist() == [False, True]
+    assert epochs["train_loss"][1] == pytest.approx(epochs["train_loss"][0], rel=0.01)
+
+
+def test_the_phases_of_a_captured_step_are_timed_at_each_replay(tmp_path: Path):
+    row = trained(tmp_path, "--batch-size", "256", *CAPTURED).iloc[0]
+    phases_ms = [row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer")]
+    assert min(phases_ms) > 0
+    assert sum(phases_ms) == pytest.approx(1e3 * row["window_s"] / row["steps"], rel=0.03)
+    assert phases_ms[2] > phases_ms[3]  # the backward pass takes longer than the update
+    assert not row["host_bound"]
+
+
+def test_the_memory_of_a_captured_step_is_that_of_the_eager_one(tmp_path: Path):
+    trained(tmp_path, "--batch-size", "256", "--fused-optimizer")
+    table = trained(tmp_path, "--batch-size", "256", *CAPTURED)
+    assert table["peak_memory_bytes"][1] == pytest.approx(table["peak_memory_bytes"][0], rel=0.3)
+    assert table["mean_memory_bytes"].isna().tolist() == [False, True]
+
+
+def test_a_step_is_captured_while_a_loader_pins_memory(tmp_path: Path):
+    row = trained(tmp_path, "--dataset", "digits", "--num-workers", "2", *CAPTURED).iloc[0]
+    assert (row["status"], row["captured"]) == ("ok", True)
+
+
+@pytest.mark.parametrize("more", [["--dtype", "bfloat16"], ["--layout", "nhwc"], ["--momentum", "0"]])
+def test_a_captured_step_goes_with_other_settings(tmp_path: Path, more: list[str]):
+    row = trained(tmp_path, *CAPTURED, *more).iloc[0]
+    assert (row["status"], row["captured"]) == ("ok", True)
+
+
+def test_an_algorithm_of_cudnn_is_captured(tmp_path: Path):
+    options = ["--math", "fp32", "--dataset", "digits", "--max-steps", "12", "--fused-optimizer"]
+    options += ["--algorithm", "implicit precomp gemm"]
+    trained(tmp_path, *options)
+    table = trained(tmp_path, *options, "--capture")
+    assert table["status"].tolist() == ["ok", "ok"]
+    assert table["loss"][1] == pytest.approx(table["loss"][0], rel=0.02)
+
+
+@pytest.mark.filterwarnings("default")  # what PyTorch's compiler warns of changes with its version
+def test_a_compiled_step_is_captured(tmp_path: Path):
+    trained(tmp_path, "--fused-optimizer", "--compile")
+    table = trained(tmp_path, *CAPTURED, "--compile")
+    assert table[["compiled", "captured", "status"]].to_numpy().tolist() == [[True, False, "ok"], [True, True, "ok"]]
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

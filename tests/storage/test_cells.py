@@ -16,7 +16,7 @@ from convscope.training.request import Training
 from convscope.training.rows import SCHEMA, EpochRow, Row, TrainingKey, TrainingRow
 
 ASKED = Training(models=("torchvision:resnet18",), batch_sizes=(4,), gpu="cpu")
-ONE, TWO = TrainingKey("resnet18", 4, 1, False), TrainingKey("resnet18", 8, 1, True)
+ONE, TWO = TrainingKey("resnet18", 4, 1, False, False), TrainingKey("resnet18", 8, 1, True, True)
 
 
 def rows(key: TrainingKey, throughput: float = 100.0) -> list[Row]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
 
 import fakes
 import pytest
@@ -237,3 +239,59 @@ def test_a_busy_load_replays_for_as_long_as_it_is_told(gpu: fakes.Gpu):
     load.keep_busy(0.1)
     assert gpu.host_ms == pytest.approx(100.0, abs=5.0)
     assert captured.replays == pytest.approx(50 + 10, abs=3)
+
+
+class Stream:
+    """A stream that notes for whom it waits."""
+
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self._log = name, log
+
+    def wait_stream(self, other: Stream) -> None:
+        self._log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list of what a capture does to a GPU, in its order."""
+    done: list[str] = []
+
+    @contextlib.contextmanager
+    def block(name: str) -> Iterator[None]:
+        done.append(f"into {name}")
+        yield
+        done.append(f"out of {name}")
+
+    def graph(made: object, pool: object, stream: Stream, capture_error_mode: str) -> contextlib.AbstractContextManager:
+        return block(f"capture, {pool}, {stream.name}, {capture_error_mode}")
+
+    monkeypatch.setattr(graphs, "_side_stream", lambda index: Stream("side", done))
+    for name, made in {
+        "current_device": lambda: 0,
+        "current_stream": lambda: Stream("main", done),
+        "stream": lambda stream: block(stream.name),
+        "synchronize": lambda: done.append("wait for all"),
+        "CUDAGraph": object,
+        "graph_pool_handle": lambda: "own memory",
+        "graph": graph,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, made)
+    return done
+
+
+RUN = ["side waits for main", "into side", "step", "out of side", "main waits for side"]
+
+
+def test_a_step_is_run_beside_the_current_stream_and_then_captured(log: list[str]):
+    graphs.capture(lambda: log.append("step"))
+    inside = "capture, own memory, side, global"
+    assert log == [*RUN, "wait for all", f"into {inside}", "step", f"out of {inside}"]
+
+
+def test_a_step_that_was_run_before_is_only_captured(log: list[str]):
+    graphs.run_on_side_stream(lambda: log.append("step"))
+    assert log == RUN
+    del log[:]
+    graphs.capture(lambda: log.append("step"), has_run=True, error_mode="thread_local")
+    inside = "capture, own memory, side, thread_local"
+    assert log == ["wait for all", f"into {inside}", "step", f"out of {inside}"]

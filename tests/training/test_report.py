@@ -13,7 +13,7 @@ from convscope.storage.table import columns
 from convscope.training import report
 from convscope.training.rows import OperatorRow, TrainingRow
 
-NAME = {"model": "resnet18", "batch_size": 32, "processes": 1, "compiled": False}
+NAME = {"model": "resnet18", "batch_size": 32, "processes": 1, "compiled": False, "captured": False}
 ROW = TrainingRow(
     **NAME, throughput_samples_per_s=1000.0, steps=100, skipped_steps=10, launch_ms=8.0,
     step_ms=32.0, step_std_ms=1.0, step_p95_ms=34.0,
@@ -69,12 +69,27 @@ def test_each_opportunity_follows_from_its_figures(change: dict, shares: dict, s
     assert found[0].startswith(said)
 
 
+def test_a_captured_step_is_not_advised_to_be_captured():
+    bound = {"launch_ms": 30.0, "host_bound": True}
+    assert "fewer launches (--capture, --compile, a larger batch) help" in told(bound)[0]
+    assert "fewer launches (a larger batch) help" in told(bound | {"captured": True})[0]
+
+
+def test_a_captured_cell_is_named_so_and_has_no_mean_memory():
+    table = training({"captured": True, "compiled": True, "mean_memory_bytes": None})
+    lines = report.summary(table.to_dict("records")[0], operators(), table, None).splitlines()
+    assert lines[0] == "resnet18 on digits, batch 32, cuda:0 (torch, float32, tf32, compiled, captured)"
+    assert "- memory: peak 282.0 MB" in lines
+    assert report.matrix(table).splitlines()[1].split()[3:5] == ["yes", "yes"]
+
+
 def test_a_batch_is_small_where_a_larger_one_of_the_same_model_is_much_faster():
     faster = {"batch_size": 128, "throughput_samples_per_s": 3000.0}
     assert told({}, (faster,)) == ["small batch: batch 128 trains 3.0 times as many samples a second"]
     assert told({}, (faster | {"throughput_samples_per_s": 1100.0},)) == []
     assert told({}, (faster | {"model": "resnet34"},)) == []
     assert told({}, (faster | {"compiled": True},)) == []
+    assert told({}, (faster | {"captured": True},)) == []
     assert told({}, (faster | {"status": "oom", "throughput_samples_per_s": None},)) == []
     assert told({}, (faster | {"batch_size": 16},)) == []
 
@@ -122,6 +137,6 @@ def test_the_matrix_has_a_line_for_every_cell_those_too_that_did_not_fit():
     table = pd.DataFrame([dataclasses.asdict(ROW), dataclasses.asdict(oom)])
     lines = report.matrix(table).splitlines()
     assert len(lines) == 3
-    assert lines[1].split() == ["resnet18", "32", "1", "no", "1,000.0", "-", "32.00", "1.00", "10.00", "20.00", "1.00",
-                                "282", "250.00", "97.5", "%"]  # fmt: skip
+    assert lines[1].split() == ["resnet18", "32", "1", "no", "no", "1,000.0", "-", "32.00", "1.00", "10.00", "20.00",
+                                "1.00", "282", "250.00", "97.5", "%"]  # fmt: skip
     assert lines[2].endswith("oom: CUDA out of memory.")

@@ -8,6 +8,8 @@ from fakes.trainings import asked
 from convscope.errors import InputError
 from convscope.training.request import folder_name
 
+CAPTURED = {"captured": True, "device": "cuda:0", "math": "tf32", "fused_optimizer": True, "max_steps": 9}
+
 
 @pytest.mark.parametrize(
     ("changes", "said"),
@@ -29,6 +31,14 @@ from convscope.training.request import folder_name
             {"algorithm": "direct", "compiled": True},
             "--algorithm direct trains in float32, in nchw and without --compile",
         ),
+        ({"captured": True}, "--capture needs a CUDA device, this is cpu: leave --capture out"),
+        (CAPTURED | {"processes": 2}, "--capture trains in one process, not in 2: start it without torchrun"),
+        (
+            CAPTURED | {"fused_optimizer": False},
+            "--capture needs the optimizer that reads the learning rate on the GPU",
+        ),
+        (CAPTURED | {"profiler": True}, "--capture cannot be traced: "),
+        (CAPTURED | {"max_steps": 3}, "--max-steps 3: the first 3 steps of --capture are not replayed, so more are"),
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),
         ({"workers": 100_000}, "--num-workers 100000: at most "),
         ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),
@@ -42,6 +52,11 @@ def test_what_cannot_be_asked_is_one_line(changes: dict, said: str):
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("changes", [{}, {"compiled": True}, {"deterministic": True}, {"algorithm": "gemm"}])
+def test_a_captured_step_can_be_asked_for_with_the_other_settings(changes: dict):
+    assert asked(**CAPTURED | changes).captured
+
+
 def test_resnets_go_by_their_short_names_and_others_by_torchvision():
     names = asked(models=("ResNet18", "resnet50", "torchvision:mobilenet_v2")).models
     assert names == ("torchvision:resnet18", "resnet50", "torchvision:mobilenet_v2")
@@ -53,6 +68,7 @@ def test_resnets_go_by_their_short_names_and_others_by_torchvision():
         ({}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
         ({"epochs": 3, "deterministic": True}, "synthetic_torch_cpu_deterministic_epochs-3_max_steps-3_stem-imagenet"),
         ({"energy": False, "batch_sizes": (8,)}, "synthetic_torch_cpu_max_steps-3_stem-imagenet"),
+        (CAPTURED, "synthetic_torch_cpu_fused_optimizer_max_steps-9_stem-imagenet"),  # beside the eager cells
     ],
 )
 def test_cells_of_other_settings_have_another_folder(changes: dict, name: str):

@@ -125,6 +125,7 @@ def test_three_epochs_on_digits_teach_a_model_to_tell_held_out_images(
         (["--device", "cuda:7"], "--device cuda:7"),
         (["--output-dir", "/proc/none"], "cannot write results to /proc/none"),
         (["--weight-decay", "-1"], "--weight-decay -1.0: a number of at least 0"),
+        (["--capture", "--fused-optimizer"], "--capture needs a CUDA device, this is cpu: leave --capture out"),
         (["--cudnn-benchmark", "--deterministic"], "--cudnn-benchmark picks another algorithm each time"),
         (["--algorithm", "direct", "--layout", "nhwc"], "--algorithm direct trains in float32, in nchw and without"),
         (["--image-size", "100000"], "--image-size 100000: 1,797 images of that size need "),

@@ -62,6 +62,34 @@ def test_on_a_gpu_events_are_recorded_and_nothing_is_waited_for(monkeypatch: pyt
     assert clock.read_ms() == [(1.0, 2.0, 3.0, 4.0)]
 
 
+@pytest.mark.parametrize("delay_ms", [0.0, 100.0])
+def test_events_in_graphs_are_read_before_a_replay_overwrites_them(monkeypatch: pytest.MonkeyPatch, delay_ms: float):
+    gpu, expected = fakes.Gpu(), list[tuple[float, ...]]()
+    gpu.patch(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: pytest.fail("waited for all of the GPU"))
+    inside = [(torch.cuda.Event(), torch.cuda.Event()) for _ in range(2)]
+    clock = step.StepClock(on_gpu=True, ahead=2)
+    clock.start()
+    for number in range(5):
+        gpu.work(1.0)
+        has_data_ms = gpu.busy_until_ms
+        clock.mark()
+        if not delay_ms and number:
+            assert gpu.busy_until_ms - gpu.host_ms > 30.0  # the host waited, and the GPU still has a step to do
+        gpu.host_ms += delay_ms
+        forward_ends, backward_ends = inside[number % 2]
+        gpu.work(2.0 + number)
+        forward_ends.record()
+        expected.append((1.0, gpu.busy_until_ms - has_data_ms, 30.0 + number, 4.0))
+        gpu.work(30.0 + number)
+        backward_ends.record()
+        gpu.work(4.0)
+        for border in (forward_ends, backward_ends, None):
+            clock.mark(border)
+    assert clock.read_ms() == clock.read_ms() == [pytest.approx(times) for times in expected]
+    assert gpu.host_ms > 0
+
+
 def test_a_step_marks_the_end_of_every_phase_in_their_order():
     trained = stepper()
     seen: list[str] = []

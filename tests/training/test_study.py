@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from pathlib import Path
 
 import fakes
+import pandas as pd
 import pytest
 import torch
 from fakes.trainings import SMALL, asked
@@ -198,8 +200,8 @@ def test_cells_that_are_there_are_not_trained_again(tmp_path: Path):
     study(tmp_path, meter, batch_sizes=(4, 6)).run()
     assert meter.windows == 1
     assert set(again.store.cells()) == {
-        TrainingKey("squeezenet1_1", 4, 1, False),
-        TrainingKey("squeezenet1_1", 6, 1, False),
+        TrainingKey("squeezenet1_1", 4, 1, False, False),
+        TrainingKey("squeezenet1_1", 6, 1, False, False),
     }
 
 
@@ -208,7 +210,7 @@ def test_a_study_that_is_stopped_keeps_what_it_has_and_goes_on_later(tmp_path: P
     made = study(tmp_path, stop=lambda: next(asked_to_stop), batch_sizes=(4, 6))
     made.run()
     assert made.stopped
-    assert set(made.store.cells()) == {TrainingKey("squeezenet1_1", 4, 1, False)}
+    assert set(made.store.cells()) == {TrainingKey("squeezenet1_1", 4, 1, False, False)}
     later = study(tmp_path, batch_sizes=(4, 6))
     later.run()
     assert not later.stopped
@@ -270,8 +272,8 @@ def test_several_processes_are_as_fast_as_the_slowest_and_take_all_their_energy(
 
 def test_efficiency_is_told_where_one_process_alone_was_measured(tmp_path: Path):
     made = study(tmp_path)
-    alone = made._row(TrainingKey("squeezenet1_1", 4, 1, False), throughput_samples_per_s=100.0)
-    both = made._row(TrainingKey("squeezenet1_1", 4, 2, False), throughput_samples_per_s=180.0)
+    alone = made._row(TrainingKey("squeezenet1_1", 4, 1, False, False), throughput_samples_per_s=100.0)
+    both = made._row(TrainingKey("squeezenet1_1", 4, 2, False, False), throughput_samples_per_s=180.0)
     assert made._with_efficiency(both).scaling_efficiency_pct is None
     made.store.append([alone])
     assert made._with_efficiency(both).scaling_efficiency_pct == pytest.approx(90)
@@ -285,7 +287,7 @@ def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, m
     said: list[str] = []
     made = study(tmp_path)
     report.write_scalars(
-        tmp_path / "x", made._row(TrainingKey("squeezenet1_1", 4, 1, False)), trained(1.0), said.append
+        tmp_path / "x", made._row(TrainingKey("squeezenet1_1", 4, 1, False, False)), trained(1.0), said.append
     )
     assert said == ["no curves for TensorBoard: pip install 'convscope[study]'"]
     with contextlib.suppress(FileNotFoundError):
@@ -295,7 +297,7 @@ def test_without_tensorboard_that_is_said_and_the_rest_goes_on(tmp_path: Path, m
 def test_a_cell_that_fails_among_several_processes_ends_the_study(tmp_path: Path):
     made = study(tmp_path)
     made.ranks = Ranks(rank=1, world=2)
-    made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False), status="oom", reason="CUDA out of memory."))
+    made._fail(made._row(TrainingKey("squeezenet1_1", 4, 2, False, False), status="oom", reason="CUDA out of memory."))
     assert made.broken
     assert set(made.store.cells()) == set()  # the first process writes
 
@@ -373,3 +375,43 @@ def test_plans_are_searched_where_that_is_asked_for(tmp_path: Path, monkeypatch:
     study(tmp_path, cudnn_benchmark=searched).run()
     assert set(seen) == {searched}
     assert not torch.backends.cudnn.benchmark
+
+
+def test_a_captured_cell_is_another_than_the_eager_one_and_its_row_says_so(tmp_path: Path):
+    made = study(tmp_path)
+    made.device = torch.device("cuda")
+    eager = made._row(next(iter(training_study.cells_of(made.training))), throughput_samples_per_s=100.0)
+    made.training = dataclasses.replace(made.training, captured=True)
+    (key,) = training_study.cells_of(made.training)
+    replayed = made._row(key, throughput_samples_per_s=300.0)
+    made.store.append([eager])
+    made.store.append([replayed])
+    table = made.store.read("training")
+    assert table["captured"].tolist() == [False, True]
+    assert table["timing_method"].tolist() == [
+        "cuda events between phases", "cuda events between phases, in cuda graph replays"
+    ]  # fmt: skip
+    assert training_study.cell_name(key) == "squeezenet1_1_batch4_captured"
+    both = dataclasses.replace(key, processes=2, compiled=True)
+    assert training_study.cell_name(both) == "squeezenet1_1_batch4_x2_compiled_captured"
+    assert made._with_efficiency(made._row(both, throughput_samples_per_s=1.0)).scaling_efficiency_pct is None
+
+
+def test_a_folder_without_captured_cells_of_an_older_version_goes_on(tmp_path: Path):
+    made = study(tmp_path)
+    made.run()
+    before = made.store.read_all()
+    document = json.loads(made.store.files.run.read_text())
+    assert document["training"].pop("captured") is False
+    made.store.files.run.write_text(json.dumps(document | {"schema_version": 2}))
+    for path in filter(Path.exists, made.store.files.tables):
+        pd.read_csv(path, dtype=str).drop(columns="captured").to_csv(path, index=False)
+    assert Store(tmp_path, SCHEMA).read("training").equals(before["training"])
+    again = study(tmp_path, Meter())
+    assert set(again.store.cells()) == {TrainingKey("squeezenet1_1", 4, 1, False, False)}
+    again.store.append([again._row(TrainingKey("squeezenet1_1", 4, 1, False, True))])
+    after = again.store.read("training")
+    assert after["captured"].tolist() == [False, True]
+    pd.testing.assert_frame_equal(after[:1], before["training"], check_dtype=False)  # columns have gaps now
+    assert again.store.read("epochs").equals(before["epochs"])
+    assert json.loads(again.store.files.run.read_text())["schema_version"] == 3
