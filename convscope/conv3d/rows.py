@@ -169,7 +169,7 @@ class NetworkKey:
 
 # Versions 1 and 2 have no layout, which was N × C × D × H × W; products were of digits that were cut off. And the ratio
 # of them was to PyTorch's search in that layout alone.
-_ADDED = ("layout",)
+_ADDED = {"layout": ""}
 _SAMPLES = Table(SampleRow, unique=(), first=4)
 _LAYERS = Table(
     Conv3dRow, ("position", "implementation", "layout"), first=4, dropped=("ratio_to_torch_benchmark",), added=_ADDED
