@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import gc
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from convscope import slurm
+from convscope.cli.parser import uncollected
 from convscope.cli.signals import ENDED, STOPPED
 from convscope.cluster import plain_files, progress
 from convscope.cluster.history import Job
@@ -126,20 +125,8 @@ def survey(
     now_s: float | None = None,
 ) -> Survey:
     """Return the standing of every combination that was submitted or run, stage by stage."""
-    with _uncollected():
+    with uncollected():
         return _survey(results, stages, run_command, now_s)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Look for no garbage in the block: among tens of thousands of new objects that takes a third of the time."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _survey(results: Path, stages: Sequence[str], run_command: slurm.RunCommand, now_s: float | None) -> Survey:

@@ -14,11 +14,12 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from convscope.cli.display import interval_or_dash, or_dash, table
-from convscope.cli.parser import OneLineParser, one_line
+from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.profiling import judgement
 from convscope.profiling.judgement import estimate, verdict
@@ -163,11 +164,11 @@ def layers(a: Result, b: Result, tolerance_pct: float) -> list[Comparison]:
     both = a.overall.keys() & b.overall.keys()
     keys = sorted(key for key in {*a.layers, *b.layers} if key[0] in both)
     found = []
-    for key in keys:
-        rows, passes = (a.layers.get(key), b.layers.get(key)), (a.overall[key[0]], b.overall[key[0]])
-        name = next(row.layer for row in rows if row)
-        compared = _compare_layer(key[0], *rows, *passes, tolerance_pct)
-        found.append(dataclasses.replace(compared, position=key[1], layer=name))
+    for size, position in keys:
+        one, other = a.layers.get((size, position)), b.layers.get((size, position))
+        name = next(row.layer for row in (one, other) if row)
+        start = partial(Comparison, size, position=position, layer=name)
+        found.append(_compare_layer(start, one, other, a.overall[size], b.overall[size], tolerance_pct))
     return _beyond_chance(found, "layers")
 
 
@@ -187,7 +188,7 @@ def _beyond_chance(found: Sequence[Comparison], noun: str) -> list[Comparison]:
 def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, tolerance_pct: float) -> Comparison:
     if a is None or b is None:
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
-    compared = _judged(size, a, b, (a, b), 0.0, tolerance_pct)
+    compared = _judged(partial(Comparison, size), a, b, (a, b), 0.0, tolerance_pct)
     fallbacks = ("A", a.fallback_layers), ("B", b.fallback_layers)
     fell_back = [f"{name} ran {count:.0f} layers with a fallback" for name, count in fallbacks if count]
     reason = ", ".join(filter(None, (compared.reason, *fell_back)))
@@ -196,34 +197,35 @@ def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, toleran
 
 
 def _compare_layer(
-    size: int, a: LayerRow | None, b: LayerRow | None, a_pass: OverallRow, b_pass: OverallRow, tolerance_pct: float
-) -> Comparison:
+    start: partial[Comparison], a: LayerRow | None, b: LayerRow | None, a_pass: OverallRow, b_pass: OverallRow,
+    tolerance_pct: float,
+) -> Comparison:  # fmt: skip
     if a is None or b is None:
-        return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
+        return start(verdict="not compared", reason=f"only in {'A' if a else 'B'}")
     if a.layer != b.layer:
-        return Comparison(size, "not compared", f"{a.layer} in A, {b.layer} in B")
+        return start(verdict="not compared", reason=f"{a.layer} in A, {b.layer} in B")
     # What was taken off each layer is measured anew in each run: the two may disagree by as much. The intervals of
     # layers that were timed in several placements hold that already.
     apart_us = abs((a_pass.event_overhead_us or 0.0) - (b_pass.event_overhead_us or 0.0))
     doubt_ms = 0.0 if a.placements and b.placements else apart_us / 1e3
-    compared = _judged(size, a, b, (a_pass, b_pass), doubt_ms, tolerance_pct)
-    return dataclasses.replace(compared, a_j=a.energy_j, b_j=b.energy_j)
+    return _judged(partial(start, a_j=a.energy_j, b_j=b.energy_j), a, b, (a_pass, b_pass), doubt_ms, tolerance_pct)
 
 
 def _judged(
-    size: int, a: Row, b: Row, conditions: tuple[OverallRow, OverallRow], doubt_ms: float, tolerance_pct: float
-) -> Comparison:
-    """Compare the times of two rows; `conditions` are the passes that they were taken in."""
+    start: partial[Comparison], a: Row, b: Row, conditions: tuple[OverallRow, OverallRow], doubt_ms: float,
+    tolerance_pct: float,
+) -> Comparison:  # fmt: skip
+    """Compare the times of two rows; `start` has what names them, `conditions` are the passes they were taken in."""
     one, other = estimate(a), estimate(b)
     status = ", ".join(f"{name} is {row.status}" for name, row in (("A", a), ("B", b)) if row.status != "ok")
-    times = Comparison(size, "", a_ms=one.mean_ms if one else None, b_ms=other.mean_ms if other else None)
+    times = partial(start, a_ms=one.mean_ms if one else None, b_ms=other.mean_ms if other else None)
     if one is None or other is None or status:
-        return dataclasses.replace(times, verdict="not compared", reason=status or "no time")
+        return times(verdict="not compared", reason=status or "no time")
     b_pct = 100 * other.mean_ms / one.mean_ms
     found = judgement.change(one, other, tolerance_pct, doubt_ms)
     if found is None:
         reason = "a single sample says nothing of its spread"
-        return dataclasses.replace(times, verdict="ambiguous", reason=reason, change_pct=b_pct - 100)
+        return times(verdict="ambiguous", reason=reason, change_pct=b_pct - 100)
     said, reason = verdict(found.low_pct, found.high_pct, tolerance_pct), ""
     if said == "ambiguous":
         borders = (-tolerance_pct, tolerance_pct)
@@ -234,7 +236,7 @@ def _judged(
     elif said != "same" and (doubt := judgement.placement_doubt(one, other)):
         spreads = f"{a.placement_spread_pct:.1f} and {b.placement_spread_pct:.1f} %"
         said, reason = "ambiguous", f"{doubt}: spreads of {spreads} over placements"
-    return dataclasses.replace(times, verdict=said, reason=reason, **dataclasses.asdict(found))
+    return times(verdict=said, reason=reason, **vars(found))
 
 
 def as_text(
@@ -291,6 +293,11 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder cannot be read, the runs must not be compared, or no row of them can be.
     """
     options = _parser().parse_args(arguments)
+    with uncollected():
+        return _compare(options)
+
+
+def _compare(options: argparse.Namespace) -> int:
     a, b = read(options.a), read(options.b)
     found = differences(a, b, options.across)
     by_pass, by_layer = passes(a, b, options.tolerance), layers(a, b, options.tolerance)

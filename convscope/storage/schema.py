@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,9 @@ class Part:
 
     def ordered(self, rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
         """Return rows as they stand on disk in the order of a reader; rows of one cell keep theirs."""
-        return sorted(rows, key=lambda row: dataclasses.astuple(self.key_of(row))) if self.is_sorted else list(rows)
+        names = [field.name for field in dataclasses.fields(self.key)]
+        in_order = operator.attrgetter(*names)
+        return sorted(rows, key=lambda row: in_order(self.key_of(row))) if self.is_sorted else list(rows)
 
 
 @dataclass(frozen=True)

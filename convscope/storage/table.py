@@ -35,7 +35,17 @@ _FORMS = {
     "float": (_FLOAT, "a number"),
     "bool": (re.compile("True|False"), "True or False"),
 }
-_VALUES: dict[str, Callable[[str], Any]] = {"int": lambda cell: int(float(cell)), "float": float, "bool": "True".__eq__}
+
+
+def _text_of(cell: str) -> str | None:
+    return cell or None
+
+
+_VALUES: dict[str, Callable[[str], Any]] = {
+    "int": lambda cell: int(float(cell)) if cell else None,
+    "float": lambda cell: float(cell) if cell else None,
+    "bool": lambda cell: cell == "True" if cell else None,
+}
 
 
 @dataclass(frozen=True)
@@ -84,9 +94,14 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
     if not path.exists():
         return []
     text = _text(path)
-    _check(path, text, form)
-    found = csv.DictReader(io.StringIO(text, newline=""))
-    return [{name: row.get(name, form.added.get(name, "")) for name in form.columns} for row in found]
+    known = _plainly_right(text, form)
+    if known is None:
+        _check(path, text, form)  # which says what is wrong, and where
+        lines = csv.reader(io.StringIO(text, newline=""))
+        known = _by_column(next(lines), list(lines))
+    count = len(next(iter(known.values()), ()))
+    cells = [known.get(name) or [form.added.get(name, "")] * count for name in form.columns]
+    return [dict(zip(form.columns, row, strict=True)) for row in zip(*cells, strict=True)]
 
 
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
@@ -100,19 +115,19 @@ def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:
     """Return rows as `rows` reads them as objects of the table's row type."""
-    return [read_as(form.row_type, row) for row in kept]
+    row_type, readers = form.row_type, _readers(form.row_type)  # type: ignore[arg-type]
+    return [row_type(*[read(row[name]) for name, read in readers]) for row in kept]
 
 
 def read_as(row_type: type[Any], row: Mapping[str, str]) -> Any:
     """Return those cells of a row on disk that this dataclass has fields for, as its object."""
-    types = _types(row_type)  # type: ignore[arg-type]
-    return row_type(**{name: _value(kind, row[name]) for name, (kind, _) in types.items()})
+    return row_type(*[read(row[name]) for name, read in _readers(row_type)])  # type: ignore[arg-type]
 
 
-def _value(kind: str, cell: str) -> Any:
-    if not cell and kind != "str":
-        return None
-    return _VALUES[kind](cell) if kind in _VALUES else cell or None
+@functools.cache
+def _readers(row_type: type[Any]) -> tuple[tuple[str, Callable[[str], Any]], ...]:
+    """Return for each column of a dataclass the function that makes a value of a cell, in order."""
+    return tuple((name, _VALUES.get(kind, _text_of)) for name, (kind, _) in _types(row_type).items())
 
 
 def header(path: Path) -> list[str] | None:
@@ -154,6 +169,33 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}, line {line}: this is no text: {ADVICE}") from None
 
 
+def _plainly_right(text: str, form: Table) -> dict[str, Sequence[str]] | None:
+    """Return the columns of a table's text, None where anything is wrong with it; looked at column by column."""
+    if not text.endswith("\n") or "\0" in text:
+        return None
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        names, every = next(lines, []), list(lines)
+    except csv.Error:
+        return None
+    if any(len(cells) != len(names) for cells in every) or _odd_columns(names, form):
+        return None
+    found, types = _by_column(names, every), _types(form.row_type)  # type: ignore[arg-type]
+    for name, cells in found.items():
+        kind, optional = types.get(name, ("str", True))  # a dropped column has no type
+        different = set(cells)
+        if ("" in different and not optional) or (
+            kind in _FORMS and not all(map(_FORMS[kind][0].fullmatch, different - {""}))
+        ):
+            return None
+    unique = [found[name] for name in form.unique if name in found]
+    return None if unique and len(set(zip(*unique, strict=True))) < len(every) else found
+
+
+def _by_column(names: Sequence[str], lines: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
+    return dict(zip(names, zip(*lines, strict=True), strict=True)) if lines else dict.fromkeys(names, ())
+
+
 def _check(path: Path, text: str, form: Table) -> None:
     """Refuse what is not this table, cell by cell."""
     if not text:
@@ -182,11 +224,16 @@ def _check(path: Path, text: str, form: Table) -> None:
 
 
 def _check_header(path: Path, names: Sequence[str], form: Table) -> None:
+    if listed := _odd_columns(names, form):
+        raise InputError(f"{path}, line 1: it has other columns than this version writes ({listed}): {ADVICE}")
+
+
+def _odd_columns(names: Sequence[str], form: Table) -> str:
+    """Return the columns that a table must not have, or lacks; "" for none."""
     needed = {*form.columns[: form.first], *form.unique, *({"status"} & set(form.columns))} - {*form.added}
     odd = sorted(set(names) - {*form.columns, *form.dropped}) + sorted(needed - set(names))
-    if odd or len(set(names)) != len(names):
-        listed = ", ".join(_short(name) for name in odd[:5]) or "one twice"
-        raise InputError(f"{path}, line 1: it has other columns than this version writes ({listed}): {ADVICE}")
+    twice = "" if len(set(names)) == len(names) else "one twice"
+    return ", ".join(_short(name) for name in odd[:5]) or twice
 
 
 def _check_cells(where: str, names: Sequence[str], cells: Sequence[str], types: Mapping[str, tuple[str, bool]]) -> None:
