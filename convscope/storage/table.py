@@ -127,7 +127,7 @@ def read_as(row_type: type[Any], row: Mapping[str, str]) -> Any:
 @functools.cache
 def _readers(row_type: type[Any]) -> tuple[tuple[str, Callable[[str], Any]], ...]:
     """Return for each column of a dataclass the function that makes a value of a cell, in order."""
-    return tuple((name, _VALUES.get(kind, _text_of)) for name, (kind, _) in _types(row_type).items())
+    return tuple((name, _VALUES.get(kind, _text_of)) for name, (kind, _) in _types(row_type).items())  # type: ignore[arg-type]
 
 
 def header(path: Path) -> list[str] | None:
