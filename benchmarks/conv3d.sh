@@ -28,7 +28,11 @@ for part in "$@"; do
     end_to_end) study end_to_end --end-to-end --plots "${quick[@]}" ;;
     fp32) study fp32 --math fp32 --verify --compare --roofline "${quick[@]}" ;;
     fp16) study fp16 --dtype float16 --verify --compare --roofline "${quick[@]}" ;;
-    sets) for set in unet3d c3d r3d_18; do study "$set" --params "$set" --verify --compare "${quick[@]}"; done ;;
+    sets)
+        for set in cosmoflow7 unet3d c3d r3d_18 model:torchvision:mc3_18; do
+            study "${set##*:}" --params "$set" --verify --compare "${quick[@]}"
+        done
+        ;;
     *) echo "no part $part: choose batch4 batch16 stress end_to_end fp32 fp16 sets" >&2 && exit 2 ;;
     esac
 done
