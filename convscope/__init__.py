@@ -8,8 +8,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import `pin`, `unpin` and `fused` when they are asked for: what reads results works without PyTorch."""
-    if name in ("pin", "unpin", "fused"):
+    """Import `pin`, `unpin`, `fused` and `renew` when they are asked for: what reads results works without PyTorch."""
+    if name in ("pin", "unpin", "fused", "renew"):
         from convscope.pinning import pinned
 
         return getattr(pinned, name)

@@ -109,7 +109,7 @@ def _offered(convolution: Convolution, device: torch.device, first: int | None) 
 def _others(convolution: Convolution) -> Iterator[tuple[str, Convolution]]:
     if convolution.fused.count:
         yield algorithms.WITH_STEPS, replace(convolution, fused=ALONE)
-    if not algorithms.why_nothing_to_pack(algorithms.PACKED, convolution.kernel, convolution.layout):
+    if not algorithms.why_nothing_to_pack(algorithms.PACKED, convolution.weight, convolution.layout):
         yield algorithms.PACKED, replace(convolution, packed=True)
 
 

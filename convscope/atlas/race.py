@@ -170,7 +170,7 @@ class Race(AssignmentSwap):
                     plan.reason = f"launched one by one it takes {found[plan.name] / least:.0f} times the least"
 
     def resume(self, earlier: Sequence[PlanTimeRow]) -> None:
-        """Take the times of rounds that were measured before."""
+        """Take the times of rounds that were measured before; plans that were no candidates then are none now."""
         by_position = {shape.first.position: shape for shape in self.shapes}
         for row in earlier:
             if shape := by_position.get(row.position):
@@ -178,6 +178,7 @@ class Race(AssignmentSwap):
         last = max(self.places(), default=0)
         for shape in self.shapes:
             shape.dropped |= {name for name, times in shape.times_ms.items() if last not in times}
+            shape.dropped |= {plan.name for plan in shape.plans if shape.times_ms and plan.name not in shape.times_ms}
             shape.drop()
 
     def places(self) -> set[int]:

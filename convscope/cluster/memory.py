@@ -28,7 +28,7 @@ _FEWEST = 300
 _SETTLED_S = 5.0
 """A file that was written a shorter time ago may be written again within the same tick of the file system's clock."""
 _OK = "ok"
-_PLAIN = ("reason", "fallback_layers", "throttled", "slowest_s", "broken", "remark")
+_PLAIN = ("reason", "fallback_layers", "throttled", "slowest_s")
 
 
 class Remembered:
@@ -48,16 +48,15 @@ class Remembered:
         key = f"{stage}/{path.name}"
         self._seen.add(key)
         entry = self._folders.get(key)
-        if entry is None or entry[0] != look.signature:
-            return None
         try:
-            return self._progress(path, stage, look, *entry[1:])
+            return self._progress(path, stage, look, *entry[1:]) if entry and entry[0] == look.signature else None
         except (ValueError, LookupError, TypeError, AttributeError):
             return None
 
     def keep(self, look: Look, progress: Progress) -> None:
         """Remember the progress of a folder that looked so before it was read."""
-        if look.locked or self._now_s - look.written_s < _SETTLED_S:
+        is_faulty = progress.broken or progress.remark  # which may pass without a change of the files
+        if is_faulty or look.locked or self._now_s - look.written_s < _SETTLED_S:
             return
         sizes = self._number(progress.sizes)
         all_ok = progress.measured == dict.fromkeys(progress.sizes, _OK)
@@ -107,8 +106,9 @@ def _read(path: Path) -> tuple[list[tuple[int, ...]], dict[str, list[Any]]]:
     try:
         document = json.loads(path.read_bytes())
         if document["of"] == _source_digest():
-            return [tuple(numbers) for numbers in document["sizes"]], dict(document["folders"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            sizes = [tuple(map(int, numbers)) for numbers in document["sizes"]]
+            return sizes, {key: list(entry) for key, entry in document["folders"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     return [], {}
 
@@ -117,7 +117,10 @@ def _read(path: Path) -> tuple[list[tuple[int, ...]], dict[str, list[Any]]]:
 def _source_digest() -> str:
     """Return a digest of the modules that make progress of files: other code may read other things in them."""
     folder = Path(__file__).parent
-    names = ("progress.py", "history.py", "plain_files.py", "memory.py", "../storage/paths.py", "../gpus.py")
+    names = (
+        *("progress.py", "history.py", "plain_files.py", "memory.py"),
+        *("../storage/paths.py", "../gpus.py", "../convolution/names.py", "../cli/fields.py"),
+    )
     content = b"".join((folder / name).read_bytes() for name in names)
     fields = [field.name for field in dataclasses.fields(Progress)]
     return hashlib.sha256(content + repr(fields).encode()).hexdigest()[:16]

@@ -331,7 +331,7 @@ def _look(path: str) -> Look:
             owners[each.name] = found.st_uid
         if stat.S_ISREG(found.st_mode) and each.name != LOCK:
             written_s = max(written_s, found.st_mtime)
-        seen.append((each.name, found.st_mode, found.st_mtime_ns, found.st_size, found.st_ino))
+        seen.append((each.name, found.st_mode, found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino))
     signature = hashlib.blake2b(repr(sorted(seen)).encode(), digest_size=12).hexdigest()
     return Look(signature, written_s, LOCK in owners, owners.get(HISTORY, owners.get(LOCK)))
 

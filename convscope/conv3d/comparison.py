@@ -37,9 +37,7 @@ def tensors(shape: Convolution, device: torch.device, seed: int) -> tuple[torch.
     x = torch.randn(shape.input, generator=drawn, device=device)
     weight = torch.randn(shape.weight, generator=drawn, device=device)
     terms = weight[0].numel()
-    memory = backends.memory_format(shape.layout, len(shape.kernel))
-    scaled = (weight / terms**0.5).to(dtype)
-    return x.to(dtype).contiguous(memory_format=memory), scaled.contiguous(memory_format=memory)
+    return backends.laid(x.to(dtype), shape.layout), backends.laid((weight / terms**0.5).to(dtype), shape.layout)
 
 
 def allowed_error(name: str, layer: Layer, shape: Convolution) -> float:
@@ -111,6 +109,9 @@ class LayerComparison:
                 ready = self._implementations.prepare(name, self._shape, weight)
                 output = ready.call(x)
                 found = dataclasses.replace(row, blocks=ready.said(), workspace_bytes=ready.workspace_bytes)
+                memory = backends.memory_format(self._shape.layout, len(self._shape.kernel))
+                if not output.is_contiguous(memory_format=memory):
+                    return failed(found, Failure("unsupported", f"its output is not in {self._layout.upper()} here"))
                 if expected is not None:
                     found = verified(found, expected.error(output), self._layer, self._shape)
                 del output
@@ -158,19 +159,21 @@ class LayerComparison:
 def with_ratios(rows: Sequence[Conv3dRow]) -> list[Conv3dRow]:
     """Return the rows of one layer with what each takes beside cuDNN's fastest algorithm and PyTorch's fastest way.
 
-    Each is compared with those of its own layout. Where filters are packed once, the time of that and a call is
-    compared too: for whoever cannot keep packed filters.
+    Each is compared with those of its own layout. Where filters are packed once, calls with that, by whom it concerns,
+    are compared too: for whoever cannot keep packed filters.
     """
-    times_ms = {(row.layout, row.implementation): row.median_ms for row in rows if row.median_ms is not None}
+    timed = [(row.layout, row.implementation, row.median_ms, row.packing_ms or 0.0) for row in rows if row.median_ms]
     found = []
     for row in rows:
-        own = {name: time_ms for (layout, name), time_ms in times_ms.items() if layout == row.layout}
+        own = {name: time_ms for layout, name, time_ms, _ in timed if layout == row.layout}
+        whole = {name: time_ms + packing_ms for layout, name, time_ms, packing_ms in timed if layout == row.layout}
         cudnn = min((name for name in own if name in CUDNN), key=own.__getitem__, default=None)
         torchs = min((name for name in own if name in TORCHS), key=own.__getitem__, default=None)
         if row.median_ms is not None and cudnn is not None:
             row = dataclasses.replace(row, ratio_to_cudnn_best=own[cudnn] / row.median_ms, cudnn_best=cudnn)
         if row.median_ms is not None and torchs is not None:
-            packed = None if row.packing_ms is None else own[torchs] / (row.median_ms + row.packing_ms)
+            least_ms = min(whole[name] for name in whole if name in TORCHS)
+            packed = None if row.packing_ms is None else least_ms / whole[row.implementation]
             ratio = own[torchs] / row.median_ms
             row = dataclasses.replace(row, ratio_to_torch_best=ratio, torch_best=torchs, ratio_with_packing=packed)
         found.append(row)

@@ -187,7 +187,7 @@ class EndToEnd:
         dtype, device, side = getattr(torch, self._request.dtype), self._implementations.device, self._side
         generator = torch.Generator(device=device).manual_seed(self._request.seed)
         given = torch.randn(self._batch, CHANNELS, side, side, side, generator=generator, device=device).to(dtype)
-        self._given = given.contiguous(memory_format=self._memory)
+        self._given = backends.laid(given, LAYOUTS[self._layout])
         self._target = torch.zeros(self._batch, _TARGETS, dtype=dtype, device=device)
         with backends.math("fp32"), torch.inference_mode():
             self._expected = self._model().float()(self._given.float()).double()

@@ -231,13 +231,13 @@ def _by_channels_last(plan: Plan, weight: torch.Tensor) -> Prepared:
     filters = PackedFilters()
 
     def pack() -> torch.Tensor:
-        return weight.detach().contiguous(memory_format=torch.channels_last_3d)
+        return backends.laid(weight.detach(), "nhwc")
 
     def call(x: torch.Tensor) -> torch.Tensor:
-        last = x.contiguous(memory_format=torch.channels_last_3d)
-        return plan.run(last, filters.of(weight, pack), None).contiguous()
+        return plan.run(backends.laid(x, "nhwc"), filters.of(weight, pack), None).contiguous()
 
-    return Prepared(call, filters.renew, _nothing, pack=pack)
+    is_same = weight.shape[1] == 1 or max(weight.shape[2:]) == 1  # memory in both layouts
+    return Prepared(call, filters.renew, _nothing, pack=None if is_same else pack)
 
 
 def _nothing() -> None:

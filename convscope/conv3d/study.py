@@ -191,7 +191,8 @@ class Conv3dStudy:
         ceilings = (store.read_run() or {}).get("ceilings")
         limits = Ceilings(**ceilings) if ceilings else None
         if self.parts.plots:
-            frames = store.read_all("conv3d", "samples", "breakdown")
+            every_frame = store.read_all("conv3d", "samples", "breakdown")
+            frames = {name: frame[frame["layout"].notna()] for name, frame in every_frame.items()}
             report.draw(frames["conv3d"], frames["samples"], frames["breakdown"], limits, store.path, self.note)
         print(report.summary(rows, limits if self.parts.layers and self.request.compare else None))
         print(f"results: {store.path}")

@@ -193,13 +193,14 @@ def plan_of(name: str) -> Plan | None:
     return Plan.named(name.removeprefix(kind)) if kind else None
 
 
-def why_nothing_to_pack(name: str, kernel: Sequence[int], layout: str) -> str | None:
+def why_nothing_to_pack(name: str, weight: Sequence[int], layout: str) -> str | None:
     """Return why filters need no packing: they lie in channels last already; None where they do not, or are not packed.
 
     Args:
-        kernel: the spatial extents of the filters, none where they are not known.
+        weight: the filters' sizes K × C/groups × spatial, none where they are not known. With one channel, or one tap,
+            both layouts are the same.
     """
-    if not packs_filters(name) or (layout == "nchw" and (not kernel or max(kernel) > 1)):
+    if not packs_filters(name) or (layout == "nchw" and (not weight or (weight[1] > 1 and max(weight[2:]) > 1))):
         return None
     return f"these filters lie in channels last as they are: {name.replace(PACKED, PLAN)} is the same"
 
@@ -247,7 +248,7 @@ def why_not_by_rule(algorithm: Algorithm, layer: Layer, device_type: str) -> str
         return by_module
     if has_steps(algorithm.name) and not layer.fused.count:
         return f"nothing is fused with this layer: {algorithm.name.replace(WITH_STEPS, PLAN)} is the same"
-    if by_filters := why_nothing_to_pack(algorithm.name, layer.kernel, "nchw"):
+    if by_filters := why_nothing_to_pack(algorithm.name, layer.weight, "nchw"):
         return by_filters
     if layer.fused.count and algorithm.cuda_providers != (GRAPH,):
         return f"{algorithm.name} has nothing fused into it: only plans take {layer.fused} with the convolution"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from convscope.cudnn import library
+from convscope.cudnn import legacy, library
 from convscope.errors import InputError
 from convscope.storage import environment
 from convscope.storage.environment import Environment
@@ -23,6 +23,17 @@ _CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}  # by the n
 def memory_format(layout: str, extents: int) -> torch.memory_format:
     """Return how PyTorch lays out N × C × spatial tensors of so many spatial extents in a layout, "nchw" or "nhwc"."""
     return _CHANNELS_LAST[extents] if layout == "nhwc" else torch.contiguous_format
+
+
+def laid(tensor: torch.Tensor, layout: str) -> torch.Tensor:
+    """Return a tensor N × C × spatial with the strides of a layout; a copy, unless it has them.
+
+    With one channel both layouts are the same memory, and PyTorch goes by the strides alone which of the two is meant.
+    """
+    strides = tuple(legacy.strides(tensor.shape, layout))
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
 
 
 @dataclass(frozen=True)

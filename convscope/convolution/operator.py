@@ -17,9 +17,9 @@ from ai3 import swap_torch
 
 from convscope.convolution import algorithms, backends
 from convscope.convolution.layer import Layer
-from convscope.convolution.providers.graph import FusedPlan, GraphProvider, PlanWithSteps
+from convscope.convolution.providers.graph import FusedPlan, GraphPlan, GraphProvider, PlanWithSteps
 from convscope.convolution.providers.legacy import CudnnProvider
-from convscope.convolution.providers.others import TritonProvider
+from convscope.convolution.providers.others import TritonPlan, TritonProvider
 from convscope.convolution.providers.plan import Execution, Plan, Provider, cudnn_refusal, workspace_refusal
 from convscope.cudnn.graph.engines import Offer
 from convscope.cudnn.shape import Convolution, Fused, output_extents
@@ -238,6 +238,12 @@ class CudaOperator:
             plan = self._plans.popitem()[1]
             self.tuned |= plan.tuned
             plan.close()
+
+    def renew(self) -> None:
+        """Have every plan that keeps packed filters pack them again at its next run."""
+        for plan in self._plans.values():
+            if isinstance(plan, (GraphPlan, TritonPlan)):
+                plan.renew()
 
     def hand_over(self) -> list[Plan]:
         """Return every plan and keep none: `release` closes them no more, the caller does."""

@@ -20,7 +20,8 @@ from convscope.timing import graphs
 class _Entry:
     """Packed filters of a weight, its address and version then, and whether a graph reads them.
 
-    Without packed filters the kernel reads the weight itself, as it lies. No version asks for packing again.
+    Without packed filters the kernel reads the weight itself, as it lies. No version asks for packing again. `ready`
+    is recorded behind the packing, on `stream`: what reads the filters on another stream waits for it.
     """
 
     weight: weakref.ref[torch.Tensor]
@@ -28,6 +29,21 @@ class _Entry:
     address: int
     version: int | None
     in_graph: bool = False
+    ready: torch.cuda.Event | None = None
+    stream: int = 0
+
+    def packed_now(self) -> None:
+        """Remember where and when the filters were packed."""
+        weight = self.weight()
+        if weight is not None and weight.is_cuda:
+            current = torch.cuda.current_stream(weight.device)
+            self.stream, self.ready = current.cuda_stream, torch.cuda.Event()
+            self.ready.record(current)
+
+    def wait(self, weight: torch.Tensor) -> None:
+        """Have the current stream wait until the filters are there, where another stream packed them."""
+        if self.ready is not None and torch._C._cuda_getCurrentRawStream(weight.get_device()) != self.stream:
+            torch.cuda.current_stream(weight.device).wait_event(self.ready)
 
 
 class PackedFilters:
@@ -53,9 +69,11 @@ class PackedFilters:
             with torch.inference_mode():  # what was made in that mode is written to in that mode only
                 entry.packed.copy_(packed)
             entry.version = _version(weight)
+            entry.packed_now()
             return entry.packed
         dies = weakref.ref(weight, lambda dead: self._forget(key, dead))
-        self._entries[key] = _Entry(dies, own, address, _version(weight))
+        entry = self._entries[key] = _Entry(dies, own, address, _version(weight))
+        entry.packed_now()
         return packed
 
     def pin(self, weight: torch.Tensor, packed: torch.Tensor) -> None:
@@ -85,8 +103,10 @@ class PackedFilters:
             if capturing:  # computed at replay: nothing is in it now
                 return packed
             return self.keep(weight, packed)
-        if capturing:
+        if capturing:  # which begins when all streams are done
             self.pin(weight, packed)
+        else:
+            self._entries[id(weight)].wait(weight)
         return packed
 
     def renew(self) -> None:

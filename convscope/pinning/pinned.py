@@ -183,6 +183,14 @@ def unpin(model: nn.Module) -> nn.Module:
     return model
 
 
+def renew() -> None:
+    """Have packed filters laid out again, after weights were written to in a way that PyTorch does not count.
+
+    Those ways are `weight.data`, tensors made in inference mode, and replays of a graph that writes to weights.
+    """
+    cuda_operator().renew()
+
+
 def _other_stack(model: nn.Module, pins: Pins) -> str | None:
     """Return what sets this GPU and cuDNN apart from those of a document, None for nothing."""
     device = _device_of(model)

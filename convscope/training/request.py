@@ -148,6 +148,12 @@ def _check_capture(training: Training) -> None:
             "--capture cannot be traced: kernels of a replay belong to no operator, and the events in its graph can "
             "hang the tracer: leave out --enable-pytorch-profiler, or trace the eager step"
         )
+    algorithm = algorithms.find(training.algorithm)
+    if algorithms.packs_filters(algorithm.name) or "triton" in algorithm.cuda_providers:
+        raise InputError(
+            f"--capture does not go with {algorithm.name}, which lays filters out when they change: nobody says that a "
+            "replay has changed them"
+        )
     if training.max_steps is not None and training.max_steps <= WARM_UP_STEPS:
         few = f"--max-steps {training.max_steps}: the first {WARM_UP_STEPS} steps of --capture are not replayed"
         raise InputError(f"{few}, so more are needed")

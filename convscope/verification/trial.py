@@ -49,7 +49,12 @@ class Trial:
         return relative_distance(self._run(algorithm), self._exact)
 
     def kernels(self, names: Sequence[str]) -> list[Mapping[str, int]]:
-        """Return the kernels that each algorithm launches; an empty list where CUPTI records none."""
+        """Return the kernels that each algorithm launches; an empty list where CUPTI records none.
+
+        Each has run before: what a first run launches besides, such as packing of filters, is not of a call.
+        """
+        for name in names:
+            self._run(name)
         try:
             return [found.kernels for found in trace.record_each([partial(self._run, name) for name in names])]
         except TraceMissingError:

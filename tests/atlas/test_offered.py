@@ -100,6 +100,8 @@ def test_filters_that_are_not_in_channels_last_are_tried_packed_too(operator: Op
     assert {plan.kind for plan in fused.plans} == {algorithms.PLAN, algorithms.WITH_STEPS, algorithms.PACKED}
     (pointwise,) = asked(layer(name="pointwise", position=0, kernel=(1, 1), padding=(0, 0)))
     assert {plan.kind for plan in pointwise.plans} == {algorithms.PLAN}
+    (depthwise,) = asked(layer(name="depthwise", position=0, in_channels=64, out_channels=64, groups=64))
+    assert {plan.kind for plan in depthwise.plans} == {algorithms.PLAN}
     with backends.settings(layout="nhwc"):
         (last,) = asked(LAYERS[0])
     assert {plan.kind for plan in last.plans} == {algorithms.PLAN}

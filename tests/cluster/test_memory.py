@@ -135,9 +135,28 @@ def test_an_entry_that_is_damaged_is_read_again(results: Path):
     (file,) = cache_folder().iterdir()
     document = json.loads(file.read_text())
     for at, key in enumerate(document["folders"]):
-        document["folders"][key] = [document["folders"][key][0], *[[], 7, "x"][: at + 1]]
+        document["folders"][key] = [[document["folders"][key][0], []], [], {"x": 1}][at]
     file.write_text(json.dumps(document))
     assert plain(look(results)) == plain(first)
+
+
+@pytest.mark.parametrize("entries", [{"sizes": [[[1]]]}, {"folders": {"2_quick/x": 5}}, {"folders": 7}])
+def test_a_file_with_other_things_in_it_is_as_none(results: Path, entries: dict[str, object]):
+    first = look(results)
+    (file,) = cache_folder().iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | entries))
+    assert plain(look(results)) == plain(first)
+
+
+def test_a_fault_that_may_pass_is_not_remembered(results: Path):
+    (results / "2_quick" / WHO.folder_name / "run.json").write_text("{")
+    history = next(path for path in results.rglob("jobs.log") if "vgg16" in str(path))
+    history.write_text("no event\n")
+    for path in results.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    assert sum(bool(each.broken or each.remark) for each in look(results)) == 2
+    (file,) = cache_folder().iterdir()
+    assert list(json.loads(file.read_text())["folders"]) == ["2_quick/resnet50_implicit_gemm_h200"]
 
 
 def test_few_folders_are_not_worth_a_file_and_a_cache_that_cannot_be_written_is_none(

@@ -46,6 +46,11 @@ class GraphPlan(CudnnPlan):
             return _aligned(weight.contiguous(memory_format=self._filter_format))
         return self._packed.of(weight, lambda: _aligned(weight.detach().contiguous(memory_format=self._filter_format)))
 
+    def renew(self) -> None:
+        """Have the filters packed again at the next run, as when they were written to."""
+        if self._packed is not None:
+            self._packed.renew()
+
     def close(self) -> None:
         """Destroy the descriptors, give back packed filters that no graph reads; twice is once."""
         super().close()
@@ -166,7 +171,7 @@ class GraphProvider:
             return f"{algorithm} is another plan in each layer of a model: a layer alone takes heuristic a, or a plan"
         if algorithms.has_steps(algorithm) and not shape.fused.count:
             return f"{algorithm} is for fused convolutions, and nothing is fused with this one"
-        if by_filters := algorithms.why_nothing_to_pack(algorithm, shape.kernel, shape.layout):
+        if by_filters := algorithms.why_nothing_to_pack(algorithm, shape.weight, shape.layout):
             return by_filters
         return _why_no_steps(algorithm, shape) or why_no_dtype(shape.dtype)
 

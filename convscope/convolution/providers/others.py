@@ -19,7 +19,11 @@ class TritonPlan:
 
     def __init__(self, plan: Conv2dPlan) -> None:
         self._plan = plan
-        self.run, self.close = plan.run, plan.close  # not wrapped: that would cost time on the host in each call
+        self.run, self.renew, self.close = (
+            plan.run,
+            plan.renew,
+            plan.close,
+        )  # not wrapped: that would cost time on the host in each call
 
     @property
     def workspace_bytes(self) -> int:

@@ -56,7 +56,7 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
     """
 
     packs_in_graphs = True  # in a captured training step they change with each replay
-    _keyed_by = ("dtype", "math", "layout")
+    _keyed_by = ("dtype", "math")
 
     def __init__(
         self, algorithm: str, shape: Convolution, cache: BlockCache[Blocks3d] | None = None,
@@ -67,6 +67,11 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
             raise NotImplementedError(reason)
         super().__init__(algorithm, KERNELS[algorithm], shape, blocks)
         self._cache = cache
+
+    @property
+    def key(self) -> str:
+        """As `KernelPlan.key`, with the layout where it is channels last: older choices are of NCDHW."""
+        return f"{super().key} nhwc" if self.shape.layout == "nhwc" else super().key
 
     def lay_out(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the filters as the kernel reads them, made anew; the blocks must have been chosen."""
