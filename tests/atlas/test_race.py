@@ -138,6 +138,9 @@ def test_rounds_that_were_measured_before_are_taken_with_what_they_dropped():
     assert [shape.times_ms for shape in again.shapes] == [shape.times_ms for shape in race.shapes]
     assert [shape.rivals() for shape in again.shapes] == [["plan:1"], ["plan:0", "plan:5"]]
     assert again.places() == {0, 1}
+    newer = OnPaper(shapes())  # of a program that has one candidate more than the earlier one
+    newer.resume([row for row in earlier if row.candidate != "plan:5"])
+    assert newer.shapes[1].rivals() == ["plan:0"]
 
 
 def test_plans_that_take_many_times_the_least_are_not_captured(monkeypatch: pytest.MonkeyPatch):

@@ -39,6 +39,14 @@ CAPTURED = {"captured": True, "device": "cuda:0", "math": "tf32", "fused_optimiz
         ),
         (CAPTURED | {"profiler": True}, "--capture cannot be traced: "),
         (CAPTURED | {"max_steps": 3}, "--max-steps 3: the first 3 steps of --capture are not replayed, so more are"),
+        (
+            CAPTURED | {"algorithm": "plan+packed:67"},
+            "--capture does not go with plan+packed:67, which lays filters out",
+        ),
+        (
+            CAPTURED | {"algorithm": "direct"},
+            "--capture does not go with direct, which lays filters out when they change",
+        ),
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),
         ({"workers": 100_000}, "--num-workers 100000: at most "),
         ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),
