@@ -12,10 +12,11 @@ import dataclasses
 import errno
 import functools
 import io
+import itertools
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Row = TypeVar("Row")
 ADVICE = "move it away, or --overwrite"
+_BLOCK = 256  # rows that are looked at together
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|inf|nan)", re.ASCII)
 _FORMS = {
@@ -94,14 +96,12 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
     if not path.exists():
         return []
     text = _text(path)
-    known = _plainly_right(text, form)
-    if known is None:
+    found = _plain_rows(text, form)
+    if found is None:
         _check(path, text, form)  # which says what is wrong, and where
-        lines = csv.reader(io.StringIO(text, newline=""))
-        known = _by_column(next(lines), list(lines))
-    count = len(next(iter(known.values()), ()))
-    cells = [known.get(name) or [form.added.get(name, "")] * count for name in form.columns]
-    return [dict(zip(form.columns, row, strict=True)) for row in zip(*cells, strict=True)]
+        lines = csv.DictReader(io.StringIO(text, newline=""))
+        found = [{name: row.get(name, form.added.get(name, "")) for name in form.columns} for row in lines]
+    return found
 
 
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
@@ -169,31 +169,40 @@ def _text(path: Path) -> str:
         raise InputError(f"{path}, line {line}: this is no text: {ADVICE}") from None
 
 
-def _plainly_right(text: str, form: Table) -> dict[str, Sequence[str]] | None:
-    """Return the columns of a table's text, None where anything is wrong with it; looked at column by column."""
+def _plain_rows(text: str, form: Table) -> list[dict[str, str]] | None:
+    """Return the rows of a table's text, None where anything is wrong with it.
+
+    A block of rows is looked at column by column, which is fast. Blocks are small: large pieces of memory of ever other
+    sizes would leave holes, and the process would grow.
+    """
     if not text.endswith("\n") or "\0" in text:
         return None
     lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    types, found, keys = _types(form.row_type), list[dict[str, str]](), set[tuple[str, ...]]()  # type: ignore[arg-type]
     try:
-        names, every = next(lines, []), list(lines)
+        names = next(lines, [])
+        unique = [name for name in form.unique if name in names]
+        if _odd_columns(names, form):
+            return None
+        while block := list(itertools.islice(lines, _BLOCK)):
+            if any(len(cells) != len(names) for cells in block):
+                return None
+            columns = dict(zip(names, zip(*block, strict=True), strict=True))
+            if not all(_fit(set(cells), *types.get(name, ("str", True))) for name, cells in columns.items()):
+                return None
+            keys.update(zip(*(columns[name] for name in unique), strict=True))
+            absent = {name: (form.added.get(name, ""),) * len(block) for name in form.columns if name not in columns}
+            cells = [columns[name] if name in columns else absent[name] for name in form.columns]
+            found += [dict(zip(form.columns, row, strict=True)) for row in zip(*cells, strict=True)]
     except csv.Error:
         return None
-    if any(len(cells) != len(names) for cells in every) or _odd_columns(names, form):
-        return None
-    found, types = _by_column(names, every), _types(form.row_type)  # type: ignore[arg-type]
-    for name, cells in found.items():
-        kind, optional = types.get(name, ("str", True))  # a dropped column has no type
-        different = set(cells)
-        if ("" in different and not optional) or (
-            kind in _FORMS and not all(map(_FORMS[kind][0].fullmatch, different - {""}))
-        ):
-            return None
-    unique = [found[name] for name in form.unique if name in found]
-    return None if unique and len(set(zip(*unique, strict=True))) < len(every) else found
+    return None if unique and len(keys) < len(found) else found
 
 
-def _by_column(names: Sequence[str], lines: Sequence[Sequence[str]]) -> dict[str, Sequence[str]]:
-    return dict(zip(names, zip(*lines, strict=True), strict=True)) if lines else dict.fromkeys(names, ())
+def _fit(cells: Collection[str], kind: str, optional: bool) -> bool:
+    """Tell whether the different cells of a column are of its kind."""
+    form = _FORMS.get(kind)
+    return (optional or "" not in cells) and (form is None or all(form[0].fullmatch(cell) for cell in cells if cell))
 
 
 def _check(path: Path, text: str, form: Table) -> None:
