@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -123,17 +123,9 @@ class LayerComparison:
             return failed(row, failures.of_cell(error, self._implementations.device))
 
     def _timed(self, row: Conv3dRow, ready: Prepared, x: torch.Tensor) -> Conv3dRow:
-        request = self._request
-        stopwatch = Stopwatch(self._implementations.device)
-        times = stopwatch.measure(
-            lambda: ready.call(x), samples=request.measure, warmup=request.warmup, budget_s=request.budget_s
-        ).all_ms
+        times = self._times_ms(lambda: ready.call(x))
         self.samples += [SampleRow(row.layer, row.position, row.implementation, time, row.layout) for time in times]
-        packing_ms = None
-        if ready.pack is not None:
-            packings = stopwatch.measure(ready.pack, samples=request.measure, warmup=request.warmup,
-                                         budget_s=request.budget_s)  # fmt: skip
-            packing_ms = summary.summarize(packings.all_ms).median_ms
+        packing_ms = None if ready.pack is None else summary.summarize(self._times_ms(ready.pack)).median_ms
         found = summary.summarize(times)
         low_ms, high_ms = summary.median_interval_ms(times) or (None, None)
         least_ms = None
@@ -144,6 +136,10 @@ class LayerComparison:
             tflops=self._layer.flops / found.median_ms / 1e9, attainable_ms=least_ms, packing_ms=packing_ms,
             ratio_to_roofline=None if least_ms is None else least_ms / found.median_ms,
         )  # fmt: skip
+
+    def _times_ms(self, work: Callable[[], object]) -> list[float]:
+        request, stopwatch = self._request, Stopwatch(self._implementations.device)
+        return stopwatch.measure(work, samples=request.measure, warmup=request.warmup, budget_s=request.budget_s).all_ms
 
     def _row(self, name: str) -> Conv3dRow:
         layer, shape = self._layer, self._shape

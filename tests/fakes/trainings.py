@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from convscope.distributed import Ranks
+from convscope.power.energy import EnergyWindow
+from convscope.power.sampler import PowerWindow
+from convscope.storage.store import Store
+from convscope.training import datasets
 from convscope.training.captured import CapturedStepper
 from convscope.training.request import Training, check
+from convscope.training.rows import SCHEMA
+from convscope.training.study import TrainingStudy
+from fakes import ENVIRONMENT
 
 SMALL = "torchvision:squeezenet1_1"
 ASKED = Training(models=(SMALL,), batch_sizes=(4,), gpu="cpu", stem="imagenet", math="fp32", dataset="synthetic",
@@ -19,6 +28,44 @@ ASKED = Training(models=(SMALL,), batch_sizes=(4,), gpu="cpu", stem="imagenet", 
 def asked(**changes: Any) -> Training:
     """Return the request, but for the changes, checked."""
     return check(dataclasses.replace(ASKED, **changes))
+
+
+class Meter:
+    """A meter whose windows hold 20 J in 2 s each."""
+
+    reason = None
+
+    def __init__(self) -> None:
+        self.windows = 0
+
+    def begin(self) -> PowerWindow:
+        self.windows += 1
+        return PowerWindow(0.0)
+
+    def end(self, window: PowerWindow) -> PowerWindow:
+        window.energies.append(EnergyWindow(0.0, 2.0, 20.0, 0.2, "a counter"))
+        window.reasons.append(None)
+        return window
+
+
+def study(folder: Path, meter: Any = None, stop: Callable[[], bool] = lambda: False, **changes: Any) -> TrainingStudy:
+    """Return a study of a folder whose run has begun."""
+    notes: list[str] = []
+    made = TrainingStudy(
+        asked(**changes),
+        datasets.Images(None, None),
+        torch.device("cpu"),
+        Ranks(),
+        meter or Meter(),
+        Store(folder, SCHEMA),
+        folder / "profiles",
+        stop,
+        notes.append,
+    )
+    made.store.prepare()
+    made.store.missing(made.training, ENVIRONMENT, [])
+    made.store.begin(made.training, ENVIRONMENT, ["x"])
+    return made
 
 
 class Graph:

@@ -4,70 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from pathlib import Path
 
 import fakes
-import pandas as pd
 import pytest
 import torch
-from fakes.trainings import SMALL, asked
+from fakes.trainings import SMALL, Meter, asked, study
 from triton.runtime.errors import OutOfResources
 
 from convscope.convolution import swap
 from convscope.distributed import Ranks
 from convscope.errors import InputError
 from convscope.power.energy import EnergyWindow
-from convscope.power.sampler import PowerWindow
 from convscope.storage.store import Store
 from convscope.timing.hooks import convolution_modules
 from convscope.training import datasets, report
 from convscope.training import study as training_study
 from convscope.training.request import Training
 from convscope.training.rows import SCHEMA, TrainingKey
-from convscope.training.study import TrainingStudy
 from convscope.training.trainer import Epoch, Trained, Trainer
 from profiler import PowerMonitor
 
 CPU = torch.device("cpu")
-NOISE = datasets.Images(None, None)
-
-
-class Meter:
-    """A meter whose windows hold 20 J in 2 s each."""
-
-    reason = None
-
-    def __init__(self) -> None:
-        self.windows = 0
-
-    def begin(self) -> PowerWindow:
-        self.windows += 1
-        return PowerWindow(0.0)
-
-    def end(self, window: PowerWindow) -> PowerWindow:
-        window.energies.append(EnergyWindow(0.0, 2.0, 20.0, 0.2, "a counter"))
-        window.reasons.append(None)
-        return window
-
-
-def study(folder: Path, meter=None, stop=lambda: False, **changes) -> TrainingStudy:
-    notes: list[str] = []
-    made = TrainingStudy(
-        asked(**changes),
-        NOISE,
-        CPU,
-        Ranks(),
-        meter or Meter(),
-        Store(folder, SCHEMA),
-        folder / "profiles",
-        stop,
-        notes.append,
-    )
-    made.store.prepare()
-    made.store.missing(made.training, fakes.ENVIRONMENT, [])
-    made.store.begin(made.training, fakes.ENVIRONMENT, ["x"])
-    return made
 
 
 def own(folder: Path, width: int) -> str:
@@ -239,7 +197,7 @@ def test_deterministic_algorithms_are_switched_back():
 def test_an_algorithm_of_ai3_trains_with_gradients_like_pytorchs():
     def losses(algorithm: str) -> list[float]:
         request = asked(algorithm=algorithm, learning_rate=0.01, models=(SMALL,))
-        trainer = Trainer(request, request.models[0], 2, NOISE, CPU, Ranks())
+        trainer = Trainer(request, request.models[0], 2, datasets.Images(None, None), CPU, Ranks())
         torch.manual_seed(3)  # for the dropout
         assert {swap.carried(module) for module in convolution_modules(trainer._model).values()} == {algorithm}
         return trainer.train(Meter()).epochs[0].losses
@@ -375,43 +333,3 @@ def test_plans_are_searched_where_that_is_asked_for(tmp_path: Path, monkeypatch:
     study(tmp_path, cudnn_benchmark=searched).run()
     assert set(seen) == {searched}
     assert not torch.backends.cudnn.benchmark
-
-
-def test_a_captured_cell_is_another_than_the_eager_one_and_its_row_says_so(tmp_path: Path):
-    made = study(tmp_path)
-    made.device = torch.device("cuda")
-    eager = made._row(next(iter(training_study.cells_of(made.training))), throughput_samples_per_s=100.0)
-    made.training = dataclasses.replace(made.training, captured=True)
-    (key,) = training_study.cells_of(made.training)
-    replayed = made._row(key, throughput_samples_per_s=300.0)
-    made.store.append([eager])
-    made.store.append([replayed])
-    table = made.store.read("training")
-    assert table["captured"].tolist() == [False, True]
-    assert table["timing_method"].tolist() == [
-        "cuda events between phases", "cuda events between phases, in cuda graph replays"
-    ]  # fmt: skip
-    assert training_study.cell_name(key) == "squeezenet1_1_batch4_captured"
-    both = dataclasses.replace(key, processes=2, compiled=True)
-    assert training_study.cell_name(both) == "squeezenet1_1_batch4_x2_compiled_captured"
-    assert made._with_efficiency(made._row(both, throughput_samples_per_s=1.0)).scaling_efficiency_pct is None
-
-
-def test_a_folder_without_captured_cells_of_an_older_version_goes_on(tmp_path: Path):
-    made = study(tmp_path)
-    made.run()
-    before = made.store.read_all()
-    document = json.loads(made.store.files.run.read_text())
-    assert document["training"].pop("captured") is False
-    made.store.files.run.write_text(json.dumps(document | {"schema_version": 2}))
-    for path in filter(Path.exists, made.store.files.tables):
-        pd.read_csv(path, dtype=str).drop(columns="captured").to_csv(path, index=False)
-    assert Store(tmp_path, SCHEMA).read("training").equals(before["training"])
-    again = study(tmp_path, Meter())
-    assert set(again.store.cells()) == {TrainingKey("squeezenet1_1", 4, 1, False, False)}
-    again.store.append([again._row(TrainingKey("squeezenet1_1", 4, 1, False, True))])
-    after = again.store.read("training")
-    assert after["captured"].tolist() == [False, True]
-    pd.testing.assert_frame_equal(after[:1], before["training"], check_dtype=False)  # columns have gaps now
-    assert again.store.read("epochs").equals(before["epochs"])
-    assert json.loads(again.store.files.run.read_text())["schema_version"] == 3

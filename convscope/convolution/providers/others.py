@@ -19,11 +19,8 @@ class TritonPlan:
 
     def __init__(self, plan: Conv2dPlan) -> None:
         self._plan = plan
-        self.run, self.renew, self.close = (
-            plan.run,
-            plan.renew,
-            plan.close,
-        )  # not wrapped: that would cost time on the host in each call
+        # Not wrapped: that would cost time on the host in each call.
+        self.run, self.renew, self.close = plan.run, plan.renew, plan.close
 
     @property
     def workspace_bytes(self) -> int:

@@ -76,12 +76,5 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
     return layout.launch_planar(
-        direct_buffered,
-        x,
-        packed,
-        shape,
-        blocks,
-        BLOCK_C=blocks.depth,
-        PRECISION=layout.precision(shape),
-        ROUND=layout.rounds(shape),
+        direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape)
     )

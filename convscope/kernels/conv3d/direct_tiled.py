@@ -67,12 +67,5 @@ def direct_tiled(
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
     return layout.launch_planar(
-        direct_tiled,
-        x,
-        packed,
-        shape,
-        blocks,
-        BLOCK_C=blocks.depth,
-        PRECISION=layout.precision(shape),
-        ROUND=layout.rounds(shape),
+        direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape)
     )

@@ -72,13 +72,4 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return layout.launch_planar(
-        gemm_ncdhw,
-        x,
-        packed,
-        shape,
-        blocks,
-        BLOCK_Q=blocks.depth,
-        PRECISION=layout.precision(shape),
-        ROUND=layout.rounds(shape),
-    )
+    return layout.launch_planar(gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, **layout.of_products(shape))

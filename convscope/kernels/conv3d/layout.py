@@ -96,6 +96,11 @@ def precision(shape: Convolution) -> str:
     return "ieee" if shape.math == "fp32" and shape.dtype == "float32" else "tf32"
 
 
+def of_products(shape: Convolution) -> dict[str, Any]:
+    """Return what a kernel for N × C × D × H × W takes of the arithmetic of its products."""
+    return {"PRECISION": precision(shape), "ROUND": rounds(shape)}
+
+
 @functools.lru_cache(maxsize=1024)
 def problem(shape: Convolution) -> Problem:
     """Return a convolution as a kernel for channels-last memory sees it."""
