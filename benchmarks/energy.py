@@ -13,7 +13,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from fakes.sensors import DrawnEnergy, drawn_energy  # type: ignore[import-not-found]
+from fakes.sensors import DrawnEnergy, drawn_energy
 
 from convscope.cli.display import table
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import ai3
 import pytest
@@ -94,8 +95,8 @@ def test_the_operator_keeps_pytorchs_rules(algorithm: str, gradient: bool):
     shapes = (1, 3, 224, 224), (3, 3, 5, 5), (3,)
     tensors = [torch.randn(shape, device="cuda", requires_grad=gradient) for shape in shapes]
     # Gradients of weights add up in an order that changes from call to call: 222² terms.
-    close = {"rtol": 1e-4, "atol": 1e-2}
-    torch.library.opcheck(torch.ops.ai3.conv2d, (*tensors, 1, 1, 1, 1, 1, 1, 0, 1, algorithm), **close)
+    given = (*tensors, 1, 1, 1, 1, 1, 1, 0, 1, algorithm)
+    torch.library.opcheck(torch.ops.ai3.conv2d, given, rtol=1e-4, atol=1e-2)
 
 
 @pytest.mark.parametrize("math", MODES)
@@ -131,7 +132,7 @@ def test_a_compiled_model_and_its_gradients_agree_with_float64(backend: str, alg
     given = torch.randn(3, 224, 224, device="cuda", requires_grad=True)
     expected, exact = peer.expect(model, given.detach()), peer.exact_gradients(model, given)
     swapped(model, algorithm)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled: Any = torch.compile(model, backend=backend, fullgraph=True)
     output = compiled(given).detach()
     assert output.is_cuda
     assert relative_distance(output, expected.reference) < expected.tolerance(algorithm, "fp32")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +30,7 @@ LAYERS = {
 }
 
 
-def error_share(name: str, layer: Layer, math: str, dtype: str, blocks: object = None, where: str = "nchw") -> float:
+def error_share(name: str, layer: Layer, math: str, dtype: str, blocks: Any = None, where: str = "nchw") -> float:
     shape = layer.convolution(dtype, math, where)
     x, weight = comparison.tensors(shape, DEVICE, 0)
     with backends.math(math), torch.inference_mode():

@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import ai3.swap_torch
 import pytest
 import torch
 from torch import nn
 
 from convscope.convolution import algorithms, backends, swap
 from convscope.convolution.operator import cuda_operator
-from convscope.convolution.swap import SwappedConv2d
 from convscope.errors import InputError, NotSupportedError
 from convscope.timing import graphs
 
 OF_CUDNN = [name for name, found in algorithms.ALGORITHMS.items() if "cudnn" in found.cuda_providers]
-BY_OPERATOR = SwappedConv2d.forward  # ai3's own way
+BY_OPERATOR = ai3.swap_torch.Conv2D.forward  # ai3's own way
 LAYERS = [
     {"kernel_size": 3, "padding": 1},
     {"kernel_size": 1, "bias": False},
@@ -34,11 +35,11 @@ def _inference() -> Iterator[None]:
     cuda_operator().release()
 
 
-def convolution(algorithm: str = "implicit precomp gemm", device: str = "cuda", **options: object) -> swap.Conv2d:
+def convolution(algorithm: str = "implicit precomp gemm", device: str = "cuda", **options: Any) -> Any:
     """Return a swapped convolution with 16 channels in and 32 out."""
     torch.manual_seed(0)
     with torch.inference_mode(False):
-        conv = nn.Conv2d(16, 32, **({"kernel_size": 3, "padding": 1} | options)).to(device)  # type: ignore[arg-type]
+        conv = nn.Conv2d(16, 32, **({"kernel_size": 3, "padding": 1} | options)).to(device)
     model = nn.Sequential(conv)
     swap.Swap(model).apply({"0": algorithm})
     return model[0]
@@ -205,7 +206,7 @@ def test_the_work_goes_to_the_current_stream():
 def test_a_compiled_model_calls_the_operator_and_agrees():
     torch._dynamo.reset()
     module, x = convolution(), images()
-    model, found = nn.Sequential(module, nn.ReLU()), []
+    model, found = nn.Sequential(module, nn.ReLU()), list[object]()
 
     def keep(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
         found.extend(node.target for node in graph.graph.nodes if node.op == "call_function")

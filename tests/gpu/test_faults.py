@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -82,7 +83,13 @@ def test_memory_is_the_same_before_each_size(tmp_path: Path):
     assert len(set(levels)) == 1
 
 
-VGG = {"input_size_range": (64, 64), "num_sizes": 1, "warmup_iters": 1, "measure_iters": 3, "measure_energy": False}
+VGG: dict[str, Any] = {
+    "input_size_range": (64, 64),
+    "num_sizes": 1,
+    "warmup_iters": 1,
+    "measure_iters": 3,
+    "measure_energy": False,
+}
 
 
 def test_a_workspace_up_to_the_limit_runs_and_one_byte_less_is_refused_before_measuring(tmp_path: Path):

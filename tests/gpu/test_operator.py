@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -42,7 +44,9 @@ def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.n
 
 
 def error(output: torch.Tensor, conv: torch.nn.Conv2d, given: torch.Tensor) -> float:
-    return relative_error(conv, given, output)
+    found = relative_error(conv, given, output)
+    assert found is not None
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +198,7 @@ def test_released_plans_leave_no_descriptor_behind():
     _, model = swapped("gemm", kernel_size=3)
     engine = cuda_operator()
     model(torch.randn(1, 16, 20, 20, device="cuda"))
-    plans = list(engine._plans.values())
+    plans: list[Any] = list(engine._plans.values())
     assert plans
     engine.release()
     assert all(not plan._call._destroyers for plan in plans)

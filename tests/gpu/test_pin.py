@@ -19,7 +19,7 @@ import run_profile
 import run_verify
 from convscope import __main__ as program
 from convscope.convolution import backends, models
-from convscope.convolution.algorithms import plan_name
+from convscope.convolution.algorithms import PLAN, WITH_STEPS, plan_name
 from convscope.convolution.operator import cuda_operator
 from convscope.convolution.reference import relative_distance
 from convscope.cudnn import library
@@ -54,7 +54,8 @@ def pins_of(model: nn.Module, x: torch.Tensor, dtype: str, layout: str, place: i
         shape = replace(shape, fused=ALONE) if behind else shape
         offers = [each for each in cuda_operator().offers(shape, x.device) if not each.why_not_comparable(shape)]
         sizes = layer.columns() | {"fused": layer.steps}
-        found.append(Pin(layer.name, plan_name(offers[place % len(offers)].plan, behind), sizes, {}, {}))
+        name = plan_name(offers[place % len(offers)].plan, WITH_STEPS if behind else PLAN)
+        found.append(Pin(layer.name, name, sizes, {}, {}))
     settings = dict.fromkeys(SETTINGS) | {"batch_size": len(x), "dtype": dtype, "layout": layout}
     stack = {"gpu_name": torch.cuda.get_device_name(), "driver": "", "cudnn": library.version()}
     return Pins(settings, stack, None, found)

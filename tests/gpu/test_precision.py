@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,8 +18,8 @@ ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 BOTH = [("float16", "nhwc"), ("bfloat16", "nchw")]
 
 
-def profile(folder: Path, dtype: str, layout: str, model: str = "alexnet", **options: object):
-    settings = {"num_sizes": 2, "input_size_range": (64, 96), "measure_iters": 5, "warmup_iters": 2}
+def profile(folder: Path, dtype: str, layout: str, model: str = "alexnet", **options: Any):
+    settings: dict[str, Any] = {"num_sizes": 2, "input_size_range": (64, 96), "measure_iters": 5, "warmup_iters": 2}
     asked = UnifiedProfiler(model, NAME, dtype=dtype, layout=layout, **settings | options)
     assert asked.folder.name.endswith({"float16": "_fp16_nhwc", "bfloat16": "_bf16"}[dtype])
     return asked.run(folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -260,7 +261,8 @@ def test_products_in_16_bits_run_on_the_matrix_unit_and_the_name_says_so(algorit
 @pytest.mark.parametrize("algorithm", ["direct", "winograd"])
 def test_a_swapped_layer_runs_in_every_type_and_layout(algorithm: str, dtype: str, layout: str):
     conv, model = swapped(algorithm)
-    conv, model = (module.to(getattr(torch, dtype)) for module in (conv, model))
+    model.to(getattr(torch, dtype))
+    conv.to(getattr(torch, dtype))
     given = torch.randn(2, 16, 20, 24, device=DEVICE, dtype=getattr(torch, dtype))
     given = given.contiguous(memory_format=backends.LAYOUTS[layout])
     with backends.settings(provider="triton", layout=layout), recording():
@@ -273,7 +275,7 @@ def test_a_swapped_layer_runs_in_every_type_and_layout(algorithm: str, dtype: st
     assert float((output - expected).norm() / expected.norm()) < bound
 
 
-def swapped(algorithm: str, **options: object) -> tuple[torch.nn.Conv2d, torch.nn.Sequential]:
+def swapped(algorithm: str, **options: Any) -> tuple[torch.nn.Conv2d, torch.nn.Sequential]:
     torch.manual_seed(0)
     conv = torch.nn.Conv2d(16, 32, 3, padding=1, **options).cuda()
     model = torch.nn.Sequential(conv)

@@ -126,7 +126,7 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
 
 
 def test_what_launches_kernels_for_each_group_is_no_candidate_in_depthwise_layers():
-    run, noted = made_run("torchvision:mobilenet_v2", "torch"), []
+    run, noted = made_run("torchvision:mobilenet_v2", "torch"), list[str]()
     with open_subject(run) as subject, contextlib.closing(CandidateSwap(subject, noted.append)) as swapped:
         timer = CUDALayerTimer(subject.model, "cuda")
         bench = Bench(run, subject.model, subject.device, timer, PowerMonitor(), print)
