@@ -72,6 +72,23 @@ def test_every_card_names_the_source_of_its_peaks(gpu: gpus.Gpu):
     assert gpu.source.startswith("NVIDIA ")
 
 
+# Float32 units of a multiprocessor: 64 up to Turing but for Pascal's GP104, and in the A100; 128 in the others.
+LANES = {**dict.fromkeys(("a100", "a30", "v100", "t4", "p100", "2080ti", "2080"), 64)}
+BOOST_MHZ = {"h200": (1700, 2000), "a100": (1400, 1420), "l40s": (2500, 2530), "t4": (1560, 1600), "p4": (1060, 1120)}
+
+
+@pytest.mark.parametrize("gpu", gpus.GPUS, ids=lambda gpu: gpu.pattern)
+def test_peak_and_multiprocessors_give_a_clock_that_a_card_can_have(gpu: gpus.Gpu):
+    assert gpu.sm_count is not None
+    boost_mhz = gpu.fp32_tflops * 1e6 / (2 * LANES.get(gpu.label, 128) * gpu.sm_count)
+    low, high = BOOST_MHZ.get(gpu.label, (1250, 2550))
+    assert low <= boost_mhz <= high
+    if gpu.boost_mhz is not None:
+        assert gpu.base_mhz is not None
+        assert gpu.base_mhz < gpu.boost_mhz == pytest.approx(boost_mhz, rel=0.05)
+        assert gpu.clock_source
+
+
 @pytest.mark.parametrize("gpu", gpus.GPUS, ids=lambda gpu: gpu.pattern)
 def test_no_peak_counts_sparsity(gpu: gpus.Gpu):
     if gpu.tf32_tflops is not None:

@@ -11,10 +11,9 @@ from torch import nn
 
 from convscope.convolution import backends, models
 from convscope.convolution.layer import Layer
+from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.gpus import Gpu
 from convscope.timing.stopwatch import Stopwatch
-
-ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
@@ -61,16 +60,9 @@ def _connected(number: int, module: nn.Linear, given: torch.Size) -> Layer:
     )  # fmt: skip
 
 
-def matrix_tflops(gpu: Gpu, dtype: str, math: str) -> float:
-    """Return the rate at which a card can multiply in a data type; float32 in `math` "tf32" where the card has it."""
-    if dtype != "float32":
-        return gpu.fp16_tflops
-    return (gpu.tf32_tflops if math == "tf32" else None) or gpu.fp32_tflops
-
-
 def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> HardwareLimit:
     """Return the floor of a pass over these layers on a card."""
-    per_ms = matrix_tflops(gpu, dtype, math) * 1e9
+    per_ms = gpu.tflops(dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
     work = [(layer.flops, layer.minimum_bytes(ELEMENT_BYTES[dtype])) for layer in layers]
     flops, minimum_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)

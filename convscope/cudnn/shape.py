@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from convscope.cudnn.library import HALF_MATH_TYPE, HALF_TYPES, MATH_TYPES
 
+ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
 
 @dataclass(frozen=True)
 class Geometry:

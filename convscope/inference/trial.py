@@ -17,7 +17,7 @@ from torch import nn
 from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
-from convscope.convolution.roofline import ELEMENT_BYTES
+from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.errors import WriteError
 from convscope.failures import Failure
 from convscope.inference import agreement, pictures

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from convscope.convolution import roofline, tolerance
+from convscope.convolution import tolerance
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import Observation
-from convscope.cudnn.shape import dimensions
+from convscope.cudnn.shape import ELEMENT_BYTES, dimensions
 from convscope.failures import Failure
 from convscope.power.energy import Conditions, LoadEnergy
 from convscope.profiling.layer_energy import ATTRIBUTION, Breakdown, LayerEnergy
@@ -204,7 +204,7 @@ def _layer_row(
         ran_algorithm=observed.execution.algorithm,
         ran_provider=observed.execution.provider,
         flops=layer.flops,
-        bytes=layer.minimum_bytes(roofline.ELEMENT_BYTES[run.dtype]),
+        bytes=layer.minimum_bytes(ELEMENT_BYTES[run.dtype]),
         kernels=json.dumps(dict(traced.kernels)) if traced else None,
         status=WRONG if wrong else "unsupported" if skipped else "fallback" if reason else "ok",
         energy_uncertainty_j=alone.uncertainty_j if alone else None,

@@ -58,7 +58,7 @@ def test_a_larger_batch_reads_its_weights_once():
     ],
 )
 def test_the_rate_is_that_of_the_data_type(gpu: gpus.Gpu, dtype: str, math: str, tflops: float):
-    assert roofline.matrix_tflops(gpu, dtype, math) == tflops
+    assert gpu.tflops(dtype, math) == tflops
 
 
 def test_a_size_that_the_model_cannot_take_is_said():

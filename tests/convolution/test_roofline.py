@@ -14,7 +14,9 @@ from convscope.convolution import roofline
 from convscope.convolution.layer import Layer
 from convscope.gpus import Gpu
 
-CARD = Gpu("card", "card", fp32_tflops=2.0, tf32_tflops=4.0, fp16_tflops=8.0, bandwidth_gbps=16.0, source="made up")
+CARD = Gpu(
+    "card", "card", fp32_tflops=2.0, tf32_tflops=4.0, fp16_tflops=8.0, bandwidth_gbps=16.0, source="made up", sm_count=1
+)
 FLOPS = 32 * 56 * 56 * (2 * 16 * 9 + 1)
 ELEMENTS = 16 * 56 * 56 + 32 * 16 * 9 + 32 * 56 * 56 + 32
 
@@ -39,7 +41,7 @@ def test_the_limit_is_work_over_peak_and_bytes_over_bandwidth(dtype, math, tflop
 
 def test_a_card_without_tf32_multiplies_in_float32():
     plain = Gpu("old", "old", 2.0, None, 8.0, 16.0, "made up")
-    assert roofline.matrix_tflops(plain, "float32", "tf32") == 2.0
+    assert plain.tflops("float32", "tf32") == 2.0
 
 
 def test_fully_connected_layers_are_convolutions_of_one_pixel_by_the_rows_they_are_given():
