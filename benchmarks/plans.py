@@ -30,7 +30,7 @@ from convscope.cli.display import table
 from convscope.storage.paths import ROOT, slug
 from convscope.verification import kernel_families
 from convscope.verification.candidates import BENCHMARK, HEURISTIC
-from convscope.verification.choice import TOGETHER, same_kernels
+from convscope.verification.choice import TOGETHER
 
 MODELS = (
     *("resnet50", "vgg16", "densenet121", "torchvision:mobilenet_v2", "torchvision:efficientnet_b0"),
@@ -80,9 +80,14 @@ def others(plans: pd.DataFrame) -> str:
         ranked = shape[shape["rank_a"].notna()].sort_values("rank_a")
         torchs = shape[shape["candidate"] == HEURISTIC]
         first, own = ranked["kernels"].head(1).dropna(), torchs["kernels"].dropna()
-        if len(first) and len(own) and not same_kernels(*map(json.loads, (first.iloc[0], own.iloc[0]))):
+        if len(first) and len(own) and not launches(json.loads(own.iloc[0]), json.loads(first.iloc[0])):
             found[f"{name_of(json.loads(own.iloc[0]))} in {dimensions_of(torchs.iloc[0])}"] += 1
     return ", ".join(f"{count} × {name}" for name, count in found.most_common()) or "none"
+
+
+def launches(kernels: Mapping[str, int], of_plan: Mapping[str, int]) -> bool:
+    """Tell whether PyTorch launched what a plan does, copies to other layouts too, besides kernels of its own."""
+    return of_plan in (kernels, kernel_families.of_library(kernels))
 
 
 def name_of(kernels: Mapping[str, int]) -> str:

@@ -52,7 +52,8 @@ class PlanRow:
     place in the list of a heuristic of cuDNN, from 0, empty where it is not in it. `regret_us` is the extra time over
     the fastest in the rounds that both have, with half its interval (all pairs of a shape that have two rounds hold
     together at 99 %; none after one round). These rounds picked the fastest, so that regrets read too large: `passes`
-    has rounds that did not. `same_kernels_as` is another plan that launches the same kernels, the fastest of them.
+    has rounds that did not. `same_kernels_as` is another plan that launches the same kernels, copies to
+    other layouts too: the fastest of them, or for PyTorch's choice the first of mode A.
     Energy is that of a call replayed alone, of some of the fastest plans and PyTorch's choice, where it was asked for.
     `fused` is what follows the convolution in the same call: "addition bias relu", empty for a convolution alone.
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +19,8 @@ from convscope.profiling.request import Run
 from convscope.storage.environment import Environment
 from convscope.storage.table import fill
 from convscope.timing.summary import paired_difference, summarize
-from convscope.verification.choice import pair_confidence, same_kernels
+from convscope.verification import kernel_families
+from convscope.verification.choice import pair_confidence
 from convscope.verification.rows import ModelKey, PassRow
 
 ENERGY = {"j": "energy_j", "uncertainty_j": "uncertainty_j", "reason": "reason"}
@@ -57,19 +59,35 @@ def _rows(run: Run, here: Environment, shape: Shape) -> list[PlanRow]:
     in_order += [name for name in by_name if name not in times]
     fastest, found = shape.fastest(), []
     for name in in_order:
-        twins = (other for other in in_order if other in by_name and other != name)
-        twin = next((other for other in twins if same_kernels(launched.get(name), launched.get(other))), None)
         plan = by_name.get(name)
         cells: dict[str, Any] = _of_plan(plan) if plan else {"outcome": OK, "relative_error": shape.errors.get(name)}
         if (energy := shape.energies.get(name)) is not None:
             cells |= {f"energy_{cell}": getattr(energy, attribute) for cell, attribute in ENERGY.items()}
         found.append(fill(
             PlanRow, here, run, shape.first, layer=shape.first.name, layers=len(shape.layers), candidate=name,
-            is_fastest=name == fastest, same_kernels_as=twin, input_size=run.input_sizes[0],
-            kernels=json.dumps(dict(launched[name])) if launched.get(name) else None,
+            is_fastest=name == fastest, same_kernels_as=_twin(name, in_order, by_name, launched),
+            input_size=run.input_sizes[0], kernels=json.dumps(dict(launched[name])) if launched.get(name) else None,
             **cells, **_of_times(shape, name, fastest), **_sizes(shape.first),
         ))  # fmt: skip
     return found
+
+
+def _twin(
+    name: str, in_order: Sequence[str], plans: Mapping[str, KnownPlan], launched: Mapping[str, Mapping[str, int]]
+) -> str | None:
+    """Return the plan that launches the same kernels as a candidate: all of them, copies to other layouts too.
+
+    Of several, the fastest; for PyTorch's choice the one that it asks for first, which is mode A's order. PyTorch adds
+    a bias in a kernel of its own, which no plan has to launch.
+    """
+    if not launched.get(name):
+        return None
+    same = [other for other in in_order if other in plans and other != name and launched.get(other) == launched[name]]
+    if name in plans:
+        return next(iter(same), None)
+    of_cudnn = kernel_families.of_library(launched[name])
+    same += [other for other in in_order if other in plans and of_cudnn and launched.get(other) == of_cudnn]
+    return min(same, key=lambda other: plans[other].offer.ranks.get(Mode.A.name.lower(), math.inf), default=None)
 
 
 def _of_plan(plan: KnownPlan) -> dict[str, Any]:

@@ -104,3 +104,9 @@ def stranger(algorithm: str, kernels: Iterable[str], *, pointwise: bool) -> str 
 def working(kernels: Mapping[str, int]) -> Mapping[str, int]:
     """Return the kernels that do the convolution itself: two algorithms with the same ones are the same work."""
     return {kernel: count for kernel, count in kernels.items() if family(kernel) not in (LAYOUT, OTHER)}
+
+
+def of_library(kernels: Mapping[str, int]) -> Mapping[str, int]:
+    """Return the kernels without those that PyTorch adds to a call of cuDNN (a bias, a copy); they convolve nothing."""
+    working_ones = working(kernels)
+    return {name: count for name, count in kernels.items() if name in working_ones or "at::native::" not in name}

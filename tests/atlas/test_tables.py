@@ -17,12 +17,14 @@ from convscope.atlas.offered import KnownPlan, PlanFaultError
 from convscope.atlas.race import Race, Shape
 from convscope.atlas.rows import LOST, PLANS, PlanRow, PlanTimeRow
 from convscope.atlas.study import AtlasStudy, plans_text
+from convscope.convolution import algorithms
+from convscope.cudnn.graph.engines import Offer, Plan
 from convscope.cudnn.shape import Fused
 from convscope.errors import DeviceFaultError, InputError
 from convscope.profiling.request import Run
 from convscope.verification import candidates
 from convscope.verification import request as requests
-from convscope.verification.candidates import HEURISTIC
+from convscope.verification.candidates import BENCHMARK, GUESS, HEURISTIC
 from convscope.verification.request import make_verification
 
 
@@ -68,6 +70,30 @@ def test_each_plan_has_a_row_with_its_regret_and_whose_kernels_it_shares():
     assert (refused.in_channels, refused.out_channels, refused.kernel_size) == (64, 128, "3x3")
     assert list(dict.fromkeys(layer for layer, _ in found)) == ["one", "two"]
     assert next(name for of, name in found if of == "one") == "plan:1"
+
+
+def test_plans_that_copy_other_tensors_are_not_the_same():
+    """AlexNet's features.6 as an H200 has launched it: one kernel convolves in three plans, one of which splits it."""
+    plain, bias = {"nchwToNhwc": 2, "fprop_gemm": 1}, "void at::native::elementwise_kernel<128>"
+    packed, split = {"nchwToNhwc": 1, "fprop_gemm": 1}, plain | {"Memset (Device)": 1}
+    plans = (
+        *known(0, 1, 2, 3),
+        KnownPlan(Offer(Plan(1), {}, (), (), 64), kind=algorithms.PACKED),
+        KnownPlan(Offer(Plan(4), {"b": 0}, (), (), 64)),
+    )
+    race = OnPaper([Shape((LAYERS[0],), plans)])
+    names = ("plan:4", "plan:2", "plan:0", "plan:1", "plan+packed:1", "plan:3", *candidates.PICKS)
+    race.shapes[0].times_ms = {name: {0: float(place)} for place, name in enumerate(names, 1)}
+    found = rows_of(race, {
+        "plan:0": split, "plan:1": plain, "plan:2": split, "plan:3": {"conv_depthwise": 1}, "plan:4": split,
+        "plan+packed:1": packed, HEURISTIC: split | {bias: 1}, BENCHMARK: plain,
+        GUESS: {"void at::native::conv_depthwise2d_forward": 1},
+    })  # fmt: skip
+    twins = {name: row.same_kernels_as for (_, name), row in found.items()}
+    assert twins == {
+        "plan:0": "plan:4", "plan:1": None, "plan:2": "plan:4", "plan:3": None, "plan:4": "plan:2",
+        "plan+packed:1": None, HEURISTIC: "plan:0", BENCHMARK: "plan:1", GUESS: None,
+    }  # fmt: skip
 
 
 def test_the_text_has_a_line_a_shape_with_the_regret_of_each_pick():
