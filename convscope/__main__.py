@@ -16,6 +16,8 @@ COMMANDS = {
     "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks, deny one"),
     "check": ("cluster.submission", "whether a combination can run, and the stages it still needs"),
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
+    "import": ("dataset.command", "other people's measurements to a file of samples"),
+    "predict": ("prediction.command", "learn from samples, say how wrong it is, predict, calibrate to another card"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
 }
 

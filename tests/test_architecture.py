@@ -30,9 +30,11 @@ NARROWER = {
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
-    "dataset": {"storage"},
+    "dataset": {"storage", "cudnn.shape"},
+    "dataset.command": {"storage", "cli"},
     "dataset.collect": {*LAYERS, "dataset"},
-    "prediction": {"storage", "cli", "dataset"},
+    "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
+    "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
     "report": {"storage", "cli", "dataset", "prediction"},
 }
 WITHOUT_TORCH = (
@@ -219,7 +221,7 @@ def test_what_a_login_node_needs_imports_without_pytorch():
         f"convscope.{module}"
         for module in MODULES
         if any(module == name or module.startswith(f"{name}.") for name in WITHOUT_TORCH)
-        and module != "dataset.collect"
+        and module not in ("dataset.collect", "prediction.network")
     ]
     assert len(wanted) > 10
     command = [sys.executable, "-c", WITHOUT, *wanted, "convscope.__main__"]

@@ -1,0 +1,113 @@
+"""Other people's measurements as samples: `python -m convscope import --format neusight|klab FILE…`.
+
+`neusight`: forward convolutions of the public data of NeuSight (ASPLOS 2025): float32 without TF32 by cuDNN's own
+search, one time a row. `klab`: overall and layer tables with the columns of this project's predecessor, which have no
+sizes of images, strides or padding: their times are kept, and no prediction can be made of them.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from convscope.dataset.samples import SampleRow
+from convscope.errors import InputError
+
+Cells = Mapping[str, str]
+Reader = Callable[[str, str, Cells], SampleRow]
+SEARCHED = "torch benchmark"
+_OF_LAYERS = ("layer", "in_channels", "out_channels", "kernel_size", "mean_ms")
+
+
+def samples(path: Path, form: str, **given: str) -> Iterator[SampleRow]:
+    """Yield the rows of a file in another form, as samples.
+
+    Args:
+        form: one of `FORMATS`.
+        given: what the file itself does not say, by column: the GPU of a `klab` table.
+
+    Raises:
+        InputError: the file cannot be read, lacks a column, or has a cell that is none; file and line are named.
+    """
+    needed, read = FORMATS[form]
+    lines = csv.DictReader(io.StringIO(_text(path), newline=""))
+    if missing := [name for name in needed if name not in (lines.fieldnames or ())]:
+        raise InputError(f"{path}: no {form} file: it has no column {', '.join(missing)}")
+    for row in lines:
+        where = f"{path}, line {lines.line_num}"
+        if None in row or None in row.values():
+            raise InputError(f"{where}: it has another number of cells than the header: mend the file")
+        try:
+            yield read(path.name, where, {**row, **given})
+        except ValueError as error:
+            raise InputError(f"{where}: {error}") from None
+
+
+def _neusight(name: str, where: str, cells: Cells) -> SampleRow:
+    if cells["OPName"] != "conv":
+        raise InputError(f"{where}: OPName is {cells['OPName']!r}: only conv, a forward convolution, is known")
+    kernel, step, pad = (_square(cells, column) for column in ("Kernel_Szie", "Stride", "Padding"))
+    return SampleRow(
+        gpu_name=cells["Device"], algorithm=SEARCHED, batch_size=int(cells["B"]),
+        in_channels=int(cells["Input_Channel"]), out_channels=int(cells["Output_Channel"]),
+        in_height_px=int(cells["Input_Size"]), in_width_px=int(cells["Input_Size"]), kernel_size=kernel, stride=step,
+        padding=pad, dilation="1x1", groups=1, dtype="float32", math="fp32", layout="nchw", run=f"neusight {name}",
+        mean_ms=float(cells["Latency"]), timing_method="one time of the source", kernels=cells["Kernels"].strip(";"),
+        cudnn=_cudnn(cells["CUDNN Version"]), torch=cells["Torch Version"].removeprefix("p"),
+    )  # fmt: skip
+
+
+def _klab(name: str, where: str, cells: Cells) -> SampleRow:
+    for column in ("gpu_name", "algorithm", "model"):
+        if not cells.get(column):
+            flag = column.removesuffix("_name")
+            raise InputError(f"{where}: the table does not say the {flag}: give it by --{flag}")
+    return SampleRow(
+        gpu_name=cells["gpu_name"], algorithm=cells["algorithm"], batch_size=int(cells.get("batch_size") or 1),
+        in_channels=int(cells["in_channels"]), out_channels=int(cells["out_channels"]), in_height_px=None,
+        in_width_px=None, kernel_size=_sizes(cells["kernel_size"]), stride=None, padding=None, dilation=None,
+        groups=None, dtype="float32", math=cells.get("math") or "tf32", layout="nchw", run=f"klab {name}",
+        mean_ms=float(cells["mean_ms"]), timing_method="events around the layer, launched from Python",
+        model=cells["model"], input_size=int(cells["input_size"]) if cells.get("input_size") else None,
+        layer=cells["layer"],
+    )  # fmt: skip
+
+
+def _square(cells: Cells, column: str) -> str:
+    return f"{int(cells[column])}x{int(cells[column])}"
+
+
+def _sizes(text: str) -> str:
+    """Return "3x3" for "3", "3x3", "(3, 3)"."""
+    numbers = [int(each) for each in text.strip("()[] ").replace("x", ",").split(",") if each.strip()]
+    if len(numbers) not in (1, 2):
+        raise ValueError(f"kernel_size is {text!r}, no height and width")
+    return f"{numbers[0]}x{numbers[-1]}"
+
+
+def _cudnn(number: str) -> str:
+    """Return "8.9.2" for cuDNN's number 8902."""
+    value = int(number)
+    return f"{value // 1000}.{value % 1000 // 100}.{value % 100}"
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): name a CSV file, or one compressed by gzip") from None
+
+
+_OF_NEUSIGHT = (
+    *("OPName", "Latency", "Device", "Torch Version", "CUDNN Version", "Kernels", "B"),
+    *("Input_Channel", "Output_Channel", "Kernel_Szie", "Input_Size", "Stride", "Padding"),
+)
+FORMATS: Mapping[str, tuple[Sequence[str], Reader]] = {
+    "neusight": (_OF_NEUSIGHT, _neusight),
+    "klab": (_OF_LAYERS, _klab),
+}

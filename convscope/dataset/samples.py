@@ -1,0 +1,133 @@
+"""Table of samples: one convolution by one algorithm on one card, measured once, or refused with a reason.
+
+It is what prediction learns from: the project's own runs and other people's data come to the same columns. Two rows of
+the same work, card and software that were measured in two runs are repeats; both stand.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.errors import InputError
+from convscope.storage import table
+from convscope.storage.table import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHAPE = (
+    *("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px"),
+    *("kernel_size", "stride", "padding", "dilation", "groups"),
+)
+ARITHMETIC = ("dtype", "math", "layout")
+WORK = (*SHAPE, *ARITHMETIC, "algorithm")
+"""What is computed, and by which algorithm: the same on every card."""
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    """One convolution by one algorithm on one card. Sizes of two dimensions are height and width: "3x3".
+
+    Attributes:
+        run: the measuring run, whatever tells two of them apart.
+        family: the kind of network that the layer is of, "resnet"; absent for a shape that no model has.
+        mean_ms: of one call, in the way that `timing_method` names; absent where the status is not "ok".
+        mean_ci95_ms: half the 95 % interval of the mean.
+    """
+
+    gpu_name: str
+    algorithm: str
+    batch_size: int
+    in_channels: int
+    out_channels: int
+    in_height_px: int | None
+    in_width_px: int | None
+    kernel_size: str
+    stride: str | None
+    padding: str | None
+    dilation: str | None
+    groups: int | None
+    dtype: str
+    math: str
+    layout: str
+    run: str
+    mean_ms: float | None = None
+    mean_ci95_ms: float | None = None
+    placements: int | None = None
+    timing_method: str | None = None
+    energy_j: float | None = None
+    energy_uncertainty_j: float | None = None
+    workspace_bytes: int | None = None
+    relative_error: float | None = None
+    ran_algorithm: str | None = None
+    ran_provider: str | None = None
+    kernels: str | None = None
+    cudnn: str | None = None
+    driver: str | None = None
+    torch: str | None = None
+    model: str | None = None
+    family: str | None = None
+    input_size: int | None = None
+    layer: str | None = None
+    status: str = "ok"
+    reason: str | None = None
+
+
+SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"), first=16)
+_TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """Read files of samples one after another into one data frame.
+
+    Raises:
+        InputError: a file is missing, or is no such table; the message names file, line and column.
+    """
+    import pandas as pd  # only those who want data frames need it
+
+    found = [table.frame(SAMPLES, _rows(path)) for path in paths]
+    if not any(len(each) for each in found):
+        raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
+    every = pd.concat([each for each in found if len(each)], ignore_index=True)
+    for name in _TEXT:
+        every[name] = [None if cell != cell else cell for cell in every[name].astype(object)]  # NaN is not itself
+    return every
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    if not path.exists():
+        raise InputError(f"{path} does not exist: name a file of samples (convscope import writes one)")
+    rows = table.rows(path, SAMPLES)
+    for number, row in enumerate(rows, start=2):
+        _check(f"{path}, line {number}", row)
+    return rows
+
+
+def _check(where: str, row: dict[str, str]) -> None:
+    """Raise InputError for a value that no measurement has."""
+    if row["dtype"] not in ELEMENT_BYTES:
+        raise InputError(f"{where}: dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}")
+    for name in ("mean_ms", "energy_j"):
+        if row[name] and not 0 < float(row[name]) < float("inf"):
+            raise InputError(f"{where}: {name} is {row[name]}: a measured value is above 0, and an absent one empty")
+    if row["status"] == "ok" and not row["mean_ms"]:
+        raise InputError(f"{where}: the status is ok and mean_ms is empty: give the time, or another status")
+
+
+def write(path: Path, rows: Iterable[SampleRow]) -> int:
+    """Write a file of samples atomically; return the number of rows.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    kept = list(rows)
+    try:
+        table.write_atomically(path, table.lines_of(SAMPLES, kept, with_header=True))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
+    return len(kept)

@@ -1,0 +1,103 @@
+"""Splits of samples into those that are learned from and those that are held back, so that nothing leaks between them.
+
+`rows`: rows drawn at random, which lets neighbours of a layer stand on both sides. `layer`: shapes that were not
+learned, on any card and by any algorithm. `family`: kinds of network. `size`: the largest fifth by work, and the
+smallest. `gpu`: cards. A split is a function of what the samples say, not of their order: the same rows are held back
+from a file in another order.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from convscope.dataset.samples import SHAPE, WORK
+from convscope.errors import InputError
+
+PARTS = 5
+Labels = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to divide samples: `held_back` is true for a row that is not learned from."""
+
+    name: str
+    held_back: npt.NDArray[np.bool_]
+
+
+def joined(frame: pd.DataFrame, names: tuple[str, ...]) -> Labels:
+    """Return for each row the text of these columns."""
+    texts = [frame[name].astype(str) for name in names]
+    return np.array([" ".join(cells) for cells in zip(*texts, strict=True)], dtype=object)
+
+
+def part(text: str) -> int:
+    """Return the part, 0 to 4, that a text falls into: the same on every machine."""
+    return zlib.crc32(text.encode()) % PARTS
+
+
+def labels(frame: pd.DataFrame, kind: str) -> Labels:
+    """Return for each row what a split of this kind keeps together.
+
+    Raises:
+        InputError: the samples do not say it.
+    """
+    return _LABELS[kind](frame)
+
+
+def splits(frame: pd.DataFrame, kind: str) -> Iterator[Split]:
+    """Yield the splits of a kind: one where a fifth is held back, one a label where each is held back in turn.
+
+    Raises:
+        InputError: the samples do not say what they would be divided by, or there is only one of it.
+    """
+    found = labels(frame, kind)
+    if kind in ("rows", "layer"):
+        yield Split(kind, np.array([part(label) == 0 for label in found]))
+        return
+    names = sorted({*found})
+    if len(names) < 2:
+        raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
+    for name in [names[0], names[-1]] if kind == "size" else names:
+        yield Split(f"{kind} {name}", found == name)
+
+
+def folds(found: Labels) -> npt.NDArray[np.intp]:
+    """Return for each row the number of its fold, at most five: rows of one label are in one fold."""
+    names = sorted({*found})
+    if len(names) <= PARTS:
+        return np.array([names.index(label) for label in found], dtype=np.intp)
+    return np.array([part(label) for label in found], dtype=np.intp)
+
+
+def _rows(frame: pd.DataFrame) -> Labels:
+    return joined(frame, (*WORK, "gpu_name", "run", "mean_ms"))
+
+
+def _families(frame: pd.DataFrame) -> Labels:
+    if frame["family"].isna().any():
+        raise InputError(f"split by family: {int(frame['family'].isna().sum())} samples name none: leave --split out")
+    return frame["family"].to_numpy(dtype=object)
+
+
+def _sizes(frame: pd.DataFrame) -> Labels:
+    pixels = frame["in_height_px"] * frame["in_width_px"]
+    work = (frame["batch_size"] * frame["in_channels"] * frame["out_channels"] * pixels).to_numpy(float)
+    bounds = np.quantile(work, np.arange(1, PARTS) / PARTS)
+    return np.array([f"fifth {number + 1}" for number in np.searchsorted(bounds, work, side="right")], dtype=object)
+
+
+_LABELS: Mapping[str, Callable[[pd.DataFrame], Labels]] = {
+    "rows": _rows,
+    "layer": lambda frame: joined(frame, SHAPE),
+    "family": _families,
+    "size": _sizes,
+    "gpu": lambda frame: frame["gpu_name"].to_numpy(dtype=object),
+}
+KINDS = tuple(_LABELS)

@@ -1,0 +1,205 @@
+"""`python -m convscope predict fit|evaluate|apply|calibrate`: predict times and joules of convolutions from samples."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from convscope.cli.display import or_dash, table
+from convscope.cli.options import MATHS, at_least
+from convscope.cli.parser import OneLineParser
+from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.dataset import samples, splits
+from convscope.dataset.samples import WORK
+from convscope.errors import InputError
+from convscope.prediction import cards, document, evaluation, intervals, predictor
+from convscope.prediction.evaluation import Score
+from convscope.prediction.predictor import TARGETS, Prediction, Predictor
+
+SCORES = (
+    "held back",
+    "by",
+    "algorithm",
+    "samples",
+    "MAPE, %",
+    "95 %",
+    "median, %",
+    "p95, %",
+    "within 10 %",
+    "covered, %",
+)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command of predictions; return 0.
+
+    Raises:
+        InputError: a file cannot be read or written, or the samples are too few for what is asked.
+    """
+    options = _parser().parse_args(arguments)
+    return {"fit": _fit, "evaluate": _evaluate, "apply": _apply, "calibrate": _calibrate}[options.command](options)
+
+
+def _fit(options: argparse.Namespace) -> int:
+    kept = predictor.usable(samples.read(options.samples), options.target)
+    made = predictor.fit(kept, options.target, cards.parsed(options.card), options.unit)
+    document.write(options.output, made, kept)
+    half = made.widths[intervals.EVERY]["90"]
+    factor = "" if half is None else f", 90 % within a factor of {np.exp(half):.2f} for another {made.unit}"
+    print(f"{made.target} of {len(kept)} samples of {', '.join(made.learned['gpu_names'])}{factor}: {options.output}")
+    return 0
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    at_least("--calibrate", options.calibrate, 0)
+    frame, known = samples.read(options.samples), cards.parsed(options.card)
+    found = [
+        score
+        for kind in options.split
+        for score in evaluation.scores(frame, options.target, kind, known, options.calibrate)
+    ]
+    if options.json:
+        print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
+    else:
+        print(table(SCORES, [*map(_cells, found)]))
+    return 0
+
+
+def _cells(score: Score) -> Sequence[str]:
+    return (
+        score.split, score.by, score.group or "all", str(score.samples), f"{score.mape_pct:.1f}",
+        "-" if score.mape_low_pct is None else f"{score.mape_low_pct:.1f} to {score.mape_high_pct:.1f}",
+        f"{score.median_pct:.1f}", f"{score.p95_pct:.1f}", f"{score.within_10_pct:.1f}",
+        or_dash(score.covered_pct, ".1f"),
+    )  # fmt: skip
+
+
+def _apply(options: argparse.Namespace) -> int:
+    made = document.read(options.predictor)
+    made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
+    frame = _asked(made, options)
+    found = made.predict(frame, options.level)
+    unit = TARGETS[made.target][1]
+    if options.output:
+        _write_predictions(options.output, frame, found, made, options.level)
+    shown = [
+        (layer or "-", algorithm, _short(middle), f"{_short(low)} to {_short(high)}", outside)
+        for layer, algorithm, middle, low, high, outside in zip(
+            frame["layer"], frame["algorithm"], found.middle, found.low, found.high, found.outside, strict=True
+        )
+    ]
+    header = ("layer", "algorithm", f"{made.target}, {unit}", f"{options.level} % of cases", "outside what was learned")
+    print(table(header, shown))
+    for name, sum_ in pd.Series(found.middle).groupby(frame["algorithm"].to_numpy()).sum().items():
+        print(f"{name}: {_short(sum_)} {unit} in all; what is no convolution is not in it")
+    return 0
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if np.isfinite(value) else "?"
+
+
+def _asked(made: Predictor, options: argparse.Namespace) -> pd.DataFrame:
+    """Return the samples whose target is asked for: of a file, or of a model's layers."""
+    if options.samples:
+        return samples.read([options.samples])
+    if not options.model or not options.gpu:
+        raise InputError("apply: say --samples FILE, or --model M with --gpu NAME")
+    at_least("--batch-size", options.batch_size, 1)
+    from convscope.prediction import network  # PyTorch, which a file of samples does without
+
+    learned = made.core.levels["algorithm"]
+    wanted = options.algorithm or learned
+    return network.samples(
+        options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
+        options.layout,
+    )  # fmt: skip
+
+
+def _write_predictions(path: Path, frame: pd.DataFrame, found: Prediction, made: Predictor, level: int) -> None:
+    unit = TARGETS[made.target][1]
+    columns = {f"predicted_{unit}": found.middle, f"low{level}_{unit}": found.low, f"high{level}_{unit}": found.high}
+    kept = frame[["gpu_name", *WORK, "model", "layer", "input_size"]]
+    try:
+        kept.assign(**columns, outside=found.outside).to_csv(path, index=False)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    made = document.read(options.predictor)
+    made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
+    frame = samples.read(options.samples)
+    if options.choose:
+        at_least("--choose", options.choose, 1)
+        kept = frame[frame["in_height_px"].notna()].assign(gpu_name=options.gpu or frame["gpu_name"])
+        kept = kept.drop_duplicates([*WORK, "gpu_name"]).reset_index(drop=True)
+        rows = evaluation.choose(made, kept, options.choose)
+        _print_chosen(kept.iloc[rows])
+        return 0
+    measured = predictor.usable(frame, made.target)
+    corrected = made.corrected(measured)
+    document.write(options.output or options.predictor, corrected, measured)
+    name = measured["gpu_name"].iloc[0]
+    rests = np.abs(np.expm1(np.array(corrected.corrections[name].rests)))
+    off = f"{100 * float(np.mean(rests)):.1f} % off where each is left out"
+    print(f"{name}: corrected by {len(rests)} samples, {off}: {options.output or options.predictor}")
+    return 0
+
+
+def _print_chosen(frame: pd.DataFrame) -> None:
+    names = ["model", "layer", *WORK]
+    cells = [["-" if cell is None else str(cell) for cell in row] for row in frame[names].itertuples(index=False)]
+    print(table(names, cells))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="convscope predict", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="fit|evaluate|apply|calibrate")
+    fit = commands.add_parser("fit", help="learn from samples", allow_abbrev=False)
+    evaluate = commands.add_parser("evaluate", help="how wrong it is, split by split", allow_abbrev=False)
+    apply = commands.add_parser("apply", help="predict", allow_abbrev=False)
+    calibrate = commands.add_parser("calibrate", help="correct it for another card", allow_abbrev=False)
+    for each in (fit, evaluate):
+        each.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples")
+        each.add_argument("--target", choices=TARGETS, default="time", help="default %(default)s")
+    text = "what intervals are to hold for that was not learned: other rows, layers, …; default %(default)s"
+    fit.add_argument("--unit", choices=splits.KINDS, default="layer", help=text)
+    fit.add_argument("-o", "--output", type=Path, default=Path("predictor.json"), help="default %(default)s")
+    text = "what is held back; default rows layer"
+    evaluate.add_argument("--split", nargs="+", choices=splits.KINDS, default=["rows", "layer"], help=text)
+    text = "with --split gpu: also after N samples of the card that was held back"
+    evaluate.add_argument("--calibrate", type=int, default=0, metavar="N", help=text)
+    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    for each in (apply, calibrate):
+        each.add_argument("predictor", type=Path, metavar="PREDICTOR", help="document that fit wrote")
+        each.add_argument("--gpu", metavar="NAME", help="the card, as its driver names it")
+        each.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
+    calibrate.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="samples of that card")
+    text = "print the N layers that are worth measuring (with --gpu, on that card), and stop"
+    calibrate.add_argument("--choose", type=int, metavar="N", help=text)
+    _add_asked(apply)
+    for each in (fit, evaluate, apply, calibrate):
+        text = "facts of a card that is not known: NAME:fp32_tflops=…,bandwidth_gbps=…,sm_count=…"
+        each.add_argument("--card", action="append", default=[], metavar="FACTS", help=text)
+    return parser
+
+
+def _add_asked(apply: argparse.ArgumentParser) -> None:
+    """Add what `apply` predicts."""
+    text = "samples; those to be predicted have another status than ok, and no time"
+    apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
+    apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")
+    apply.add_argument("--algorithm", nargs="+", metavar="NAME", help="default: those that were learned")
+    apply.add_argument("--input-size", type=int, default=224, metavar="PX", help="default %(default)s")
+    apply.add_argument("--batch-size", type=int, default=1, metavar="N", help="default %(default)s")
+    apply.add_argument("--dtype", choices=ELEMENT_BYTES, default="float32", help="default %(default)s")
+    apply.add_argument("--math", choices=MATHS, default="tf32", help="default %(default)s")
+    apply.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="default %(default)s")
+    apply.add_argument("--level", type=int, choices=intervals.LEVELS, default=90, help="of intervals, in percent")

@@ -1,0 +1,140 @@
+"""Estimate of a target from features: trees, and what they leave over of a card and of a kernel's peculiar shape.
+
+The logarithm of a target over the roofline's time is the sum of
+- what trees say of the features;
+- a share of the card's clock headroom, the same for all: cards that reach their boost clock only under little work
+  are slower than their peak says;
+- for a card that was learned, its median rest;
+- for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
+  intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
+Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. A shape that was learned
+is estimated by the fold that did not learn it, so that its rest does not count twice; another one by the mean of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from convscope.dataset import splits
+from convscope.dataset.samples import SHAPE, WORK
+from convscope.errors import InputError
+from convscope.prediction import booster
+from convscope.prediction.booster import Booster
+from convscope.prediction.features import Features, Floats
+
+HEADROOM_RIDGE = 0.02
+"""Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """A fitted estimate. `folds` has the trees of each fold, `offsets` is by the card's name, `effects` by work."""
+
+    names: tuple[str, ...]
+    levels: Mapping[str, list[str]]
+    folds: tuple[Booster, ...]
+    headroom_share: float
+    usual_headroom: float
+    offsets: Mapping[str, float]
+    effects: Mapping[str, float]
+
+    def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return the logarithm of the target over the roofline's time in ms, for each row."""
+        numbers = booster.matrix(given.values, self.levels)
+        by_fold = np.array([trees.predict(numbers) for trees in self.folds])
+        known = np.array([key in self.effects for key in splits.joined(frame, WORK)])
+        found = np.where(known, by_fold[_folds(frame), np.arange(len(frame))], by_fold.mean(axis=0))
+        found += self.headroom_share * _filled(given.headroom, self.usual_headroom)
+        found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
+        return found + self.effects_of(frame)
+
+    def effects_of(self, frame: pd.DataFrame) -> Floats:
+        """Return what is known of the work of each row from other cards, 0 for nothing."""
+        return np.array([self.effects.get(key, 0.0) for key in splits.joined(frame, WORK)])
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """An estimate, and for each row that it learned from the rest of a fold that had not learned its shape."""
+
+    core: Core
+    rests: Floats
+
+
+def fit(given: Features, frame: pd.DataFrame, wanted: Floats) -> Fitted:
+    """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
+
+    Raises:
+        InputError: the samples are of too few shapes to hold some of them back.
+    """
+    names = tuple(given.values.columns)
+    known = booster.levels(given.values)
+    numbers = booster.matrix(given.values, known)
+    cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
+    usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
+    headroom = _filled(given.headroom, usual)
+    share = _headroom_share(cards, work, headroom, wanted)
+    left, number_of = wanted - share * headroom, _folds(frame)
+    if len(np.unique(number_of)) < 2:
+        raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
+    folds = [Booster.fit(names, numbers[number_of != n], left[number_of != n]) for n in range(splits.PARTS)]
+    rests = left - np.array([trees.predict(numbers) for trees in folds])[number_of, np.arange(len(frame))]
+    offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
+    if len(offsets) < 2:
+        offsets = dict.fromkeys(offsets, 0.0)
+    rests = rests - np.array([offsets[name] for name in cards])
+    return Fitted(Core(names, known, tuple(folds), share, usual, offsets, _effects(work, rests)), rests)
+
+
+def _folds(frame: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """Return for each row the fold that does not learn its shape."""
+    return np.array([splits.part(shape) for shape in splits.joined(frame, SHAPE)], dtype=np.intp)
+
+
+def _filled(headroom: Floats, usual: float) -> Floats:
+    return np.where(np.isfinite(headroom), headroom, usual)
+
+
+def _headroom_share(cards: splits.Labels, work: splits.Labels, headroom: Floats, wanted: Floats) -> float:
+    """Return which share of the clock headroom is lost, from the work that all cards did; 0 for fewer than two."""
+    table = pd.DataFrame({"card": cards, "work": work, "wanted": wanted})
+    both = table.pivot_table(index="work", columns="card", values="wanted").dropna()
+    if both.shape[1] < 2 or len(both) < 2:
+        return 0.0
+    of_card = pd.Series(headroom, index=cards).groupby(level=0).first()
+    x = of_card[both.columns].to_numpy(float)
+    x, y = x - x.mean(), both.mean().to_numpy(float) - both.to_numpy(float).mean()
+    return float(np.clip(x @ y / (x @ x + HEADROOM_RIDGE / 2), 0.0, 1.0))
+
+
+def _effects(work: splits.Labels, rests: Floats) -> dict[str, float]:
+    """Return for each work the part of its mean rest that another row of it would have."""
+    agreement = intraclass_correlation(work, rests)
+    groups = pd.Series(rests).groupby(work)
+    counts, means = groups.count(), groups.mean()
+    shrunk = means * counts * agreement / (1 + (counts - 1) * agreement)
+    return {str(key): float(value) for key, value in shrunk.items()} if agreement > 0 else {}
+
+
+def intraclass_correlation(groups: splits.Labels, values: npt.NDArray[np.float64]) -> float:
+    """Return how much values of one group agree, 0 to 1: the correlation of two of them (one-way analysis of variance).
+
+    Source: Fisher, Statistical Methods for Research Workers, chapter 7; unequal groups as in Donner (1986).
+    """
+    by_group = pd.Series(values).groupby(groups)
+    counts = by_group.count().to_numpy(float)
+    several = counts > 1
+    if several.sum() < 2:
+        return 0.0
+    sizes, means = counts[several], by_group.mean().to_numpy(float)[several]
+    within = float((by_group.var(ddof=0).to_numpy(float)[several] * sizes).sum() / (sizes - 1).sum())
+    mean = float((means * sizes).sum() / sizes.sum())
+    between = float((sizes * (means - mean) ** 2).sum() / (len(sizes) - 1))
+    usual = (sizes.sum() - (sizes**2).sum() / sizes.sum()) / (len(sizes) - 1)
+    total = between + (usual - 1) * within
+    return float(np.clip((between - within) / total, 0.0, 1.0)) if total > 0 else 0.0

@@ -1,0 +1,73 @@
+"""A predictor as one JSON document: trees as LightGBM's text, the rest as numbers, and a few checks of itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from convscope.dataset.samples import WORK
+from convscope.errors import InputError
+from convscope.prediction.booster import Booster
+from convscope.prediction.calibration import Correction
+from convscope.prediction.core import Core
+from convscope.prediction.predictor import Predictor
+from convscope.storage.table import write_atomically
+
+FORM, VERSION = "convscope predictor", 1
+ADVICE = "convscope predict fit writes one"
+TESTED = 5
+"""Samples whose prediction a document has."""
+
+
+def write(path: Path, predictor: Predictor, examples: pd.DataFrame) -> None:
+    """Write a predictor with what it predicts for some samples, by which a reader checks itself.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    columns = ["gpu_name", *WORK]
+    tested = json.loads(examples[columns].head(TESTED).to_json(orient="records"))
+    plain = {field.name: getattr(predictor, field.name) for field in dataclasses.fields(predictor)}
+    parts = {field.name: getattr(predictor.core, field.name) for field in dataclasses.fields(Core)}
+    parts["folds"] = [trees.text for trees in predictor.core.folds]
+    document = {
+        "form": FORM, "version": VERSION, **plain, "core": parts,
+        "corrections": {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()},
+        "tested": tested, "expected": predictor.predict(pd.DataFrame(tested)).middle.tolist(),
+    }  # fmt: skip
+    try:
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
+def read(path: Path) -> Predictor:
+    """Read a predictor that `write` wrote, and check it on its examples.
+
+    Raises:
+        InputError: it is none, is damaged, or predicts other values here than where it was written.
+    """
+    try:
+        document = json.loads(path.read_text())
+        if document["form"] != FORM or document["version"] != VERSION:
+            raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
+        parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
+        parts["names"] = tuple(parts["names"])
+        corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
+        own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
+        found = Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
+        here = found.predict(pd.DataFrame(document["tested"])).middle
+        expected = np.array(document["expected"], dtype=float)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): convscope predict fit writes one") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is no predictor, or a damaged one ({error!r}): convscope predict fit writes one"
+        ) from None
+    if here.shape != expected.shape or not np.allclose(here, expected, rtol=1e-6):
+        raise InputError(f"{path} predicts other values here than where it was written: fit it again")
+    return found

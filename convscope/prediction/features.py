@@ -1,0 +1,165 @@
+"""Features of a sample: its shape, how it fills tiles and multiprocessors, and where it lies on the card's roofline.
+
+All but the categories are numbers of one row alone; of a card only ratios are used (waves of tiles over its
+multiprocessors, compute over memory time), so that what was learned on one can be said of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.dataset.samples import SHAPE
+from convscope.errors import InputError
+from convscope.prediction.cards import card
+
+Floats = npt.NDArray[np.float64]
+CATEGORIES = ("algorithm", "dtype", "math", "layout")
+TILES = ((128, 128), (128, 64), (64, 64), (128, 32))
+"""Tiles of output pixels × filters that kernels of implicit products have."""
+WINOGRAD = (2, 4)
+"""Sides of the output tiles of Winograd's algorithm."""
+UNITS = (4, 8, 32)
+"""Numbers of channels that kernels load or multiply together."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Features of samples, a row each.
+
+    Attributes:
+        values: a column a feature; of `CATEGORIES` the name itself.
+        roofline_ms: the least time of each by its card's peaks.
+        compute_share: how much of the roofline's two times is arithmetic, from 0 to 1.
+        headroom: of each row's card; NaN where its clocks are not known.
+    """
+
+    values: pd.DataFrame
+    roofline_ms: Floats
+    compute_share: Floats
+    headroom: Floats
+
+    def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Features:
+        """Return the features of some rows, in their order."""
+        kept = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
+        values = self.values.iloc[kept].reset_index(drop=True)
+        return Features(values, self.roofline_ms[kept], self.compute_share[kept], self.headroom[kept])
+
+
+def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> Features:
+    """Return the features of samples.
+
+    Args:
+        frame: as `samples.read` returns it; sizes must be there, times need not.
+        given: facts of cards that the catalogue does not have, by their names.
+
+    Raises:
+        InputError: a sample lacks a size, or is of a card that nothing is known of.
+    """
+    lacking = [name for name in SHAPE if frame[name].isna().any()]
+    if lacking:
+        raise InputError(f"{int(frame[lacking].isna().any(axis=1).sum())} samples lack {', '.join(lacking)}: drop them")
+    cards = {name: card(name, given) for name in frame["gpu_name"].unique()}
+    of_row = [cards[name] for name in frame["gpu_name"]]
+    shape = _Shape(frame)
+    element_bytes = frame["dtype"].map(ELEMENT_BYTES).to_numpy(float)
+    asked = zip(of_row, frame["dtype"], frame["math"], strict=True)
+    tflops = np.array([each.tflops(dtype, arithmetic) for each, dtype, arithmetic in asked])
+    compute_ms = shape.flops / tflops / 1e9
+    memory_ms = shape.elements * element_bytes / np.array([each.bandwidth_gbps for each in of_row]) / 1e6
+    values = {
+        **shape.logarithms(),
+        "ridge": np.log(compute_ms / memory_ms),
+        "log_bytes": np.log(shape.elements * element_bytes),
+        "log_roofline": np.log(np.maximum(compute_ms, memory_ms)),
+        **shape.remainders(),
+        **shape.tiles(np.array([each.sm_count for each in of_row], float)),
+    }
+    columns = pd.DataFrame(values)
+    for name in CATEGORIES:
+        columns[name] = frame[name].to_numpy()
+    headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
+    return Features(columns, np.maximum(compute_ms, memory_ms), compute_ms / (compute_ms + memory_ms), headroom)
+
+
+class _Shape:
+    """Sizes of samples as arrays."""
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        sizes = {name: _pairs(frame[name]) for name in ("kernel_size", "stride", "padding", "dilation")}
+        self.batch, self.channels, self.filters, self.groups = (
+            frame[name].to_numpy(float) for name in ("batch_size", "in_channels", "out_channels", "groups")
+        )
+        extents = [frame[name].to_numpy(float) for name in ("in_height_px", "in_width_px")]
+        self.kernel, self.stride, self.dilation = sizes["kernel_size"], sizes["stride"], sizes["dilation"]
+        self.out = [
+            np.floor((extent + 2 * pad - dil * (kernel - 1) - 1) / step) + 1
+            for extent, pad, dil, kernel, step in zip(
+                extents, sizes["padding"].T, self.dilation.T, self.kernel.T, self.stride.T, strict=True
+            )
+        ]
+        if min(each.min() for each in self.out) < 1:
+            raise InputError("a sample has no output: its kernel is larger than its padded input")
+        self.terms = self.channels / self.groups * self.kernel.prod(axis=1)
+        self.pixels = self.batch * self.out[0] * self.out[1]
+        self.flops = 2 * self.pixels * self.filters * self.terms
+        given = self.batch * self.channels * extents[0] * extents[1]
+        self.elements = given + self.filters * self.terms + self.pixels * self.filters
+
+    def logarithms(self) -> dict[str, Floats]:
+        """Return the sizes as logarithms."""
+        sizes = {
+            "batch": self.batch, "channels": self.channels, "filters": self.filters, "groups": self.groups,
+            "out_side": np.sqrt(self.out[0] * self.out[1]), "taps": self.kernel.prod(axis=1),
+            "stride": self.stride.prod(axis=1), "dilation": self.dilation.prod(axis=1), "terms": self.terms,
+            "flops": self.flops, "elements": self.elements,
+        }  # fmt: skip
+        return {f"log_{name}": np.log(value) for name, value in sizes.items()}
+
+    def remainders(self) -> dict[str, Floats]:
+        """Return how well channels, filters and pixels fill the units that kernels take them in, and whether wholly."""
+        found = {}
+        for unit in UNITS:
+            for name, size in (("channels", self.channels / self.groups), ("filters", self.filters / self.groups)):
+                found[f"{name}_of_{unit}"] = np.ceil(size / unit) * unit / size
+                found[f"{name}_in_{unit}"] = np.where(size % unit == 0, 1.0, 0.0)
+        for unit in WINOGRAD:
+            found[f"side_of_{unit}"] = np.ceil(self.out[0] / unit) * np.ceil(self.out[1] / unit) * unit**2
+            found[f"side_of_{unit}"] /= self.out[0] * self.out[1]
+        return found
+
+    def tiles(self, multiprocessors: Floats) -> dict[str, Floats]:
+        """Return for each tile the waves over the card, how full the last one is, and how full a tile."""
+        found = {}
+        filters = self.filters / self.groups
+        for high, wide in TILES:
+            name, count = f"{high}x{wide}", np.ceil(self.pixels / high) * np.ceil(filters / wide)
+            waves = count * self.groups / multiprocessors
+            found[f"waves_{name}"] = np.log(waves)
+            found[f"last_wave_{name}"] = np.ceil(waves) / waves
+            found[f"tile_{name}"] = count * high * wide / (self.pixels * filters)
+        for side in WINOGRAD:
+            tiles = np.ceil(self.out[0] / side) * np.ceil(self.out[1] / side) * self.batch
+            products = (side + 2) ** 2 * np.ceil(filters / 64) * np.ceil(tiles / 64) * self.groups
+            found[f"winograd_waves_{side}"] = np.log(products / multiprocessors)
+        return found
+
+
+def _pairs(column: pd.Series[str]) -> Floats:
+    """Return texts like "3x1" as rows of two numbers.
+
+    Raises:
+        InputError: a text is no such pair.
+    """
+    known = {}
+    for text in column.unique():
+        parts = text.split("x")
+        if len(parts) != 2 or not all(part.isdigit() for part in parts):
+            raise InputError(f"{column.name} is {text!r}: write height and width, 3x3")
+        known[text] = [float(part) for part in parts]
+    return np.array([known[text] for text in column])

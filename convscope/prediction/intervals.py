@@ -1,0 +1,51 @@
+"""Intervals around a prediction that hold what they claim, by algorithm: split-conformal quantiles of held-out rests.
+
+The rests are of rows that the estimate did not learn from, held out in the way in which it will be asked: other rows,
+other layers, other families, other sizes, or another card. Source: Vovk, Gammerman and Shafer, Algorithmic Learning in
+a Random World (2005), chapter 4 (Mondrian conformal prediction).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from convscope.dataset.splits import Labels
+from convscope.prediction.features import Floats
+
+EVERY = ""
+"""Name of the group of all rows."""
+LEVELS = (50, 80, 90, 95)
+"""Shares of cases that an interval is to hold, in percent."""
+FEWEST = 50
+"""Rests that a group needs for intervals of itself."""
+
+Widths = Mapping[str, Mapping[str, float | None]]
+
+
+def widths(rests: Floats, groups: Labels) -> dict[str, dict[str, float | None]]:
+    """Return by group and level half the width of an interval in the logarithm; None for too few rests."""
+    found = {EVERY: _widths(rests)}
+    for name in sorted({*groups}):
+        of_group = rests[groups == name]
+        if len(of_group) >= FEWEST:
+            found[str(name)] = _widths(of_group)
+    return found
+
+
+def _widths(rests: Floats) -> dict[str, float | None]:
+    return {str(level): quantile(np.abs(rests), level / 100) for level in LEVELS}
+
+
+def quantile(sizes: Floats, share: float) -> float | None:
+    """Return the size that a further one does not exceed in at least this share of cases; None for too few."""
+    place = math.ceil((len(sizes) + 1) * share)
+    return None if place > len(sizes) else float(np.sort(sizes)[place - 1])
+
+
+def of_rows(known: Widths, groups: Sequence[str], level: int) -> Floats:
+    """Return for each row half the width in the logarithm, of its group or of all; infinite for too few rests."""
+    half = {name: math.inf if (value := by[str(level)]) is None else value for name, by in known.items()}
+    return np.array([half.get(name, half[EVERY]) for name in groups])

@@ -1,0 +1,47 @@
+"""Layers of a model from any source as samples whose times are to be predicted: the one module that needs PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from convscope.convolution import models
+from convscope.convolution.layer import Layer
+from convscope.cudnn.shape import dimensions
+from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.errors import InputError
+
+
+def samples(
+    model: str, input_size: int, batch_size: int, gpu_name: str, algorithms: Sequence[str], dtype: str, math: str,
+    layout: str,
+) -> pd.DataFrame:  # fmt: skip
+    """Return a row for each 2-D convolution of a model and each algorithm, without times.
+
+    Args:
+        model: a name, as `run_profile.py --model` takes it.
+        input_size: of the images, in pixels.
+
+    Raises:
+        InputError: there is no such model, it cannot take this size, or has no such convolution.
+    """
+    layers = [each for each in models.convolutions(model, input_size, batch_size) if _is_plain(each)]
+    if not layers:
+        raise InputError(f"{model} has no 2-D convolution that could be predicted")
+    rows = [
+        SampleRow(
+            gpu_name=gpu_name, algorithm=algorithm, batch_size=layer.batch, in_channels=layer.in_channels,
+            out_channels=layer.out_channels, in_height_px=layer.size[0], in_width_px=layer.size[1],
+            kernel_size=dimensions(layer.kernel), stride=dimensions(layer.stride), padding=dimensions(layer.padding),
+            dilation=dimensions(layer.dilation), groups=layer.groups, dtype=dtype, math=math, layout=layout,
+            run="predicted", model=model, layer=layer.name, input_size=input_size,
+        )
+        for algorithm in algorithms
+        for layer in layers
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=SAMPLES.columns)
+
+
+def _is_plain(layer: Layer) -> bool:
+    return len(layer.size) == 2 and not layer.uneven_padding and "transpose" not in layer.kind

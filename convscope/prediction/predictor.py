@@ -1,0 +1,166 @@
+"""Predictor of one target: fitted, asked, and corrected for a card."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from convscope.dataset import splits
+from convscope.errors import InputError
+from convscope.prediction import calibration, core, intervals
+from convscope.prediction.calibration import Correction
+from convscope.prediction.core import Core
+from convscope.prediction.features import CATEGORIES, Features, Floats, features
+
+TARGETS: Mapping[str, tuple[str, str]] = {"time": ("mean_ms", "ms"), "energy": ("energy_j", "J")}
+"""What can be predicted, with its column among the samples and its unit."""
+FEWEST = 100
+"""Samples that a predictor is fitted to at least."""
+Given = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predictions for samples: the middle, the ends of the interval, and the features beyond what was learned."""
+
+    middle: Floats
+    low: Floats
+    high: Floats
+    outside: list[str]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A fitted predictor.
+
+    Attributes:
+        unit: what was held out for its intervals: one of `splits.KINDS`.
+        widths: of its intervals, by algorithm.
+        ranges: the least and largest value of each feature that was learned.
+        corrections: by the card's name.
+        cards: facts of cards that the catalogue does not have.
+        learned: number of samples, their digest and cards.
+    """
+
+    target: str
+    unit: str
+    core: Core
+    widths: intervals.Widths
+    ranges: Mapping[str, tuple[float, float]]
+    corrections: Mapping[str, Correction]
+    cards: Given
+    learned: Mapping[str, Any]
+
+    def predict(self, frame: pd.DataFrame, level: int = 90) -> Prediction:
+        """Return the predictions for samples, whose times need not be there.
+
+        Args:
+            level: the share of cases in percent that the interval is to hold, one of `intervals.LEVELS`.
+
+        Raises:
+            InputError: a sample lacks a size, or its card is not known.
+        """
+        given = features(frame, self.cards)
+        found = self.core.predict(given, frame)
+        half = intervals.of_rows(self.widths, list(frame["algorithm"]), level)
+        for name, correction in self.corrections.items():
+            here = (frame["gpu_name"] == name).to_numpy()
+            if here.any():
+                plane = calibration.coordinates(given, found, self.core.effects_of(frame))[here]
+                found[here] += correction.predict(plane)
+                width = intervals.quantile(np.abs(np.array(correction.rests)), level / 100)
+                half[here] = np.inf if width is None else width
+        middle = given.roofline_ms * np.exp(found)
+        return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), self._outside(given, frame))
+
+    def _outside(self, given: Features, frame: pd.DataFrame) -> list[str]:
+        """Return for each row what was never learned: the card, features with such a value; "" for nothing."""
+        cards = {*self.learned["gpu_names"], *self.corrections} if self.unit != "gpu" else {*frame["gpu_name"]}
+        lists: list[list[str]] = [[] if name in cards else ["card"] for name in frame["gpu_name"]]
+        for name in given.values:
+            column = given.values[name]
+            if name in CATEGORIES:
+                odd = ~column.isin(self.core.levels[str(name)]).to_numpy()
+            else:
+                low, high = self.ranges[str(name)]
+                odd = ((column < low) | (column > high)).to_numpy()
+            for row in np.flatnonzero(odd):
+                lists[row].append(str(name))
+        return [", ".join(names) for names in lists]
+
+    def corrected(self, measured: pd.DataFrame) -> Predictor:
+        """Return the predictor with a correction for the one card that these samples are of.
+
+        Raises:
+            InputError: they are of several cards, or too few.
+        """
+        names = sorted(measured["gpu_name"].unique())
+        if len(names) != 1 or len(measured) < calibration.FEWEST:
+            least = f"at least {calibration.FEWEST} samples of one card are needed"
+            raise InputError(f"calibrate: {len(measured)} samples of {', '.join(names)}: {least}")
+        kept = measured.iloc[np.linspace(0, len(measured) - 1, min(len(measured), calibration.MOST)).astype(int)]
+        bare = dataclasses.replace(self, corrections={k: v for k, v in self.corrections.items() if k != names[0]})
+        given = features(kept, self.cards)
+        predicted = bare.core.predict(given, kept)
+        missed = logarithms(kept, self.target, given) - predicted
+        plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
+        return dataclasses.replace(bare, corrections={**bare.corrections, names[0]: calibration.fit(plane, missed)})
+
+
+def usable(frame: pd.DataFrame, target: str) -> pd.DataFrame:
+    """Return the samples that have the target, were measured and have sizes."""
+    kept = frame[(frame["status"] == "ok") & frame[TARGETS[target][0]].notna() & frame["in_height_px"].notna()]
+    return kept.reset_index(drop=True)
+
+
+def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
+    """Return the logarithm of each sample's target over its roofline's time in ms."""
+    found: Floats = np.log(frame[TARGETS[target][0]].to_numpy(float) / given.roofline_ms)
+    return found
+
+
+def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> Predictor:
+    """Fit a predictor to samples (`usable`).
+
+    Args:
+        unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.
+
+    Raises:
+        InputError: there are too few, or they do not say what is held out.
+    """
+    if len(frame) < FEWEST:
+        raise InputError(f"{len(frame)} samples have a {target}: at least {FEWEST} are needed")
+    given = features(frame, cards)
+    wanted = logarithms(frame, target, given)
+    fitted = core.fit(given, frame, wanted)
+    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, unit)
+    numbers = given.values.drop(columns=list(CATEGORIES))
+    ranges = {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
+    learned = {"samples": len(frame), "digest": digest(frame), "gpu_names": sorted(frame["gpu_name"].unique())}
+    widths = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object))
+    return Predictor(target, unit, fitted.core, widths, ranges, {}, cards, learned)
+
+
+def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -> Floats:
+    """Return for each row what an estimate misses that was fitted without all that is of its label."""
+    number_of = splits.folds(splits.labels(frame, unit))
+    rests = np.full(len(frame), np.nan)
+    for number in np.unique(number_of):
+        out = number_of == number
+        if out.all():
+            raise InputError(f"intervals for another {unit} need samples of at least two")
+        learned = core.fit(given.rows(~out), frame[~out], wanted[~out]).core
+        rests[out] = wanted[out] - learned.predict(given.rows(out), frame[out])
+    return rests
+
+
+def digest(frame: pd.DataFrame) -> str:
+    """Return sixteen hexadecimal digits that tell two sets of samples apart, whatever the order of their rows."""
+    hashes = np.sort(pd.util.hash_pandas_object(frame.astype(str), index=False).to_numpy())
+    return hashlib.sha256(hashes.tobytes()).hexdigest()[:16]

@@ -1,0 +1,91 @@
+"""Other people's tables as samples: each form, and what is wrong with a file by its line."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from convscope import __main__ as program
+from convscope.dataset import importers, samples
+from convscope.errors import InputError
+
+NEUSIGHT = (
+    "OPName,Latency,Device,Torch Version,CUDNN Version,Kernel Name,Kernels,B,Input_Channel,Output_Channel,"
+    "Kernel_Szie,Input_Size,Stride,Padding\n"
+    'conv,1.25,Tesla P4,p2.1.0,8902,k,";void first<0, float>(x);second",38,893,326,3,5,1,1\n'
+)
+KLAB = 'layer,in_channels,out_channels,kernel_size,mean_ms,percentage\nfeatures.0,3,64,"(3, 3)",0.5,12.0\n'
+ABOUT = {"gpu_name": "NVIDIA L40S", "algorithm": "gemm", "model": "vgg16"}
+
+
+def written(tmp_path: Path, text: str, name: str = "table.csv") -> Path:
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("name", ["table.csv", "table.csv.gz"])
+def test_a_row_of_neusight(tmp_path: Path, name: str):
+    (row,) = importers.samples(written(tmp_path, NEUSIGHT, name), "neusight")
+    assert (row.gpu_name, row.algorithm, row.mean_ms) == ("Tesla P4", "torch benchmark", 1.25)
+    assert (row.batch_size, row.in_channels, row.out_channels, row.in_height_px, row.in_width_px) == (
+        38,
+        893,
+        326,
+        5,
+        5,
+    )
+    assert (row.kernel_size, row.stride, row.padding, row.dilation, row.groups) == ("3x3", "1x1", "1x1", "1x1", 1)
+    assert (row.dtype, row.math, row.layout, row.cudnn, row.torch) == ("float32", "fp32", "nchw", "8.9.2", "2.1.0")
+    assert row.kernels == "void first<0, float>(x);second"
+    assert row.run == f"neusight {name}"
+
+
+def test_a_row_of_klab_has_no_sizes_of_images(tmp_path: Path):
+    (row,) = importers.samples(written(tmp_path, KLAB), "klab", **ABOUT)
+    assert (row.gpu_name, row.algorithm, row.model, row.layer) == ("NVIDIA L40S", "gemm", "vgg16", "features.0")
+    assert (row.kernel_size, row.mean_ms, row.in_height_px, row.stride) == ("3x3", 0.5, None, None)
+
+
+def test_klab_needs_to_be_told_what_the_table_does_not_say(tmp_path: Path):
+    with pytest.raises(InputError, match=r"line 2: the table does not say the gpu: give it by --gpu"):
+        list(importers.samples(written(tmp_path, KLAB), "klab", algorithm="gemm", model="vgg16"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (NEUSIGHT.replace("Latency", "Time"), "no neusight file: it has no column Latency"),
+        (
+            NEUSIGHT.replace("conv,", "linear,"),
+            "line 2: OPName is 'linear': only conv, a forward convolution, is known",
+        ),
+        (NEUSIGHT.replace("1.25", "fast"), "line 2: could not convert string to float: 'fast'"),
+        (NEUSIGHT + "conv,1\n", "line 3: it has another number of cells than the header"),
+        (NEUSIGHT.removesuffix("\n") + ",1\n", "line 2: it has another number of cells than the header"),
+        ("", "it has no column OPName, Latency"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused_with_its_line(tmp_path: Path, text: str, expected: str):
+    with pytest.raises(InputError, match=expected):
+        list(importers.samples(written(tmp_path, text), "neusight"))
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"\x1f\x8b\x08 cut"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, content: bytes):
+    path = tmp_path / "table.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"table\.csv\.gz cannot be read"):
+        list(importers.samples(path, "neusight"))
+
+
+def test_the_command_writes_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out = tmp_path / "samples.csv"
+    path = written(tmp_path, NEUSIGHT)
+    assert program.main(["import", "--format", "neusight", str(path), "-o", str(out)]) == 0
+    assert capsys.readouterr().out == f"1 samples of Tesla P4: {out}\n"
+    assert samples.read([out])["mean_ms"].tolist() == [1.25]
+    assert program.main(["import", "--format", "klab", str(path)]) == 2
+    assert "no klab file: it has no column layer" in capsys.readouterr().err

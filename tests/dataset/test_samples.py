@@ -1,0 +1,67 @@
+"""Files of samples: what is written is read again, and what no measurement says is refused with its line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope.dataset import samples
+from convscope.dataset.samples import SampleRow
+from convscope.errors import InputError
+
+ROW = next(drawn(1))
+
+
+def changed(tmp_path: Path, **cells: object) -> Path:
+    path = tmp_path / "samples.csv"
+    samples.write(path, [ROW, dataclasses.replace(ROW, batch_size=99, **cells)])  # type: ignore[arg-type]
+    return path
+
+
+def test_what_is_written_is_read_again(tmp_path: Path):
+    rows = [*drawn(30), dataclasses.replace(ROW, batch_size=77, mean_ms=None, status="refused", reason="too, large")]
+    path = tmp_path / "samples.csv"
+    assert samples.write(path, rows) == 31
+    frame = samples.read([path])
+    assert list(frame.columns) == samples.SAMPLES.columns
+    read = [SampleRow(**{name: None if cell != cell else cell for name, cell in each.items()})
+            for each in frame.to_dict("records")]  # fmt: skip
+    assert read == rows
+
+
+def test_two_files_are_read_one_after_the_other(tmp_path: Path):
+    samples.write(tmp_path / "a.csv", drawn(5, seed=1))
+    samples.write(tmp_path / "b.csv", drawn(6, seed=2))
+    assert len(samples.read([tmp_path / "a.csv", tmp_path / "b.csv"])) == 11
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ({"mean_ms": 0.0}, "line 3: mean_ms is 0.0: a measured value is above 0, and an absent one empty"),
+        ({"mean_ms": float("inf")}, "line 3: mean_ms is inf"),
+        ({"mean_ms": float("nan")}, "line 3: mean_ms is nan"),
+        ({"energy_j": -1.0}, "line 3: energy_j is -1.0"),
+        ({"mean_ms": None}, "line 3: the status is ok and mean_ms is empty: give the time, or another status"),
+        ({"dtype": "int8"}, "line 3: dtype is 'int8': choose one of float32, float16, bfloat16"),
+    ],
+)
+def test_what_no_measurement_says_is_refused(tmp_path: Path, cells: dict[str, object], expected: str):
+    with pytest.raises(InputError, match=expected):
+        samples.read([changed(tmp_path, **cells)])
+
+
+def test_a_file_that_is_missing_or_empty_is_one_line(tmp_path: Path):
+    with pytest.raises(InputError, match=r"no\.csv does not exist: name a file of samples"):
+        samples.read([tmp_path / "no.csv"])
+    samples.write(tmp_path / "none.csv", [])
+    with pytest.raises(InputError, match="no samples in it: measure some, or import them"):
+        samples.read([tmp_path / "none.csv"])
+
+
+def test_a_folder_that_is_missing_is_one_line(tmp_path: Path):
+    with pytest.raises(InputError, match="cannot be written"):
+        samples.write(tmp_path / "no" / "samples.csv", [ROW])

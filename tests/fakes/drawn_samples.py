@@ -1,0 +1,54 @@
+"""Samples of cards that obey a formula: roofline, waves over the multiprocessors, a knack of each shape, noise."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import zlib
+from collections.abc import Iterator
+
+from convscope.dataset.samples import SampleRow
+
+CARDS = {
+    "Tesla P4": (5.5, 192.0, 20), "Tesla T4": (8.1, 320.0, 40), "Tesla P100-PCIE-16GB": (9.3, 732.0, 56),
+}  # fmt: skip
+ALGORITHMS = {"gemm": 1.3, "winograd": 0.8}
+
+
+def milliseconds(row: SampleRow, tflops: float, gbps: float, multiprocessors: int) -> float:
+    """Return the time of a 3×3 layer by the formula, without noise."""
+    assert row.in_height_px is not None
+    pixels = row.batch_size * row.in_height_px**2
+    flops = 18 * pixels * row.in_channels * row.out_channels
+    moved = 4 * (pixels * (row.in_channels + row.out_channels) + 9 * row.in_channels * row.out_channels)
+    tiles = math.ceil(pixels / 128) * math.ceil(row.out_channels / 64)
+    waves = math.ceil(tiles / multiprocessors) * multiprocessors / tiles
+    odd = 1.2 if row.in_channels % 4 else 1.0
+    return ALGORITHMS[row.algorithm] * odd * max(flops / tflops / 1e9 * waves, moved / gbps / 1e6) + 0.003
+
+
+def drawn(
+    count: int, cards: tuple[str, ...] = ("Tesla T4",), algorithms: tuple[str, ...] = ("gemm",), noise: float = 0.02,
+    knack: float = 0.0, seed: int = 0,
+) -> Iterator[SampleRow]:  # fmt: skip
+    """Yield samples of `count` shapes on each card by each algorithm.
+
+    Args:
+        noise: standard deviation of the logarithm of each time.
+        knack: the same, of a factor that a shape has on every card.
+    """
+    draw = random.Random(seed)
+    for number in range(count):
+        channels, filters = draw.choice((3, 16, 30, 64, 128, 256)), draw.choice((16, 32, 48, 64, 128, 256))
+        side, batch = draw.randrange(7, 113), draw.choice((1, 2, 8))
+        for algorithm in algorithms:
+            for name in cards:
+                row = SampleRow(
+                    name, algorithm, batch, channels, filters, side, side, "3x3", "1x1", "1x1", "1x1", 1, "float32",
+                    "fp32", "nchw", "drawn", mean_ms=1.0, family=("vgg", "resnet", "densenet")[number % 3],
+                )  # fmt: skip
+                text = f"{seed} {batch} {channels} {filters} {side} {algorithm}"
+                of_shape = random.Random(zlib.crc32(text.encode())).gauss(0, knack)
+                took = milliseconds(row, *CARDS[name]) * math.exp(of_shape + draw.gauss(0, noise))
+                yield dataclasses.replace(row, mean_ms=took)

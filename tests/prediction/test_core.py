@@ -1,0 +1,70 @@
+"""Estimate of a target: what belongs to a card's clocks, to a card and to a shape is found where it was put in."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import CARDS, drawn
+
+from convscope.dataset.samples import SAMPLES, WORK
+from convscope.dataset.splits import joined
+from convscope.prediction import core
+from convscope.prediction.features import Floats, features
+
+
+def samples(count: int, knack: float) -> pd.DataFrame:
+    return pd.DataFrame(drawn(count, tuple(CARDS), noise=0.01, knack=knack, seed=3), columns=SAMPLES.columns)
+
+
+def wanted(frame: pd.DataFrame, lost_headroom: float = 0.0) -> Floats:
+    given = features(frame, {})
+    found: Floats = np.log(frame["mean_ms"].to_numpy() / given.roofline_ms) + lost_headroom * given.headroom
+    return found
+
+
+def test_a_lost_share_of_the_clocks_is_found():
+    frame = samples(150, 0.0)
+    given = features(frame, {})
+    without, with_loss = (core.fit(given, frame, wanted(frame, lost)).core for lost in (0.0, 0.5))
+    assert with_loss.headroom_share - without.headroom_share == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_knack_of_a_shape_is_carried_to_a_card_that_was_not_learned():
+    frame = samples(250, 0.3)
+    there = (frame["gpu_name"] != "Tesla T4").to_numpy()
+    given, truth = features(frame, {}), wanted(frame)
+    found = core.fit(given.rows(there), frame[there], truth[there]).core
+    here = frame[~there]
+    missed = truth[~there] - found.predict(given.rows(~there), here)
+    without = missed + found.effects_of(here)
+    assert np.std(missed) < 0.5 * np.std(without)
+    assert {*found.effects} == {*joined(frame[there], WORK)}
+
+
+def test_rests_are_of_folds_that_did_not_learn_the_shape():
+    frame = samples(150, 0.3)
+    found = core.fit(features(frame, {}), frame, wanted(frame))
+    assert np.std(found.rests) > 0.2  # an estimate that had seen them would leave less than the knack of each
+
+
+def test_one_card_has_neither_an_offset_nor_effects():
+    frame = samples(120, 0.1)
+    frame = frame[frame["gpu_name"] == "Tesla P4"].reset_index(drop=True)
+    found = core.fit(features(frame, {}), frame, wanted(frame)).core
+    assert found.offsets == {"Tesla P4": 0.0}
+    assert found.effects == {}
+    assert found.headroom_share == 0.0
+
+
+@pytest.mark.parametrize("truth", [0.0, 0.5, 0.9])
+def test_agreement_within_groups_is_estimated(truth: float):
+    draw = np.random.default_rng(0)
+    groups = np.repeat(np.arange(2000), draw.integers(1, 5, 2000)).astype(object)
+    common = draw.normal(0, np.sqrt(truth), 2000)[groups.astype(int)]
+    values = common + draw.normal(0, np.sqrt(1 - truth), len(groups))
+    assert core.intraclass_correlation(groups, values) == pytest.approx(truth, abs=0.04)
+
+
+def test_groups_of_one_agree_in_nothing():
+    assert core.intraclass_correlation(np.array(["a", "b", "c"], dtype=object), np.array([1.0, 2.0, 3.0])) == 0.0

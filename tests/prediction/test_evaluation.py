@@ -1,0 +1,87 @@
+"""Evaluation: errors beside baselines, intervals, noise, and a calibration that is not judged on what it learned."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope.dataset.samples import SAMPLES
+from convscope.prediction import evaluation
+from convscope.prediction.baselines import BASELINES
+from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
+
+
+def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
+    rows = drawn(count, cards or ("Tesla T4",), ("gemm", "winograd"), **options)  # type: ignore[arg-type]
+    return pd.DataFrame(rows, columns=SAMPLES.columns)
+
+
+@pytest.fixture(scope="module")
+def scores() -> list[Score]:
+    return list(evaluation.scores(frame(400), "time", "layer", {}))
+
+
+def test_the_predictor_is_ahead_of_every_baseline(scores: list[Score]):
+    by_name = {score.by: score for score in scores if not score.group}
+    assert set(by_name) == {PREDICTOR, *BASELINES}
+    best = min(by_name[name].mape_pct for name in BASELINES)
+    assert by_name[PREDICTOR].mape_pct < 0.5 * best
+    assert by_name[PREDICTOR].median_pct <= by_name[PREDICTOR].mape_pct <= by_name[PREDICTOR].p95_pct
+
+
+def test_each_algorithm_has_its_own_line(scores: list[Score]):
+    lines = {score.group: score for score in scores if score.by == PREDICTOR}
+    assert set(lines) == {"", "gemm", "winograd"}
+    assert lines[""].samples == lines["gemm"].samples + lines["winograd"].samples
+    for line in lines.values():
+        assert line.mape_low_pct is not None
+        assert line.mape_high_pct is not None
+        assert line.mape_low_pct < line.mape_pct < line.mape_high_pct
+        assert line.covered_pct == pytest.approx(90, abs=10)
+
+
+def test_errors_are_of_the_ratio_to_what_was_measured():
+    measured = frame(300)
+    (split,) = [score for score in evaluation.scores(measured, "time", "layer", {}) if score.by == "roofline"]
+    held_back = measured[next(evaluation.splits.splits(measured, "layer")).held_back]
+    roofline_ms = evaluation.features(held_back.reset_index(drop=True), {}).roofline_ms
+    off = 100 * np.abs(roofline_ms / held_back["mean_ms"].to_numpy() - 1)
+    assert (split.mape_pct, split.median_pct) == pytest.approx((off.mean(), np.median(off)))
+    assert split.within_10_pct == pytest.approx(100 * (off <= 10).mean())
+
+
+def test_repeats_show_the_noise_below_which_nothing_can_be():
+    once = frame(300, noise=0.0)
+    draw = np.random.default_rng(0)
+    again = once.assign(run="again", mean_ms=once["mean_ms"] * np.exp(draw.normal(0, 0.05, len(once))))
+    both = pd.concat([once, again], ignore_index=True)
+    (noise,) = evaluation.noise(both, "time")
+    assert (noise.by, noise.samples) == (NOISE, len(once))
+    assert noise.mape_pct == pytest.approx(100 * 0.05 * np.sqrt(2 / np.pi), rel=0.1)
+    assert list(evaluation.noise(once.drop_duplicates(["batch_size", "in_channels", "in_height_px"]), "time")) == []
+
+
+def test_a_calibration_is_judged_on_other_samples_than_it_learned():
+    measured = frame(200, "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB", noise=0.01, knack=0.2)
+    slow = np.where(measured["gpu_name"] == "Tesla T4", 1.0 + 0.4 * (measured["batch_size"] > 1), 1.0)
+    found = list(evaluation.scores(measured.assign(mean_ms=measured["mean_ms"] * slow), "time", "gpu", {}, 40))
+    by_split = {score.split: score for score in found if score.by == PREDICTOR and not score.group}
+    assert len(by_split) == 6
+    before, after = by_split["gpu Tesla T4"], by_split["gpu Tesla T4, 40 samples of it"]
+    assert before.samples == after.samples + 40 == 400
+    assert after.mape_pct < 0.7 * before.mape_pct
+
+
+def test_samples_that_were_held_back_change_nothing_that_was_learned():
+    measured = frame(300)
+    split = next(evaluation.splits.splits(measured, "layer"))
+    wrong = measured.assign(mean_ms=measured["mean_ms"] * np.where(split.held_back, 1000.0, 1.0))
+    one, other = ([s for s in evaluation.scores(each, "time", "layer", {}) if s.by == PREDICTOR][0]
+                  for each in (measured, wrong))  # fmt: skip
+    # Predictions are the same, so that all are a thousand times too small now.
+    assert other.median_pct == pytest.approx(100 - one.median_pct / 1000, abs=0.2)
+    assert dataclasses.replace(other, covered_pct=None).samples == one.samples

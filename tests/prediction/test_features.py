@@ -1,0 +1,97 @@
+"""Features of a sample: the same work as the project counts, waves by hand, and what lacks a size."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope import gpus
+from convscope.cudnn.shape import Geometry
+from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.errors import InputError
+from convscope.prediction import cards
+from convscope.prediction.features import features
+
+ROW = dataclasses.replace(
+    next(drawn(1)), gpu_name="NVIDIA H200", batch_size=2, in_channels=24, out_channels=36, in_height_px=30,
+    in_width_px=21, kernel_size="3x5", stride="2x1", padding="1x2", dilation="1x2", groups=4, dtype="float16",
+)  # fmt: skip
+SHAPE = Geometry((2, 24, 30, 21), (36, 6, 3, 5), (1, 2), (2, 1), (1, 2), 4)
+
+
+def frame(*rows: SampleRow) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=SAMPLES.columns)
+
+
+def test_work_and_roofline_are_those_of_the_shape():
+    found = features(frame(ROW), {})
+    h200 = gpus.identify("NVIDIA H200")
+    assert h200 is not None
+    compute_ms = SHAPE.flops / h200.tflops("float16", "fp32") / 1e9
+    memory_ms = SHAPE.minimum_bytes(2) / h200.bandwidth_gbps / 1e6
+    assert found.roofline_ms == pytest.approx([max(compute_ms, memory_ms)])
+    assert found.compute_share == pytest.approx([compute_ms / (compute_ms + memory_ms)])
+    values = found.values.iloc[0]
+    assert np.exp(values["log_flops"]) == pytest.approx(SHAPE.flops)
+    assert np.exp(values["log_bytes"]) == pytest.approx(SHAPE.minimum_bytes(2))
+    assert np.exp(values["log_terms"]) == pytest.approx(SHAPE.terms)
+    assert np.exp(values["log_out_side"]) ** 2 == pytest.approx(np.prod(SHAPE.output_size))
+
+
+def test_waves_are_tiles_of_all_groups_over_the_multiprocessors():
+    values = features(frame(ROW), {}).values.iloc[0]
+    pixels, filters = 2 * np.prod(SHAPE.output_size), 9
+    tiles = np.ceil(pixels / 128) * np.ceil(filters / 64) * 4
+    assert np.exp(values["waves_128x64"]) == pytest.approx(tiles / 132)
+    assert values["last_wave_128x64"] == pytest.approx(np.ceil(tiles / 132) / (tiles / 132))
+    assert values["tile_128x64"] == pytest.approx(np.ceil(pixels / 128) * 128 * 64 / (pixels * 9))
+
+
+def test_channels_that_fill_their_units_wholly_are_seen():
+    values = features(frame(ROW, dataclasses.replace(ROW, in_channels=32)), {}).values
+    assert values["channels_in_8"].tolist() == [0.0, 1.0]  # 6 and 8 in a group
+    assert values["channels_of_8"].tolist() == pytest.approx([8 / 6, 1.0])
+
+
+def test_a_sample_without_sizes_or_with_odd_ones_is_refused():
+    with pytest.raises(InputError, match="1 samples lack in_height_px: drop them"):
+        features(frame(ROW, dataclasses.replace(ROW, in_height_px=None)), {})
+    with pytest.raises(InputError, match="stride is '2': write height and width, 3x3"):
+        features(frame(dataclasses.replace(ROW, stride="2")), {})
+    with pytest.raises(InputError, match="its kernel is larger than its padded input"):
+        features(frame(dataclasses.replace(ROW, kernel_size="99x1")), {})
+
+
+def test_a_card_that_nobody_knows_has_to_be_described():
+    unknown = frame(dataclasses.replace(ROW, gpu_name="NVIDIA X1"))
+    with pytest.raises(InputError, match="no peaks are known of the GPU 'NVIDIA X1': give them by --card"):
+        features(unknown, {})
+    described = cards.parsed(["NVIDIA X1:fp32_tflops=10,fp16_tflops=40,bandwidth_gbps=500,sm_count=50"])
+    found = features(unknown, described)
+    assert found.roofline_ms == pytest.approx([max(SHAPE.flops / 40e9, SHAPE.minimum_bytes(2) / 500e6)])
+    assert np.isnan(found.headroom).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("X1", "write 'NAME:fp32_tflops=9.3"),
+        ("X1:fp32_tflops=fast,bandwidth_gbps=1,sm_count=1", "write 'NAME:"),
+        ("X1:fp32_tflops=1,sm_count=1", "missing bandwidth_gbps"),
+        ("X1:fp32_tflops=1,bandwidth_gbps=1,sm_count=1,l2=3", "unknown l2"),
+        ("X1:fp32_tflops=1,bandwidth_gbps=0,sm_count=1", "bandwidth_gbps must be above 0"),
+        (":fp32_tflops=1,bandwidth_gbps=1,sm_count=1", "missing name"),
+    ],
+)
+def test_a_description_that_is_none_is_refused(text: str, expected: str):
+    with pytest.raises(InputError, match=expected):
+        cards.parsed([text])
+
+
+def test_clock_headroom_is_of_base_and_boost():
+    assert cards.card("Tesla T4", {}).headroom == pytest.approx(np.log(1590 / 585))
+    assert cards.card("NVIDIA H200", {}).headroom is None

@@ -1,0 +1,112 @@
+"""`convscope predict`: fit, evaluate, apply to samples and to a model, calibrate; each bad input one line, exit code 2."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope import __main__ as program
+from convscope.dataset import samples
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with samples of two cards, some of a third, and a predictor."""
+    made = tmp_path_factory.mktemp("predict")
+    samples.write(made / "samples.csv", drawn(150, ("Tesla P4", "Tesla P100-PCIE-16GB"), ("gemm", "winograd")))
+    samples.write(made / "t4.csv", drawn(40, ("Tesla T4",), ("gemm", "winograd"), seed=4))
+    assert program.main(["predict", "fit", str(made / "samples.csv"), "-o", str(made / "predictor.json")]) == 0
+    return made
+
+
+def test_fit_says_what_it_learned_and_how_wide_its_intervals_are(folder: Path, tmp_path: Path, capsys: Capture):
+    out = tmp_path / "p.json"
+    assert program.main(["predict", "fit", str(folder / "samples.csv"), "-o", str(out), "--unit", "gpu"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("time of 600 samples of Tesla P100-PCIE-16GB, Tesla P4, 90 % within a factor of ")
+    assert text.endswith(f"for another gpu: {out}\n")
+
+
+def test_evaluate_prints_a_table_or_json(folder: Path, capsys: Capture):
+    arguments = ["predict", "evaluate", str(folder / "samples.csv"), "--split", "layer"]
+    assert program.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split()[:3] == ["held", "back", "by"]
+    assert lines[1].split()[:3] == ["layer", "predictor", "all"]
+    assert program.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["by"] == "predictor"
+    assert found[0]["covered_pct"] > 70
+
+
+def test_apply_predicts_samples_and_writes_them(folder: Path, tmp_path: Path, capsys: Capture):
+    out = tmp_path / "predicted.csv"
+    arguments = [
+        "predict",
+        "apply",
+        str(folder / "predictor.json"),
+        "--samples",
+        str(folder / "t4.csv"),
+        "-o",
+        str(out),
+    ]
+    assert program.main(arguments) == 0
+    assert "card" in capsys.readouterr().out.splitlines()[1]
+    found = pd.read_csv(out)
+    assert len(found) == 80
+    assert (found["low90_ms"] < found["predicted_ms"]).all()
+    assert (found["predicted_ms"] < found["high90_ms"]).all()
+
+
+def test_apply_predicts_the_layers_of_a_model(folder: Path, capsys: Capture):
+    arguments = ["predict", "apply", str(folder / "predictor.json"), "--model", "alexnet", "--gpu", "Tesla P4"]
+    assert program.main([*arguments, "--math", "fp32", "--algorithm", "gemm"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[1:6]] == [[f"features.{n}", "gemm"] for n in (0, 3, 6, 8, 10)]
+    assert "log_taps" in lines[1]  # 11×11: only 3×3 was learned
+    assert lines[6].startswith("gemm: ")
+    assert lines[6].endswith(" ms in all; what is no convolution is not in it")
+
+
+def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, capsys: Capture):
+    arguments = ["predict", "calibrate", str(folder / "predictor.json"), str(folder / "t4.csv")]
+    assert program.main([*arguments, "--choose", "12"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 13
+    out = tmp_path / "corrected.json"
+    assert program.main([*arguments, "-o", str(out)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Tesla T4: corrected by 80 samples, ")
+    assert text.endswith(f" % off where each is left out: {out}\n")
+    assert program.main(["predict", "apply", str(out), "--samples", str(folder / "t4.csv")]) == 0
+    assert "card" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["fit", "no.csv"], "no.csv does not exist"),
+        (["fit", "{samples}", "--unit", "gpu", "-o", "/no/p.json"], "/no/p.json cannot be written"),
+        (["fit", "{samples}", "--target", "energy"], "0 samples have a energy: at least 100 are needed"),
+        (["fit", "{samples}", "--card", "X"], "--card 'X': write 'NAME:"),
+        (["apply", "no.json", "--samples", "{samples}"], "no.json cannot be read"),
+        (["apply", "{samples}", "--samples", "{samples}"], "is no predictor, or a damaged one"),
+        (["apply", "{predictor}"], "apply: say --samples FILE, or --model M with --gpu NAME"),
+        (["apply", "{predictor}", "--model", "alexnet", "--gpu", "X1"], "no peaks are known of the GPU 'X1'"),
+        (["apply", "{predictor}", "--model", "nonet", "--gpu", "Tesla T4"], "nonet"),
+        (["apply", "{predictor}", "--model", "alexnet", "--gpu", "Tesla T4", "--batch-size", "0"], "at least 1"),
+        (["calibrate", "{predictor}", "{samples}"], "at least 10 samples of one card are needed"),
+        (["evaluate", "{t4}", "--split", "gpu"], "split by gpu: all samples are of Tesla T4"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(folder: Path, arguments: list[str], expected: str, capsys: Capture):
+    names = {"samples": folder / "samples.csv", "predictor": folder / "predictor.json", "t4": folder / "t4.csv"}
+    assert program.main(["predict", *(each.format(**names) for each in arguments)]) == 2
+    text = capsys.readouterr().err
+    assert expected in text
+    assert text.count("\n") == 1

@@ -1,0 +1,183 @@
+"""Predictor: the same twice, kept and read again, honest about what it never saw, better after a few measurements."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import CARDS, drawn
+
+from convscope.dataset.samples import SAMPLES
+from convscope.errors import InputError
+from convscope.prediction import document, predictor
+from convscope.prediction.predictor import Predictor
+
+BOTH = ("gemm", "winograd")
+
+
+def samples(count: int, *cards: str, **options: Any) -> pd.DataFrame:
+    rows = drawn(count, cards or ("Tesla T4",), **{"algorithms": BOTH, **options})
+    return pd.DataFrame(rows, columns=SAMPLES.columns)
+
+
+LEARNED = samples(300)
+ASKED = samples(60, seed=9)
+
+
+@pytest.fixture(scope="module")
+def made() -> Predictor:
+    return predictor.fit(LEARNED, "time", {})
+
+
+def errors(found: predictor.Prediction, frame: pd.DataFrame) -> float:
+    return float(np.abs(found.middle / frame["mean_ms"].to_numpy() - 1).mean())
+
+
+def test_layers_that_were_not_learned_are_predicted(made: Predictor):
+    assert errors(made.predict(ASKED), ASKED) < 0.12
+
+
+def test_intervals_hold_what_they_claim_for_layers_that_were_not_learned(made: Predictor):
+    frame = samples(400, seed=5)
+    found = made.predict(frame, level=80)
+    truth = frame["mean_ms"].to_numpy()
+    assert 100 * ((found.low <= truth) & (truth <= found.high)).mean() == pytest.approx(80, abs=8)
+    wider = made.predict(frame, level=95)
+    assert (wider.low < found.low).all()
+    assert (wider.high > found.high).all()
+
+
+def test_the_same_samples_give_the_same_predictor(made: Predictor):
+    again = predictor.fit(LEARNED, "time", {})
+    np.testing.assert_array_equal(made.predict(ASKED).middle, again.predict(ASKED).middle)
+    assert made.learned == again.learned
+
+
+def test_the_digest_tells_samples_apart_and_not_their_order():
+    assert predictor.digest(LEARNED) == predictor.digest(LEARNED.iloc[::-1])
+    assert predictor.digest(LEARNED) != predictor.digest(LEARNED.assign(mean_ms=LEARNED["mean_ms"] * 1.01))
+
+
+def test_what_was_never_learned_is_said(made: Predictor):
+    asked = ASKED.iloc[:4].copy()
+    asked["in_channels"] = [4096, *asked["in_channels"][1:]]
+    asked["dtype"] = ["float32", "float16", "float32", "float32"]
+    asked["gpu_name"] = ["Tesla T4", "Tesla T4", "Tesla P4", "Tesla T4"]
+    outside = made.predict(asked).outside
+    assert "log_channels" in outside[0]
+    assert outside[1].endswith("dtype")
+    assert outside[2].startswith("card")
+    assert outside[3] == ""
+
+
+def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
+    path = tmp_path / "predictor.json"
+    document.write(path, made, LEARNED)
+    read = document.read(path)
+    for one, other in zip(
+        dataclasses.astuple(made.predict(ASKED)), dataclasses.astuple(read.predict(ASKED)), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert (read.target, read.unit, read.learned) == ("time", "layer", made.learned)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
+        (
+            lambda text: text.replace('"convscope predictor"', '"something"'),
+            "is something 1, not convscope predictor 1",
+        ),
+        (lambda text: text.replace('"version": 1', '"version": 7'), "is convscope predictor 7, not"),
+        (lambda text: text.replace('"effects"', '"affects"'), "is no predictor, or a damaged one"),
+        (lambda text: text.replace("tree\\n", "bush\\n", 1), "is no predictor, or a damaged one"),
+        (lambda text: "[]", "is no predictor, or a damaged one"),
+    ],
+)
+def test_a_damaged_document_is_one_line(
+    made: Predictor, tmp_path: Path, change: Callable[[str], str], expected: str
+):  # fmt: skip
+    path = tmp_path / "predictor.json"
+    document.write(path, made, LEARNED)
+    path.write_text(change(path.read_text()))
+    with pytest.raises(InputError, match=expected):
+        document.read(path)
+
+
+def test_a_document_that_predicts_otherwise_here_is_refused(made: Predictor, tmp_path: Path):
+    path = tmp_path / "predictor.json"
+    document.write(path, made, LEARNED)
+    changed = json.loads(path.read_text())
+    changed["core"]["usual_headroom"] = 1.0
+    changed["core"]["headroom_share"] = 0.5
+    path.write_text(json.dumps(changed))
+    with pytest.raises(InputError, match="predicts other values here than where it was written: fit it again"):
+        document.read(path)
+
+
+def test_a_correction_makes_another_card_better_and_no_other_one_different(tmp_path: Path):
+    learned = samples(250, "Tesla P4", "Tesla P100-PCIE-16GB")
+    made = predictor.fit(learned, "time", {})
+    # A card that is 30 % slower at one algorithm than anything that was learned says.
+    there = samples(250, "Tesla T4")
+    there["mean_ms"] = there["mean_ms"] * np.where(there["in_channels"] > 64, 1.3, 1.0)
+    corrected = made.corrected(there.iloc[::5])
+    rest = there.drop(index=there.index[::5])
+    assert errors(corrected.predict(rest), rest) < 0.7 * errors(made.predict(rest), rest)
+    np.testing.assert_array_equal(corrected.predict(learned).middle, made.predict(learned).middle)
+    assert set(corrected.predict(rest).outside) == {""}
+    path = tmp_path / "predictor.json"
+    document.write(path, corrected, there)
+    np.testing.assert_allclose(document.read(path).predict(rest).middle, corrected.predict(rest).middle)
+
+
+def test_a_correction_replaces_the_one_before(made: Predictor):
+    there = samples(40, "Tesla P4")
+    once = made.corrected(there)
+    assert once.corrected(there).corrections == once.corrections
+
+
+@pytest.mark.parametrize("cards", [("Tesla P4", "Tesla T4"), ("Tesla P4",)])
+def test_a_correction_needs_some_samples_of_one_card(made: Predictor, cards: tuple[str, ...]):
+    with pytest.raises(InputError, match="at least 10 samples of one card are needed"):
+        made.corrected(samples(10 if len(cards) > 1 else 4, *cards))
+
+
+@pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
+def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
+    frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))
+    made = predictor.fit(frame, "time", {}, unit)
+    assert made.unit == unit
+    assert made.widths[""]["90"] is not None
+
+
+def test_too_few_samples_or_too_few_shapes_are_refused():
+    with pytest.raises(InputError, match="99 samples have a time: at least 100 are needed"):
+        predictor.fit(LEARNED.iloc[:99], "time", {})
+    with pytest.raises(InputError, match="samples of 1 shapes are too few to hold some of them back"):
+        predictor.fit(pd.concat([LEARNED.iloc[:1]] * 150, ignore_index=True), "time", {})
+    with pytest.raises(InputError, match="intervals for another gpu need samples of at least two"):
+        predictor.fit(LEARNED, "time", {}, "gpu")
+
+
+def test_joules_are_predicted_as_times_are():
+    frame = LEARNED.assign(energy_j=LEARNED["mean_ms"] * 0.07)
+    made = predictor.fit(predictor.usable(frame, "energy"), "energy", {})
+    truth = ASKED["mean_ms"].to_numpy() * 0.07
+    assert np.abs(made.predict(ASKED).middle / truth - 1).mean() < 0.12
+
+
+def test_samples_that_were_refused_or_have_no_sizes_are_not_learned():
+    frame = LEARNED.copy()
+    frame.loc[0, "status"] = "refused"
+    frame.loc[1, "in_height_px"] = np.nan
+    frame.loc[2, "mean_ms"] = np.nan
+    assert len(predictor.usable(frame, "time")) == len(LEARNED) - 3
+    assert len(predictor.usable(frame, "energy")) == 0
