@@ -1,8 +1,8 @@
 """Other people's measurements as samples: `python -m convscope import --format neusight|klab FILE…`.
 
 `neusight`: forward convolutions of the public data of NeuSight (ASPLOS 2025): float32 without TF32 by cuDNN's own
-search, one time a row. `klab`: overall and layer tables with the columns of this project's predecessor, which have no
-sizes of images, strides or padding: their times are kept, and no prediction can be made of them.
+search, one time a row. `klab`: layer tables with the columns of this project's predecessor, which have no sizes of
+images, strides or padding: their times are kept, and nothing can be learned from them or predicted for them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ def samples(path: Path, form: str, **given: str) -> Iterator[SampleRow]:
         InputError: the file cannot be read, lacks a column, or has a cell that is none; file and line are named.
     """
     needed, read = FORMATS[form]
+    if given and form != "klab":
+        raise InputError(f"a {form} file says its {', '.join(name.removesuffix('_name') for name in given)} itself")
     lines = csv.DictReader(io.StringIO(_text(path), newline=""))
     if missing := [name for name in needed if name not in (lines.fieldnames or ())]:
         raise InputError(f"{path}: no {form} file: it has no column {', '.join(missing)}")
@@ -90,9 +92,10 @@ def _sizes(text: str) -> str:
 
 
 def _cudnn(number: str) -> str:
-    """Return "8.9.2" for cuDNN's number 8902."""
+    """Return "8.9.2" for cuDNN's number 8902, "9.1.0" for 90100."""
     value = int(number)
-    return f"{value // 1000}.{value % 1000 // 100}.{value % 100}"
+    major = 10_000 if value >= 90_000 else 1000
+    return f"{value // major}.{value % major // 100}.{value % 100}"
 
 
 def _text(path: Path) -> str:

@@ -24,6 +24,8 @@ SHAPE = (
     *("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px"),
     *("kernel_size", "stride", "padding", "dilation", "groups"),
 )
+_COUNTS = ("batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px", "groups")
+_PAIRS = ("kernel_size", "stride", "padding", "dilation")
 ARITHMETIC = ("dtype", "math", "layout")
 WORK = (*SHAPE, *ARITHMETIC, "algorithm")
 """What is computed, and by which algorithm: the same on every card."""
@@ -86,7 +88,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """Read files of samples one after another into one data frame.
 
     Raises:
-        InputError: a file is missing, or is no such table; the message names file, line and column.
+        InputError: a file is missing, or is no such table (the message names file, line and column), or a sample
+            stands in two of them.
     """
     import pandas as pd  # only those who want data frames need it
 
@@ -94,6 +97,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     if not any(len(each) for each in found):
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     every = pd.concat([each for each in found if len(each)], ignore_index=True)
+    if twice := int(every.duplicated([*SAMPLES.unique]).sum()):
+        raise InputError(f"{', '.join(map(str, paths))}: {twice} samples stand in two files: name each run once")
     for name in _TEXT:
         every[name] = [None if cell != cell else cell for cell in every[name].astype(object)]  # NaN is not itself
     return every
@@ -112,6 +117,13 @@ def _check(where: str, row: dict[str, str]) -> None:
     """Raise InputError for a value that no measurement has."""
     if row["dtype"] not in ELEMENT_BYTES:
         raise InputError(f"{where}: dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}")
+    for name in (*_COUNTS, *_PAIRS):
+        least = 0 if name == "padding" else 1
+        parts = row[name].split("x") if name in _PAIRS else [row[name].removesuffix(".0")]
+        right = len(parts) == 1 + (name in _PAIRS) and all(each.isdecimal() and int(each) >= least for each in parts)
+        if row[name] and not right:
+            form = "height and width, 3x3" if name in _PAIRS else "a whole number"
+            raise InputError(f"{where}: {name} is {row[name]!r}: write {form}, from {least}")
     for name in ("mean_ms", "energy_j"):
         if row[name] and not 0 < float(row[name]) < float("inf"):
             raise InputError(f"{where}: {name} is {row[name]}: a measured value is above 0, and an absent one empty")

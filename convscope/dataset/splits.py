@@ -1,13 +1,15 @@
 """Splits of samples into those that are learned from and those that are held back, so that nothing leaks between them.
 
 `rows`: rows drawn at random, which lets neighbours of a layer stand on both sides. `layer`: shapes that were not
-learned, on any card and by any algorithm. `family`: kinds of network. `size`: the largest fifth by work, and the
-smallest. `gpu`: cards. A split is a function of what the samples say, not of their order: the same rows are held back
-from a file in another order.
+learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
+largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
+learned nowhere, also where another family has it. A split is a function of what the samples say, not of their order:
+the same rows are held back from a file in another order.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
@@ -25,15 +28,21 @@ Labels = npt.NDArray[np.object_]
 
 @dataclass(frozen=True)
 class Split:
-    """One way to divide samples: `held_back` is true for a row that is not learned from."""
+    """One way to divide samples.
+
+    Attributes:
+        held_back: true for a row that is judged.
+        learned: true for a row that is learned from; false for both where its shape is among those held back.
+    """
 
     name: str
     held_back: npt.NDArray[np.bool_]
+    learned: npt.NDArray[np.bool_]
 
 
 def joined(frame: pd.DataFrame, names: tuple[str, ...]) -> Labels:
-    """Return for each row the text of these columns."""
-    texts = [frame[name].astype(str) for name in names]
+    """Return for each row the text of these columns; a whole number has the same text as an int and as a float."""
+    texts = [frame[name].map("{:.17g}".format if is_numeric_dtype(frame[name]) else str) for name in names]
     return np.array([" ".join(cells) for cells in zip(*texts, strict=True)], dtype=object)
 
 
@@ -59,13 +68,25 @@ def splits(frame: pd.DataFrame, kind: str) -> Iterator[Split]:
     """
     found = labels(frame, kind)
     if kind in ("rows", "layer"):
-        yield Split(kind, np.array([part(label) == 0 for label in found]))
+        yield _split(frame, kind, kind, np.array([part(label) == 0 for label in found]))
         return
     names = sorted({*found})
     if len(names) < 2:
         raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
     for name in [names[0], names[-1]] if kind == "size" else names:
-        yield Split(f"{kind} {name}", found == name)
+        yield _split(frame, kind, f"{kind} {name}", found == name)
+
+
+def _split(frame: pd.DataFrame, kind: str, name: str, held_back: npt.NDArray[np.bool_]) -> Split:
+    return Split(name, held_back, beside(frame, kind, held_back))
+
+
+def beside(frame: pd.DataFrame, kind: str, held_back: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """Return true for each row that may be learned from when these are held back by a split of this kind."""
+    if kind in ("rows", "gpu"):
+        return ~held_back
+    shapes = pd.Series(joined(frame, SHAPE))
+    return np.asarray(~held_back & ~shapes.isin(shapes[held_back]).to_numpy(), dtype=np.bool_)
 
 
 def folds(found: Labels) -> npt.NDArray[np.intp]:
@@ -82,15 +103,21 @@ def _rows(frame: pd.DataFrame) -> Labels:
 
 def _families(frame: pd.DataFrame) -> Labels:
     if frame["family"].isna().any():
-        raise InputError(f"split by family: {int(frame['family'].isna().sum())} samples name none: leave --split out")
+        raise InputError(f"split by family: {int(frame['family'].isna().sum())} samples name none: choose another split")
     return frame["family"].to_numpy(dtype=object)
 
 
 def _sizes(frame: pd.DataFrame) -> Labels:
-    pixels = frame["in_height_px"] * frame["in_width_px"]
-    work = (frame["batch_size"] * frame["in_channels"] * frame["out_channels"] * pixels).to_numpy(float)
+    """Label each row by the fifth that its multiplications are in, those at the borders of the image counted whole."""
+    whole = frame[["batch_size", "in_channels", "out_channels", "in_height_px", "in_width_px"]].prod(axis=1)
+    taps, steps = (frame[name].map(_product) for name in ("kernel_size", "stride"))
+    work = (whole * taps / steps / frame["groups"]).to_numpy(float)
     bounds = np.quantile(work, np.arange(1, PARTS) / PARTS)
     return np.array([f"fifth {number + 1}" for number in np.searchsorted(bounds, work, side="right")], dtype=object)
+
+
+def _product(sizes: str) -> int:
+    return math.prod(map(int, sizes.split("x")))
 
 
 _LABELS: Mapping[str, Callable[[pd.DataFrame], Labels]] = {

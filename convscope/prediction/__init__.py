@@ -1,1 +1,1 @@
-"""Prediction of a convolution's time, energy and workspace from measured ones, with intervals that are checked."""
+"""Prediction of a convolution's time or energy from measured ones, with intervals that are checked."""

@@ -43,8 +43,7 @@ def card(name: str, given: Mapping[str, Mapping[str, float]]) -> Card:
         InputError: neither has it.
     """
     if name in given:
-        facts = given[name]
-        return _card(name, {**dict.fromkeys(OPTIONAL), **facts, "fp16_tflops": facts.get("fp16_tflops")})
+        return _card(name, {**dict.fromkeys(OPTIONAL), **given[name]})
     known = gpus.identify(name)
     if known is None or known.sm_count is None:
         what = ",".join(f"{each}=…" for each in NEEDED)

@@ -33,6 +33,7 @@ SCORES = (
     "p95, %",
     "within 10 %",
     "covered, %",
+    "outside, %",
 )
 
 
@@ -59,7 +60,7 @@ def _fit(options: argparse.Namespace) -> int:
 def _evaluate(options: argparse.Namespace) -> int:
     at_least("--calibrate", options.calibrate, 0)
     frame, known = samples.read(options.samples), cards.parsed(options.card)
-    found = [
+    found = [*evaluation.noise(frame, options.target)] + [
         score
         for kind in options.split
         for score in evaluation.scores(frame, options.target, kind, known, options.calibrate)
@@ -77,6 +78,7 @@ def _cells(score: Score) -> Sequence[str]:
         "-" if score.mape_low_pct is None else f"{score.mape_low_pct:.1f} to {score.mape_high_pct:.1f}",
         f"{score.median_pct:.1f}", f"{score.p95_pct:.1f}", f"{score.within_10_pct:.1f}",
         or_dash(score.covered_pct, ".1f"),
+        "-" if score.outside is None else f"{100 * score.outside / score.samples:.0f}",
     )  # fmt: skip
 
 
@@ -96,6 +98,8 @@ def _apply(options: argparse.Namespace) -> int:
     ]
     header = ("layer", "algorithm", f"{made.target}, {unit}", f"{options.level} % of cases", "outside what was learned")
     print(table(header, shown))
+    if options.samples:
+        return 0
     for name, sum_ in pd.Series(found.middle).groupby(frame["algorithm"].to_numpy()).sum().items():
         print(f"{name}: {_short(sum_)} {unit} in all; what is no convolution is not in it")
     return 0
@@ -114,8 +118,7 @@ def _asked(made: Predictor, options: argparse.Namespace) -> pd.DataFrame:
     at_least("--batch-size", options.batch_size, 1)
     from convscope.prediction import network  # PyTorch, which a file of samples does without
 
-    learned = made.core.levels["algorithm"]
-    wanted = options.algorithm or learned
+    wanted = options.algorithm or made.core.levels["algorithm"]
     return network.samples(
         options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
         options.layout,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from lightgbm.basic import LightGBMError
 
 from convscope.dataset.samples import WORK
 from convscope.errors import InputError
@@ -39,10 +43,17 @@ def write(path: Path, predictor: Predictor, examples: pd.DataFrame) -> None:
         "corrections": {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()},
         "tested": tested, "expected": predictor.predict(pd.DataFrame(tested)).middle.tolist(),
     }  # fmt: skip
+    document["sha256"] = digest(document)
     try:
         write_atomically(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
+def digest(document: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a document has, but for its digest: LightGBM reads damaged trees without a word."""
+    kept = {key: value for key, value in document.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
 def read(path: Path) -> Predictor:
@@ -55,6 +66,8 @@ def read(path: Path) -> Predictor:
         document = json.loads(path.read_text())
         if document["form"] != FORM or document["version"] != VERSION:
             raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
+        if document["sha256"] != digest(document):
+            raise InputError(f"{path} is damaged (its contents have another SHA-256 than it says): {ADVICE}")
         parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
         parts["names"] = tuple(parts["names"])
         corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
@@ -63,11 +76,9 @@ def read(path: Path) -> Predictor:
         here = found.predict(pd.DataFrame(document["tested"])).middle
         expected = np.array(document["expected"], dtype=float)
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}): convscope predict fit writes one") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path} is no predictor, or a damaged one ({error!r}): convscope predict fit writes one"
-        ) from None
+        raise InputError(f"{path} cannot be read ({error.strerror}): {ADVICE}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, LightGBMError) as error:
+        raise InputError(f"{path} is no predictor, or a damaged one ({error!r}): {ADVICE}") from None
     if here.shape != expected.shape or not np.allclose(here, expected, rtol=1e-6):
         raise InputError(f"{path} predicts other values here than where it was written: fit it again")
     return found

@@ -21,7 +21,7 @@ from convscope.prediction.predictor import TARGETS, Given, Predictor, logarithms
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""
-PREDICTOR, NOISE = "predictor", "repeats of one another"
+PREDICTOR, NOISE = "predictor", "a repeat"
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Score:
         group: the algorithm that the samples are of, "" for all.
         mape_pct: mean of |predicted / measured - 1|; `mape_low_pct` and `mape_high_pct` are its 95 % interval.
         covered_pct: samples inside the interval that is to hold `level` percent; None for a baseline.
+        outside: number of samples with a card or a feature outside what was learned; None for a baseline.
     """
 
     target: str
@@ -54,22 +55,22 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
     """Yield the scores of a predictor and of the baselines, split by split, algorithm by algorithm.
 
     Args:
-        frame: samples; those without the target are left out.
+        frame: samples; those without the target or without sizes are left out.
         kind: one of `splits.KINDS`.
         calibrated: with `kind` "gpu", the number of samples of the held-back card that are chosen, measured and
-            learned as a correction; they are not among those that are judged.
+            learned as a correction; neither they nor repeats of them are judged.
 
     Raises:
         InputError: the samples cannot be divided so, or are too few.
     """
     kept = usable(frame, target)
-    yield from noise(kept, target)
     for split in splits.splits(kept, kind):
         yield from _of_split(kept, target, kind, split, cards, calibrated)
 
 
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
     """Yield how far repeats of the same work on the same kind of card are apart, where there are any."""
+    frame = usable(frame, target)
     groups = pd.Series(splits.joined(frame, (*WORK, "gpu_name", "cudnn", "ran_algorithm")))
     values = np.log(frame[TARGETS[target][0]].to_numpy(float))
     several = (groups.map(groups.value_counts()) > 1).to_numpy()
@@ -83,18 +84,19 @@ def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
 def _of_split(
     frame: pd.DataFrame, target: str, kind: str, split: Split, cards: Given, calibrated: int
 ) -> Iterator[Score]:
-    learned, held_back = frame[~split.held_back], frame[split.held_back].reset_index(drop=True)
-    made = _fitted(learned.reset_index(drop=True), target, cards, kind)
+    learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
+    made = _fitted(learned, target, cards, kind)
     yield from judged(made, held_back, split.name)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
     for name, baseline in BASELINES.items():
-        errors = np.expm1(baseline(given.rows(~split.held_back), wanted[~split.held_back], asked) - truth)
+        errors = np.expm1(baseline(given.rows(split.learned), wanted[split.learned], asked) - truth)
         yield _score((target, split.name, name, ""), errors, splits.labels(held_back, "layer"))
     if calibrated and kind == "gpu":
         rows = choose(made, held_back, calibrated)
-        rest = held_back[~np.isin(np.arange(len(held_back)), rows)].reset_index(drop=True)
+        work = pd.Series(splits.joined(held_back, WORK))
+        rest = held_back[~work.isin(work[rows])].reset_index(drop=True)
         yield from judged(made.corrected(held_back.iloc[rows]), rest, f"{split.name}, {len(rows)} samples of it")
 
 

@@ -135,7 +135,7 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         InputError: there are too few, or they do not say what is held out.
     """
     if len(frame) < FEWEST:
-        raise InputError(f"{len(frame)} samples have a {target}: at least {FEWEST} are needed")
+        raise InputError(f"{len(frame)} samples with a measured {target}: at least {FEWEST} are needed")
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted)
@@ -155,7 +155,8 @@ def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -
         out = number_of == number
         if out.all():
             raise InputError(f"intervals for another {unit} need samples of at least two")
-        learned = core.fit(given.rows(~out), frame[~out], wanted[~out]).core
+        may = splits.beside(frame, unit, out)
+        learned = core.fit(given.rows(may), frame[may], wanted[may]).core
         rests[out] = wanted[out] - learned.predict(given.rows(out), frame[out])
     return rests
 

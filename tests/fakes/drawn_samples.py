@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 import zlib
@@ -32,16 +33,15 @@ def drawn(
     count: int, cards: tuple[str, ...] = ("Tesla T4",), algorithms: tuple[str, ...] = ("gemm",), noise: float = 0.02,
     knack: float = 0.0, seed: int = 0,
 ) -> Iterator[SampleRow]:  # fmt: skip
-    """Yield samples of `count` shapes on each card by each algorithm.
+    """Yield samples of `count` different shapes on each card by each algorithm.
 
     Args:
         noise: standard deviation of the logarithm of each time.
         knack: the same, of a factor that a shape has on every card.
     """
     draw = random.Random(seed)
-    for number in range(count):
-        channels, filters = draw.choice((3, 16, 30, 64, 128, 256)), draw.choice((16, 32, 48, 64, 128, 256))
-        side, batch = draw.randrange(7, 113), draw.choice((1, 2, 8))
+    every = itertools.product((3, 16, 30, 64, 128, 256), (16, 32, 48, 64, 128, 256), range(7, 113), (1, 2, 8))
+    for number, (channels, filters, side, batch) in enumerate(draw.sample([*every], count)):
         for algorithm in algorithms:
             for name in cards:
                 row = SampleRow(

@@ -1,4 +1,4 @@
-"""`convscope predict`: fit, evaluate, apply to samples and to a model, calibrate; each bad input one line, exit code 2."""
+"""`convscope predict`: fit, evaluate, apply to samples and to a model, calibrate; bad input is one line, exit code 2."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
     [
         (["fit", "no.csv"], "no.csv does not exist"),
         (["fit", "{samples}", "--unit", "gpu", "-o", "/no/p.json"], "/no/p.json cannot be written"),
-        (["fit", "{samples}", "--target", "energy"], "0 samples have a energy: at least 100 are needed"),
+        (["fit", "{samples}", "--target", "energy"], "0 samples with a measured energy: at least 100 are needed"),
         (["fit", "{samples}", "--card", "X"], "--card 'X': write 'NAME:"),
         (["apply", "no.json", "--samples", "{samples}"], "no.json cannot be read"),
         (["apply", "{samples}", "--samples", "{samples}"], "is no predictor, or a damaged one"),
