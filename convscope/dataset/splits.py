@@ -103,7 +103,9 @@ def _rows(frame: pd.DataFrame) -> Labels:
 
 def _families(frame: pd.DataFrame) -> Labels:
     if frame["family"].isna().any():
-        raise InputError(f"split by family: {int(frame['family'].isna().sum())} samples name none: choose another split")
+        raise InputError(
+            f"split by family: {int(frame['family'].isna().sum())} samples name none: choose another split"
+        )
     return frame["family"].to_numpy(dtype=object)
 
 

@@ -21,6 +21,7 @@ from convscope.errors import InputError
 from convscope.prediction import cards, document, evaluation, intervals, predictor
 from convscope.prediction.evaluation import Score
 from convscope.prediction.predictor import TARGETS, Prediction, Predictor
+from convscope.storage.table import write_atomically
 
 SCORES = (
     "held back",
@@ -59,6 +60,8 @@ def _fit(options: argparse.Namespace) -> int:
 
 def _evaluate(options: argparse.Namespace) -> int:
     at_least("--calibrate", options.calibrate, 0)
+    if options.calibrate and "gpu" not in options.split:
+        raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
     found = [*evaluation.noise(frame, options.target)] + [
         score
@@ -112,7 +115,8 @@ def _short(value: float) -> str:
 def _asked(made: Predictor, options: argparse.Namespace) -> pd.DataFrame:
     """Return the samples whose target is asked for: of a file, or of a model's layers."""
     if options.samples:
-        return samples.read([options.samples])
+        frame = samples.read([options.samples])
+        return frame.assign(gpu_name=options.gpu or frame["gpu_name"])
     if not options.model or not options.gpu:
         raise InputError("apply: say --samples FILE, or --model M with --gpu NAME")
     at_least("--batch-size", options.batch_size, 1)
@@ -129,8 +133,9 @@ def _write_predictions(path: Path, frame: pd.DataFrame, found: Prediction, made:
     unit = TARGETS[made.target][1]
     columns = {f"predicted_{unit}": found.middle, f"low{level}_{unit}": found.low, f"high{level}_{unit}": found.high}
     kept = frame[["gpu_name", *WORK, "model", "layer", "input_size"]]
+    text = kept.assign(**columns, outside=found.outside).to_csv(index=False)
     try:
-        kept.assign(**columns, outside=found.outside).to_csv(path, index=False)
+        write_atomically(path, text)
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
 
@@ -139,7 +144,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     made = document.read(options.predictor)
     made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
     frame = samples.read(options.samples)
-    if options.choose:
+    if options.choose is not None:
         at_least("--choose", options.choose, 1)
         kept = frame[frame["in_height_px"].notna()].assign(gpu_name=options.gpu or frame["gpu_name"])
         kept = kept.drop_duplicates([*WORK, "gpu_name"]).reset_index(drop=True)
@@ -177,15 +182,15 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("-o", "--output", type=Path, default=Path("predictor.json"), help="default %(default)s")
     text = "what is held back; default rows layer"
     evaluate.add_argument("--split", nargs="+", choices=splits.KINDS, default=["rows", "layer"], help=text)
-    text = "with --split gpu: also after N samples of the card that was held back"
+    text = "with --split gpu: also after N samples of the card that is held back"
     evaluate.add_argument("--calibrate", type=int, default=0, metavar="N", help=text)
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     for each in (apply, calibrate):
         each.add_argument("predictor", type=Path, metavar="PREDICTOR", help="document that fit wrote")
-        each.add_argument("--gpu", metavar="NAME", help="the card, as its driver names it")
+        each.add_argument("--gpu", metavar="NAME", help="the card to predict for, as its driver names it")
         each.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
-    calibrate.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="samples of that card")
-    text = "print the N layers that are worth measuring (with --gpu, on that card), and stop"
+    calibrate.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="samples of the card")
+    text = "print the N of these that are worth measuring (with --gpu, on that card), and stop"
     calibrate.add_argument("--choose", type=int, metavar="N", help=text)
     _add_asked(apply)
     for each in (fit, evaluate, apply, calibrate):
@@ -196,7 +201,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_asked(apply: argparse.ArgumentParser) -> None:
     """Add what `apply` predicts."""
-    text = "samples; those to be predicted have another status than ok, and no time"
+    text = "samples, for their card or that of --gpu; one without a time has another status than ok"
     apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
     apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")
     apply.add_argument("--algorithm", nargs="+", metavar="NAME", help="default: those that were learned")

@@ -7,8 +7,9 @@ The logarithm of a target over the roofline's time is the sum of
 - for a card that was learned, its median rest;
 - for work that was learned on another card, its rest there, shrunk by how much such rests agree between cards (their
   intraclass correlation): kernels are good or bad at a shape in the same way on several cards.
-Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. Work with a known rest is
-estimated by the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of all.
+Trees are of five folds, each of which did not learn a fifth of the shapes; rests are of those. Work with a known rest
+is estimated by the fold that did not learn its shape, so that the rest does not count twice; other work by the mean of
+all.
 """
 
 from __future__ import annotations

@@ -35,20 +35,18 @@ class Features:
     Attributes:
         values: a column a feature; of `CATEGORIES` the name itself.
         roofline_ms: the least time of each by its card's peaks.
-        compute_share: how much of the roofline's two times is arithmetic, from 0 to 1.
         headroom: of each row's card; NaN where its clocks are not known.
     """
 
     values: pd.DataFrame
     roofline_ms: Floats
-    compute_share: Floats
     headroom: Floats
 
     def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Features:
         """Return the features of some rows, in their order."""
         kept = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         values = self.values.iloc[kept].reset_index(drop=True)
-        return Features(values, self.roofline_ms[kept], self.compute_share[kept], self.headroom[kept])
+        return Features(values, self.roofline_ms[kept], self.headroom[kept])
 
 
 def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> Features:
@@ -84,7 +82,7 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
     for name in CATEGORIES:
         columns[name] = frame[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    return Features(columns, np.maximum(compute_ms, memory_ms), compute_ms / (compute_ms + memory_ms), headroom)
+    return Features(columns, np.maximum(compute_ms, memory_ms), headroom)
 
 
 class _Shape:

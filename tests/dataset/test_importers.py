@@ -54,6 +54,17 @@ def test_klab_needs_to_be_told_what_the_table_does_not_say(tmp_path: Path):
         list(importers.samples(written(tmp_path, KLAB), "klab", algorithm="gemm", model="vgg16"))
 
 
+@pytest.mark.parametrize(("number", "version"), [("8902", "8.9.2"), ("7605", "7.6.5"), ("90100", "9.1.0")])
+def test_the_version_of_cudnn_is_read_from_its_number(tmp_path: Path, number: str, version: str):
+    (row,) = importers.samples(written(tmp_path, NEUSIGHT.replace("8902", number)), "neusight")
+    assert row.cudnn == version
+
+
+def test_neusight_says_its_gpu_itself(tmp_path: Path):
+    with pytest.raises(InputError, match="a neusight file says its gpu, model itself"):
+        list(importers.samples(written(tmp_path, NEUSIGHT), "neusight", gpu_name="Tesla T4", model="vgg16"))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

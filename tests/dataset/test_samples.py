@@ -46,12 +46,23 @@ def test_two_files_are_read_one_after_the_other(tmp_path: Path):
         ({"mean_ms": float("nan")}, "line 3: mean_ms is nan"),
         ({"energy_j": -1.0}, "line 3: energy_j is -1.0"),
         ({"mean_ms": None}, "line 3: the status is ok and mean_ms is empty: give the time, or another status"),
+        ({"kernel_size": "3"}, "line 3: kernel_size is '3': write height and width, 3x3, from 1"),
+        ({"stride": "0x1"}, "line 3: stride is '0x1': write height and width"),
+        ({"padding": "-1x1"}, "line 3: padding is '-1x1': write height and width, 3x3, from 0"),
+        ({"in_channels": 0}, "line 3: in_channels is '0': write a whole number, from 1"),
         ({"dtype": "int8"}, "line 3: dtype is 'int8': choose one of float32, float16, bfloat16"),
     ],
 )
 def test_what_no_measurement_says_is_refused(tmp_path: Path, cells: dict[str, object], expected: str):
     with pytest.raises(InputError, match=expected):
         samples.read([changed(tmp_path, **cells)])
+
+
+def test_a_sample_that_stands_in_two_files_is_refused(tmp_path: Path):
+    samples.write(tmp_path / "a.csv", drawn(5, seed=1))
+    samples.write(tmp_path / "b.csv", [*drawn(5, seed=2), *drawn(1, seed=1)])
+    with pytest.raises(InputError, match=r"b\.csv: 1 samples stand in two files: name each run once"):
+        samples.read([tmp_path / "a.csv", tmp_path / "b.csv"])
 
 
 def test_a_file_that_is_missing_or_empty_is_one_line(tmp_path: Path):

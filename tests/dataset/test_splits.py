@@ -51,6 +51,26 @@ def test_each_card_and_each_family_is_held_back_in_turn():
         assert FRAME["gpu_name"][split.held_back].nunique() == 1
 
 
+@pytest.mark.parametrize("kind", ["layer", "family", "size"])
+def test_a_shape_that_is_held_back_is_learned_nowhere(kind: str):
+    twice = pd.concat([FRAME, FRAME.assign(family=np.roll(FRAME["family"], 6), model="another")], ignore_index=True)
+    for split in splits.splits(twice, kind):
+        shapes = splits.joined(twice, SHAPE)
+        assert not {*shapes[split.held_back]} & {*shapes[split.learned]}
+        assert not (split.held_back & split.learned).any()
+        assert split.learned.any()
+
+
+def test_a_card_that_is_held_back_has_its_shapes_learned_on_others():
+    for split in splits.splits(FRAME, "gpu"):
+        assert (split.learned == ~split.held_back).all()
+
+
+def test_a_size_is_the_same_shape_as_an_integer_and_as_a_float():
+    as_floats = FRAME.astype({"in_height_px": float, "groups": float})
+    assert (splits.joined(as_floats, SHAPE) == splits.joined(FRAME, SHAPE)).all()
+
+
 def test_the_smallest_and_the_largest_fifth_are_held_back():
     small, large = splits.splits(FRAME, "size")
     work = FRAME["batch_size"] * FRAME["in_channels"] * FRAME["out_channels"] * FRAME["in_height_px"] ** 2

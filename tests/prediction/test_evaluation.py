@@ -76,6 +76,15 @@ def test_a_calibration_is_judged_on_other_samples_than_it_learned():
     assert after.mape_pct < 0.7 * before.mape_pct
 
 
+def test_repeats_of_a_layer_that_was_chosen_are_not_judged():
+    once = frame(120, "Tesla T4", "Tesla P4")
+    twice = pd.concat([once, once.assign(run="again")], ignore_index=True)
+    found = [score for score in evaluation.scores(twice, "time", "gpu", {}, 30) if score.by == PREDICTOR]
+    counts = {score.split: score.samples for score in found if not score.group}
+    assert counts["gpu Tesla T4"] == 480
+    assert counts["gpu Tesla T4, 30 samples of it"] == 420  # each of the 30 with its repeat is left out
+
+
 def test_samples_that_were_held_back_change_nothing_that_was_learned():
     measured = frame(300)
     split = next(evaluation.splits.splits(measured, "layer"))

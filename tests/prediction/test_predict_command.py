@@ -1,7 +1,8 @@
-"""`convscope predict`: fit, evaluate, apply to samples and to a model, calibrate; bad input is one line, exit code 2."""
+"""`convscope predict`: fit, evaluate, apply to samples and a model, calibrate; bad input is one line, exit code 2."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -43,6 +44,23 @@ def test_evaluate_prints_a_table_or_json(folder: Path, capsys: Capture):
     found = json.loads(capsys.readouterr().out)
     assert found[0]["by"] == "predictor"
     assert found[0]["covered_pct"] > 70
+
+
+def test_repeats_are_listed_once_before_all_splits(folder: Path, tmp_path: Path, capsys: Capture):
+    again = tmp_path / "again.csv"
+    rows = drawn(150, ("Tesla P4", "Tesla P100-PCIE-16GB"), ("gemm", "winograd"))
+    samples.write(again, (dataclasses.replace(row, run="again") for row in rows))
+    files = [str(folder / "samples.csv"), str(again)]
+    assert program.main(["predict", "evaluate", *files, "--split", "rows", "layer"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [" a repeat " in line for line in lines] == [False, True, *[False] * (len(lines) - 2)]
+
+
+def test_samples_can_be_predicted_for_another_card(folder: Path, tmp_path: Path):
+    out = tmp_path / "predicted.csv"
+    arguments = ["predict", "apply", str(folder / "predictor.json"), "--samples", str(folder / "t4.csv")]
+    assert program.main([*arguments, "--gpu", "Tesla P4", "-o", str(out)]) == 0
+    assert {*pd.read_csv(out)["gpu_name"]} == {"Tesla P4"}
 
 
 def test_apply_predicts_samples_and_writes_them(folder: Path, tmp_path: Path, capsys: Capture):
@@ -101,6 +119,9 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
         (["apply", "{predictor}", "--model", "nonet", "--gpu", "Tesla T4"], "nonet"),
         (["apply", "{predictor}", "--model", "alexnet", "--gpu", "Tesla T4", "--batch-size", "0"], "at least 1"),
         (["calibrate", "{predictor}", "{samples}"], "at least 10 samples of one card are needed"),
+        (["calibrate", "{predictor}", "{t4}", "--choose", "0"], "at least 1"),
+        (["apply", "{predictor}", "--samples", "{t4}", "-o", "/no/p.csv"], "/no/p.csv cannot be written"),
+        (["evaluate", "{samples}", "--calibrate", "50"], "evaluate: --calibrate needs --split gpu"),
         (["evaluate", "{t4}", "--split", "gpu"], "split by gpu: all samples are of Tesla T4"),
     ],
 )

@@ -111,6 +111,26 @@ def test_a_damaged_document_is_one_line(
         document.read(path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda parts: parts["core"].pop("effects"),
+        lambda parts: parts["core"]["folds"].append("no trees"),
+        lambda parts: parts["core"]["levels"].pop("dtype"),
+    ],
+)
+def test_a_document_that_was_made_wrong_is_one_line(
+    made: Predictor, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+):  # fmt: skip
+    path = tmp_path / "predictor.json"
+    document.write(path, made, LEARNED)
+    parts = json.loads(path.read_text())
+    change(parts)
+    path.write_text(json.dumps({**parts, "sha256": document.digest(parts)}))
+    with pytest.raises(InputError, match="is no predictor, or a damaged one"):
+        document.read(path)
+
+
 def test_a_document_that_predicts_otherwise_here_is_refused(made: Predictor, tmp_path: Path):
     path = tmp_path / "predictor.json"
     document.write(path, made, LEARNED)
