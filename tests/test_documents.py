@@ -8,14 +8,18 @@ from pathlib import Path
 import pytest
 from fakes import ROOT
 
+from convscope.dataset import importers, splits
+from convscope.dataset.samples import SampleRow
 from convscope.inference.engines import catalogue
 from convscope.inference.rows import InferenceRow
+from convscope.prediction.evaluation import Score
 from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
 from convscope.storage.table import columns
 from convscope.training.rows import TABLES
 
 README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
 INFERENCE = (ROOT / "docs" / "inference.md").read_text()
+DATA, PREDICTION = (ROOT / "docs" / "data.md").read_text(), (ROOT / "docs" / "prediction.md").read_text()
 
 
 @pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow), *columns(WorkRow)}))
@@ -31,6 +35,26 @@ def test_every_column_of_a_training_study_is_explained(column: str):
 @pytest.mark.parametrize("column", columns(InferenceRow))
 def test_every_column_of_an_inference_study_is_explained(column: str):
     assert re.search(rf"\b{column}\b", INFERENCE.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("column", columns(SampleRow))
+def test_every_column_of_samples_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", DATA.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("column", [*columns(Score), "predicted_ms", "low90_ms", "high90_ms"])
+def test_every_column_of_an_evaluation_and_of_predictions_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", PREDICTION.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("kind", splits.KINDS)
+def test_every_split_is_explained(kind: str):
+    assert f"| `{kind}` |" in DATA
+
+
+@pytest.mark.parametrize("form", importers.FORMATS)
+def test_every_form_of_import_is_explained(form: str):
+    assert f"| `{form}` |" in DATA
 
 
 @pytest.mark.parametrize("engine", catalogue.ENGINES)

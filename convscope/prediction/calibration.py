@@ -61,7 +61,7 @@ def coordinates(given: Features, predicted: Floats, effects: Floats) -> Floats:
     return np.column_stack([*columns, predicted, effects])
 
 
-def chosen(plane: Floats, count: int) -> npt.NDArray[np.intp]:
+def chosen(plane: Floats, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
     """Return the rows that are worth measuring on another card: the middles of as many clusters, in ascending order."""
     spread = plane.std(axis=0)
     scaled = (plane - plane.mean(axis=0)) / np.where(spread > 0, spread, 1.0)
@@ -69,7 +69,7 @@ def chosen(plane: Floats, count: int) -> npt.NDArray[np.intp]:
     wanted = min(count, len(different))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different rows than clusters
-        middles = KMeans(wanted, n_init=1, random_state=0).fit(different).cluster_centers_
+        middles = KMeans(wanted, n_init=10, random_state=seed).fit(different).cluster_centers_
     nearest = {int(np.argmin(((scaled - middle) ** 2).sum(axis=1))) for middle in middles}
     return np.array(sorted(nearest), dtype=np.intp)
 

@@ -51,7 +51,7 @@ def write(path: Path, predictor: Predictor, examples: pd.DataFrame) -> None:
 
 
 def digest(document: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of what a document has, but for its digest: LightGBM reads damaged trees without a word."""
+    """Return the SHA-256 of what a document has, but for its digest: LightGBM does not notice all damage."""
     kept = {key: value for key, value in document.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 

@@ -21,6 +21,10 @@ from convscope.prediction.predictor import TARGETS, Given, Predictor, logarithms
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""
+LEVEL = 90
+"""Share of samples in percent that the intervals which are judged are to hold."""
+CHOICES = 10
+"""Choices of the samples for a calibration, each with another seed."""
 PREDICTOR, NOISE = "predictor", "a repeat"
 
 
@@ -30,6 +34,7 @@ class Score:
 
     Attributes:
         group: the algorithm that the samples are of, "" for all.
+        samples: predictions that are judged; after a calibration those of ten.
         mape_pct: mean of |predicted / measured - 1|; `mape_low_pct` and `mape_high_pct` are its 95 % interval.
         covered_pct: samples inside the interval that is to hold `level` percent; None for a baseline.
         outside: number of samples with a card or a feature outside what was learned; None for a baseline.
@@ -58,7 +63,8 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
         frame: samples; those without the target or without sizes are left out.
         kind: one of `splits.KINDS`.
         calibrated: with `kind` "gpu", the number of samples of the held-back card that are chosen, measured and
-            learned as a correction; neither they nor repeats of them are judged.
+            learned as a correction; neither they nor repeats of them are judged. What is chosen depends on a seed:
+            all is done with ten, and the scores are over all ten.
 
     Raises:
         InputError: the samples cannot be divided so, or are too few.
@@ -86,7 +92,7 @@ def _of_split(
 ) -> Iterator[Score]:
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
     made = _fitted(learned, target, cards, kind)
-    yield from judged(made, held_back, split.name)
+    yield from judged(outcomes(made, held_back), target, split.name)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
@@ -94,10 +100,7 @@ def _of_split(
         errors = np.expm1(baseline(given.rows(split.learned), wanted[split.learned], asked) - truth)
         yield _score((target, split.name, name, ""), errors, splits.labels(held_back, "layer"))
     if calibrated and kind == "gpu":
-        rows = choose(made, held_back, calibrated)
-        work = pd.Series(splits.joined(held_back, WORK))
-        rest = held_back[~work.isin(work[rows])].reset_index(drop=True)
-        yield from judged(made.corrected(held_back.iloc[rows]), rest, f"{split.name}, {len(rows)} samples of it")
+        yield from judged(_calibrated(made, held_back, calibrated), target, f"{split.name}, {calibrated} samples of it")
 
 
 def _fitted(learned: pd.DataFrame, target: str, cards: Given, kind: str) -> Predictor:
@@ -106,30 +109,45 @@ def _fitted(learned: pd.DataFrame, target: str, cards: Given, kind: str) -> Pred
     return predictor.fit(learned, target, cards, kind if several else "layer")
 
 
-def choose(made: Predictor, frame: pd.DataFrame, count: int) -> npt.NDArray[np.intp]:
+def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
     """Return the rows that are worth measuring on their card, of samples whose times need not be there."""
     given = features(frame, made.cards)
     plane = calibration.coordinates(given, made.core.predict(given, frame), made.core.effects_of(frame))
-    return calibration.chosen(plane, count)
+    return calibration.chosen(plane, count, seed)
 
 
-def judged(made: Predictor, held_back: pd.DataFrame, name: str, level: int = 90) -> Iterator[Score]:
-    """Yield the scores of a predictor over samples, of all and of each algorithm that has enough of them."""
-    found = made.predict(held_back, level)
+def outcomes(made: Predictor, held_back: pd.DataFrame) -> pd.DataFrame:
+    """Return for each sample the error of its prediction, whether the interval holds it, whether it is outside."""
+    found = made.predict(held_back, LEVEL)
     truth = held_back[TARGETS[made.target][0]].to_numpy(float)
-    errors = found.middle / truth - 1
-    inside = (found.low <= truth) & (truth <= found.high)
-    outside = np.array([bool(text) for text in found.outside])
-    shapes = splits.labels(held_back, "layer")
-    algorithms = held_back["algorithm"].to_numpy(dtype=object)
-    of_enough = [
-        name for name, count in zip(*np.unique(algorithms, return_counts=True), strict=True) if count >= FEWEST
-    ]
-    for group in ["", *(of_enough if len({*algorithms}) > 1 else [])]:
-        here = np.ones(len(truth), bool) if group == "" else algorithms == group
-        score = _score((made.target, name, PREDICTOR, str(group)), errors[here], shapes[here])
-        covered = 100 * float(inside[here].mean())
-        yield dataclasses.replace(score, covered_pct=covered, level=level, outside=int(outside[here].sum()))
+    columns = {
+        "error": found.middle / truth - 1, "covered": (found.low <= truth) & (truth <= found.high),
+        "outside": [text != "" for text in found.outside], "shape": splits.labels(held_back, "layer"),
+        "algorithm": held_back["algorithm"].to_numpy(dtype=object),
+    }  # fmt: skip
+    return pd.DataFrame(columns)
+
+
+def judged(found: pd.DataFrame, target: str, name: str) -> Iterator[Score]:
+    """Yield the scores of outcomes, of all and, if there are several, of each algorithm that has enough of them."""
+    counts = found["algorithm"].value_counts().sort_index()
+    groups = [str(each) for each, count in counts.items() if count >= FEWEST] if len(counts) > 1 else []
+    for group in ["", *groups]:
+        here = found if group == "" else found[found["algorithm"] == group]
+        about = (target, name, PREDICTOR, group)
+        score = _score(about, here["error"].to_numpy(float), here["shape"].to_numpy(dtype=object))
+        covered, outside = 100 * float(here["covered"].mean()), int(here["outside"].sum())
+        yield dataclasses.replace(score, covered_pct=covered, level=LEVEL, outside=outside)
+
+
+def _calibrated(made: Predictor, held_back: pd.DataFrame, count: int) -> pd.DataFrame:
+    """Return the outcomes after a calibration by `count` samples, of several choices of them one after another."""
+    work, found = pd.Series(splits.joined(held_back, WORK)), []
+    for seed in range(CHOICES):
+        rows = choose(made, held_back, count, seed)
+        rest = held_back[~work.isin(work[rows])].reset_index(drop=True)
+        found.append(outcomes(made.corrected(held_back.iloc[rows]), rest))
+    return pd.concat(found, ignore_index=True)
 
 
 def _score(about: tuple[str, str, str, str], errors: Floats, shapes: Labels) -> Score:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
+from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
 from convscope.prediction import calibration, core, intervals
 from convscope.prediction.calibration import Correction
@@ -114,9 +115,9 @@ class Predictor:
 
 
 def usable(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    """Return the samples that have the target, were measured and have sizes."""
+    """Return the samples that have the target, were measured and have sizes, in one order whatever the file's."""
     kept = frame[(frame["status"] == "ok") & frame[TARGETS[target][0]].notna() & frame["in_height_px"].notna()]
-    return kept.reset_index(drop=True)
+    return kept.sort_values([*SAMPLES.unique, TARGETS[target][0]], ignore_index=True)
 
 
 def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:

@@ -59,6 +59,13 @@ def test_the_same_samples_give_the_same_predictor(made: Predictor):
     assert made.learned == again.learned
 
 
+def test_the_order_of_the_samples_changes_nothing():
+    mixed = LEARNED.sample(frac=1, random_state=1)
+    one, other = (predictor.fit(predictor.usable(frame, "time"), "time", {}) for frame in (LEARNED, mixed))
+    np.testing.assert_array_equal(one.predict(ASKED).middle, other.predict(ASKED).middle)
+    assert one.widths == other.widths
+
+
 def test_the_digest_tells_samples_apart_and_not_their_order():
     assert predictor.digest(LEARNED) == predictor.digest(LEARNED.iloc[::-1])
     assert predictor.digest(LEARNED) != predictor.digest(LEARNED.assign(mean_ms=LEARNED["mean_ms"] * 1.01))
