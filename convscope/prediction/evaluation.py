@@ -13,6 +13,7 @@ import pandas as pd
 from convscope.dataset import splits
 from convscope.dataset.samples import WORK
 from convscope.dataset.splits import Labels, Split
+from convscope.errors import InputError
 from convscope.prediction import calibration, predictor
 from convscope.prediction.baselines import BASELINES
 from convscope.prediction.features import Floats, features
@@ -67,7 +68,7 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
             all is done with ten, and the scores are over all ten.
 
     Raises:
-        InputError: the samples cannot be divided so, or are too few.
+        InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by.
     """
     kept = usable(frame, target)
     for split in splits.splits(kept, kind):
@@ -146,6 +147,10 @@ def _calibrated(made: Predictor, held_back: pd.DataFrame, count: int) -> pd.Data
     for seed in range(CHOICES):
         rows = choose(made, held_back, count, seed)
         rest = held_back[~work.isin(work[rows])].reset_index(drop=True)
+        if rest.empty:
+            raise InputError(
+                f"{count} of {len(held_back)} samples leave none to judge the calibration by: choose fewer"
+            )
         found.append(outcomes(made.corrected(held_back.iloc[rows]), rest))
     return pd.concat(found, ignore_index=True)
 

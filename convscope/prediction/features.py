@@ -1,7 +1,8 @@
 """Features of a sample: its shape, how it fills tiles and multiprocessors, and where it lies on the card's roofline.
 
-All but the categories are numbers of one row alone; of a card only ratios are used (waves of tiles over its
-multiprocessors, compute over memory time), so that what was learned on one can be said of another.
+All but the categories are numbers of one row alone. Of a card only what it makes of a shape is used (waves of tiles
+over its multiprocessors, compute over memory time, the roofline's time), so that what was learned on one can be said of
+another.
 """
 
 from __future__ import annotations

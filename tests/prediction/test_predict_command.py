@@ -122,6 +122,7 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
         (["calibrate", "{predictor}", "{t4}", "--choose", "0"], "at least 1"),
         (["apply", "{predictor}", "--samples", "{t4}", "-o", "/no/p.csv"], "/no/p.csv cannot be written"),
         (["evaluate", "{samples}", "--calibrate", "50"], "evaluate: --calibrate needs --split gpu"),
+        (["evaluate", "{samples}", "--split", "gpu", "--calibrate", "300"], "300 of 300 samples leave none to judge"),
         (["evaluate", "{t4}", "--split", "gpu"], "split by gpu: all samples are of Tesla T4"),
     ],
 )
