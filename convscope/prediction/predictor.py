@@ -136,7 +136,7 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         InputError: there are too few, or they do not say what is held out.
     """
     if len(frame) < FEWEST:
-        raise InputError(f"{len(frame)} samples with a measured {target}: at least {FEWEST} are needed")
+        raise InputError(f"{len(frame)} samples with sizes and a measured {target}: at least {FEWEST} are needed")
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted)
@@ -164,5 +164,5 @@ def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -
 
 def digest(frame: pd.DataFrame) -> str:
     """Return sixteen hexadecimal digits that tell two sets of samples apart, whatever the order of their rows."""
-    hashes = np.sort(pd.util.hash_pandas_object(frame.astype(str), index=False).to_numpy())
-    return hashlib.sha256(hashes.tobytes()).hexdigest()[:16]
+    rows = sorted(splits.joined(frame, tuple(frame.columns)))
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()[:16]

@@ -110,7 +110,10 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
     [
         (["fit", "no.csv"], "no.csv does not exist"),
         (["fit", "{samples}", "--unit", "gpu", "-o", "/no/p.json"], "/no/p.json cannot be written"),
-        (["fit", "{samples}", "--target", "energy"], "0 samples with a measured energy: at least 100 are needed"),
+        (
+            ["fit", "{samples}", "--target", "energy"],
+            "0 samples with sizes and a measured energy: at least 100 are needed",
+        ),
         (["fit", "{samples}", "--card", "X"], "--card 'X': write 'NAME:"),
         (["apply", "no.json", "--samples", "{samples}"], "no.json cannot be read"),
         (["apply", "{samples}", "--samples", "{samples}"], "is no predictor, or a damaged one"),

@@ -68,6 +68,7 @@ def test_the_order_of_the_samples_changes_nothing():
 
 def test_the_digest_tells_samples_apart_and_not_their_order():
     assert predictor.digest(LEARNED) == predictor.digest(LEARNED.iloc[::-1])
+    assert predictor.digest(LEARNED) == predictor.digest(LEARNED.astype({"in_height_px": float}))
     assert predictor.digest(LEARNED) != predictor.digest(LEARNED.assign(mean_ms=LEARNED["mean_ms"] * 1.01))
 
 
@@ -188,7 +189,7 @@ def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
 
 
 def test_too_few_samples_or_too_few_shapes_are_refused():
-    with pytest.raises(InputError, match="99 samples with a measured time: at least 100 are needed"):
+    with pytest.raises(InputError, match="99 samples with sizes and a measured time: at least 100 are needed"):
         predictor.fit(LEARNED.iloc[:99], "time", {})
     with pytest.raises(InputError, match="samples of 1 shapes are too few to hold some of them back"):
         predictor.fit(pd.concat([LEARNED.iloc[:1]] * 150, ignore_index=True), "time", {})
