@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from convscope.verification.evidence import Subject
 
 NAME = "run_verify.py"
-OF_PLANS = ("energy", "first", "fused", "minutes", "any_card")
+OF_PLANS = ("energy", "first", "fused", "with_algorithms", "minutes", "any_card")
 IGNORED = {
     "--algorithm": (*OF_PLANS, "rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
     "--support": (*OF_PLANS, "unsupported", "provider", "rounds"),
@@ -70,6 +70,8 @@ def parser() -> OneLineParser:
     made.add_argument("--fused", action="store_true", help=fused)
     few = "for --plans: only the first N of each heuristic of cuDNN; default all"
     made.add_argument("--first", type=int, metavar="N", help=few)
+    named = "for --plans: cuDNN's eight algorithms and the Triton kernels, beside the plans"
+    made.add_argument("--with-algorithms", action="store_true", help=named)
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
@@ -187,12 +189,16 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         request = _request(options, model, "guess", question=SUPPORT, limit_bytes=limit_bytes)
     else:
         question = PLANS if options.plans else CHOICE if options.choice else FIRST_CALL
-        asked = {"rounds": options.rounds, "energy": options.energy, "fused": options.fused, "first": options.first}
+        asked = {name: getattr(options, name) for name in ("rounds", "energy", "fused", "first")}
+        asked["by_name"] = options.with_algorithms
         request = _request(options, model, "torch", question=question, **asked)
     if options.support and request.device_type == "cpu":
         raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
-    if options.plans and request.device_type == "cpu":
-        raise InputError("--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU")
+    if options.plans and request.device_type == "cpu" and not options.with_algorithms:
+        raise InputError(
+            "--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU; "
+            "--with-algorithms times those of a CPU"
+        )
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(find_device(request.device)) as monitor:
         given = request, monitor, CUDALayerTimer, note_by(NAME), options.any_card

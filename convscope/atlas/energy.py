@@ -30,7 +30,7 @@ JUDGED = (TOGETHER, FRUGAL, HEURISTIC)
 def contenders(shape: Shape) -> list[str]:
     """Return the plans whose energy is measured: the fastest, then the fastest of other engines, then others."""
     in_order = shape.in_order()
-    engines = [plan.engine for name in in_order if (plan := algorithms.plan_of(name))]
+    engines = [plan.engine if (plan := algorithms.plan_of(name)) else name for name in in_order]
     first = [name for at, name in enumerate(in_order) if engines[at] not in engines[:at]]
     return [*first, *(name for name in in_order if name not in first)][:PLANS_MOST]
 

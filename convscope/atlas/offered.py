@@ -1,23 +1,24 @@
-"""Plans that cuDNN's graph API offers for one shape: each built, run once and compared with float64, none timed."""
+"""Plans that cuDNN's graph API offers for one shape, and algorithms by name: run once, compared with float64."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 
 from convscope import failures
 from convscope.atlas.rows import LESS_PRECISE, LOST, OK, REFUSED
-from convscope.convolution import algorithms, tolerance
+from convscope.convolution import algorithms, assignment, backends, tolerance
 from convscope.convolution.layer import Layer
-from convscope.convolution.operator import cuda_operator, described, release
+from convscope.convolution.operator import convolve_on_cpu, cuda_operator, described, release
 from convscope.cudnn.graph.engines import Mode, Offer
 from convscope.cudnn.shape import ALONE, Convolution
 from convscope.errors import DeviceFaultError
 from convscope.failures import Failure
-from convscope.verification.candidates import Note
+from convscope.verification.candidates import PICKS, Note
 from convscope.verification.trial import Trial
 
 NONE_LOST: Mapping[str, str] = {}
@@ -52,6 +53,23 @@ class KnownPlan:
         return algorithms.plan_name(self.offer.plan, self.kind)
 
 
+@dataclass
+class KnownAlgorithm:
+    """One of the algorithms that have names, for a shape: who computes it, and what became of it; as `KnownPlan`."""
+
+    name: str
+    outcome: str = OK
+    reason: str | None = None
+    build_ms: float | None = None
+    relative_error: float | None = None
+    kernels: Mapping[str, int] | None = None
+    provider: str | None = None
+    workspace_bytes: int | None = None
+
+
+Known: TypeAlias = "KnownPlan | KnownAlgorithm"
+
+
 class PlanFaultError(DeviceFaultError):
     """A plan has lost the GPU: nothing more can run in this process, and the next is to leave it out."""
 
@@ -62,25 +80,27 @@ class PlanFaultError(DeviceFaultError):
 
 def known_plans(
     layer: Layer, device: torch.device, dtype: str, note: Note, lost: Mapping[str, str] = NONE_LOST,
-    first: int | None = None,
-) -> tuple[KnownPlan, ...]:  # fmt: skip
+    first: int | None = None, by_name: bool = False,
+) -> tuple[Known, ...]:  # fmt: skip
     """Return every plan of a shape, built, run once and compared with float64 where it may be.
 
     Args:
         lost: plans that have lost the GPU before, with the reason; they are not run again.
         first: only so many of each heuristic; None is all of them.
+        by_name: the algorithms that have names, too, but those that choose. On a CPU there are no others.
 
     Raises:
         PlanFaultError: another one has.
     """
     convolution = described(layer, dtype)
     try:
-        trial = Trial(layer, device, dtype)
-        plans = _offered(convolution, device, first)
-        reasons = [plan.offer.why_not_comparable(convolution) for plan in plans]
+        on_cpu = by_name and device.type == "cpu"
+        trial = Trial(layer, device, dtype, convolve_on_cpu) if on_cpu else Trial(layer, device, dtype)
+        every: list[Known] = [] if on_cpu else [*_offered(convolution, device, first)]
+        every += _by_name(layer, device, dtype) if by_name else []
         found = tuple(
-            replace(plan, outcome=LOST, reason=lost[plan.name]) if plan.name in lost else _tried(plan, trial, why)
-            for plan, why in zip(plans, reasons, strict=True)
+            replace(known, outcome=LOST, reason=lost[known.name]) if known.name in lost else _tried(known, trial)
+            for known in every
         )
     except DeviceFaultError:
         raise  # and nothing is released, which would raise on a lost GPU, in place of this
@@ -126,23 +146,47 @@ def failure_of(error: Exception, device: torch.device, what: str) -> Failure:
         raise DeviceFaultError(f"{what}: {fault}") from error
 
 
-def _tried(known: KnownPlan, trial: Trial, why: str | None) -> KnownPlan:
-    if why:
-        return replace(known, outcome=LESS_PRECISE, reason=why)
+def _by_name(layer: Layer, device: torch.device, dtype: str) -> Iterator[KnownAlgorithm]:
+    """Yield the algorithms with names that compute something else than they choose, refused where a rule is against."""
+    layout = backends.settings_in_force().layout
+    for algorithm in algorithms.ALGORITHMS.values():
+        if algorithm.name in PICKS or algorithms.why_not_on_device(algorithm, device.type):
+            continue
+        (reason,) = assignment.why_not_each(algorithm, [layer], device.type, None, dtype, layout)
+        yield KnownAlgorithm(algorithm.name, REFUSED if reason else OK, reason)
+
+
+def _tried(known: Known, trial: Trial) -> Known:
+    """Build a candidate, run it once and compare it, unless it is refused already, or not comparable."""
     layer, device, dtype = trial.layer, trial.device, trial.dtype
+    if known.outcome != OK:
+        return known
+    if isinstance(known, KnownPlan) and (why := known.offer.why_not_comparable(described(layer, dtype))):
+        return replace(known, outcome=LESS_PRECISE, reason=why)
     try:
-        started_s = time.perf_counter()
-        cuda_operator().build(layer, known.name, device, dtype)
-        known.build_ms = (time.perf_counter() - started_s) * 1e3
+        arithmetic = _built(known, layer, device, dtype)
         known.relative_error = trial.error(known.name)
     except Exception as error:
         if fault := failures.device_fault(device):
             raise PlanFaultError(layer.name, known.name, fault) from error
         reason = failure_of(error, device, f"{known.name} of {layer.name}").reason
         return replace(known, outcome=REFUSED, reason=reason)
-    allowed = tolerance.tolerance(
-        layer, "winograd" if known.offer.transforms else "", described(layer, dtype).math, dtype
-    )
+    allowed = tolerance.tolerance(layer, arithmetic, described(layer, dtype).math, dtype)
     if wrong := tolerance.why_wrong(known.relative_error, allowed):
         return replace(known, outcome=tolerance.WRONG, reason=wrong)
     return known
+
+
+def _built(known: Known, layer: Layer, device: torch.device, dtype: str) -> str:
+    """Build a candidate, and note what its plan says of itself; return whose errors are to be expected of it."""
+    if device.type == "cpu":
+        assert isinstance(known, KnownAlgorithm)
+        known.provider = algorithms.ALGORITHMS[known.name].cpu_provider
+        return known.name
+    started_s = time.perf_counter()
+    plan = cuda_operator().build(layer, known.name, device, dtype)
+    known.build_ms = (time.perf_counter() - started_s) * 1e3
+    if isinstance(known, KnownPlan):
+        return "winograd" if known.offer.transforms else ""
+    known.provider, known.workspace_bytes = plan.execution.provider, plan.workspace_bytes
+    return plan.execution.arithmetic

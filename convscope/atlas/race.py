@@ -17,7 +17,7 @@ from statistics import fmean
 
 from tqdm import tqdm
 
-from convscope.atlas.offered import NONE_LOST, KnownPlan, failure_of, known_plans
+from convscope.atlas.offered import NONE_LOST, Known, KnownPlan, failure_of, known_plans
 from convscope.atlas.rows import OK, REFUSED, SLOW, PlanTimeRow
 from convscope.convolution import algorithms, assignment
 from convscope.convolution.layer import Layer
@@ -63,7 +63,7 @@ class Shape:
     """
 
     layers: tuple[Layer, ...]
-    plans: tuple[KnownPlan, ...]
+    plans: tuple[Known, ...]
     times_ms: dict[str, dict[int, float]] = field(default_factory=dict)
     dropped: set[str] = field(default_factory=set)
     errors: dict[str, float | None] = field(default_factory=dict)
@@ -108,21 +108,22 @@ class Shape:
 
 
 def shapes_of(
-    subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None, first: int | None = None
-) -> list[Shape]:
+    subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None, first: int | None = None,
+    by_name: bool = False,
+) -> list[Shape]:  # fmt: skip
     """Ask cuDNN for the plans of every shape of a model; build and run each, and compare it with float64.
 
     A layer that is no plain 2-D convolution, or that a pass calls at several shapes, is left to PyTorch, with a note.
 
     Args:
         lost: by the first layer of a shape, plans that have lost the GPU before, with the reason.
-        first: as in `known_plans`.
+        first, by_name: as in `known_plans`.
 
     Raises:
         PlanFaultError: another one has.
     """
     run, device = subject.run, subject.device
-    given = run.device_type, None, run.dtype, run.layout
+    given = "cuda", None, run.dtype, run.layout  # what a layer's module does besides is a reason on a CPU too
     reasons = assignment.why_not_each(algorithms.HEURISTICS["heuristic a"], subject.layers, *given)
     keys: dict[str, set[object]] = {}
     for layer in subject.layers:
@@ -137,7 +138,7 @@ def shapes_of(
     known = lost or {}
     found = []
     for layers in bar:
-        plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST), first)
+        plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST), first, by_name)
         found.append(Shape(tuple(layers), plans))
     return [shape for shape in found if shape.plans]
 
@@ -150,12 +151,20 @@ class Race(AssignmentSwap):
         bench.expect(subject.layers)
         self._bench, self.shapes = bench, shapes
         self._torch = {layer.name: HEURISTIC for layer in subject.layers}
-        self.assignments |= {HEURISTIC: self._torch, BENCHMARK: self._torch}
+        self.assignments[HEURISTIC] = self._torch
+        self._has_plans = any(isinstance(known, KnownPlan) for shape in shapes for known in shape.plans)  # on a GPU
+        if self._has_plans:
+            self.assignments[BENCHMARK] = self._torch
         if guessed := {layer.name: GUESS for layer in self._guessed()}:
             self.assignments[GUESS] = self._torch | guessed
 
     def leave_out_slow(self) -> None:
-        """Launch every plan from Python, and leave out those that take more than `HOPELESS` times the least."""
+        """Launch every plan from Python, and leave out those that take more than `HOPELESS` times the least.
+
+        On a CPU, which has no plans, none is: no pass is captured there.
+        """
+        if not self._has_plans:
+            return
         launched_ms: list[dict[str, float]] = [{} for _ in self.shapes]
         work = partial(self._bench.launched_ms, self._subject.inputs, LAUNCHES)
         for slot in self._slots(random.Random(0)):
@@ -229,7 +238,7 @@ class Race(AssignmentSwap):
                 for shape in (shape for shape in self.shapes if self._picks(name, shape)):
                     known = [seen[layer.position].relative_error for layer in shape.layers]
                     shape.errors[name] = max((error for error in known if error is not None), default=None)
-        for shape in self.shapes:
+        for shape in self.shapes if self._has_plans else ():
             self._trace_plans(shape)
         for name in picks:
             if launched := self.tried(name, partial(choice.executed, self._subject)):

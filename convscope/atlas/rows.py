@@ -46,7 +46,7 @@ class PlanTimeRow:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """One shape with one plan of cuDNN's graph API, or one of its choosers. Times of a call in milliseconds.
+    """One shape with a plan of cuDNN's graph API, an algorithm by name, or a chooser. Times of a call in milliseconds.
 
     `layer` and `position` are those of the first of the `layers` calls that have this shape. `rank_…` is the plan's
     place in the list of a heuristic of cuDNN, from 0, empty where it is not in it. `regret_us` is the extra time over
@@ -56,6 +56,7 @@ class PlanRow:
     other layouts too: the fastest of them, or for PyTorch's choice the first of mode A.
     Energy is that of a call replayed alone, of some of the fastest plans and PyTorch's choice, where it was asked for.
     `fused` is what follows the convolution in the same call: "addition bias relu", empty for a convolution alone.
+    `provider` is the library that computes; `engine` is of a plan alone.
     """
 
     model: str
@@ -108,6 +109,7 @@ class PlanRow:
     energy_uncertainty_j: float | None = None
     energy_reason: str | None = None
     fused: str | None = None
+    provider: str | None = None
 
 
 @dataclass(frozen=True)

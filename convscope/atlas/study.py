@@ -73,7 +73,7 @@ class AtlasStudy(VerificationStudy):
         path = folder / LOST_FILE
         lost: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
         try:
-            return race.shapes_of(subject, self.note, lost, self.request.first)
+            return race.shapes_of(subject, self.note, lost, self.request.first, self.request.by_name)
         except PlanFaultError as fault:
             lost.setdefault(fault.layer, {})[fault.plan] = fault.reason
             write_atomically(path, json.dumps(lost, indent=1) + "\n")

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from convscope.atlas.offered import KnownPlan
+from convscope.atlas.offered import Known, KnownAlgorithm
 from convscope.atlas.race import ROUNDS_LEAST, Shape
 from convscope.atlas.rows import OK, PlanLayerRow, PlanRow
+from convscope.convolution import algorithms
 from convscope.convolution.layer import Layer
 from convscope.cudnn.graph.engines import Mode
 from convscope.power.energy import LoadEnergy
@@ -20,9 +21,11 @@ from convscope.storage.environment import Environment
 from convscope.storage.table import fill
 from convscope.timing.summary import paired_difference, summarize
 from convscope.verification import kernel_families
+from convscope.verification.candidates import GUESS
 from convscope.verification.choice import pair_confidence
 from convscope.verification.rows import ModelKey, PassRow
 
+KNOWN = ("outcome", "reason", "build_ms", "relative_error")
 ENERGY = {"j": "energy_j", "uncertainty_j": "uncertainty_j", "reason": "reason"}
 
 
@@ -73,7 +76,7 @@ def _rows(run: Run, here: Environment, shape: Shape) -> list[PlanRow]:
 
 
 def _twin(
-    name: str, in_order: Sequence[str], plans: Mapping[str, KnownPlan], launched: Mapping[str, Mapping[str, int]]
+    name: str, in_order: Sequence[str], plans: Mapping[str, Known], launched: Mapping[str, Mapping[str, int]]
 ) -> str | None:
     """Return the plan that launches the same kernels as a candidate: all of them, copies to other layouts too.
 
@@ -87,15 +90,24 @@ def _twin(
         return next(iter(same), None)
     of_cudnn = kernel_families.of_library(launched[name])
     same += [other for other in in_order if other in plans and of_cudnn and launched.get(other) == of_cudnn]
-    return min(same, key=lambda other: plans[other].offer.ranks.get(Mode.A.name.lower(), math.inf), default=None)
+    return min(same, key=lambda other: _asked_for(plans[other], name), default=None)
 
 
-def _of_plan(plan: KnownPlan) -> dict[str, Any]:
-    """Return the cells that only a plan has."""
+def _asked_for(known: Known, chooser: str) -> tuple[bool, float]:
+    """Return the place of a candidate among those that a chooser may have taken: legacy algorithms are `guess`'s."""
+    if isinstance(known, KnownAlgorithm):
+        return chooser != GUESS, 0.0
+    return chooser == GUESS, known.offer.ranks.get(Mode.A.name.lower(), math.inf)
+
+
+def _of_plan(plan: Known) -> dict[str, Any]:
+    """Return the cells that a plan has, or an algorithm, and no chooser."""
+    if isinstance(plan, KnownAlgorithm):
+        return {name: getattr(plan, name) for name in (*KNOWN, "provider", "workspace_bytes")}
     offer = plan.offer
     ranks = {f"rank_{mode.name.lower()}": offer.ranks.get(mode.name.lower()) for mode in Mode}
     notes = {name: "; ".join(getattr(offer, name)) for name in ("numerical_notes", "behavior_notes")}
-    known = {name: getattr(plan, name) for name in ("outcome", "reason", "build_ms", "relative_error")}
+    known = {name: getattr(plan, name) for name in KNOWN} | {"provider": algorithms.GRAPH}
     return known | ranks | notes | {"engine": offer.plan.engine, "workspace_bytes": offer.workspace_bytes}
 
 

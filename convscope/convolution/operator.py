@@ -205,10 +205,12 @@ class CudaOperator:
         with _current(device) as current:
             return self._graph.offers(convolution, current)
 
-    def build(self, layer: Layer, algorithm: str, device: torch.device, dtype: str = "float32") -> None:
-        """Make the plan of a layer and close it; raises as `plan`."""
+    def build(self, layer: Layer, algorithm: str, device: torch.device, dtype: str = "float32") -> Plan:
+        """Make the plan of a layer and return it closed; raises as `plan`."""
         with _current(device) as current:
-            self.plan(described(layer, dtype), algorithm, current).close()
+            plan = self.plan(described(layer, dtype), algorithm, current)
+            plan.close()
+        return plan
 
     def why_refused(
         self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32",
@@ -308,6 +310,13 @@ def _convolve_on_cpu(
     output: torch.Tensor = swap_torch.conv2d(x, w, rest[0] if rest else None, *options)
     _record(Execution(algorithm, "ai3"), (input, x), (weight, w))
     return output
+
+
+def convolve_on_cpu(x: torch.Tensor, w: torch.Tensor, layer: Layer, algorithm: str) -> torch.Tensor:
+    """Convolve N × C × H × W with the options of a layer by ai3, without a bias."""
+    (pad_h, pad_w), (stride_h, stride_w), (dil_h, dil_w) = layer.padding, layer.stride, layer.dilation
+    options = pad_h, pad_w, stride_h, stride_w, dil_h, dil_w
+    return _convolve_on_cpu(x, w, None, *options, ZEROS, layer.groups, algorithm)
 
 
 @functools.lru_cache(maxsize=1)

@@ -99,12 +99,12 @@ def rows_of(folder: Path) -> list[PlanRow]:
 
 
 def _pin(each: PlanLayerRow, row: PlanRow, pick: str) -> Pin:
-    """Return a layer with the plan of a row; PyTorch's choice is the plan that launches its kernels.
+    """Return a layer with the plan or algorithm of a row; PyTorch's choice is the plan that launches its kernels.
 
     Where it is picked as the fastest, the layer is left to it: it may do something else besides.
     """
     of_torch = TORCH if pick == FASTEST else row.same_kernels_as or TORCH
-    algorithm = of_torch if row.engine is None else row.candidate
+    algorithm = of_torch if row.engine is None and row.provider is None else row.candidate
     shape, figures = ({name: getattr(row, name) for name in names} for names in (SHAPE, FIGURES))
     return Pin(each.layer, algorithm, shape, figures, json.loads(row.kernels or "{}"))
 

@@ -24,6 +24,7 @@ class Verification(Run):
         fused: plans take the bias, addition and ReLU behind a convolution too, of a model whose normalisation is
             folded.
         first: for plans, only so many of each heuristic; None is all.
+        by_name: for plans, the algorithms that have names too.
     """
 
     question: str | None = None
@@ -31,12 +32,14 @@ class Verification(Run):
     limit_bytes: int | None = None
     fused: bool = False
     first: int | None = None
+    by_name: bool = False
 
     @property
     def name(self) -> str:
         """Folder of the table under `results/<question>/`."""
         settings = f"{self.input_sizes[0]}px_batch{self.batch_size}_{self.math}"
         more = ("_fused" if self.fused else "") + (f"_first{self.first}" if self.first else "")
+        more += "_named" if self.by_name else ""
         return f"{slug(self.model)}_{slug(self.gpu)}_{settings}{suffix(1, self.dtype, self.layout)}{more}"
 
 
@@ -51,13 +54,14 @@ def make_verification(
     limit_bytes: int | None = None,
     fused: bool = False,
     first: int | None = None,
+    by_name: bool = False,
     **settings: Any,
 ) -> Verification:
     """Decide every setting of a verification.
 
     Args:
         dtype: of input and weights; None is float32, and float64 is for support only.
-        fused, first: as in `Verification`.
+        fused, first, by_name: as in `Verification`.
         settings: those of `make_run`.
 
     Raises:
@@ -69,6 +73,8 @@ def make_verification(
         at_least("--first", first, 1)
     if fused and settings.get("energy"):
         raise InputError("--energy is of convolutions alone: leave it out, or --fused")
+    if fused and by_name:
+        raise InputError("--with-algorithms: nothing is fused into algorithms by name: leave it out, or --fused")
     dtype = dtype or "float32"
     if dtype == "float64" and question != SUPPORT:
         raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
@@ -76,4 +82,6 @@ def make_verification(
     run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), **given)
     fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
-    return Verification(**fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused, first=first)
+    return Verification(
+        **fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused, first=first, by_name=by_name
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,16 +16,19 @@ from convscope.convolution.reference import relative_distance
 from convscope.errors import TraceMissingError
 from convscope.timing import trace
 
+Convolve = Callable[[torch.Tensor, torch.Tensor, Layer, str], torch.Tensor]
+
 
 class Trial:
     """One shape of a 2-D layer, and of what is fused with it, with random numbers in it.
 
     Args:
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
+        convolve: takes input, weight, layer and algorithm; None is the operator of a GPU.
     """
 
-    def __init__(self, layer: Layer, device: torch.device, dtype: str) -> None:
-        self.layer, self.device, self.dtype = layer, device, dtype
+    def __init__(self, layer: Layer, device: torch.device, dtype: str, convolve: Convolve | None = None) -> None:
+        self.layer, self.device, self.dtype, self._convolve = layer, device, dtype, convolve
         memory = backends.LAYOUTS[backends.settings_in_force().layout]  # in which libraries read them: no call copies
         generator = torch.Generator(device).manual_seed(0)
         options = {"device": device, "dtype": getattr(torch, dtype), "generator": generator}
@@ -62,7 +65,7 @@ class Trial:
 
     def _run(self, algorithm: str) -> torch.Tensor:
         if not self.layer.fused.count:
-            return cuda_operator().convolve(self._x, self._w, self.layer, algorithm)
+            return (self._convolve or cuda_operator().convolve)(self._x, self._w, self.layer, algorithm)
         options: Any = self.layer.padding, self.layer.stride, self.layer.dilation, self.layer.groups
         given = self._x, self._w, self._bias, self._added
         return cuda_operator().fused(*given, options, self.layer.fused, algorithm)

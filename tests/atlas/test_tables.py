@@ -128,7 +128,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have a study of the CPU find a plan for each layer, which PyTorch runs; return the rounds that it measures."""
     measured: list[int] = []
 
-    def shapes_of(subject: Any, note: object, lost: object, first: object) -> list[Shape]:
+    def shapes_of(subject: Any, note: object, lost: object, first: object, by_name: bool) -> list[Shape]:
         return [Shape((each,), known(0, 1)) for each in subject.layers]
 
     round_of = Race.round
@@ -181,7 +181,7 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
 def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
     tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(race, "shapes_of", lambda subject, note, lost, first: [])
+    monkeypatch.setattr(race, "shapes_of", lambda subject, note, lost, first, by_name: [])
     with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert not [*(tmp_path / "plans").glob("*.csv")]
@@ -197,11 +197,13 @@ def test_a_plan_that_loses_the_gpu_is_written_down_and_left_out_by_the_next_star
 ):
     tried, shapes_on_a_cpu = [], race.shapes_of
 
-    def shapes_of(subject: Any, note: object, lost: dict[str, dict[str, str]], first: object) -> list[Shape]:
+    def shapes_of(
+        subject: Any, note: object, lost: dict[str, dict[str, str]], first: object, by_name: bool
+    ) -> list[Shape]:
         tried.append({layer: dict(plans) for layer, plans in lost.items()})
         if len(tried) == 1:
             raise PlanFaultError("features.0", "plan:7", "misaligned address")
-        found = shapes_on_a_cpu(subject, note, lost, first)  # type: ignore[arg-type]
+        found = shapes_on_a_cpu(subject, note, lost, first, by_name)  # type: ignore[arg-type]
         found[0].plans += (KnownPlan(offer(7), LOST, lost["features.0"]["plan:7"]),)
         return found
 
