@@ -13,6 +13,9 @@ from convscope.errors import InputError
 COMMANDS = {
     "status": ("cluster.status", "what is done, queued, running, failed"),
     "compare": ("profiling.compare", "two runs side by side, a verdict for each row"),
+    "report": ("report.command", "what runs found, as one HTML page"),
+    "figures": ("report.figures", "the same as PDF, SVG and PNG for a paper"),
+    "summary": ("report.summary", "the same in a few lines of Markdown, or JSON"),
     "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks, deny one"),
     "check": ("cluster.submission", "whether a combination can run, and the stages it still needs"),
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),

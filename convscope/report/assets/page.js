@@ -1,0 +1,347 @@
+// The page with scripts: filters, sorted tables, charts, downloads. All texts reach the page as text, never as HTML.
+"use strict";
+(async () => {
+  const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000;
+  const block = document.getElementById("data");
+  const { tables, exhibits, dimensions, titles, config } = JSON.parse(await content(block));
+  const state = {}, sorted = {}, wanted = {}, decoded = {};
+  const sections = new Map(exhibits.map((exhibit) => [exhibit.name, document.getElementById(exhibit.name)]));
+
+  async function content(element) {
+    if (element.dataset.encoding !== "gzip") return element.textContent;
+    const bytes = Uint8Array.from(atob(element.textContent.trim()), (sign) => sign.charCodeAt(0));
+    return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+  }
+
+  // ---- data: a column is {n: numbers}, or {of: texts, at: which of them}
+
+  function cells(table, name) {
+    const key = `${table}/${name}`;
+    if (!(key in decoded)) {
+      const column = tables[table] && tables[table][name];
+      decoded[key] = !column ? null : column.n || column.at.map((at) => (at < 0 ? null : column.of[at]));
+    }
+    return decoded[key];
+  }
+  const isNumber = (table, name) => Boolean(tables[table][name] && tables[table][name].n);
+
+  function filtered(exhibit) {
+    const chosen = [...dimensions, "layer"].filter((name) => state[name] && cells(exhibit.table, name));
+    const columns = chosen.map((name) => cells(exhibit.table, name));
+    const reference = exhibit.at_reference && !state.size ? cells(exhibit.table, "is_reference") : null;
+    const found = [];
+    exhibit.matching = 0;
+    for (let row = 0; row < exhibit.rows; row++) {
+      if (!columns.every((column, at) => column[row] === null || String(column[row]) === state[chosen[at]])) continue;
+      exhibit.matching++;
+      if (!reference || reference[row] === true) found.push(row);
+    }
+    return inOrder(exhibit, found, exhibit.order);
+  }
+
+  function inOrder(exhibit, rows, order) {
+    const values = order && cells(exhibit.table, order.replace(/^-/, ""));
+    if (!values) return rows;
+    const sign = order.startsWith("-") ? -1 : 1;
+    const rank = (value) => (value === null || value === undefined ? 1 : 0);
+    const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b), "en", { numeric: true }));
+    return rows.slice().sort((a, b) => rank(values[a]) - rank(values[b]) || sign * compare(values[a], values[b]) || a - b);
+  }
+
+  // ---- tables
+
+  function shown(value) {
+    if (value === null || value === undefined) return "";
+    if (value === true || value === false) return value ? "yes" : "no";
+    if (typeof value !== "number") return String(value);
+    if (Number.isInteger(value)) return Math.abs(value) >= 1e5 ? value.toLocaleString("en") : String(value);
+    if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
+    return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+  }
+
+  function fill(exhibit) {
+    const section = sections.get(exhibit.name), body = section.querySelector("tbody");
+    if (!body) return;
+    const order = sorted[exhibit.name], every = exhibit.shown_rows;
+    const rows = order ? inOrder(exhibit, every, order) : every;
+    const most = wanted[`${exhibit.name} rows`] || ROWS_AT_ONCE;
+    const good = (row) => ["status", "outcome"].every((name) => { const of = cells(exhibit.table, name); return !of || of[row] === null || of[row] === "ok"; });
+    const lines = document.createDocumentFragment();
+    for (const row of rows.slice(0, most)) {
+      const line = document.createElement("tr");
+      if (!good(row)) line.className = "bad";
+      for (const name of exhibit.columns) line.append(cell(exhibit, name, cells(exhibit.table, name)[row]));
+      lines.append(line);
+    }
+    body.replaceChildren(lines);
+    const count = section.querySelector(".count");
+    count.textContent = rows.length > most ? `${most} of ${rows.length.toLocaleString("en")} rows` : `${rows.length.toLocaleString("en")} ${rows.length === 1 ? "row" : "rows"}`;
+    section.querySelector(".more").hidden = rows.length <= most;
+    for (const head of section.querySelectorAll("th")) {
+      const name = head.dataset.column;
+      if (order && order.replace(/^-/, "") === name) head.setAttribute("aria-sort", order.startsWith("-") ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    }
+  }
+
+  function cell(exhibit, name, value) {
+    const made = document.createElement("td"), text = shown(value);
+    if (isNumber(exhibit.table, name)) made.className = "n";
+    else if (text.length > 40) made.className = "long";
+    if (name === "layer" && text && exhibit.view === "layers") {
+      const link = document.createElement("a");
+      link.href = fragment({ ...state, view: "layers", layer: text });
+      link.textContent = text;
+      made.append(link);
+    } else made.textContent = text;
+    return made;
+  }
+
+  // ---- charts
+
+  function panels(exhibit) {
+    const titlesOf = cells(exhibit.table, exhibit.panel), found = new Map();
+    const only = exhibit.only && cells(exhibit.table, exhibit.only), plain = exhibit.only && isNumber(exhibit.table, exhibit.only);
+    for (const row of exhibit.shown_rows) {
+      if (only && (only[row] === null || (plain && !Number.isFinite(only[row])))) continue;
+      const name = titlesOf ? titlesOf[row] : "";
+      if (!found.has(name)) found.set(name, []);
+      found.get(name).push(row);
+    }
+    return [...found].map(([name, rows]) => reduced(exhibit, name === null ? "" : name, rows));
+  }
+
+  function reduced(exhibit, name, rows) {
+    const notes = [];
+    if (exhibit.one) {
+      const values = cells(exhibit.table, exhibit.one), first = values[rows[0]];
+      rows = rows.filter((row) => values[row] === first);
+      name = `${name} · ${first}`;
+    }
+    if (exhibit.top) {
+      const [column, most] = exhibit.top, values = cells(exhibit.table, column);
+      const names = [...new Set(inOrder(exhibit, rows, exhibit.rank).map((row) => values[row]))];
+      if (names.length > most) {
+        const kept = new Set(names.slice(0, most));
+        rows = rows.filter((row) => kept.has(values[row]));
+        notes.push(`the first ${most} of ${names.length} are drawn`);
+      }
+    }
+    if (rows.length > POINTS_MOST) {
+      const step = Math.ceil(rows.length / POINTS_MOST);
+      rows = rows.filter((_, at) => at % step === 0);
+      notes.push(`every ${step}th row is drawn`);
+    }
+    return { name, rows, note: notes.join("; ") };
+  }
+
+  function records(exhibit, rows) {
+    const names = exhibit.fields.filter((name) => cells(exhibit.table, name));
+    return rows.map((row) => Object.fromEntries(names.map((name) => {
+      const value = cells(exhibit.table, name)[row];
+      return [name, isNumber(exhibit.table, name) && typeof value === "string" ? null : value];
+    })));
+  }
+
+  function logarithmic(part) {
+    if (Array.isArray(part)) return part.map(logarithmic);
+    if (!part || typeof part !== "object") return part;
+    const copy = Object.fromEntries(Object.entries(part).map(([name, value]) => [name, logarithmic(value)]));
+    for (const name of ["x", "y"]) {
+      if (copy[name] && copy[name].type === "quantitative") copy[name].scale = { ...copy[name].scale, type: "log", nice: false };
+    }
+    return copy;
+  }
+
+  function plan(exhibit) {
+    const section = sections.get(exhibit.name), box = section.querySelector(".charts");
+    if (!box) return;
+    const every = panels(exhibit), most = wanted[`${exhibit.name} charts`] || DRAWN_AT_ONCE;
+    for (const figure of box.children) if (figure.finish) figure.finish();
+    box.replaceChildren(...every.slice(0, most).map((panel) => figureOf(exhibit, panel)));
+    const more = section.querySelector(".more-charts");
+    more.hidden = every.length <= most;
+    more.textContent = `show all ${every.length} pictures`;
+    for (const figure of box.children) watcher.observe(figure);
+  }
+
+  function figureOf(exhibit, panel) {
+    const figure = document.createElement("figure"), caption = document.createElement("figcaption"), box = document.createElement("div");
+    caption.textContent = panel.name;
+    box.className = "drawing";
+    box.setAttribute("role", "img");
+    box.setAttribute("aria-label", `${exhibit.title}: ${panel.name}. The table above has the figures.`);
+    figure.append(caption, box);
+    if (panel.note) {
+      const note = document.createElement("div");
+      note.className = "soft";
+      note.textContent = panel.note;
+      figure.append(note);
+    }
+    figure.draw = async () => {
+      figure.draw = null;
+      const base = exhibit.has_log && state.log ? logarithmic(exhibit.spec) : exhibit.spec;
+      const rows = records(exhibit, panel.rows), by = base.usermeta;
+      const height = by ? by.row_px * new Set(rows.map((row) => row[by.rows])).size : base.height;
+      const layer = base.layer && base.layer.filter((part) => {
+        const needs = /_of_(\w+)$/.exec(part.name || "");
+        return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);
+      });
+      const spec = { ...base, ...(layer && { layer }), height, data: { name: "rows", values: rows } };
+      const options = { ast: true, renderer: "svg", actions: false, config, tooltip: { theme: "light" } };
+      const result = await vegaEmbed(box, spec, options);
+      figure.finish = () => result.finalize();
+      figure.append(tools(exhibit, panel, result.view));
+    };
+    return figure;
+  }
+
+  function tools(exhibit, panel, view) {
+    const row = document.createElement("div"), stem = `${exhibit.name} ${panel.name}`;
+    row.className = "tools";
+    row.append(
+      button("SVG", `${exhibit.title}, ${panel.name}: save as SVG`, async () => save(new Blob([await view.toSVG()], { type: "image/svg+xml" }), `${stem}.svg`)),
+      button("PNG", `${exhibit.title}, ${panel.name}: save as PNG`, async () => {
+        const canvas = await view.toCanvas(2), flat = document.createElement("canvas"), ink = flat.getContext("2d");
+        flat.width = canvas.width; flat.height = canvas.height;
+        ink.fillStyle = "#fff"; ink.fillRect(0, 0, flat.width, flat.height); ink.drawImage(canvas, 0, 0);
+        flat.toBlob((blob) => save(blob, `${stem}.png`), "image/png");
+      }),
+    );
+    return row;
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) if (entry.isIntersecting && entry.target.draw) entry.target.draw();
+  }, { rootMargin: "300px" });
+
+  async function drawRest() {
+    for (;;) {
+      const next = [...document.querySelectorAll("figure")].find((figure) => figure.draw);
+      if (!next) break;
+      await next.draw();
+      await new Promise((done) => setTimeout(done));
+    }
+    document.documentElement.dataset.drawn = "all";
+  }
+
+  // ---- downloads
+
+  function button(text, label, act) {
+    const made = document.createElement("button");
+    made.type = "button"; made.textContent = text; made.setAttribute("aria-label", label);
+    made.addEventListener("click", act);
+    return made;
+  }
+
+  function save(blob, name) {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = name.replace(/[^\w.+-]+/g, "_").slice(0, 120).replace(/^\.+/, "") || "data";
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  }
+
+  function csv(exhibit) {
+    const quoted = (text) => (/[",\r\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
+    const written = (value) => {
+      if (value === null || value === undefined) return "";
+      if (typeof value !== "string") return String(value);
+      return quoted(/^[=+@\t-]/.test(value) ? `'${value}` : value);  // a sheet would run it as a formula
+    };
+    const columns = exhibit.columns.map((name) => cells(exhibit.table, name));
+    const lines = exhibit.shown_rows.map((row) => columns.map((column) => written(column[row])).join(","));
+    return [exhibit.columns.join(","), ...lines, ""].join("\n");
+  }
+
+  // ---- filters and the address
+
+  function fragment(next) {
+    const parts = new URLSearchParams(Object.entries(next).filter(([, value]) => value));
+    return `#${parts}`;
+  }
+
+  function readAddress() {
+    const raw = location.hash.slice(1), found = new URLSearchParams(raw.includes("=") ? raw : raw && `view=${raw}`);
+    for (const name of Object.keys(state)) delete state[name];
+    for (const name of [...dimensions, "layer", "view", "log"]) if (found.get(name)) state[name] = found.get(name);
+  }
+
+  function options(select) {
+    const name = select.name, found = new Set();
+    for (const exhibit of exhibits) for (const value of cells(exhibit.table, name) || []) if (value !== null) found.add(String(value));
+    if (state[name]) found.add(state[name]);
+    const values = [...found].sort((a, b) => a.localeCompare(b, "en", { numeric: true })).slice(0, 2000);
+    select.replaceChildren(new Option("all", ""), ...values.map((value) => new Option(value, value)));
+    select.value = state[name] || "";
+    select.closest("label").hidden = values.length < 2;
+  }
+
+  function apply() {
+    const before = JSON.stringify({ ...state, view: "" });
+    readAddress();
+    markView();
+    if (before === JSON.stringify({ ...state, view: "" }) && exhibits.every((exhibit) => exhibit.shown_rows)) return;
+    delete document.documentElement.dataset.drawn;
+    for (const select of document.querySelectorAll(".filters select")) options(select);
+    document.getElementById("log").checked = Boolean(state.log);
+    document.getElementById("reset").hidden = ![...dimensions, "layer"].some((name) => state[name]);
+    let rows = 0, all = 0;
+    for (const exhibit of exhibits) {
+      exhibit.shown_rows = filtered(exhibit);
+      rows += exhibit.matching; all += exhibit.rows;
+      fill(exhibit);
+      plan(exhibit);
+    }
+    document.getElementById("said").textContent = rows === all ? "" : `${rows.toLocaleString("en")} of ${all.toLocaleString("en")} rows of all tables match.`;
+    setTimeout(drawRest, 50);
+  }
+
+  function markView() {
+    for (const link of document.querySelectorAll("nav a")) {
+      const view = link.dataset.view;
+      link.href = fragment({ ...state, view });
+      if (view === (state.view || "overview")) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
+    }
+  }
+
+  function go(next) {
+    const address = fragment(next);
+    if (address === location.hash) return;
+    history.pushState(null, "", address === "#" ? location.pathname + location.search : address);
+    apply();
+  }
+
+  function start() {
+    for (const element of document.querySelectorAll("[data-script]")) element.hidden = false;
+    for (const select of document.querySelectorAll(".filters select")) {
+      select.addEventListener("change", () => go({ ...state, [select.name]: select.value }));
+    }
+    document.getElementById("log").addEventListener("change", (event) => go({ ...state, log: event.target.checked ? "1" : "" }));
+    document.getElementById("reset").addEventListener("click", () => go({ view: state.view, log: state.log }));
+    for (const exhibit of exhibits) {
+      const section = sections.get(exhibit.name);
+      section.querySelector(".csv").addEventListener("click", () => save(new Blob([csv(exhibit)], { type: "text/csv" }), `${exhibit.name}.csv`));
+      section.querySelector(".more").addEventListener("click", () => { wanted[`${exhibit.name} rows`] = 2000; fill(exhibit); });
+      const more = section.querySelector(".more-charts");
+      if (more) more.addEventListener("click", () => { wanted[`${exhibit.name} charts`] = Infinity; plan(exhibit); setTimeout(drawRest, 50); });
+      for (const head of section.querySelectorAll("th")) {
+        const name = head.dataset.column, made = button(head.textContent, `${head.textContent}: sort`, () => {
+          sorted[exhibit.name] = sorted[exhibit.name] === `-${name}` ? name : `-${name}`;
+          fill(exhibit);
+        });
+        head.replaceChildren(made);
+      }
+    }
+    window.addEventListener("hashchange", () => { apply(); toView(); });
+    apply();
+    toView();
+  }
+
+  function toView() {
+    const section = state.view && document.getElementById(`view-${state.view}`);
+    if (section) section.scrollIntoView();
+  }
+
+  start();
+})();

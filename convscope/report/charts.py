@@ -1,0 +1,288 @@
+"""Charts of the page and of figures, as Vega-Lite specifications without data: Altair builds and checks them.
+
+A layer of a chart whose name is `…_of_<column>` is left out where no row has a value in that column.
+
+A chart is of one panel: one model on one card. Its data are the rows of its table; every axis has its unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+
+from convscope.report.labels import title
+
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7f7f7f", "#8b5e3c")
+"""Colours that the colour-blind tell apart, after Okabe and Ito, darkened where they must show on white and on black."""
+DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2])
+MOST_SERIES = len(PALETTE)
+ROWS = alt.NamedData("rows")
+INK = "#333"
+HEIGHT_PX, ROW_PX = 240, 24
+PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
+REGRETS = ("torch_regret_us", "benchmark_regret_us", "guess_regret_us")
+NAMES = (
+    *(
+        "model",
+        "model_at",
+        "algorithm",
+        "layer",
+        "candidate",
+        "convolutions_by",
+        "category",
+        "ceiling",
+        "engine",
+        "bar",
+    ),
+    *("implementation", "verdict"),
+)
+"""Columns of texts that charts show; the others are numbers."""
+VERDICT_COLOURS = {
+    "slower": PALETTE[1], "faster": PALETTE[2], "same": PALETTE[0], "ambiguous": PALETTE[6], "not compared": "#aaa",
+}  # fmt: skip
+
+Spec = dict[str, Any]
+
+
+def config() -> Spec:
+    """Return the look that all charts share."""
+    axis = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": INK, "titleColor": INK}
+    axis |= {"gridColor": "#d9d9d9", "domainColor": "#888", "tickColor": "#888", "labelLimit": 210}
+    legend = {"orient": "top", "direction": "horizontal", "columns": 4, "labelFontSize": 11, "titleFontSize": 11}
+    legend |= {"labelColor": INK, "titleColor": INK, "symbolSize": 90, "labelLimit": 190}
+    return {"axis": axis, "legend": legend, "view": {"stroke": None}, "font": "system-ui, Arial, sans-serif"}
+
+
+def finished(chart: Any, height_px: float = HEIGHT_PX) -> Spec:
+    """Return a chart as a specification that fills the width of its box."""
+    spec: Spec = chart.properties(width="container", height=height_px).to_dict()
+    for name in ("$schema", "config", "data", "datasets"):
+        spec.pop(name, None)
+    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}}
+
+
+def by_row(chart: Any, y: str) -> Spec:
+    """Return a chart that is as high as there are names in a column; `rows` in its metadata says which column."""
+    return finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX}}
+
+
+def needing(spec: Spec, *columns: str) -> Spec:
+    """Return a specification whose first layers are left out where no row has a value in these columns, "" for none."""
+    for number, (layer, column) in enumerate(zip(spec["layer"], columns, strict=False)):
+        if column:
+            layer["name"] = f"layer_{number}_of_{column}"
+    return spec
+
+
+def colour(series: str, domain: Sequence[str], shows_legend: bool = True) -> alt.Color:
+    """Return the colours of a series; a name has the same one in every chart."""
+    colours = [PALETTE[number % MOST_SERIES] for number in range(len(domain))]
+    scale = alt.Scale(domain=list(domain), range=colours) if domain else alt.Scale(range=list(PALETTE))
+    legend = alt.Legend(title=None, symbolType="circle", symbolOpacity=1) if shows_legend else None
+    return alt.Color(series, type="nominal", scale=scale, legend=legend)
+
+
+def dash(series: str, domain: Sequence[str]) -> alt.StrokeDash:
+    """Return the dashes of a series, which tell names of one colour apart."""
+    dashes = [DASHES[number // MOST_SERIES % len(DASHES)] for number in range(len(domain))]
+    scale = alt.Scale(domain=list(domain), range=dashes)
+    return alt.StrokeDash(series, type="nominal", scale=scale, legend=alt.Legend(title=None))
+
+
+def quantity(channel: Any, column: str, **more: Any) -> Any:
+    """Return a channel of numbers whose axis has the column's title and unit."""
+    return channel(column, type="quantitative", title=title(column), **more)
+
+
+def tooltip(*columns: str) -> list[alt.Tooltip]:
+    """Return what is shown of a row under the pointer."""
+    return [hint(name, title(name), name in NAMES) for name in columns]
+
+
+def hint(column: str, words: str, is_text: bool) -> alt.Tooltip:
+    """Return one line of what is shown under the pointer."""
+    if is_text:
+        return alt.Tooltip(column, type="nominal", title=words)
+    return alt.Tooltip(column, type="quantitative", title=words, format=",.4~r")
+
+
+def lines(x: str, y: str, error: str | None, series: str, domain: Sequence[str], detail: str = "run") -> Spec:
+    """Return a line for each name of a series, with the band of its interval."""
+    shade, over = colour(series, domain), quantity(alt.X, x, scale=alt.Scale(zero=False, nice=False, padding=8))
+    base = alt.Chart(ROWS).encode(x=over, detail=alt.Detail(detail, type="nominal"))
+    dashes = {"strokeDash": dash(series, domain)} if domain else {}
+    line = base.mark_line(strokeWidth=2).encode(y=quantity(alt.Y, y), color=shade, **dashes)
+    shown = tooltip(series, x, y, *([error] if error else ()))
+    points = base.mark_point(filled=True, size=36, opacity=1).encode(y=quantity(alt.Y, y), color=shade, tooltip=shown)
+    if error is None:
+        return finished(alt.layer(line, points))
+    ends = base.transform_calculate(
+        low=f"max(datum.{y} - datum.{error}, datum.{y} / 1000)", high=f"datum.{y} + datum.{error}"
+    ).transform_filter(f"isValid(datum.{error})")
+    band = ends.mark_area(opacity=0.18).encode(
+        y=alt.Y("low", type="quantitative", title=title(y)), y2="high", color=shade
+    )
+    rule = ends.mark_rule(strokeWidth=1.5).encode(
+        y=alt.Y("low", type="quantitative", title=title(y)), y2="high", color=shade
+    )
+    return needing(finished(alt.layer(band, rule, line, points)), error, error)
+
+
+def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Spec:
+    """Return cells coloured by a ratio to the best, which stands in each of them."""
+    scale = alt.Scale(type="log", domain=[1, 10], clamp=True, scheme="blues")
+    legend = alt.Legend(title=title(ratio), orient="top", gradientLength=160, format="~g", values=[1, 2, 5, 10])
+    sort: Any = alt.EncodingSortField(order, op="min") if order else None
+    base = alt.Chart(ROWS).encode(
+        x=alt.X(x, type="nominal", title=None, axis=alt.Axis(labelAngle=-35, orient="top")),
+        y=alt.Y(y, type="nominal", title=None, sort=sort),
+        tooltip=tooltip(y, x, value, ratio),
+    )
+    cells = base.mark_rect(stroke="white").encode(
+        color=alt.Color(ratio, type="quantitative", scale=scale, legend=legend)
+    )
+    ink = {"condition": {"test": f"datum.{ratio} > 3.2", "value": "#fff"}, "value": "#111"}
+    words = base.mark_text(fontSize=11).encode(
+        text=alt.Text(ratio, type="quantitative", format=".3~g"),
+        color=alt.ColorValue(ink["value"], condition=ink["condition"]),
+    )
+    return by_row(alt.layer(cells, words), y)
+
+
+def share(x: str, y: str, value: str) -> Spec:
+    """Return cells coloured by a percentage, which stands in each of them."""
+    scale = alt.Scale(domain=[0, 100], scheme="greens")
+    base = alt.Chart(ROWS).encode(
+        x=alt.X(x, type="nominal", title=None, axis=alt.Axis(labelAngle=-35, orient="top")),
+        y=alt.Y(y, type="nominal", title=None),
+        tooltip=tooltip(y, x, value),
+    )
+    legend = alt.Legend(title=title(value), orient="top", gradientLength=160)
+    cells = base.mark_rect(stroke="white").encode(
+        color=alt.Color(value, type="quantitative", scale=scale, legend=legend)
+    )
+    ink = {"test": f"datum.{value} > 60", "value": "#fff"}
+    words = base.mark_text(fontSize=11).encode(
+        text=alt.Text(value, type="quantitative", format=".0f"), color=alt.ColorValue("#111", condition=ink)
+    )
+    return by_row(alt.layer(cells, words), y)
+
+
+def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequence[str], order: Any = "x") -> Spec:
+    """Return a bar a row, the shortest first, with its interval."""
+    shade = colour(series, domain) if series else alt.ColorValue(PALETTE[0])
+    place = alt.Y(y, type="nominal", title=None, sort=order)
+    shown = tooltip(*dict.fromkeys([y, *([series] if series else ()), value, *([error] if error else ())]))
+    base = alt.Chart(ROWS).encode(y=place)
+    layers = [base.mark_bar(height=14).encode(x=quantity(alt.X, value), color=shade, tooltip=shown)]
+    if error:
+        ends = base.transform_calculate(low=f"datum.{value} - datum.{error}", high=f"datum.{value} + datum.{error}")
+        low = alt.X("low", type="quantitative", title=title(value))
+        layers.append(
+            ends.transform_filter(f"isValid(datum.{error})")
+            .mark_rule(strokeWidth=1.5, color="#888")
+            .encode(x=low, x2="high")
+        )
+    return needing(by_row(alt.layer(*layers), y), "", *([error] if error else ()))
+
+
+def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
+    """Return bars whose pieces are columns of the table."""
+    named = {name: title(name).rpartition(", ")[0] for name in columns}
+    words = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
+    base = alt.Chart(ROWS).transform_fold(list(columns), as_=["key", "value"]).transform_calculate(piece=words)
+    piece = colour("piece", list(named.values()))
+    value = alt.X("value", type="quantitative", title=unit, stack="zero")
+    place = alt.Y(y, type="nominal", title=None, sort=None)
+    shown = [hint(y, title(y), True), hint("piece", "phase", True), hint("value", unit, False)]
+    chart = base.mark_bar(height=14).encode(x=value, y=place, color=piece, tooltip=shown)
+    return by_row(chart, y)
+
+
+def pieces(value: str, y: str, series: str, domain: Sequence[str]) -> Spec:
+    """Return bars whose pieces are rows of the table."""
+    chart = alt.Chart(ROWS).mark_bar(height=14).encode(
+        x=quantity(alt.X, value, stack="zero"), y=alt.Y(y, type="nominal", title=None), color=colour(series, domain),
+        tooltip=tooltip(y, series, value, "kernel_share_pct"),
+    )  # fmt: skip
+    return by_row(chart, y)
+
+
+def regrets(y: str) -> Spec:
+    """Return for each layer a mark for the regret of each chooser."""
+    named = {"torch_regret_us": "PyTorch", "benchmark_regret_us": "benchmark", "guess_regret_us": "legacy pick"}
+    words = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
+    base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=words)
+    shade = colour("piece", list(named.values()))
+    value = alt.X("value", type="quantitative", title="regret, µs")
+    place = alt.Y(y, type="nominal", title=None, sort=None)
+    chart = base.transform_filter("isValid(datum.value)").mark_point(filled=True, size=70, opacity=0.85).encode(
+        x=value, y=place, color=shade, shape=alt.Shape("piece", type="nominal", scale=alt.Scale(domain=list(named.values())), legend=alt.Legend(title=None)),
+        tooltip=[hint(y, title(y), True), hint("piece", "chosen by", True), hint("value", "regret, µs", False)],
+    )  # fmt: skip
+    return by_row(chart, y)
+
+
+def roofline(domain: Sequence[str]) -> Spec:
+    """Return layers as points under their ceilings, both axes logarithmic."""
+    log = alt.Scale(type="log", nice=False, padding=12)
+    x, y = quantity(alt.X, "intensity", scale=log), quantity(alt.Y, "tflops", scale=log)
+    base = alt.Chart(ROWS).encode(x=x, y=y)
+    above = alt.StrokeDash(
+        "ceiling", type="nominal", legend=alt.Legend(title=None, symbolType="stroke", columns=1, labelLimit=300)
+    )
+    roof = (
+        base.transform_filter("datum.kind != 'layer'").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
+    )
+    points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=True, size=45, opacity=0.75).encode(
+        color=colour("algorithm", domain), tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
+    )  # fmt: skip
+    return needing(finished(alt.layer(roof, points), 300), "ceiling")
+
+
+def scatter(x: str, y: str, error: str | None, series: str, domain: Sequence[str], joined: str | None = None) -> Spec:
+    """Return a point a row with its error bar; rows for which a column is true are joined by a line."""
+    base = alt.Chart(ROWS).encode(x=quantity(alt.X, x, scale=alt.Scale(zero=False, padding=10)))
+    over = quantity(alt.Y, y, scale=alt.Scale(zero=False, padding=10))
+    shown = tooltip(series, "size", x, y, *([error] if error else ()))
+    layers = []
+    if joined:
+        front = base.transform_filter(f"datum.{joined} === true")
+        layers.append(front.mark_line(color="#888", strokeDash=[4, 3], interpolate="step-after").encode(y=over))
+    if error:
+        ends = base.transform_calculate(low=f"datum.{y} - datum.{error}", high=f"datum.{y} + datum.{error}")
+        low = alt.Y("low", type="quantitative", title=title(y))
+        layers.append(
+            ends.transform_filter(f"isValid(datum.{error})")
+            .mark_rule(strokeWidth=1.5)
+            .encode(y=low, y2="high", color=colour(series, domain))
+        )
+    layers.append(
+        base.mark_point(filled=True, size=60, opacity=0.9).encode(y=over, color=colour(series, domain), tooltip=shown)
+    )
+    return needing(finished(alt.layer(*layers)), *([joined] if joined else ()), *([error] if error else ()))
+
+
+def dots(x: str, y: str, series: str, domain: Sequence[str]) -> Spec:
+    """Return a row of points for each name, on a logarithmic axis."""
+    chart = alt.Chart(ROWS).mark_point(filled=True, size=60, opacity=0.85).encode(
+        x=quantity(alt.X, x, scale=alt.Scale(type="log", nice=False, padding=12)),
+        y=alt.Y(y, type="nominal", title=None, sort=None), color=colour(series, domain), tooltip=tooltip(y, series, x),
+    )  # fmt: skip
+    return by_row(chart, y)
+
+
+def changes() -> Spec:
+    """Return how much longer B took at each size, with the interval and the verdict."""
+    scale = alt.Scale(domain=list(VERDICT_COLOURS), range=list(VERDICT_COLOURS.values()))
+    shade = alt.Color(
+        "verdict", type="nominal", scale=scale, legend=alt.Legend(title=None, symbolType="circle", symbolOpacity=1)
+    )
+    base = alt.Chart(ROWS).encode(y=alt.Y("size", type="ordinal", title=title("size")), color=shade)
+    low = alt.X("low_pct", type="quantitative", title=title("change_pct"))
+    ends = base.mark_rule(strokeWidth=2).encode(x=low, x2="high_pct")
+    shown = tooltip("size", "change_pct", "low_pct", "high_pct", "verdict")
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(x=quantity(alt.X, "change_pct"), tooltip=shown)
+    return by_row(alt.layer(ends, points), "size")

@@ -1,0 +1,67 @@
+"""Results as one HTML page: `python -m convscope report [FOLDER…] [-o report.html]`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from convscope.cli.parser import OneLineParser, one_line, uncollected
+from convscope.errors import InputError
+from convscope.report import folders
+from convscope.report.exhibits import Content, content
+from convscope.report.page import html
+from convscope.storage.paths import RESULTS
+from convscope.storage.table import write_atomically
+
+NAME = "python -m convscope report"
+
+
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of every command that reads folders of all studies."""
+    text = "folders of results, or folders that hold some (default: results/)"
+    parser.add_argument("folders", nargs="*", metavar="FOLDER", type=Path, help=text)
+    parser.add_argument("--compare", nargs=2, metavar=("A", "B"), type=Path, help="two runs to set side by side")
+
+
+def read(options: argparse.Namespace) -> Content:
+    """Return everything to show of the folders that a command line names.
+
+    Raises:
+        InputError: one does not exist.
+    """
+    return content(folders.read(options.folders or [RESULTS]), options.compare)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page; return 0.
+
+    Raises:
+        InputError: a folder does not exist, or the page cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+    with uncollected():
+        found = read(options)
+        text = html(found, options.title)
+    try:
+        write_atomically(options.output, text)
+    except OSError as error:
+        raise InputError(f"cannot write {options.output} ({error.strerror}): choose another file with -o") from None
+    for fault in found.found.faults:
+        print(one_line(f"{fault.path}: {fault.what}"))
+    print(one_line(f"{options.output}: {len(found.found.folders)} runs, {len(text.encode()) / 1e6:.1f} MB"))
+    return 0
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog=NAME,
+        description="One HTML file that shows what runs found: tables and charts, with nothing from outside.",
+        epilog="Reads runs of all studies. Folders that cannot be read are named in the page, and here.",
+    )
+    add_folders(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="default report.html"
+    )
+    parser.add_argument("--title", default="What convolutions cost", help="title of the page")
+    return parser

@@ -1,0 +1,164 @@
+"""Result folders of all studies, found below some roots and read by the project's own stores; faults are collected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from convscope.atlas.rows import PLANS
+from convscope.cli.parser import one_line
+from convscope.conv3d.rows import SCHEMA as CONV3D
+from convscope.errors import InputError
+from convscope.inference.rows import SCHEMA as INFERENCE
+from convscope.profiling.rows import SCHEMA as PROFILE
+from convscope.storage.paths import KEEPING, KEPT, slug
+from convscope.storage.schema import Schema
+from convscope.storage.store import Store
+from convscope.training.rows import SCHEMA as TRAINING
+from convscope.verification.rows import CHOICE, FIRST_CALL, SUPPORT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMAS = {"profile": PROFILE, "training": TRAINING, "inference": INFERENCE, "conv3d": CONV3D}
+VERIFICATIONS = {"plans": PLANS, "choice": CHOICE, "support": SUPPORT, "first_call": FIRST_CALL}
+"""Studies of `run_verify.py`, which share the request's name; the file `<name>.csv` tells them apart."""
+UNREAD = ("samples", "memory", "plan_times")
+"""Tables of single samples and rounds, which no view shows."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """One folder of results: its study, `run.json` in the form of this version, and its tables."""
+
+    path: Path
+    study: str
+    document: Mapping[str, Any]
+    tables: Mapping[str, pd.DataFrame]
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """The request, as `run.json` has it."""
+        found: Mapping[str, Any] = self.document[schema_of(self.study).request]
+        return found
+
+    @property
+    def environment(self) -> Mapping[str, Any]:
+        """The environment of the last start."""
+        found: Mapping[str, Any] = self.document["environment"]
+        return found
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A folder, or a part of it, that could not be read, and why."""
+
+    path: Path
+    what: str
+
+
+@dataclass
+class Found:
+    """All folders that could be read, and all faults."""
+
+    folders: list[Folder] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+def schema_of(study: str) -> Schema:
+    """Return the schema of a study's folders."""
+    return (SCHEMAS | VERIFICATIONS)[study]
+
+
+def read(roots: Sequence[Path]) -> Found:
+    """Read every folder of results below the roots, each once, in the order of their paths.
+
+    Raises:
+        InputError: a root does not exist.
+    """
+    found = Found()
+    for root in roots:
+        if not root.is_dir():
+            raise InputError(f"{root} is no folder: give folders of results, like results or results/2_quick")
+    seen: set[Path] = set()
+    for root in roots:
+        paths = [path for path in _candidates(root) if path.resolve() not in seen]
+        seen.update(path.resolve() for path in paths)
+        if not paths:
+            found.faults.append(Fault(root, "no results below this folder: no run.json and no table"))
+        for path in paths:
+            _read_folder(path, found)
+    return found
+
+
+def _candidates(root: Path) -> Iterator[Path]:
+    """Yield the folders that hold results, without what an --overwrite has kept."""
+    for name, folders, files in os.walk(root):
+        folders[:] = sorted(each for each in folders if not (each.startswith((".", KEEPING)) or KEPT in each))
+        if "run.json" in files or any(each.endswith("_overall.csv") for each in files):
+            yield Path(name)
+
+
+def _read_folder(path: Path, found: Found) -> None:
+    try:
+        study = _study(path)
+        schema = schema_of(study)
+        document = schema.read(path / "run.json")
+        if document is None:
+            raise InputError("tables without a run.json: nobody knows how they were measured")
+        request = document[schema.request]
+        stem = f"{slug(request['model'])}_{slug(request['algorithm'])}" if study == "profile" else ""
+        tables = _tables(Store(path, schema, stem), path, found)
+    except (InputError, OSError) as error:
+        found.faults.append(_fault(path, error))
+        return
+    main = {"profile": "overall", "first_call": "first_passes"}.get(study, study)
+    if main in tables and not len(tables[main]):
+        found.faults.append(Fault(path, f"no row in {main} yet: its run has measured nothing, or nothing else"))
+    found.folders.append(Folder(path, study, document, tables))
+
+
+def _study(path: Path) -> str:
+    """Return the study that wrote a folder."""
+    for study in VERIFICATIONS:
+        if (path / f"{study}.csv").exists():
+            return study
+    for study, schema in SCHEMAS.items():
+        try:
+            schema.read(path / "run.json")
+        except InputError:
+            continue
+        return study
+    (PROFILE if not _is_verification(path) else SUPPORT).read(path / "run.json")  # which says what is wrong
+    raise InputError("no table yet")
+
+
+def _is_verification(path: Path) -> bool:
+    try:
+        return SUPPORT.read(path / "run.json") is not None
+    except InputError:
+        return False
+
+
+def _tables(store: Store, path: Path, found: Found) -> dict[str, pd.DataFrame]:
+    """Return the tables of a folder; where one is damaged the others, as far as they can be read alone."""
+    names = [name for name in store.schema.tables if name not in UNREAD]
+    try:
+        return store.read_all(*names)
+    except InputError as error:
+        found.faults.append(_fault(path, error))
+    tables = {}
+    for name in names:
+        try:
+            tables[name] = store.read(name)
+        except InputError:
+            continue
+    return tables
+
+
+def _fault(path: Path, error: InputError | OSError) -> Fault:
+    what = str(error) if isinstance(error, InputError) else (error.strerror or type(error).__name__)
+    return Fault(path, one_line(what).removeprefix(f"{path}/").removeprefix(f"{path} "))

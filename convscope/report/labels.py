@@ -1,0 +1,140 @@
+"""Titles of columns with their units, for tables and axes, and texts from a disk as the page shows them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable
+from typing import Any
+
+from convscope.cli.parser import one_line
+
+LONGEST = 160
+"""Characters of a text that are shown; the rest is cut off, and its length said."""
+
+DIMENSIONS = ("model", "gpu", "algorithm", "batch", "dtype", "size")
+"""Columns that the page's filters choose by, and the tables of all studies share as far as they have them."""
+
+TITLES = {
+    "gpu": "GPU",
+    "dtype": "data type",
+    "size": "size, px",
+    "mean_ms": "time, ms",
+    "ci95_ms": "± 95 %, ms",
+    "std_ms": "std, ms",
+    "p95_ms": "95th percentile, ms",
+    "eager_ms": "launched from Python, ms",
+    "spread_pct": "spread over placements, %",
+    "power_w": "power, W",
+    "energy_mj": "energy, mJ",
+    "energy_ci_mj": "± 2 std, mJ",
+    "edp_mj_ms": "energy × time, mJ·ms",
+    "memory_mib": "memory, MiB",
+    "workspace_mib": "workspace, MiB",
+    "time_ratio": "time / best",
+    "energy_ratio": "energy / best",
+    "edp_ratio": "energy × time / best",
+    "memory_ratio": "memory / best",
+    "is_front": "on the front",
+    "share_pct": "share of the pass, %",
+    "kernel": "channels in → out, kernel",
+    "kernels": "kernels that ran",
+    "ran": "ran",
+    "relative_error": "relative error",
+    "intensity": "intensity, FLOP/byte",
+    "tflops": "attained, TFLOP/s",
+    "gflop": "work, GFLOP",
+    "moved_mib": "input, weights, output, MiB",
+    "bound_ms": "least time by peaks, ms",
+    "of_bound_pct": "of the least time, %",
+    "category": "kind of work",
+    "kernel_ms": "kernels, ms",
+    "kernel_share_pct": "share of kernels, %",
+    "regret_us": "regret, µs",
+    "regret_ci99_us": "± 99 %, µs",
+    "saved_us": "gain over PyTorch, µs",
+    "saved_ci99_us": "± 99 %, µs",
+    "convolutions_by": "convolutions by",
+    "mean_of_ms": "time of the pass, ms",
+    "fastest": "fastest",
+    "fastest_ms": "fastest, ms",
+    "frugal": "most frugal",
+    "frugal_mj": "most frugal, mJ",
+    "smallest": "smallest workspace",
+    "smallest_mib": "smallest workspace, MiB",
+    "torch_regret_us": "PyTorch's regret, µs",
+    "benchmark_regret_us": "benchmark's regret, µs",
+    "guess_regret_us": "legacy pick's regret, µs",
+    "throughput": "samples/s",
+    "step_ms": "step, ms",
+    "data_ms": "data, ms",
+    "forward_ms": "forward, ms",
+    "backward_ms": "backward, ms",
+    "optimizer_ms": "optimizer, ms",
+    "accuracy_pct": "accuracy, %",
+    "train_loss": "training loss",
+    "test_loss": "held-out loss",
+    "energy_per_sample_mj": "energy of a sample, mJ",
+    "latency_ms": "latency, ms",
+    "latency_p99_ms": "99th percentile, ms",
+    "images_per_s": "images/s",
+    "energy_per_image_mj": "energy of an image, mJ",
+    "low_ms": "low, ms",
+    "high_ms": "high, ms",
+    "to_cudnn": "cuDNN's best / this, time",
+    "to_torch": "PyTorch's best / this, time",
+    "change_pct": "change of B, %",
+    "low_pct": "95 % low, %",
+    "high_pct": "95 % high, %",
+    "a_ms": "A, ms",
+    "b_ms": "B, ms",
+    "a_w": "A, W",
+    "b_w": "B, W",
+    "a_mj": "A, mJ",
+    "b_mj": "B, mJ",
+    "done_pct": "measured, %",
+    "cudnn": "cuDNN",
+    "cuda": "CUDA",
+    "torch": "PyTorch",
+    "triton": "Triton",
+    "began_utc": "began (UTC)",
+    "ended_utc": "ended (UTC)",
+}
+
+
+def title(column: str) -> str:
+    """Return a column's title with its unit: "time, ms"."""
+    return TITLES.get(column, column.replace("_", " "))
+
+
+def plain(value: Any) -> str:
+    """Return a text from a disk on one line, without signs that a reader cannot see, and not too long."""
+    text = one_line(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+
+
+def number(value: Any) -> str:
+    """Return a number with four digits that count, "" for none; infinities by their names."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, bool) or type(value).__name__ == "bool":
+        return "yes" if value else "no"
+    number = float(value)
+    if number in (float("inf"), float("-inf")):
+        return "∞" if number > 0 else "−∞"
+    if number.is_integer() and abs(number) < 1e15:
+        return f"{int(number):,}" if abs(number) >= 1e5 else str(int(number))
+    if abs(number) >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.4g}" if abs(number) >= 1e-3 else f"{number:.2e}"
+
+
+def kernel_names(cell: Hashable) -> str:
+    """Return a cell with names and counts of kernels in words: "3 × implicit_gemm, nchwToNhwc"."""
+    if not isinstance(cell, str):
+        return ""
+    try:
+        counts = json.loads(cell)
+        named = [f"{count} × {name}" if count != 1 else str(name) for name, count in counts.items()]
+    except (ValueError, AttributeError, RecursionError):
+        return plain(cell)
+    return plain(", ".join(named))

@@ -1,0 +1,215 @@
+"""Overview of what was read: runs, completeness, flags, faults, and what was found in three sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from convscope.gpus import slowed_by
+from convscope.report.folders import Folder, Found
+from convscope.report.frames import column, dimensions, numeric, renamed, texts, together
+from convscope.report.labels import kernel_names, number, plain
+
+SOFTWARE = ("driver", "cuda", "cudnn", "torch", "triton", "host", "git_commit")
+CHOSEN_BY_LIBRARY = ("guess", "heuristic a", "heuristic b", "autotune", "torch")
+"""Algorithms whose name says who chooses, not what runs."""
+COUNTED = {
+    "fallback_layers": "fallback",
+    "unsupported_layers": "unsupported",
+    "wrong_layers": "wrong",
+}
+
+
+def device(folder: Folder) -> str:
+    """Return the name of the card, or else of the processor, that a folder was measured on."""
+    return plain(folder.environment.get("gpu_name") or folder.environment.get("cpu") or "unknown")
+
+
+def of_runs(folders: list[Folder]) -> pd.DataFrame:
+    """Return a row for each folder: what it is of, where and with what it was measured, how far it has come."""
+    found = []
+    for folder in folders:
+        shared, rows = dimensions(folder), main_rows(folder)
+        status = column(rows, "status").dropna().astype(str)
+        if folder.study != "profile":
+            shared.pop("algorithm")
+        facts = {name: plain(value) for name in SOFTWARE if (value := folder.environment.get(name)) is not None}
+        ended = folder.document.get("ended_utc")
+        found.append(
+            {"study": folder.study, **shared, "card": device(folder), "rows": len(rows), "asked": asked(folder)}
+            | {"not_ok": int((status != "ok").sum()), "state": "ended" if ended else "stopped, or at work"}
+            | {"error": plain(folder.document["error"]) if folder.document.get("error") else None}
+            | {"began_utc": plain(folder.document.get("started_utc") or ""), "ended_utc": plain(ended or ""), **facts}
+        )
+    return pd.DataFrame(found)
+
+
+def main_rows(folder: Folder) -> pd.DataFrame:
+    """Return the table that makes a folder's cells count."""
+    main = {"profile": "overall", "first_call": "first_passes"}.get(folder.study, folder.study)
+    return folder.tables.get(main, pd.DataFrame())
+
+
+def asked(folder: Folder) -> int | None:
+    """Return how many rows a folder was asked for, None where its request does not say."""
+    sizes = folder.request.get("input_sizes")
+    return len(sizes) if folder.study == "profile" and isinstance(sizes, list) else None
+
+
+def completeness(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return for each model and algorithm how many of its sizes are measured, in all its runs."""
+    if not len(runs) or not (runs["study"] == "profile").any():
+        return pd.DataFrame()
+    profiles = runs[(runs["study"] == "profile") & runs["asked"].notna()]
+    frame = profiles.assign(ok=profiles["rows"] - profiles["not_ok"])
+    names = ["model", "gpu", "algorithm", "batch", "dtype", "layout", "math"]
+    sums = frame.groupby(names, sort=False, dropna=False)[["asked", "rows", "ok"]].sum().reset_index()
+    sums["done_pct"] = 100 * sums["ok"].astype(float) / sums["asked"].astype(float).where(sums["asked"] > 0)
+    return sums.assign(panel=without_model(sums))
+
+
+def without_model(rows: pd.DataFrame) -> list[str]:
+    """Return titles of panels that hold several models: "h200 · batch 1 · float32 (tf32) · nchw"."""
+    records = rows[["gpu", "batch", "dtype", "math", "layout"]].to_dict("records")
+    math = (f" ({row['math']})" if row["dtype"] == "float32" and row["math"] else "" for row in records)
+    pairs = zip(records, math, strict=True)
+    return [f"{row['gpu']} · batch {row['batch']} · {row['dtype']}{of} · {row['layout']}" for row, of in pairs]
+
+
+def flags(folders: list[Folder]) -> pd.DataFrame:
+    """Return a row for each thing that a reader of the figures must know, as the columns of the tables have it.
+
+    What several rows of a run say alike is one row, without a size.
+    """
+    every = together([frame for folder in folders for frame in (_of_passes(folder), _of_layers(folder))])
+    if not len(every):
+        return every
+    same = every.groupby([name for name in every if name != "size"], dropna=False, sort=False)["size"]
+    found = same.agg(["first", "size"]).reset_index()
+    return found.assign(size=found["first"].where(found["size"] == 1), rows=found["size"]).drop(columns="first")
+
+
+def _of_passes(folder: Folder) -> pd.DataFrame:
+    rows, found = main_rows(folder), list[dict[str, Any]]()
+    if "status" not in rows:
+        return pd.DataFrame()
+    precision = folder.request.get("energy_precision")
+    for row in rows.to_dict("records"):
+        size = row.get("input_size", folder.request.get("image_size_px"))
+        found += [{"size": size, "flag": flag, "detail": plain(what)} for flag, what in _flags_of(row, precision)]
+    return pd.DataFrame(found).assign(**dimensions(folder)) if found else pd.DataFrame()
+
+
+def _flags_of(row: Mapping[Any, Any], precision: object) -> list[tuple[str, str]]:
+    """Return name and detail of the flags of one row."""
+    status, reason = row.get("status", "ok"), row.get("reason")
+    reason = reason if isinstance(reason, str) else ""
+    found = [(str(status), reason or "no reason given")] if status != "ok" and status == status else []
+    if status == "ok" and reason:
+        found.append(("remark", reason))
+    if slowed := slowed_by(row["throttle_reasons"] if isinstance(row.get("throttle_reasons"), str) else None):
+        found.append(("throttled", ", ".join(slowed)))
+    for name, flag in COUNTED.items():
+        if (count := row.get(name)) and count == count and count > 0:
+            found.append((flag, f"{count:.0f} layers"))
+    energy, doubt = row.get("energy_per_inference_j"), row.get("energy_uncertainty_j")
+    if isinstance(precision, float) and energy and doubt and energy > 0 and doubt / energy > precision:
+        found.append(("uncertainty missed", f"energy ± {100 * doubt / energy:.2g} %, asked for {100 * precision:g} %"))
+    odd = [str(name) for name, value in row.items() if isinstance(value, float) and value in (np.inf, -np.inf)]
+    return [*found, ("not finite", ", ".join(odd))] if odd else found
+
+
+def _of_layers(folder: Folder) -> pd.DataFrame:
+    """Return how many layers ran something else than the algorithm's name says, by size."""
+    rows, asked_for = folder.tables.get("layers", pd.DataFrame()), str(folder.request.get("algorithm"))
+    if not len(rows) or "ran_algorithm" not in rows or asked_for in CHOSEN_BY_LIBRARY or asked_for.startswith("plan:"):
+        return pd.DataFrame()
+    other = rows[rows["ran_algorithm"].notna() & (rows["ran_algorithm"] != asked_for)]
+    counts = other.groupby(["input_size", "ran_algorithm"]).size()
+    found = [
+        {"size": size, "flag": "ran something else", "detail": plain(f"{count} layers ran {ran}")}
+        for (size, ran), count in counts.items()  # type: ignore[misc]
+    ]
+    return pd.DataFrame(found).assign(**dimensions(folder)) if found else pd.DataFrame()
+
+
+def of_support(folder: Folder) -> pd.DataFrame:
+    """Return what each algorithm answered for each layer."""
+    rows = folder.tables.get("support", pd.DataFrame())
+    if not len(rows):
+        return pd.DataFrame()
+    names = ("layer", "position", "status", "reason", "relative_error")
+    frame = renamed(rows, {name: name for name in names}).assign(**dimensions(folder))
+    for name in ("algorithm", "same_kernels_as"):
+        frame[name] = texts(rows[name])
+    frame["kernels"] = texts(column(rows, "kernels"), kernel_names)
+    return frame.assign(size=numeric(rows, "input_size"), workspace_mib=numeric(rows, "workspace_bytes", 1 / 1024**2))
+
+
+def of_first_passes(folder: Folder) -> pd.DataFrame:
+    """Return the first pass of a model by each way to convolve."""
+    rows = folder.tables.get("first_passes", pd.DataFrame())
+    if not len(rows):
+        return pd.DataFrame()
+    names = ("extra_ms", "first_layers_ms", "library_ms", "saved_us", "saved_ci99_us", "pays_after")
+    frame = renamed(rows, {name: name for name in names} | {"pass_ms": "mean_of_ms"}).assign(**dimensions(folder))
+    frame["convolutions_by"] = texts(rows["convolutions_by"])
+    return frame.drop(columns="algorithm").assign(size=numeric(rows, "input_size"))
+
+
+def of_faults(found: Found) -> pd.DataFrame:
+    """Return the folders that could not be read, or not wholly, and why."""
+    return pd.DataFrame([{"run": plain(fault.path), "fault": plain(fault.what)} for fault in found.faults])
+
+
+def sentences(found: Found, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return what was found, how complete it is, and how far it can be trusted: a sentence each."""
+    runs, passes = tables["runs"], tables["passes"]
+    if not len(runs):
+        return ["No folder of results could be read."]
+    cards = sorted(set(runs["card"].astype(str)))
+    models = runs["model"].replace("", None).nunique()
+    many = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {models} model{'s' if models != 1 else ''}"
+    return [f"{many} on {', '.join(cards)}. {_best(passes)}".strip(), _complete(runs), _trust(found, tables["flags"])]
+
+
+def _best(passes: pd.DataFrame) -> str:
+    """Return the fastest algorithm of the panel with most algorithms, beside PyTorch's or the slowest."""
+    if not len(passes) or not passes["is_reference"].any():
+        return ""
+    rows = passes[passes["is_reference"] & (passes["status"] == "ok") & passes["time_ratio"].notna()]
+    if not len(rows):
+        return ""
+    first = rows.groupby("panel")["algorithm"].nunique().sort_values(ascending=False, kind="stable").index[0]
+    rows = rows[rows["panel"] == first].sort_values("mean_ms")
+    best, last = rows.iloc[0], rows.iloc[-1]
+    doubt = f" ± {best['ci95_ms']:.2g}" if best["ci95_ms"] == best["ci95_ms"] else ""
+    took = f"{number(best['mean_ms'])}{doubt} ms"
+    where = f"Of {first} at {number(best['size'])} px, {best['algorithm']}"
+    if best["algorithm"] == last["algorithm"]:
+        return f"{where} takes {took} a pass."
+    torch = rows[rows["algorithm"] == "torch"]
+    other = torch.iloc[0] if len(torch) and best["algorithm"] != "torch" else last
+    return f"{where} is fastest with {took} a pass; {other['algorithm']} takes {other['time_ratio']:.3g} times as long."
+
+
+def _complete(runs: pd.DataFrame) -> str:
+    profiles = runs[(runs["study"] == "profile") & runs["asked"].notna()]
+    if not len(profiles):
+        return "No run profiles a model at several sizes."
+    wanted, ok = int(profiles["asked"].sum()), int((profiles["rows"] - profiles["not_ok"]).sum())
+    return f"{ok:,} of the {wanted:,} sizes that were asked for are measured ({100 * ok / max(1, wanted):.0f} %)."
+
+
+def _trust(found: Found, every: pd.DataFrame) -> str:
+    grave = every[every["flag"] != "remark"] if len(every) else every
+    parts = (
+        [f"{count:,} × {name}" for name, count in grave.groupby("flag", sort=False)["rows"].sum().items()]
+        if len(grave)
+        else []
+    )
+    said = f"Flags: {', '.join(parts)}." if parts else "No row is flagged."
+    return f"{said} {len(found.faults)} folders have faults, listed below." if found.faults else said
