@@ -50,9 +50,21 @@ def config() -> Spec:
     """Return the look that all charts share."""
     axis = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": INK, "titleColor": INK}
     axis |= {"gridColor": "#d9d9d9", "domainColor": "#888", "tickColor": "#888", "labelLimit": 210}
-    legend = {"orient": "top", "direction": "horizontal", "columns": 4, "labelFontSize": 11, "titleFontSize": 11}
-    legend |= {"labelColor": INK, "titleColor": INK, "symbolSize": 90, "labelLimit": 190}
-    return {"axis": axis, "legend": legend, "view": {"stroke": None}, "font": "system-ui, Arial, sans-serif"}
+    legend = {"orient": "top", "direction": "horizontal", "columns": 3, "labelFontSize": 11, "titleFontSize": 11}
+    legend |= {"labelColor": INK, "titleColor": INK, "symbolSize": 90, "labelLimit": 170, "columnPadding": 8}
+    return {
+        "axis": axis,
+        "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4},
+        "legend": legend | {"layout": {"top": {"anchor": "start", "direction": "vertical"}}},
+        "view": {"stroke": None},
+        "font": "system-ui, Arial, sans-serif",
+    }
+
+
+def names(column: str, **more: Any) -> alt.Y:
+    """Return an axis of names; of a long one the end is shown, which tells layers apart."""
+    short = "length(datum.label) > 26 ? '…' + slice(datum.label, -25) : datum.label"
+    return alt.Y(column, type="nominal", title=None, axis=alt.Axis(labelExpr=short), **more)
 
 
 def finished(chart: Any, height_px: float = HEIGHT_PX) -> Spec:
@@ -137,7 +149,7 @@ def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Sp
     sort: Any = alt.EncodingSortField(order, op="min") if order else None
     base = alt.Chart(ROWS).encode(
         x=alt.X(x, type="nominal", title=None, axis=alt.Axis(labelAngle=-35, orient="top")),
-        y=alt.Y(y, type="nominal", title=None, sort=sort),
+        y=names(y, sort=sort),
         tooltip=tooltip(y, x, value, ratio),
     )
     cells = base.mark_rect(stroke="white").encode(
@@ -156,7 +168,7 @@ def share(x: str, y: str, value: str) -> Spec:
     scale = alt.Scale(domain=[0, 100], scheme="greens")
     base = alt.Chart(ROWS).encode(
         x=alt.X(x, type="nominal", title=None, axis=alt.Axis(labelAngle=-35, orient="top")),
-        y=alt.Y(y, type="nominal", title=None),
+        y=names(y),
         tooltip=tooltip(y, x, value),
     )
     legend = alt.Legend(title=title(value), orient="top", gradientLength=160)
@@ -170,10 +182,10 @@ def share(x: str, y: str, value: str) -> Spec:
     return by_row(alt.layer(cells, words), y)
 
 
-def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequence[str], order: Any = "x") -> Spec:
-    """Return a bar a row, the shortest first, with its interval."""
+def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequence[str]) -> Spec:
+    """Return a bar a row, in the order of rows, with its interval."""
     shade = colour(series, domain) if series else alt.ColorValue(PALETTE[0])
-    place = alt.Y(y, type="nominal", title=None, sort=order)
+    place = names(y, sort=None)
     shown = tooltip(*dict.fromkeys([y, *([series] if series else ()), value, *([error] if error else ())]))
     base = alt.Chart(ROWS).encode(y=place)
     layers = [base.mark_bar(height=14).encode(x=quantity(alt.X, value), color=shade, tooltip=shown)]
@@ -195,7 +207,7 @@ def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
     base = alt.Chart(ROWS).transform_fold(list(columns), as_=["key", "value"]).transform_calculate(piece=words)
     piece = colour("piece", list(named.values()))
     value = alt.X("value", type="quantitative", title=unit, stack="zero")
-    place = alt.Y(y, type="nominal", title=None, sort=None)
+    place = names(y, sort=None)
     shown = [hint(y, title(y), True), hint("piece", "phase", True), hint("value", unit, False)]
     chart = base.mark_bar(height=14).encode(x=value, y=place, color=piece, tooltip=shown)
     return by_row(chart, y)
@@ -204,7 +216,7 @@ def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
 def pieces(value: str, y: str, series: str, domain: Sequence[str]) -> Spec:
     """Return bars whose pieces are rows of the table."""
     chart = alt.Chart(ROWS).mark_bar(height=14).encode(
-        x=quantity(alt.X, value, stack="zero"), y=alt.Y(y, type="nominal", title=None), color=colour(series, domain),
+        x=quantity(alt.X, value, stack="zero"), y=names(y), color=colour(series, domain),
         tooltip=tooltip(y, series, value, "kernel_share_pct"),
     )  # fmt: skip
     return by_row(chart, y)
@@ -217,7 +229,7 @@ def regrets(y: str) -> Spec:
     base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=words)
     shade = colour("piece", list(named.values()))
     value = alt.X("value", type="quantitative", title="regret, µs")
-    place = alt.Y(y, type="nominal", title=None, sort=None)
+    place = names(y, sort=None)
     chart = base.transform_filter("isValid(datum.value)").mark_point(filled=True, size=70, opacity=0.85).encode(
         x=value, y=place, color=shade, shape=alt.Shape("piece", type="nominal", scale=alt.Scale(domain=list(named.values())), legend=alt.Legend(title=None)),
         tooltip=[hint(y, title(y), True), hint("piece", "chosen by", True), hint("value", "regret, µs", False)],
@@ -234,7 +246,7 @@ def roofline(domain: Sequence[str]) -> Spec:
         "ceiling", type="nominal", legend=alt.Legend(title=None, symbolType="stroke", columns=1, labelLimit=300)
     )
     roof = (
-        base.transform_filter("datum.kind != 'layer'").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
+        base.transform_filter("isValid(datum.ceiling)").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
     )
     points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=True, size=45, opacity=0.75).encode(
         color=colour("algorithm", domain), tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
@@ -269,7 +281,7 @@ def dots(x: str, y: str, series: str, domain: Sequence[str]) -> Spec:
     """Return a row of points for each name, on a logarithmic axis."""
     chart = alt.Chart(ROWS).mark_point(filled=True, size=60, opacity=0.85).encode(
         x=quantity(alt.X, x, scale=alt.Scale(type="log", nice=False, padding=12)),
-        y=alt.Y(y, type="nominal", title=None, sort=None), color=colour(series, domain), tooltip=tooltip(y, series, x),
+        y=names(y, sort=None), color=colour(series, domain), tooltip=tooltip(y, series, x),
     )  # fmt: skip
     return by_row(chart, y)
 

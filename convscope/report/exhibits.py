@@ -49,7 +49,7 @@ class Exhibit:
         only: a column that drawn rows need a value in.
         top: a column, and how many of its values are drawn.
         rank: the column by whose order the drawn values of `top` are the first; "" is the order of rows.
-        one: a column of which one value is drawn at a time, the first in the order of rows unless a filter names one.
+        one: a column of which one value is drawn at a time, that of the last row unless a filter names one.
         has_log: the reader may switch to logarithmic axes.
     """
 
@@ -230,6 +230,12 @@ EXHIBITS = (
         at_reference=True, only="time_ratio", top=("layer", 20),
     ),
     Exhibit(
+        "layer-times", "layers", "Each algorithm by layer", "Time of the layer on a logarithmic axis; the slowest layers.",
+        "layers", (*RUN, "size", "algorithm", "layer", "mean_ms", "ci95_ms", "share_pct", "status", "reason"),
+        needs="mean_ms", draws=lambda domain: charts.dots("mean_ms", "layer", "algorithm", domain["algorithm"]),
+        order="-mean_ms", at_reference=True, only="mean_ms", top=("layer", 20),
+    ),
+    Exhibit(
         "work", "layers", "Where the time goes, by kind of kernel", "All kernels of a pass (on a CPU operators).", "work",
         (*RUN, "size", "algorithm", "category", "kernel_ms", "kernel_share_pct"), needs="kernel_ms",
         draws=lambda domain: charts.pieces("kernel_ms", "algorithm", "category", domain["category"]),
@@ -237,7 +243,7 @@ EXHIBITS = (
     ),
     Exhibit(
         "candidates", "layers", "All candidates of a layer",
-        "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the first unless one is chosen.",
+        "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the slowest unless one is chosen.",
         "candidates",
         (*WHERE, "size", "layer", "candidate", "mean_ms", "std_ms", "regret_us", "regret_ci99_us", "workspace_mib",
          "energy_mj", "relative_error", "kernels", "outcome", "reason"), needs="mean_ms",

@@ -114,9 +114,9 @@
   function reduced(exhibit, name, rows) {
     const notes = [];
     if (exhibit.one) {
-      const values = cells(exhibit.table, exhibit.one), first = values[rows[0]];
-      rows = rows.filter((row) => values[row] === first);
-      name = `${name} · ${first}`;
+      const values = cells(exhibit.table, exhibit.one), last = values[rows[rows.length - 1]];
+      rows = rows.filter((row) => values[row] === last);
+      name = `${name} · ${last}`;
     }
     if (exhibit.top) {
       const [column, most] = exhibit.top, values = cells(exhibit.table, column);
@@ -149,6 +149,19 @@
     const copy = Object.fromEntries(Object.entries(part).map(([name, value]) => [name, logarithmic(value)]));
     for (const name of ["x", "y"]) {
       if (copy[name] && copy[name].type === "quantitative") copy[name].scale = { ...copy[name].scale, type: "log", nice: false };
+    }
+    return copy;
+  }
+
+  // Scales with the names that are drawn; a name keeps its colour.
+  function present(part, rows) {
+    if (Array.isArray(part)) return part.map((each) => present(each, rows));
+    if (!part || typeof part !== "object") return part;
+    const copy = Object.fromEntries(Object.entries(part).map(([name, value]) => [name, present(value, rows)]));
+    const scale = copy.scale;
+    if (copy.field && scale && scale.range && Array.isArray(scale.domain) && rows.length && copy.field in rows[0]) {
+      const found = new Set(rows.map((row) => row[copy.field])), kept = scale.domain.map((name) => found.has(name));
+      copy.scale = { ...scale, domain: scale.domain.filter((_, at) => kept[at]), range: scale.range.filter((_, at) => kept[at]) };
     }
     return copy;
   }
@@ -187,7 +200,7 @@
         const needs = /_of_(\w+)$/.exec(part.name || "");
         return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);
       });
-      const spec = { ...base, ...(layer && { layer }), height, data: { name: "rows", values: rows } };
+      const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), height, data: { name: "rows", values: rows } };
       const options = { ast: true, renderer: "svg", actions: false, config, tooltip: { theme: "light" } };
       const result = await vegaEmbed(box, spec, options);
       figure.finish = () => result.finalize();
