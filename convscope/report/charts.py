@@ -15,7 +15,7 @@ import altair as alt
 from convscope.report.labels import title
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7f7f7f", "#8b5e3c")
-"""Colours that the colour-blind tell apart, after Okabe and Ito, darkened where they must show on white and on black."""
+"""Colours that the colour-blind tell apart, after Okabe and Ito, seen on white and on black."""
 DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2])
 MOST_SERIES = len(PALETTE)
 ROWS = alt.NamedData("rows")
@@ -56,14 +56,15 @@ def config() -> Spec:
         "axis": axis,
         "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4},
         "legend": legend | {"layout": {"top": {"anchor": "start", "direction": "vertical"}}},
+        "text": {"fontSize": 11},
         "view": {"stroke": None},
         "font": "system-ui, Arial, sans-serif",
     }
 
 
 def names(column: str, **more: Any) -> alt.Y:
-    """Return an axis of names; of a long one the end is shown, which tells layers apart."""
-    short = "length(datum.label) > 26 ? '…' + slice(datum.label, -25) : datum.label"
+    """Return an axis of names; of a long one both ends are shown."""
+    short = "length(datum.label) > 27 ? slice(datum.label, 0, 11) + '…' + slice(datum.label, -15) : datum.label"
     return alt.Y(column, type="nominal", title=None, axis=alt.Axis(labelExpr=short), **more)
 
 
@@ -129,7 +130,7 @@ def lines(x: str, y: str, error: str | None, series: str, domain: Sequence[str],
     shown = tooltip(series, x, y, *([error] if error else ()))
     points = base.mark_point(filled=True, size=36, opacity=1).encode(y=quantity(alt.Y, y), color=shade, tooltip=shown)
     if error is None:
-        return finished(alt.layer(line, points))
+        return labelled(finished(alt.layer(line, points)), x, y, series)
     ends = base.transform_calculate(
         low=f"max(datum.{y} - datum.{error}, datum.{y} / 1000)", high=f"datum.{y} + datum.{error}"
     ).transform_filter(f"isValid(datum.{error})")
@@ -139,7 +140,13 @@ def lines(x: str, y: str, error: str | None, series: str, domain: Sequence[str],
     rule = ends.mark_rule(strokeWidth=1.5).encode(
         y=alt.Y("low", type="quantitative", title=title(y)), y2="high", color=shade
     )
-    return needing(finished(alt.layer(band, rule, line, points)), error, error)
+    spec = needing(finished(alt.layer(band, rule, line, points)), error, error)
+    return labelled(spec, x, y, series)
+
+
+def labelled(spec: Spec, x: str, y: str, series: str) -> Spec:
+    """Return a specification that says what a label at the end of a line is made of."""
+    return spec | {"usermeta": {"labels": {"x": x, "y": y, "series": series}}}
 
 
 def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Spec:
@@ -155,8 +162,8 @@ def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Sp
     cells = base.mark_rect(stroke="white").encode(
         color=alt.Color(ratio, type="quantitative", scale=scale, legend=legend)
     )
-    ink = {"condition": {"test": f"datum.{ratio} > 3.2", "value": "#fff"}, "value": "#111"}
-    words = base.mark_text(fontSize=11).encode(
+    ink: Spec = {"condition": {"test": f"datum.{ratio} > 3.2", "value": "#fff"}, "value": "#111"}
+    words = base.mark_text().encode(
         text=alt.Text(ratio, type="quantitative", format=".3~g"),
         color=alt.ColorValue(ink["value"], condition=ink["condition"]),
     )
@@ -176,7 +183,7 @@ def share(x: str, y: str, value: str) -> Spec:
         color=alt.Color(value, type="quantitative", scale=scale, legend=legend)
     )
     ink = {"test": f"datum.{value} > 60", "value": "#fff"}
-    words = base.mark_text(fontSize=11).encode(
+    words = base.mark_text().encode(
         text=alt.Text(value, type="quantitative", format=".0f"), color=alt.ColorValue("#111", condition=ink)
     )
     return by_row(alt.layer(cells, words), y)
@@ -228,10 +235,12 @@ def regrets(y: str) -> Spec:
     words = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
     base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=words)
     shade = colour("piece", list(named.values()))
+    scale = alt.Scale(domain=list(named.values()))
+    shape = alt.Shape("piece", type="nominal", scale=scale, legend=alt.Legend(title=None))
     value = alt.X("value", type="quantitative", title="regret, µs")
     place = names(y, sort=None)
     chart = base.transform_filter("isValid(datum.value)").mark_point(filled=True, size=70, opacity=0.85).encode(
-        x=value, y=place, color=shade, shape=alt.Shape("piece", type="nominal", scale=alt.Scale(domain=list(named.values())), legend=alt.Legend(title=None)),
+        x=value, y=place, color=shade, shape=shape,
         tooltip=[hint(y, title(y), True), hint("piece", "chosen by", True), hint("value", "regret, µs", False)],
     )  # fmt: skip
     return by_row(chart, y)

@@ -10,7 +10,7 @@ from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.report import folders
 from convscope.report.exhibits import Content, content
-from convscope.report.page import html
+from convscope.report.page import Bundle, html
 from convscope.storage.paths import RESULTS
 from convscope.storage.table import write_atomically
 
@@ -40,9 +40,9 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder does not exist, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
-    with uncollected():
+    with uncollected(), Bundle() as bundle:
         found = read(options)
-        text = html(found, options.title)
+        text = html(found, options.title, bundle.text())
     try:
         write_atomically(options.output, text)
     except OSError as error:

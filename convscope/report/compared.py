@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def pairs(folders: Sequence[Folder], asked: Sequence[Path] | None) -> list[tuple
     for folder in profiles:
         found = dimensions(folder)
         by_work.setdefault(tuple(found[name] for name in SAME), []).append(folder.path)
-    return [pair for paths in by_work.values() for pair in zip(paths, paths[1:], strict=False)][:MOST_PAIRS]
+    return [pair for paths in by_work.values() for pair in itertools.pairwise(paths)][:MOST_PAIRS]
 
 
 def of_pairs(chosen: Sequence[tuple[Path, Path]]) -> tuple[pd.DataFrame, pd.DataFrame]:

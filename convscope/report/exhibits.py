@@ -195,7 +195,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "flags", "overview", "Quality flags", "What a reader of the figures must know, as the rows say it themselves.",
-        "flags", (*WHERE, "algorithm", "size", "flag", "detail", "rows", "run"), needs="flag", without="No row is flagged.",
+        "flags", (*WHERE, "algorithm", "size", "flag", "detail", "rows", "run"), needs="flag",
+        without="No row is flagged.",
     ),
     Exhibit(
         "faults", "overview", "Folders with faults", "Damaged or half-finished; what could be read of them is shown.",
@@ -204,7 +205,8 @@ EXHIBITS = (
     Exhibit(
         "time", "scaling", "Time against input size",
         "One pass on the GPU, an algorithm a line; the band is the 95 % interval.", "passes",
-        (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "p95_ms", "eager_ms", "spread_pct", "memory_mib", "status", "reason"),
+        (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "p95_ms", "eager_ms", "spread_pct", "memory_mib", "status",
+         "reason"),
         needs="mean_ms", draws=partial(_lines, "mean_ms", "ci95_ms"), only="mean_ms", has_log=True,
         top=("algorithm", charts.MOST_SERIES), rank="mean_ms",
     ),
@@ -218,10 +220,11 @@ EXHIBITS = (
     _heat_exhibit("heat-time", "Time, model × algorithm", "time_ratio", "mean_ms"),
     _heat_exhibit("heat-energy", "Energy, model × algorithm", "energy_ratio", "energy_mj", NO_ENERGY),
     _heat_exhibit("heat-edp", "Energy × time, model × algorithm", "edp_ratio", "edp_mj_ms", NO_ENERGY),
-    _heat_exhibit("heat-memory", "Memory, model × algorithm", "memory_ratio", "memory_mib", "No run has measured memory."),
+    _heat_exhibit("heat-memory", "Memory, model × algorithm", "memory_ratio", "memory_mib", "No run measured memory."),
     Exhibit(
         "layers", "layers", "Where the time goes, layer by layer",
-        "The slowest layers first. Colour: time over the fastest algorithm of the same layer. A layer's name shows that layer alone.",
+        "The slowest layers first. Colour: time over the fastest algorithm of the same layer. "
+        "A layer's name shows that layer alone.",
         "layers",
         (*WHERE, "size", "algorithm", "layer", "kernel", "mean_ms", "ci95_ms", "share_pct", "time_ratio", "ran",
          "kernels", "workspace_mib", "gflop", "moved_mib", "intensity", "tflops", "bound_ms", "of_bound_pct",
@@ -230,20 +233,22 @@ EXHIBITS = (
         at_reference=True, only="time_ratio", top=("layer", 20),
     ),
     Exhibit(
-        "layer-times", "layers", "Each algorithm by layer", "Time of the layer on a logarithmic axis; the slowest layers.",
-        "layers", (*RUN, "size", "algorithm", "layer", "mean_ms", "ci95_ms", "share_pct", "status", "reason"),
+        "layer-times", "layers", "Each algorithm by layer", "Time on a logarithmic axis; the slowest layers.", "layers",
+        (*RUN, "size", "algorithm", "layer", "mean_ms", "ci95_ms", "share_pct", "status", "reason"),
         needs="mean_ms", draws=lambda domain: charts.dots("mean_ms", "layer", "algorithm", domain["algorithm"]),
         order="-mean_ms", at_reference=True, only="mean_ms", top=("layer", 20),
     ),
     Exhibit(
-        "work", "layers", "Where the time goes, by kind of kernel", "All kernels of a pass (on a CPU operators).", "work",
+        "work", "layers", "Where the time goes, by kind of kernel", "All kernels of a pass (on a CPU operators).",
+        "work",
         (*RUN, "size", "algorithm", "category", "kernel_ms", "kernel_share_pct"), needs="kernel_ms",
         draws=lambda domain: charts.pieces("kernel_ms", "algorithm", "category", domain["category"]),
         at_reference=True, only="kernel_ms", order="-kernel_ms",
     ),
     Exhibit(
         "candidates", "layers", "All candidates of a layer",
-        "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the slowest unless one is chosen.",
+        "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the slowest unless "
+        "one is chosen.",
         "candidates",
         (*WHERE, "size", "layer", "candidate", "mean_ms", "std_ms", "regret_us", "regret_ci99_us", "workspace_mib",
          "energy_mj", "relative_error", "kernels", "outcome", "reason"), needs="mean_ms",
@@ -252,14 +257,16 @@ EXHIBITS = (
         order="mean_ms", only="mean_ms", one="layer", top=("candidate", 15),
     ),
     Exhibit(
-        "support", "layers", "What each layer can use", "The library's answer for each layer and algorithm.", "support",
+        "support", "layers", "What each layer can use", "The library's answer for each layer and algorithm.",
+        "support",
         (*WHERE, "size", "layer", "algorithm", "status", "reason", "same_kernels_as", "workspace_mib",
          "relative_error", "kernels"), needs="status", without="No run has asked: run_verify.py --support does.",
     ),
     Exhibit(
         "roofline", "roofline", "Layers under the card's ceilings",
         "Work over bytes, both counted from the layer's shape, against the rate that was reached.", "roofline",
-        (*WHERE, "size", "algorithm", "layer", "ceiling", "intensity", "tflops", "mean_ms", "bound_ms", "of_bound_pct"),
+        (*WHERE, "size", "algorithm", "layer", "ceiling", "intensity", "tflops", "mean_ms", "bound_ms",
+         "of_bound_pct"),
         needs="tflops", draws=lambda domain: charts.roofline(domain["algorithm"]),
     ),
     Exhibit(
@@ -279,7 +286,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "choice-passes", "choice", "What pinning would gain",
-        "Whole passes, in rounds that did not pick the fastest: the fastest of each layer put together, and each chooser.",
+        "Whole passes, in rounds that did not pick the fastest: the fastest of each layer put together, and each "
+        "chooser.",
         "choice_passes",
         (*RUN, "size", "convolutions_by", "mean_ms", "std_ms", "rounds", "saved_us", "saved_ci99_us", "regret_us",
          "regret_ci99_us", "energy_mj", "energy_ci_mj"), needs="mean_ms",
@@ -288,7 +296,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "picks", "choice", "The best of each layer, and the regret of the choosers",
-        "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the legacy heuristic picked.",
+        "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the "
+        "legacy heuristic picked.",
         "picks",
         (*WHERE, "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest", "smallest_mib",
          *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"), order="-torch_regret_us",
@@ -299,13 +308,15 @@ EXHIBITS = (
         "first-passes", "choice", "What the first pass costs", "Search, plans and compilation before the first pass.",
         "first_passes",
         (*WHERE, "size", "convolutions_by", "extra_ms", "first_layers_ms", "library_ms", "mean_of_ms", "saved_us",
-         "saved_ci99_us", "pays_after"), needs="extra_ms", without="No run has measured it: run_verify.py --first-call does.",
+         "saved_ci99_us", "pays_after"), needs="extra_ms",
+        without="No run has measured it: run_verify.py --first-call does.",
     ),
     Exhibit(
         "training", "training", "Where the time of a training step goes", "Means over the measured steps.", "training",
         (*WHERE, "algorithm", "processes", "compiled", "captured", "step_ms", "data_ms", "forward_ms", "backward_ms",
          "optimizer_ms", "throughput", "memory_mib", "energy_per_sample_mj", "accuracy_pct", "status", "reason"),
-        needs="status", draws=lambda domain: charts.stacked(charts.PHASES, "bar", "time, ms"), only="step_ms", order="batch",
+        needs="status", draws=lambda domain: charts.stacked(charts.PHASES, "bar", "time, ms"), only="step_ms",
+        order="batch",
     ),
     Exhibit(
         "epochs", "training", "Accuracy by epoch", "On the held-out images.", "epochs",
@@ -339,7 +350,8 @@ EXHIBITS = (
         without="No two runs are of the same work: --compare A B names two.",
     ),
     Exhibit(
-        "verdicts", "compare", "Change of each size", "How much longer B took than A, with its 95 % interval.", "verdicts",
+        "verdicts", "compare", "Change of each size", "How much longer B took than A, with its 95 % interval.",
+        "verdicts",
         ("a", "b", "model", "algorithm", "size", "a_ms", "b_ms", "change_pct", "low_pct", "high_pct", "a_w", "b_w",
          "a_mj", "b_mj", "verdict", "reason"), needs="verdict", without="No size of two runs can be compared.",
         draws=lambda domain: charts.changes(), only="change_pct",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -108,7 +109,8 @@ def _read_folder(path: Path, found: Found) -> None:
         schema = schema_of(study)
         document = schema.read(path / "run.json")
         if document is None:
-            raise InputError("tables without a run.json: nobody knows how they were measured")
+            found.faults.append(Fault(path, "tables without a run.json: nobody knows how they were measured"))
+            return
         request = document[schema.request]
         stem = f"{slug(request['model'])}_{slug(request['algorithm'])}" if study == "profile" else ""
         tables = _tables(Store(path, schema, stem), path, found)
@@ -152,10 +154,8 @@ def _tables(store: Store, path: Path, found: Found) -> dict[str, pd.DataFrame]:
         found.faults.append(_fault(path, error))
     tables = {}
     for name in names:
-        try:
+        with contextlib.suppress(InputError):
             tables[name] = store.read(name)
-        except InputError:
-            continue
     return tables
 
 

@@ -75,10 +75,12 @@ def numeric(rows: pd.DataFrame, name: str, factor: float = 1.0) -> Any:
     return pd.to_numeric(column(rows, name), errors="coerce") * factor
 
 
-def texts(cells: pd.Series[Any], words: Any = plain) -> pd.Series[Any]:
+def texts(cells: Any, words: Any = plain) -> Any:
     """Return a column of texts as they are shown; each different text is looked at once, absent is None."""
     known = {each: words(each) for each in cells.dropna().unique()}
-    return cells.map(known).astype(object).where(cells.notna(), None)
+    found = cells.map(known).astype(object)
+    found[cells.isna()] = None
+    return found
 
 
 def renamed(rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
@@ -182,9 +184,9 @@ def with_reference(passes: pd.DataFrame) -> pd.DataFrame:
     return passes
 
 
-def _front(passes: pd.DataFrame, is_timed: pd.Series[bool]) -> pd.Series[Any]:
+def _front(passes: pd.DataFrame, is_timed: pd.Series[bool]) -> Any:
     """Tell which passes no other of the same panel and size beats in time and energy; None without energy."""
-    found = pd.Series([None] * len(passes), index=passes.index, dtype=object)
+    found: Any = pd.Series([None] * len(passes), index=passes.index, dtype=object)
     known = passes[is_timed & passes["energy_mj"].notna()]
     for _, rows in known.groupby(["panel", "size"], sort=False):
         least = float("inf")

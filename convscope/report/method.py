@@ -58,12 +58,13 @@ def _start(folder: Folder, start: dict[str, Any]) -> dict[str, Any]:
 def of_environments(folders: Sequence[Folder]) -> pd.DataFrame:
     """Return a row for each different environment, with the number of runs that it had."""
     names = ("cpu", "python", "torch", "torchvision", "ai3", "driver", "cuda", "cudnn", "triton", "power_limit_w")
-    rows = []
+    rows = list[dict[str, str | None]]()
     for folder in folders:
         facts = {
             name: folder.environment.get(name) for name in (*names, "ecc", "sm_clock_max_mhz", "host", "git_commit")
         }
-        rows.append({"card": device(folder)} | {name: None if v is None else plain(v) for name, v in facts.items()})
+        known = {name: None if value is None else plain(value) for name, value in facts.items()}
+        rows.append({"card": device(folder), **known})
     if not rows:
         return pd.DataFrame()
     frame = pd.DataFrame(rows)

@@ -93,14 +93,16 @@ def flags(folders: list[Folder]) -> pd.DataFrame:
 
 
 def _of_passes(folder: Folder) -> pd.DataFrame:
-    rows, found = main_rows(folder), list[dict[str, Any]]()
+    rows, found, shared = main_rows(folder), list[dict[str, Any]](), dimensions(folder)
     if "status" not in rows:
         return pd.DataFrame()
     precision = folder.request.get("energy_precision")
     for row in rows.to_dict("records"):
-        size = row.get("input_size", folder.request.get("image_size_px"))
-        found += [{"size": size, "flag": flag, "detail": plain(what)} for flag, what in _flags_of(row, precision)]
-    return pd.DataFrame(found).assign(**dimensions(folder)) if found else pd.DataFrame()
+        own: dict[str, Any] = {"size": row.get("input_size")}
+        if not shared["model"] and "model" in row:
+            own["model"] = plain(row["model"])
+        found += [{**shared, **own, "flag": flag, "detail": plain(what)} for flag, what in _flags_of(row, precision)]
+    return pd.DataFrame(found)
 
 
 def _flags_of(row: Mapping[Any, Any], precision: object) -> list[tuple[str, str]]:
@@ -130,8 +132,12 @@ def _of_layers(folder: Folder) -> pd.DataFrame:
     other = rows[rows["ran_algorithm"].notna() & (rows["ran_algorithm"] != asked_for)]
     counts = other.groupby(["input_size", "ran_algorithm"]).size()
     found = [
-        {"size": size, "flag": "ran something else", "detail": plain(f"{count} layers ran {ran}")}
-        for (size, ran), count in counts.items()  # type: ignore[misc]
+        {
+            "size": row["input_size"],
+            "flag": "ran something else",
+            "detail": plain(f"{row['n']} layers ran {row['ran_algorithm']}"),
+        }
+        for row in counts.reset_index(name="n").to_dict("records")
     ]
     return pd.DataFrame(found).assign(**dimensions(folder)) if found else pd.DataFrame()
 

@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
@@ -18,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import vl_convert
 
+from convscope.errors import InputError
 from convscope.report import charts
 from convscope.report.exhibits import VIEWS, Content, Exhibit, has_rows
 from convscope.report.labels import DIMENSIONS, TITLES, number, title
@@ -47,9 +49,30 @@ def visible(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> pd.DataFram
     return rows.loc[keys.sort_values(ascending=column == exhibit.order, kind="stable", na_position="last").index]
 
 
-def html(content: Content, name: str) -> str:
-    """Return the page; `name` is what its title says the results are of."""
-    bundle = vl_convert.javascript_bundle()
+class Bundle:
+    """Script of the charts, put together in a process of its own while results are read: it takes a second."""
+
+    def __init__(self) -> None:
+        program = "import sys, vl_convert; sys.stdout.buffer.write(vl_convert.javascript_bundle().encode())"
+        self._process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        with self._process:
+            self._process.kill()
+
+    def text(self) -> str:
+        """Return the script, as soon as it is there."""
+        script, _ = self._process.communicate()
+        if self._process.returncode or not script:
+            raise InputError("vl-convert-python made no script for the charts: install it again")
+        return script.decode()
+
+
+def html(content: Content, name: str, bundle: str) -> str:
+    """Return the page; `name` is what its title says the results are of, `bundle` the script of the charts."""
     own, style = (files("convscope.report").joinpath(f"assets/page.{kind}").read_text() for kind in ("js", "css"))
     scripts = [_script_safe(bundle), _script_safe(own)]
     digests = " ".join(f"'sha256-{_digest(text)}'" for text in scripts)
@@ -148,7 +171,8 @@ def _exhibit(exhibit: Exhibit, content: Content) -> str:
     tools = (
         f'<div class="tools"><span class="count">{count}</span>'
         '<button type="button" class="more" data-script hidden>more rows</button>'
-        f'<button type="button" class="csv" data-script hidden aria-label="{escape(exhibit.title)}: save as CSV">CSV</button></div>'
+        '<button type="button" class="csv" data-script hidden '
+        f'aria-label="{escape(exhibit.title)}: save as CSV">CSV</button></div>'
     )
     pictures = ""
     if exhibit.name in content.specs:
@@ -279,7 +303,7 @@ def _column(cells: pd.Series[Any]) -> dict[str, Any]:
     """Return a column for the page: numbers with six digits that count, or texts and which of them."""
     if _is_number(cells):
         return {"n": _rounded(cells.to_numpy(dtype=float, na_value=np.nan))}
-    codes, found = pd.factorize(cells.where(cells.notna(), None))
+    codes, found = pd.factorize(cells)
     return {"of": [_text(each) for each in found], "at": codes.tolist()}
 
 

@@ -43,7 +43,7 @@ def of_candidates(folder: Folder) -> pd.DataFrame:
     frame["energy_mj"] = numeric(rows, "energy_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
     is_plan = frame["candidate"].astype(str).str.startswith("plan:")
-    return frame.assign(**_of_verification(folder, rows), algorithm=frame["candidate"].where(~is_plan, None))
+    return frame.assign(**_of_verification(folder, rows), algorithm=frame["candidate"].mask(is_plan))
 
 
 def _of_every_layer(rows: pd.DataFrame, layers: pd.DataFrame) -> pd.DataFrame:

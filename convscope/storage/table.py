@@ -13,6 +13,7 @@ import errno
 import functools
 import io
 import itertools
+import operator
 import os
 import re
 import shutil
@@ -110,7 +111,12 @@ def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
 
     if not kept:
         return pd.DataFrame(columns=form.columns)
-    return pd.read_csv(io.StringIO(text_of(form, kept)), float_precision="round_trip")
+    text, names = io.StringIO(), form.columns
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    writer.writerows(map(operator.itemgetter(*names), kept))
+    text.seek(0)
+    return pd.read_csv(text, float_precision="round_trip")
 
 
 def objects(form: Table, kept: Iterable[Mapping[str, str]]) -> list[Any]:
@@ -181,7 +187,7 @@ def _plain_rows(text: str, form: Table) -> list[dict[str, str]] | None:
     types, found, keys = _types(form.row_type), list[dict[str, str]](), set[tuple[str, ...]]()  # type: ignore[arg-type]
     try:
         names = next(lines, [])
-        unique = [name for name in form.unique if name in names]
+        unique, wanted = [name for name in form.unique if name in names], form.columns
         if _odd_columns(names, form):
             return None
         while block := list(itertools.islice(lines, _BLOCK)):
@@ -191,9 +197,9 @@ def _plain_rows(text: str, form: Table) -> list[dict[str, str]] | None:
             if not all(_fit(set(cells), *types.get(name, ("str", True))) for name, cells in columns.items()):
                 return None
             keys.update(zip(*(columns[name] for name in unique), strict=True))
-            absent = {name: (form.added.get(name, ""),) * len(block) for name in form.columns if name not in columns}
-            cells = [columns[name] if name in columns else absent[name] for name in form.columns]
-            found += [dict(zip(form.columns, row, strict=True)) for row in zip(*cells, strict=True)]
+            absent = {name: (form.added.get(name, ""),) * len(block) for name in wanted if name not in columns}
+            cells = [columns[name] if name in columns else absent[name] for name in wanted]
+            found += [dict(zip(wanted, row, strict=True)) for row in zip(*cells, strict=True)]
     except csv.Error:
         return None
     return None if unique and len(keys) < len(found) else found

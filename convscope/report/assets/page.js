@@ -195,7 +195,7 @@
       figure.draw = null;
       const base = exhibit.has_log && state.log ? logarithmic(exhibit.spec) : exhibit.spec;
       const rows = records(exhibit, panel.rows), by = base.usermeta;
-      const height = by ? by.row_px * new Set(rows.map((row) => row[by.rows])).size : base.height;
+      const height = by && by.rows ? by.row_px * new Set(rows.map((row) => row[by.rows])).size : base.height;
       const layer = base.layer && base.layer.filter((part) => {
         const needs = /_of_(\w+)$/.exec(part.name || "");
         return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);

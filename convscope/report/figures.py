@@ -1,0 +1,253 @@
+"""Charts of the report for a paper: `python -m convscope figures DIR [FOLDER…]` writes PDF, SVG and PNG."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import vl_convert
+
+from convscope.cli.parser import OneLineParser, one_line, uncollected
+from convscope.errors import InputError
+from convscope.report import charts, command
+from convscope.report.charts import Spec
+from convscope.report.exhibits import VIEWS, Content, Exhibit
+from convscope.report.page import visible
+from convscope.storage.paths import slug
+from convscope.storage.table import write_atomically
+
+NAME = "python -m convscope figures"
+MM_PX = 72 / 25.4
+"""A pixel of a specification is a point of a PDF."""
+WIDTHS_MM = {"1column": 85.0, "2column": 178.0}
+FORMATS = ("pdf", "svg", "png")
+FONT = "Liberation Sans"
+LABEL_PX, LABEL_GAP_PX = 4.9, 9.0
+HEIGHT_PX = 150
+PNG_SCALE = 4.0
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One panel of an exhibit: its rows as they are drawn, and a remark about those left out."""
+
+    exhibit: Exhibit
+    panel: str
+    rows: list[dict[str, Any]]
+    remark: str = ""
+
+
+def pictures(content: Content, views: Sequence[str] = tuple(VIEWS)) -> Iterator[Picture]:
+    """Yield every picture of some views."""
+    for exhibit in content.exhibits:
+        if exhibit.name in content.specs and exhibit.view in views:
+            rows = visible(exhibit, content.tables)
+            rows = rows[_drawn(rows, exhibit.only)] if exhibit.only else rows
+            for panel, own in rows.groupby(exhibit.panel, sort=False):
+                yield _reduced(exhibit, str(panel), own)
+
+
+def _drawn(rows: pd.DataFrame, column: str) -> Any:
+    """Tell which rows have a value to draw."""
+    numbers = pd.to_numeric(rows[column], errors="coerce")
+    return np.isfinite(numbers.to_numpy(dtype=float, na_value=np.nan))
+
+
+def _reduced(exhibit: Exhibit, panel: str, rows: pd.DataFrame) -> Picture:
+    """Return a picture of one value of `one`, and of the first values of `top`."""
+    remark = ""
+    if exhibit.one:
+        chosen = rows[exhibit.one].iloc[-1]
+        rows, panel = rows[rows[exhibit.one] == chosen], f"{panel} · {chosen}"
+    if exhibit.top:
+        column, most = exhibit.top
+        by = exhibit.rank.removeprefix("-")
+        ranked = rows.sort_values(by, ascending=by == exhibit.rank, kind="stable") if by else rows
+        names = list(dict.fromkeys(ranked[column]))
+        if len(names) > most:
+            rows, remark = rows[rows[column].isin(names[:most])], f"{most} of {len(names)} are drawn"
+    return Picture(exhibit, panel, _records(rows), remark)
+
+
+def _records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows for a chart; what is no finite number is None."""
+
+    def value(cell: Any) -> Any:
+        if isinstance(cell, np.generic):
+            cell = cell.item()
+        return None if isinstance(cell, float) and not np.isfinite(cell) else cell
+
+    return [{str(name): value(cell) for name, cell in row.items()} for row in rows.to_dict("records")]
+
+
+def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
+    """Return a chart with its data, as wide as a column, with a title that says what it is of."""
+    rows = picture.rows
+    drawn = json.loads(json.dumps(spec))
+    if "layer" in drawn:
+        drawn["layer"] = [layer for layer in drawn["layer"] if _has_data(layer, rows)]
+    drawn, meta = _present(drawn, rows), drawn.get("usermeta", {})
+    if "rows" in meta:
+        drawn["height"] = 16 * len({row[meta["rows"]] for row in rows})
+    else:
+        drawn["height"] = HEIGHT_PX
+    padding = {"left": 4, "top": 4, "bottom": 4, "right": 6.0}
+    if labels := meta.get("labels"):
+        most = 1.05 * max(float(row[labels["y"]]) for row in rows)
+        texts = _end_labels(rows, labels, most)
+        padding["right"] += LABEL_PX * max(len(each["text"]) for each in texts) + 4
+        _label_lines(drawn, texts, labels["series"], most)
+    subtitle = picture.panel + (f" ({picture.remark})" if picture.remark else "")
+    titled = {
+        "text": picture.exhibit.title,
+        "subtitle": _broken(subtitle, width_px),
+        "anchor": "start",
+        "frame": "bounds",
+    }
+    data = {"name": "rows", "values": rows}
+    found: Spec = drawn | {"data": data, "width": width_px, "config": _config(), "title": titled, "padding": padding}
+    return found
+
+
+def _config() -> Spec:
+    look: dict[str, Any] = charts.config()
+    look["font"] = FONT
+    for name in ("axis", "legend"):
+        look[name] |= {"labelFontSize": 8, "titleFontSize": 8.5}
+    look["legend"] |= {"symbolSize": 45, "columns": 3}
+    look["text"] = {"fontSize": 8}
+    look["title"] = {"fontSize": 9.5, "subtitleFontSize": 8, "subtitleColor": "#444", "offset": 6}
+    return look
+
+
+def _has_data(layer: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> bool:
+    needs = re.search(r"_of_(\w+)$", str(layer.get("name", "")))
+    return not needs or any(row.get(needs[1]) is not None for row in rows)
+
+
+def _present(part: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return scales with the names that are drawn; a name keeps its colour."""
+    if isinstance(part, list):
+        return [_present(each, rows) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {name: _present(value, rows) for name, value in part.items()}
+    scale = found.get("scale")
+    if scale and {"domain", "range"} <= scale.keys() and rows and found.get("field") in rows[0]:
+        names = {row[found["field"]] for row in rows}
+        kept = [pair for pair in zip(scale["domain"], scale["range"], strict=True) if pair[0] in names]
+        found["scale"] = scale | {"domain": [name for name, _ in kept], "range": [value for _, value in kept]}
+    return found
+
+
+def _end_labels(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], most: float) -> list[dict[str, Any]]:
+    """Return the name of each line with its place in pixels from the top, so far apart that none covers another."""
+    ends: dict[str, Mapping[str, Any]] = {}
+    for row in sorted(rows, key=lambda row: float(row[labels["x"]])):
+        ends[str(row[labels["series"]])] = row
+    down = sorted(ends.items(), key=lambda end: -float(end[1][labels["y"]]))
+    places = spread([HEIGHT_PX * (1 - float(row[labels["y"]]) / most) for _, row in down], LABEL_GAP_PX, HEIGHT_PX)
+    return [
+        {"text": name, labels["series"]: name, "place": place} for (name, _), place in zip(down, places, strict=True)
+    ]
+
+
+def spread(places: Sequence[float], gap: float, end: float) -> list[float]:
+    """Return places in ascending order, moved as little as two passes need to be `gap` apart and not beyond `end`."""
+    found = list(places)
+    for at in range(1, len(found)):
+        found[at] = max(found[at], found[at - 1] + gap)
+    if found:
+        found[-1] = min(found[-1], end)
+    for at in range(len(found) - 2, -1, -1):
+        found[at] = min(found[at], found[at + 1] - gap)
+    return found
+
+
+def _label_lines(drawn: Spec, texts: Sequence[Mapping[str, Any]], series: str, most: float) -> None:
+    """Write the name of each line right of the plot, in the line's colour, in place of a legend."""
+    for layer in drawn["layer"]:
+        encoding = layer["encoding"]
+        encoding["y"]["scale"] = {"domain": [0, most], "nice": False}
+        for channel in ("color", "strokeDash"):
+            if channel in encoding:
+                encoding[channel]["legend"] = None
+    place = {"field": "place", "type": "quantitative", "scale": None}
+    text, shade = {"field": "text", "type": "nominal"}, drawn["layer"][-1]["encoding"]["color"]
+    mark = {"type": "text", "align": "left", "dx": 4, "fontSize": 8, "baseline": "middle"}
+    encoding = {"x": {"value": "width"}, "y": place, "text": text, "color": shade | {"field": series}}
+    drawn["layer"].append({"data": {"values": list(texts)}, "mark": mark, "encoding": encoding})
+
+
+def _broken(text: str, width_px: float) -> list[str]:
+    """Return a panel's title on as many lines as it needs."""
+    most, lines = int(width_px / 4.2), [""]
+    for word in text.split(" · "):
+        longer = f"{lines[-1]} · {word}" if lines[-1] else word
+        if len(longer) > most and lines[-1]:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def draw(spec: Spec, kind: str) -> bytes:
+    """Return a picture in a format: "pdf", "svg" or "png"."""
+    if kind == "pdf":
+        return vl_convert.vegalite_to_pdf(spec)
+    if kind == "png":
+        return vl_convert.vegalite_to_png(spec, scale=PNG_SCALE)
+    return vl_convert.vegalite_to_svg(spec).encode()
+
+
+def write(content: Content, folder: Path, views: Sequence[str]) -> list[Path]:
+    """Write every picture in each width and format; return the files."""
+    paths: list[Path] = []
+    stems: dict[str, int] = {}
+    for picture in pictures(content, views):
+        stem = f"{picture.exhibit.name}_{slug(picture.panel.replace(' · ', '_'))}"[:120]
+        stems[stem] = stems.get(stem, 0) + 1
+        stem += f"_{stems[stem]}" if stems[stem] > 1 else ""
+        for name, width_mm in WIDTHS_MM.items():
+            spec = specification(picture, content.specs[picture.exhibit.name], width_mm * MM_PX)
+            for kind in FORMATS:
+                paths.append(folder / f"{stem}_{name}.{kind}")
+                write_atomically(paths[-1], draw(spec, kind))
+    return paths
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the figures; return 0, or 1 where there is nothing to draw.
+
+    Raises:
+        InputError: a folder does not exist, or the figures cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        options.directory.mkdir(parents=True, exist_ok=True)
+        with uncollected():
+            paths = write(command.read(options), options.directory, options.view or tuple(VIEWS))
+    except OSError as error:
+        advice = "choose another folder"
+        raise InputError(f"cannot write figures to {options.directory} ({error.strerror}): {advice}") from None
+    print(one_line(f"{options.directory}: {len(paths)} files" if paths else "nothing to draw"))
+    return 0 if paths else 1
+
+
+def _parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog=NAME,
+        description="The report's charts for a paper: PDF, SVG and PNG, one column (85 mm) and two (178 mm) wide.",
+        epilog="Each is titled with model, card, batch, data type and layout. At most eight series are drawn.",
+    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="where the files go")
+    command.add_folders(parser)
+    shown = ", ".join(VIEWS)
+    parser.add_argument("--view", nargs="+", choices=list(VIEWS), metavar="VIEW", help=f"of these views alone: {shown}")
+    return parser

@@ -1,0 +1,112 @@
+"""Results in a few lines: `python -m convscope summary [FOLDER…]`, Markdown for an issue, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from convscope.cli.parser import OneLineParser, uncollected
+from convscope.report import command
+from convscope.report.exhibits import Content
+from convscope.report.labels import number, title
+
+NAME = "python -m convscope summary"
+COLUMNS = (
+    *("model", "gpu", "batch", "dtype", "math", "layout", "size", "algorithm", "mean_ms", "ci95_ms", "time_ratio"),
+    *("energy_mj", "energy_ci_mj", "memory_mib"),
+)
+GAINS = (
+    "model",
+    "gpu",
+    "batch",
+    "dtype",
+    "math",
+    "layout",
+    "size",
+    "convolutions_by",
+    "mean_ms",
+    "saved_us",
+    "saved_ci99_us",
+)
+
+
+def reference_rows(content: Content) -> pd.DataFrame:
+    """Return the passes with a time at the reference size of each model, the fastest first."""
+    passes = content.tables["passes"]
+    if not len(passes):
+        return passes
+    rows = passes[passes["is_reference"] & passes["time_ratio"].notna()]
+    return rows.sort_values(["panel", "mean_ms"], kind="stable")
+
+
+def markdown(content: Content) -> str:
+    """Return what was found as Markdown: sentences, a table of algorithms, flags and faults."""
+    parts = [*(escaped(sentence) for sentence in content.sentences)]
+    if len(rows := reference_rows(content)):
+        parts.append(table(rows, COLUMNS))
+    if len(gains := content.tables["choice_passes"]):
+        parts += ["Whole passes by choice of algorithms:", table(gains, GAINS)]
+    if len(flags := content.tables["flags"]):
+        parts += ["Flags:", table(flags, ("model", "gpu", "algorithm", "size", "flag", "detail", "rows"))]
+    if len(faults := content.tables["faults"]):
+        parts += ["Folders with faults:", table(faults, ("run", "fault"))]
+    return "\n\n".join(parts) + "\n"
+
+
+def table(rows: pd.DataFrame, names: Sequence[str]) -> str:
+    """Return those of the columns that have a value as a table in Markdown."""
+    names = [name for name in names if name in rows and rows[name].notna().any()]
+    numbers = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in names}
+    head = [f"| {' | '.join(title(name) for name in names)} |"]
+    head.append(f"|{'|'.join(' ---: ' if numbers[name] else ' --- ' for name in names)}|")
+    lines = [
+        f"| {' | '.join(number(row[name]) if numbers[name] else escaped(row[name]) for name in names)} |"
+        for row in rows.to_dict("records")
+    ]
+    return "\n".join(head + lines)
+
+
+def escaped(value: Any) -> str:
+    """Return a text of a disk in which nothing is Markdown or HTML."""
+    if value is None or value != value:
+        return ""
+    text = str(value).replace("&", "&amp;").replace("<", "&lt;")
+    return "".join(f"\\{sign}" if sign in "\\|*_`[]!#" else sign for sign in text)
+
+
+def document(content: Content) -> dict[str, Any]:
+    """Return what was found for programs; absent figures are null."""
+    named = {name: records(content.tables[name]) for name in ("runs", "choice_passes", "flags", "faults")}
+    return {"found": list(content.sentences), "passes": records(reference_rows(content)), **named}
+
+
+def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows as JSON has them."""
+
+    def value(cell: Any) -> Any:
+        cell = cell.item() if isinstance(cell, np.generic) else cell
+        return None if cell is None or cell != cell or cell in (np.inf, -np.inf) else cell
+
+    return [{str(name): value(cell) for name, cell in row.items()} for row in rows.to_dict("records")]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the summary; return 0.
+
+    Raises:
+        InputError: a folder does not exist.
+    """
+    parser = OneLineParser(
+        prog=NAME, description="What runs found, in a few lines of Markdown for a README or an issue."
+    )
+    command.add_folders(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    options = parser.parse_args(arguments)
+    with uncollected():
+        found = command.read(options)
+    print(json.dumps(document(found), indent=2, allow_nan=False) if options.json else markdown(found), end="")
+    return 0
