@@ -12,7 +12,7 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --kee
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm lint gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -42,11 +42,14 @@ mutants: $(READY)  ## small changes that tests must notice: MODULES="power/energ
 slurm:  ## a SLURM for tests/slurm, unpacked into .slurm/ where the system has none; nothing of the system is changed
 	tests/slurm/install.sh
 
+browser:  ## a Chromium for tests/report, from Debian's packages, where there is none and it can be installed
+	tests/report/install.sh
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh benchmarks/*.sh .ci/run
+	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh tests/report/*.sh benchmarks/*.sh .ci/run
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -18,8 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.convolution.layer import Layer
 from convscope.profiling.request import Run
@@ -27,6 +26,7 @@ from convscope.profiling.rows import SCHEMA, SCHEMA_VERSION, LayerRow, OverallRo
 from convscope.storage.paths import slug
 from convscope.storage.table import columns, lines_of
 
+ROOT = Path(__file__).resolve().parent.parent
 MODELS = {"resnet50": 53, "resnet152": 155}
 ALGORITHMS = ("gemm", "implicit gemm", "implicit precomp gemm", "winograd", "torch")
 ENVIRONMENT = {"host": "node", "device_type": "cuda", "gpu_name": "NVIDIA H200", "driver": "580", "cudnn": "9.19.0"}
@@ -52,13 +52,13 @@ def write(folder: Path, model: str, algorithm: str, sizes: list[int]) -> None:
             OverallRow(model, algorithm, size, mean=drawn.gauss(10, 0.1), mean_ci95_ms=0.05, std=0.05, samples=20,
                        energy_per_inference_j=energy_j, energy_uncertainty_j=energy_j / 200, power_mean_w=450.0)
         )  # fmt: skip
-        for position in range(MODELS[model]):
-            layers.append(
-                LayerRow(**plain, model=model, algorithm=algorithm, input_size=size, layer=f"layer{position}.conv",
-                         position=position, mean_ms=drawn.gauss(0.05, 0.0005), percentage=0.5, mean_ci95_ms=0.0005,
-                         samples=20, out_height_px=56, out_width_px=56, flops=231211008, bytes=1753088,
-                         ran_algorithm=algorithm, kernels=KERNELS, relative_error=drawn.gauss(2e-4, 1e-6))
-            )  # fmt: skip
+        layers += [
+            LayerRow(**plain, model=model, algorithm=algorithm, input_size=size, layer=f"layer{position}.conv",
+                     position=position, mean_ms=drawn.gauss(0.05, 0.0005), percentage=0.5, mean_ci95_ms=0.0005,
+                     samples=20, out_height_px=56, out_width_px=56, flops=231211008, bytes=1753088,
+                     ran_algorithm=algorithm, kernels=KERNELS, relative_error=drawn.gauss(2e-4, 1e-6))
+            for position in range(MODELS[model])
+        ]  # fmt: skip
     for name, rows in (("overall", passes), ("layers", layers)):
         text = lines_of(SCHEMA.tables[name], rows, with_header=True)
         (folder / f"{slug(model)}_{slug(algorithm)}_{name}.csv").write_text(text)

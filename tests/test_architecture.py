@@ -35,7 +35,10 @@ NARROWER = {
     "dataset.collect": {*LAYERS, "dataset"},
     "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
-    "report": {"storage", "cli", "dataset", "prediction"},
+    "report": {
+        *("storage", "cli", "dataset", "prediction", "profiling.compare"),
+        *(f"{study}.rows" for study in STUDIES),
+    },
 }
 WITHOUT_TORCH = (
     *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),

@@ -49,12 +49,12 @@ Spec = dict[str, Any]
 def config() -> Spec:
     """Return the look that all charts share."""
     axis = {"labelFontSize": 11, "titleFontSize": 12, "titleFontWeight": 500, "labelColor": INK, "titleColor": INK}
-    axis |= {"gridColor": "#d9d9d9", "domainColor": "#888", "tickColor": "#888", "labelLimit": 210}
+    axis |= {"gridColor": "#d9d9d9", "domainColor": "#888", "tickColor": "#888", "labelLimit": 210, "titlePadding": 9}
     legend = {"orient": "top", "direction": "horizontal", "columns": 3, "labelFontSize": 11, "titleFontSize": 11}
     legend |= {"labelColor": INK, "titleColor": INK, "symbolSize": 90, "labelLimit": 170, "columnPadding": 8}
     return {
         "axis": axis,
-        "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4},
+        "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4, "format": ",.6~r"},
         "legend": legend | {"layout": {"top": {"anchor": "start", "direction": "vertical"}}},
         "text": {"fontSize": 11},
         "view": {"stroke": None},

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SCHEMAS = {"profile": PROFILE, "training": TRAINING, "inference": INFERENCE, "conv3d": CONV3D}
 VERIFICATIONS = {"plans": PLANS, "choice": CHOICE, "support": SUPPORT, "first_call": FIRST_CALL}
-"""Studies of `run_verify.py`, which share the request's name; the file `<name>.csv` tells them apart."""
+"""Studies of `run_verify.py`, which share the request's name; their main tables tell them apart."""
 UNREAD = ("samples", "memory", "plan_times")
 """Tables of single samples and rounds, which no view shows."""
 
@@ -74,6 +74,11 @@ def schema_of(study: str) -> Schema:
     return (SCHEMAS | VERIFICATIONS)[study]
 
 
+def main_table(study: str) -> str:
+    """Return the name of the table that makes a study's cells count."""
+    return {"profile": "overall", "first_call": "first_passes"}.get(study, study)
+
+
 def read(roots: Sequence[Path]) -> Found:
     """Read every folder of results below the roots, each once, in the order of their paths.
 
@@ -117,7 +122,7 @@ def _read_folder(path: Path, found: Found) -> None:
     except (InputError, OSError) as error:
         found.faults.append(_fault(path, error))
         return
-    main = {"profile": "overall", "first_call": "first_passes"}.get(study, study)
+    main = main_table(study)
     if main in tables and not len(tables[main]):
         found.faults.append(Fault(path, f"no row in {main} yet: its run has measured nothing, or nothing else"))
     found.folders.append(Folder(path, study, document, tables))
@@ -126,7 +131,7 @@ def _read_folder(path: Path, found: Found) -> None:
 def _study(path: Path) -> str:
     """Return the study that wrote a folder."""
     for study in VERIFICATIONS:
-        if (path / f"{study}.csv").exists():
+        if (path / f"{main_table(study)}.csv").exists():
             return study
     for study, schema in SCHEMAS.items():
         try:

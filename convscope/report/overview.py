@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from convscope.gpus import slowed_by
-from convscope.report.folders import Folder, Found
+from convscope.report.folders import VERIFICATIONS, Folder, Found, main_table
 from convscope.report.frames import column, dimensions, numeric, renamed, texts, together
 from convscope.report.labels import kernel_names, number, plain
 
@@ -49,8 +49,7 @@ def of_runs(folders: list[Folder]) -> pd.DataFrame:
 
 def main_rows(folder: Folder) -> pd.DataFrame:
     """Return the table that makes a folder's cells count."""
-    main = {"profile": "overall", "first_call": "first_passes"}.get(folder.study, folder.study)
-    return folder.tables.get(main, pd.DataFrame())
+    return folder.tables.get(main_table(folder.study), pd.DataFrame())
 
 
 def asked(folder: Folder) -> int | None:
@@ -94,7 +93,7 @@ def flags(folders: list[Folder]) -> pd.DataFrame:
 
 def _of_passes(folder: Folder) -> pd.DataFrame:
     rows, found, shared = main_rows(folder), list[dict[str, Any]](), dimensions(folder)
-    if "status" not in rows:
+    if folder.study in VERIFICATIONS:  # what they answer is no flag
         return pd.DataFrame()
     precision = folder.request.get("energy_precision")
     for row in rows.to_dict("records"):
@@ -192,7 +191,7 @@ def _best(passes: pd.DataFrame) -> str:
     first = rows.groupby("panel")["algorithm"].nunique().sort_values(ascending=False, kind="stable").index[0]
     rows = rows[rows["panel"] == first].sort_values("mean_ms")
     best, last = rows.iloc[0], rows.iloc[-1]
-    doubt = f" ± {best['ci95_ms']:.2g}" if best["ci95_ms"] == best["ci95_ms"] else ""
+    doubt = f" ± {best['ci95_ms']:.2g}" if np.isfinite(best["ci95_ms"]) else ""
     took = f"{number(best['mean_ms'])}{doubt} ms"
     where = f"Of {first} at {number(best['size'])} px, {best['algorithm']}"
     if best["algorithm"] == last["algorithm"]:

@@ -148,7 +148,9 @@
     if (!part || typeof part !== "object") return part;
     const copy = Object.fromEntries(Object.entries(part).map(([name, value]) => [name, logarithmic(value)]));
     for (const name of ["x", "y"]) {
-      if (copy[name] && copy[name].type === "quantitative") copy[name].scale = { ...copy[name].scale, type: "log", nice: false };
+      if (!copy[name] || copy[name].type !== "quantitative") continue;
+      const { zero, ...scale } = copy[name].scale || {};
+      copy[name].scale = { ...scale, type: "log", nice: false };
     }
     return copy;
   }

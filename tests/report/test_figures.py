@@ -1,0 +1,91 @@
+"""Figures for a paper: formats, widths, titles, labels at the ends of lines, at most eight series."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import struct
+from pathlib import Path
+
+import pytest
+from fakes import reports
+
+from convscope.__main__ import main
+from convscope.report import charts, figures, folders
+from convscope.report.exhibits import Content, content
+
+
+def picture(found: Content, exhibit: str) -> figures.Picture:
+    return next(each for each in figures.pictures(found) if each.exhibit.name == exhibit)
+
+
+def test_every_picture_is_written_in_each_width_and_format(tmp_path: Path, measured: Path):
+    assert main(["figures", str(tmp_path / "figures"), str(measured), "--view", "scaling"]) == 0
+    names = sorted(path.name for path in (tmp_path / "figures").iterdir())
+    stem = "time_torchvision_tiny_cpu_batch_1_float32_fp32__nchw"
+    assert [re.sub(r"^time_.*nchw", stem, name) for name in names] == [
+        f"{stem}_{width}.{kind}" for width in ("1column", "2column") for kind in ("pdf", "png", "svg")
+    ]
+
+
+@pytest.mark.parametrize(("name", "width_mm"), figures.WIDTHS_MM.items())
+def test_a_picture_is_as_wide_as_its_columns(found: Content, name: str, width_mm: float):
+    each = picture(found, "time")
+    spec = figures.specification(each, found.specs["time"], width_mm * figures.MM_PX)
+    pdf = figures.draw(spec, "pdf")
+    box = re.search(rb"/MediaBox \[\s*0 0 ([\d.]+)", pdf)
+    assert box is not None
+    assert float(box[1]) == pytest.approx(width_mm / 25.4 * 72, abs=1)
+    assert b"/FontFile" in pdf  # the fonts are in it
+    (width_px,) = struct.unpack(">I", figures.draw(spec, "png")[16:20])
+    assert width_px == pytest.approx(figures.PNG_SCALE * width_mm * figures.MM_PX, abs=4)
+
+
+def test_a_picture_says_what_it_is_of_and_names_its_lines(found: Content):
+    each = picture(found, "time")
+    svg = figures.draw(figures.specification(each, found.specs["time"], 500), "svg").decode()
+    for text in ("Time against input size", "alexnet", "h200", "float32 (fp32)", "nchw", "time, ms", "size, px"):
+        assert text in svg
+    for algorithm in reports.ALGORITHMS:
+        assert svg.count(f">{algorithm}<") == 1  # at the end of its line, and in no legend
+
+
+@pytest.mark.parametrize("exhibit", ["heat-time", "layers", "layer-times", "candidates", "roofline", "front", "picks",
+                                     "choice-passes", "training", "throughput", "conv3d", "verdicts"])  # fmt: skip
+def test_every_kind_of_chart_can_be_drawn(found: Content, exhibit: str):
+    each = picture(found, exhibit)
+    svg = figures.draw(figures.specification(each, found.specs[exhibit], 241), "svg").decode()
+    assert "NaN" not in svg
+    assert each.exhibit.title in svg.replace("&#39;", "'")
+
+
+def test_at_most_eight_series_are_drawn_the_fastest(tmp_path: Path):
+    for number in range(10):
+        reports.profile(tmp_path, "alexnet", f"plan:{number}", slower=1 + number)
+    each = picture(content(folders.read([tmp_path])), "time")
+    assert {row["algorithm"] for row in each.rows} == {f"plan:{number}" for number in range(charts.MOST_SERIES)}
+    assert each.remark == "8 of 10 are drawn"
+
+
+def test_labels_are_apart_and_inside():
+    places = figures.spread([10.0, 10.0, 11.0, 99.0, 100.0], 9.0, 100.0)
+    assert all(b - a >= 9.0 - 1e-9 for a, b in itertools.pairwise(places))
+    assert places[-1] <= 100.0
+    assert figures.spread([5.0, 50.0], 9.0, 100.0) == [5.0, 50.0]
+    assert figures.spread([], 9.0, 100.0) == []
+
+
+def test_colours_of_a_series_differ():
+    assert len(set(charts.PALETTE)) == charts.MOST_SERIES == 8
+
+
+def test_nothing_to_draw_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "empty").mkdir()
+    assert main(["figures", str(tmp_path / "figures"), str(tmp_path / "empty")]) == 1
+    assert capsys.readouterr().out == "nothing to draw\n"
+
+
+def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "file").touch()
+    assert main(["figures", str(tmp_path / "file" / "figures"), str(tmp_path)]) == 2
+    assert "choose another folder" in capsys.readouterr().err

@@ -1,0 +1,208 @@
+"""Tables of the page: units, absent figures, ratios, the reference size, flags, picks, ceilings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from fakes import compared, reports
+
+from convscope.report import folders, frames, overview, studies
+from convscope.report.exhibits import Content, content
+
+
+def shown(path: Path) -> Content:
+    return content(folders.read([path]))
+
+
+def only(rows: pd.DataFrame, **values: Any) -> Any:
+    """Return the only row with these values."""
+    for name, value in values.items():
+        rows = rows[rows[name] == value]
+    (row,) = rows.to_dict("records")
+    return row
+
+
+def test_a_pass_has_its_figures_in_the_units_of_the_titles(found: Content):
+    row = only(found.tables["passes"], model="alexnet", gpu="h200", algorithm="gemm", size=224)
+    assert (row["mean_ms"], row["ci95_ms"], row["memory_mib"], row["power_w"]) == (2.0, 0.04, 256.0, 400.0)
+    assert row["energy_mj"] == pytest.approx(1.2)
+    assert row["edp_mj_ms"] == pytest.approx(2.4)
+    assert row["panel"] == "alexnet · h200 · batch 1 · float32 (fp32) · nchw"
+
+
+def test_an_absent_figure_stays_absent(tmp_path: Path):
+    compared.written(tmp_path / "run")
+    (row,) = shown(tmp_path).tables["passes"].to_dict("records")
+    for name in ("energy_mj", "energy_ci_mj", "edp_mj_ms", "memory_mib", "power_w", "energy_ratio", "is_front"):
+        assert pd.isna(row[name]), name
+
+
+def test_ratios_are_to_the_best_of_the_same_model_card_and_size(found: Content):
+    passes = found.tables["passes"]
+    rows = passes[(passes["panel"] == "alexnet · h200 · batch 1 · float32 (fp32) · nchw") & (passes["size"] == 224)]
+    ratios = dict(zip(rows["algorithm"], rows["time_ratio"], strict=True))
+    assert ratios == pytest.approx({"torch": 1.0, "gemm": 1.25, "fft tiling": 3.125})
+    assert only(passes, gpu="a100", size=224)["time_ratio"] == 1.0
+
+
+def rows_of(*rows: tuple[str, int, str, float | None]) -> pd.DataFrame:
+    names = ("algorithm", "size", "status", "mean_ms")
+    frame = pd.DataFrame([dict(zip(names, row, strict=True)) for row in rows])
+    return frame.assign(panel="p", energy_mj=None, edp_mj_ms=None, memory_mib=None)
+
+
+def test_the_reference_size_is_the_largest_at_which_most_algorithms_have_a_time():
+    found = frames.with_reference(
+        rows_of(
+            ("a", 64, "ok", 1.0), ("b", 64, "ok", 1.0), ("a", 96, "ok", 2.0), ("b", 96, "ok", 2.0),
+            ("a", 128, "ok", 3.0), ("b", 128, "oom", None),
+        )
+    )  # fmt: skip
+    assert found[found["is_reference"]]["size"].unique().tolist() == [96]
+
+
+def test_a_row_that_is_not_ok_is_nobodys_best():
+    found = frames.with_reference(rows_of(("a", 64, "wrong", 1.0), ("b", 64, "ok", 2.0)))
+    assert found["time_ratio"].isna().tolist() == [True, False]
+    assert found["time_ratio"].iloc[1] == 1.0
+
+
+def test_the_front_has_what_no_other_beats_in_both():
+    rows = rows_of(("a", 64, "ok", 1.0), ("b", 64, "ok", 2.0), ("c", 64, "ok", 3.0)).assign(energy_mj=[5.0, 6.0, 4.0])
+    assert frames.with_reference(rows)["is_front"].tolist() == [True, False, True]
+
+
+def test_a_layer_stands_under_the_peaks_of_its_card(found: Content):
+    layer = only(found.tables["layers"], gpu="a100", size=128, layer="features.0")
+    assert layer["intensity"] == 100.0
+    assert layer["tflops"] == pytest.approx(1e9 / 0.75e-3 / 1e12)
+    assert layer["bound_ms"] == pytest.approx(1e3 * 1e9 / 19.5e12)
+    assert layer["kernels"] == "2 × implicit_gemm_kernel"
+
+
+def test_a_layer_of_an_unknown_card_has_no_least_time(measured: Path):
+    assert shown(measured).tables["layers"]["bound_ms"].isna().all()
+
+
+def test_ceilings_name_their_source(found: Content):
+    roof = found.tables["roofline"]
+    assert set(roof[roof["gpu"] == "a100"]["ceiling"].dropna()) == {"peaks (NVIDIA A100 datasheet, 80 GB SXM)"}
+    most = roof[roof["ceiling"].notna()].groupby("gpu")["tflops"].max()
+    assert dict(most) == {"a100": 19.5, "h200": 67.0}
+
+
+def test_ceilings_that_a_study_measured_are_drawn_beside_the_peaks(tmp_path: Path):
+    reports.profile(tmp_path, "alexnet", "gemm")
+    schema = dataclasses.replace(reports.CONV3D, entries={"ceilings": {"copy_gbps": 4000.0, "tflops": {"fp32": 50.0}}})
+    reports.write(tmp_path / "conv3d", schema, {"gpu": "h200"}, conv3d=[])
+    roof = shown(tmp_path).tables["roofline"]
+    assert roof[roof["ceiling"] == "measured on this card"]["tflops"].max() == 50.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag", "detail"),
+    [
+        ({"throttle_reasons": "power cap, thermal"}, "throttled", "thermal"),
+        ({"fallback_layers": 3}, "fallback", "3 layers"),
+        ({"wrong_layers": 1, "status": "wrong", "reason": "off"}, "wrong", "1 layers"),
+        ({"status": "oom", "reason": "asked for 9 GiB"}, "oom", "asked for 9 GiB"),
+        ({"reason": "no energy: no sensor"}, "remark", "no energy: no sensor"),
+        ({"mean": float("inf")}, "not finite", "mean"),
+        (
+            {"energy_per_inference_j": 1.0, "energy_uncertainty_j": 0.05},
+            "uncertainty missed",
+            "energy ± 5 %, asked for 1 %",
+        ),
+    ],
+)
+def test_a_flag_comes_from_the_columns_of_its_row(tmp_path: Path, changes: dict[str, Any], flag: str, detail: str):
+    compared.written(tmp_path / "run", [compared.overall(**changes)])
+    rows = shown(tmp_path).tables["flags"]
+    assert (flag, detail) in zip(rows["flag"], rows["detail"], strict=True)
+
+
+def test_a_row_at_its_power_limit_is_not_flagged(tmp_path: Path):
+    compared.written(tmp_path / "run", [compared.overall(throttle_reasons="power cap")])
+    assert len(shown(tmp_path).tables["flags"]) == 0
+
+
+def test_a_name_that_is_not_what_ran_is_flagged(tmp_path: Path):
+    compared.written(tmp_path / "run", layers=[compared.layer(ran_algorithm="smm")])
+    flag = only(shown(tmp_path).tables["flags"], flag="ran something else")
+    assert flag["detail"] == "1 layers ran smm"
+
+
+def test_what_several_sizes_say_alike_is_one_flag(found: Content):
+    flag = only(found.tables["flags"], flag="throttled")
+    assert (flag["rows"], flag["gpu"]) == (3, "a100")
+    assert pd.isna(flag["size"])
+
+
+def test_the_picks_of_a_layer(found: Content):
+    pick = only(found.tables["picks"], layer="conv2")
+    assert (pick["fastest"], pick["frugal"], pick["smallest"]) == ("plan:28:k2=4", "plan:1", "plan:1")
+    assert (pick["fastest_ms"], pick["frugal_mj"], pick["smallest_mib"]) == (0.01, 4.0, 0.0)
+    assert pick["torch_regret_us"] == 3.0
+    assert pd.isna(pick["benchmark_regret_us"])
+
+
+def test_plans_of_a_shape_stand_under_each_layer_that_has_it(found: Content):
+    candidates = found.tables["candidates"]
+    assert candidates.groupby("layer").size().to_dict() == {"conv1": 4, "conv2": 4}
+    refused = candidates[candidates["outcome"] == "refused"]
+    assert set(refused["reason"]) == {"no workspace"}
+
+
+def test_a_chooser_alone_is_the_fastest_of_its_layer():
+    rows = pd.DataFrame(
+        [{"candidate": "torch", "mean_ms": 1.0, "regret_us": 0.0, "outcome": "ok", "run": "r", "position": 0}]
+    ).assign(**dict.fromkeys(("panel", "model", "gpu", "batch", "dtype", "layout", "math", "size", "layer"), "x"))
+    rows = rows.assign(energy_mj=None, workspace_mib=None)
+    assert studies.picks(rows)["fastest"].tolist() == ["torch"]
+
+
+def test_training_inference_and_3d_have_their_rows(found: Content):
+    assert found.tables["training"]["bar"].tolist() == ["batch 16", "batch 64"]
+    assert found.tables["epochs"]["accuracy_pct"].tolist() == [81.0, 82.0, 83.0]
+    engines = found.tables["inference"]
+    assert engines[engines["status"] != "ok"]["reason"].tolist() == ["not installed"]
+    assert set(found.tables["conv3d"]["implementation"]) == {"gemm", "direct"}
+
+
+def test_runs_of_the_same_work_on_two_cards_are_compared(found: Content):
+    (pair,) = found.tables["pairs"].to_dict("records")
+    assert pair["passes"] == "3 ambiguous"
+    verdicts = found.tables["verdicts"]
+    assert verdicts["change_pct"].tolist() == pytest.approx([-100 / 3] * 3)
+
+
+def test_runs_that_must_not_be_compared_say_why(results: Path):
+    pair = [results / "2_quick" / name for name in ("alexnet_gemm_h200", "resnet50_torch_h200")]
+    (line,) = content(folders.read([results]), pair).tables["pairs"].to_dict("records")
+    assert line["fault"].startswith("A and B are different work (model alexnet and resnet50)")
+
+
+def test_the_sentences_say_what_was_found(found: Content):
+    best, complete, trust = found.sentences
+    assert "at 320 px, torch is fastest with 2.4 ± 0.048 ms a pass; fft tiling takes 3.12 times as long." in best
+    assert complete == "18 of the 18 sizes that were asked for are measured (100 %)."
+    assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 folders have faults, listed below."
+
+
+def test_nothing_that_can_be_read_is_said_in_one_sentence(tmp_path: Path):
+    assert shown(tmp_path).sentences == ["No folder of results could be read."]
+
+
+def test_measured_runs_are_shown_as_their_tables_have_them(measured: Path):
+    found = shown(measured)
+    passes = found.tables["passes"]
+    assert sorted(passes["algorithm"].unique()) == ["direct", "torch"]
+    assert (passes["mean_ms"] > 0).all()
+    assert set(found.tables["work"]["category"]) >= {"convolution"}
+    shares = found.tables["work"].groupby(["algorithm", "size"])["kernel_share_pct"].sum()
+    assert shares.tolist() == pytest.approx([100.0] * 4)
+    assert overview.device(found.found.folders[0]) == found.tables["runs"]["card"].iloc[0]
