@@ -57,6 +57,15 @@ def config() -> Spec:
         "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4, "format": ",.6~r"},
         "legend": legend | {"layout": {"top": {"anchor": "start", "direction": "vertical"}}},
         "text": {"fontSize": 11},
+        "title": {
+            "fontSize": 13,
+            "subtitleFontSize": 11.5,
+            "color": INK,
+            "subtitleColor": "#555",
+            "offset": 8,
+            "anchor": "start",
+            "frame": "bounds",
+        },
         "view": {"stroke": None},
         "font": "system-ui, Arial, sans-serif",
     }

@@ -104,12 +104,7 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
         padding["right"] += LABEL_PX * max(len(each["text"]) for each in texts) + 4
         _label_lines(drawn, texts, labels["series"], most)
     subtitle = picture.panel + (f" ({picture.remark})" if picture.remark else "")
-    titled = {
-        "text": picture.exhibit.title,
-        "subtitle": _broken(subtitle, width_px),
-        "anchor": "start",
-        "frame": "bounds",
-    }
+    titled = {"text": picture.exhibit.title, "subtitle": _broken(subtitle, width_px)}
     data = {"name": "rows", "values": rows}
     found: Spec = drawn | {"data": data, "width": width_px, "config": _config(), "title": titled, "padding": padding}
     return found
@@ -122,7 +117,7 @@ def _config() -> Spec:
         look[name] |= {"labelFontSize": 8, "titleFontSize": 8.5}
     look["legend"] |= {"symbolSize": 45, "columns": 3}
     look["text"] = {"fontSize": 8}
-    look["title"] = {"fontSize": 9.5, "subtitleFontSize": 8, "subtitleColor": "#444", "offset": 6}
+    look["title"] |= {"fontSize": 9.5, "subtitleFontSize": 8, "offset": 6}
     return look
 
 

@@ -182,12 +182,14 @@ def sentences(found: Found, tables: Mapping[str, pd.DataFrame]) -> list[str]:
 
 
 def _best(passes: pd.DataFrame) -> str:
-    """Return the fastest algorithm of the panel with most algorithms, beside PyTorch's or the slowest."""
+    """Return the fastest algorithm of the panel with most algorithms, beside PyTorch's or the slowest; GPUs first."""
     if not len(passes) or not passes["is_reference"].any():
         return ""
     rows = passes[passes["is_reference"] & (passes["status"] == "ok") & passes["time_ratio"].notna()]
     if not len(rows):
         return ""
+    on_gpu = rows[rows["gpu"] != "cpu"]
+    rows = on_gpu if len(on_gpu) else rows
     first = rows.groupby("panel")["algorithm"].nunique().sort_values(ascending=False, kind="stable").index[0]
     rows = rows[rows["panel"] == first].sort_values("mean_ms")
     best, last = rows.iloc[0], rows.iloc[-1]

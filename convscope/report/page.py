@@ -92,7 +92,6 @@ def html(content: Content, name: str, bundle: str) -> str:
         _header(content, name),
         _bar(shown),
         "<main>",
-        _filters(),
         *(_view(view, content) for view in shown),
         "</main>",
         f"<footer>Made by convscope on {escape(now_utc())}. The file holds everything that it shows.</footer>",
@@ -136,16 +135,17 @@ def _header(content: Content, name: str) -> str:
 
 def _bar(views: Sequence[str]) -> str:
     links = "".join(f'<a href="#view-{view}" data-view="{view}">{escape(VIEWS[view])}</a>' for view in views)
-    return f'<div class="bar"><nav aria-label="Views">{links}</nav></div>'
+    return f'<div class="bar"><nav aria-label="Views">{links}</nav>{_filters()}</div>'
 
 
 def _filters() -> str:
     names = [*DIMENSIONS, "layer"]
     selects = "".join(f'<label>{escape(title(name))}<select name="{name}"></select></label>' for name in names)
     return (
-        f'<form class="filters" data-script hidden aria-label="Filters of all views">{selects}'
+        '<details class="filters" data-script hidden open><summary>Filters <output id="said"></output></summary>'
+        f'<form aria-label="Filters of all views">{selects}'
         '<label class="tick"><input type="checkbox" id="log"> logarithmic axes</label>'
-        '<button type="button" id="reset">show all</button><output id="said"></output></form>'
+        '<button type="button" id="reset">show all</button></form></details>'
     )
 
 

@@ -206,9 +206,9 @@ def test_axe_finds_no_serious_fault(chromium: Any, page_file: Path, scheme: str)
 
 
 def test_the_keyboard_reaches_everything(tab: Tab):
-    page = tab.open("#model=alexnet&gpu=a100")
+    page = tab.open("#model=alexnet&gpu=a100", is_drawn=True)
     wanted = page.evaluate(
-        "[...document.querySelectorAll('a, button, select, input, .scroll')]"
+        "[...document.querySelectorAll('a, button, select, input, summary, .scroll')]"
         ".filter(each => each.offsetParent !== null).length"
     )
     page.evaluate("window.reached = new Set(); addEventListener('focusin', e => window.reached.add(e.target))")

@@ -202,13 +202,25 @@
         const needs = /_of_(\w+)$/.exec(part.name || "");
         return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);
       });
-      const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), height, data: { name: "rows", values: rows } };
+      const title = { text: exhibit.title, subtitle: lines(panel.name, box.clientWidth / 6.3) };
+      const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), title, height, data: { name: "rows", values: rows } };
       const options = { ast: true, renderer: "svg", actions: false, config, tooltip: { theme: "light" } };
       const result = await vegaEmbed(box, spec, options);
       figure.finish = () => result.finalize();
       figure.append(tools(exhibit, panel, result.view));
     };
     return figure;
+  }
+
+  // A panel's title on as many lines as it needs.
+  function lines(text, most) {
+    const found = [""];
+    for (const word of text.split(" · ")) {
+      const longer = found.at(-1) ? `${found.at(-1)} · ${word}` : word;
+      if (longer.length > most && found.at(-1)) found.push(word);
+      else found[found.length - 1] = longer;
+    }
+    return found;
   }
 
   function tools(exhibit, panel, view) {
@@ -349,6 +361,7 @@
       }
     }
     window.addEventListener("hashchange", () => { apply(); toView(); });
+    document.querySelector(".filters").open = innerWidth >= 900;
     apply();
     toView();
   }
