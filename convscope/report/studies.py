@@ -23,7 +23,7 @@ def _of_verification(folder: Folder, rows: pd.DataFrame) -> dict[str, Any]:
     found = dimensions(folder)
     del found["algorithm"]
     sizes = folder.request.get("input_sizes")
-    size = sizes[0] if isinstance(sizes, list) and sizes else None
+    size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], int) else None
     fused = " · fused" if folder.request.get("fused") else ""
     return found | {"size": size, "panel": f"{found['panel']} · {size} px{fused}"}
 

@@ -10,6 +10,8 @@ from fakes import reports
 
 from convscope.errors import InputError
 from convscope.report import folders
+from convscope.report.exhibits import content
+from convscope.report.page import html
 
 
 def test_every_study_is_found(results: Path):
@@ -81,6 +83,22 @@ def test_a_model_whose_name_is_longer_than_a_file_name_is_a_fault(tmp_path: Path
     document["run"]["model"] = "m" * 10_000
     (path / "run.json").write_text(json.dumps(document))
     assert folders.read([tmp_path]).faults[0].what == "File name too long"
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, -5, True, [None], "\u202e<b>"], ids=repr)
+def test_odd_settings_of_a_run_break_no_page(tmp_path: Path, odd: object):
+    path = reports.atlas(tmp_path)
+    document = json.loads((path / "run.json").read_text())
+    for name in ("model", "gpu", "batch_size", "dtype", "math", "layout", "fused", "energy_precision"):
+        document["verification"][name] = odd
+    document["verification"]["input_sizes"] = [odd]
+    document["environment"] |= {"gpu_name": odd, "cudnn": odd}
+    document["starts"][0] |= {"command": odd, "utc": odd}
+    (path / "run.json").write_text(json.dumps(document))
+    found = content(folders.read([tmp_path]))
+    text = html(found, "page", "")
+    assert len(found.tables["candidates"]) == 8
+    assert "\u202e" not in text
 
 
 def test_an_empty_folder_is_a_fault(tmp_path: Path):
