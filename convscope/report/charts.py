@@ -204,7 +204,7 @@ def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequ
     place = names(y, sort=None)
     shown = tooltip(*dict.fromkeys([y, *([series] if series else ()), value, *([error] if error else ())]))
     base = alt.Chart(ROWS).encode(y=place)
-    layers = [base.mark_bar(height=14).encode(x=quantity(alt.X, value), color=shade, tooltip=shown)]
+    layers = [base.mark_bar(height=14).encode(x=quantity(alt.X, value, stack=None), color=shade, tooltip=shown)]
     if error:
         ends = base.transform_calculate(low=f"datum.{value} - datum.{error}", high=f"datum.{value} + datum.{error}")
         low = alt.X("low", type="quantitative", title=title(value))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import pandas as pd
 
 from convscope.report import charts, compared, frames, method, overview, studies
 from convscope.report.charts import Spec
-from convscope.report.folders import Found
+from convscope.report.folders import Folder, Found
 
 VIEWS = {
     "overview": "Overview",
@@ -121,12 +121,19 @@ def _domain(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[str]]:
 def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame]:
     """Return all tables by name; of a study without folders an empty one."""
     folders = found.folders
-    passes = frames.with_reference(frames.together([frames.of_passes(each) for each in folders]))
+    marks = frames.repeated(folders)
+
+    def gathered(make: Callable[[Folder], pd.DataFrame], chosen: Sequence[Folder] = folders) -> pd.DataFrame:
+        rows = frames.together([make(each) for each in chosen])
+        return frames.told_apart(rows, marks) if "panel" in rows else rows
+
+    passes = frames.with_reference(gathered(frames.of_passes))
     if len(passes):
         passes["panel_of_models"] = overview.without_model(passes)
+        passes["panel_of_models"] += passes["run"].map(marks).fillna("")
         passes["model_at"] = passes["model"].astype(str) + " at " + passes["size"].map("{:.0f} px".format)
-    layers = _ranked(frames.at_reference(frames.together([frames.of_layers(each) for each in folders]), passes))
-    chosen = frames.together([studies.of_candidates(each) for each in folders if each.study in ("choice", "plans")])
+    layers = _ranked(frames.at_reference(gathered(frames.of_layers), passes))
+    chosen = gathered(studies.of_candidates, [each for each in folders if each.study in ("choice", "plans")])
     runs = overview.of_runs(folders)
     verdicts, lines = compared.of_pairs(compared.pairs(folders, pair))
     own = {
@@ -134,15 +141,14 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         "inference": studies.of_inference, "conv3d": studies.of_conv3d, "support": overview.of_support,
         "first_passes": overview.of_first_passes,
     }  # fmt: skip
-    work = frames.together([frames.of_work(each) for each in folders])
-    return {name: frames.together([make(each) for each in folders]) for name, make in own.items()} | {
+    return {name: gathered(make) for name, make in own.items()} | {
         "runs": runs,
         "matrix": overview.completeness(runs),
         "flags": overview.flags(folders),
         "faults": overview.of_faults(found),
         "passes": passes,
         "layers": layers,
-        "work": frames.at_reference(work, passes),
+        "work": frames.at_reference(gathered(frames.of_work), passes),
         "candidates": chosen,
         "picks": studies.picks(chosen),
         "roofline": studies.roofline(layers, folders),

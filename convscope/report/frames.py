@@ -5,7 +5,8 @@ An absent figure stays absent. Every row names its run, and what the filters cho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +64,35 @@ def panel(found: Mapping[str, Any], shape: str = "") -> str:
     math = f" ({found['math']})" if found["dtype"] == "float32" and found["math"] else ""
     words = found["model"], found["gpu"], f"batch {found['batch']}", found["dtype"] + math, found["layout"], shape
     return " · ".join(filter(None, words))
+
+
+def repeated(folders: Sequence[Folder]) -> dict[str, str]:
+    """Return what tells runs of the same work apart in titles of pictures, by run: " · 2_quick", " · 2_quick, run 2".
+
+    Else figures of two runs would be drawn as those of one.
+    """
+    groups: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
+    for folder in folders:
+        shared, asked = dimensions(folder), folder.request
+        alike = folder.study, shared["panel"], repr(folder.study != "profile" and asked.get("input_sizes"))
+        own = shared["run"], plain(folder.path.parent.name), shared["algorithm"]
+        groups.setdefault((*alike, repr(asked.get("fused"))), []).append(own)
+    found = {}
+    for runs in groups.values():
+        if len({algorithm for _, _, algorithm in runs}) < len(runs):
+            seen = Counter[tuple[str, str]]()
+            for run, parent, algorithm in runs:
+                seen[parent, algorithm] += 1
+                number = seen[parent, algorithm]
+                found[run] = f" · {parent}" + (f", run {number}" if number > 1 else "")
+    return found
+
+
+def told_apart(rows: pd.DataFrame, marks: Mapping[str, str]) -> pd.DataFrame:
+    """Return rows whose panels name the run where `repeated` has a mark for it."""
+    if not len(rows) or not marks:
+        return rows
+    return rows.assign(panel=rows["panel"] + rows["run"].map(marks).fillna(""))
 
 
 def column(rows: pd.DataFrame, name: str) -> Any:

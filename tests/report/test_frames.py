@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,25 @@ def test_a_chooser_alone_is_the_fastest_of_its_layer():
     ).assign(**dict.fromkeys(("panel", "model", "gpu", "batch", "dtype", "layout", "math", "size", "layer"), "x"))
     rows = rows.assign(energy_mj=None, workspace_mib=None)
     assert studies.picks(rows)["fastest"].tolist() == ["torch"]
+
+
+def test_runs_of_the_same_work_are_told_apart_in_every_picture(tmp_path: Path):
+    for stage in ("first", "second"):
+        for algorithm in ("gemm", "torch"):
+            reports.profile(tmp_path / stage, "alexnet", algorithm)
+        reports.atlas(tmp_path / stage)
+    shutil.copytree(tmp_path / "first" / "2_quick" / "alexnet_gemm_h200", tmp_path / "first" / "2_quick" / "again")
+    found = shown(tmp_path)
+    for table, names in (
+        ("passes", ["panel", "algorithm", "size"]),
+        ("passes", ["panel_of_models", "model", "algorithm", "size"]),
+        ("layers", ["panel", "algorithm", "size", "position"]),
+        ("candidates", ["panel", "position", "candidate"]),
+        ("choice_passes", ["panel", "convolutions_by"]),
+    ):
+        assert not found.tables[table].duplicated(names).any(), table
+    passes = found.tables["passes"]
+    assert passes.groupby("panel")["algorithm"].nunique().max() == 2  # those of one stage stay together
 
 
 def test_training_inference_and_3d_have_their_rows(found: Content):
