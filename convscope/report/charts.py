@@ -17,6 +17,7 @@ from convscope.report.labels import title
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7f7f7f", "#8b5e3c")
 """Colours that the colour-blind tell apart, after Okabe and Ito, seen on white and on black."""
 DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2])
+SIGNS = ("circle", "diamond", "square", "triangle-up")
 MOST_SERIES = len(PALETTE)
 ROWS = alt.NamedData("rows")
 INK = "#333"
@@ -24,19 +25,8 @@ HEIGHT_PX, ROW_PX = 240, 24
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 REGRETS = ("torch_regret_us", "benchmark_regret_us", "guess_regret_us")
 NAMES = (
-    *(
-        "model",
-        "model_at",
-        "algorithm",
-        "layer",
-        "candidate",
-        "convolutions_by",
-        "category",
-        "ceiling",
-        "engine",
-        "bar",
-    ),
-    *("implementation", "verdict"),
+    *("model", "model_at", "algorithm", "series", "layer", "candidate", "convolutions_by", "category", "ceiling"),
+    *("engine", "bar", "implementation", "verdict"),
 )
 """Columns of texts that charts show; the others are numbers."""
 VERDICT_COLOURS = {
@@ -102,8 +92,16 @@ def colour(series: str, domain: Sequence[str], shows_legend: bool = True) -> alt
     """Return the colours of a series; a name has the same one in every chart."""
     colours = [PALETTE[number % MOST_SERIES] for number in range(len(domain))]
     scale = alt.Scale(domain=list(domain), range=colours) if domain else alt.Scale(range=list(PALETTE))
-    legend = alt.Legend(title=None, symbolType="circle", symbolOpacity=1) if shows_legend else None
+    legend = alt.Legend(title=None, symbolOpacity=1) if shows_legend else None
     return alt.Color(series, type="nominal", scale=scale, legend=legend)
+
+
+def sign(series: str, domain: Sequence[str]) -> alt.Shape:
+    """Return the marks of a series, which tell names of one colour apart where they are points."""
+    signs = [SIGNS[number // MOST_SERIES % len(SIGNS)] for number in range(len(domain))]
+    return alt.Shape(
+        series, type="nominal", scale=alt.Scale(domain=list(domain), range=signs), legend=alt.Legend(title=None)
+    )
 
 
 def dash(series: str, domain: Sequence[str]) -> alt.StrokeDash:
@@ -267,7 +265,8 @@ def roofline(domain: Sequence[str]) -> Spec:
         base.transform_filter("isValid(datum.ceiling)").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
     )
     points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=True, size=45, opacity=0.75).encode(
-        color=colour("algorithm", domain), tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
+        color=colour("algorithm", domain), shape=sign("algorithm", domain),
+        tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
     )  # fmt: skip
     return needing(finished(alt.layer(roof, points), 300), "ceiling")
 
@@ -290,7 +289,9 @@ def scatter(x: str, y: str, error: str | None, series: str, domain: Sequence[str
             .encode(y=low, y2="high", color=colour(series, domain))
         )
     layers.append(
-        base.mark_point(filled=True, size=60, opacity=0.9).encode(y=over, color=colour(series, domain), tooltip=shown)
+        base.mark_point(filled=True, size=60, opacity=0.9).encode(
+            y=over, color=colour(series, domain), shape=sign(series, domain), tooltip=shown
+        )
     )
     return needing(finished(alt.layer(*layers)), *([joined] if joined else ()), *([error] if error else ()))
 
@@ -299,7 +300,8 @@ def dots(x: str, y: str, series: str, domain: Sequence[str]) -> Spec:
     """Return a row of points for each name, on a logarithmic axis."""
     chart = alt.Chart(ROWS).mark_point(filled=True, size=60, opacity=0.85).encode(
         x=quantity(alt.X, x, scale=alt.Scale(type="log", nice=False, padding=12)),
-        y=names(y, sort=None), color=colour(series, domain), tooltip=tooltip(y, series, x),
+        y=names(y, sort=None), color=colour(series, domain), shape=sign(series, domain),
+        tooltip=tooltip(y, series, x),
     )  # fmt: skip
     return by_row(chart, y)
 

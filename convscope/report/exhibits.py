@@ -1,75 +1,18 @@
-"""Exhibits of the page: each a table, with the chart of it where there is one, in the order of the views."""
+"""Content of a report: tables of the folders that were read, the exhibits that show them, and their charts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from convscope.report import charts, compared, frames, method, overview, studies
+from convscope.report.catalogue import EXHIBITS, OF_STUDIES, VIEWS, Exhibit
 from convscope.report.charts import Spec
 from convscope.report.folders import Folder, Found
-
-VIEWS = {
-    "overview": "Overview",
-    "scaling": "Scaling",
-    "heat": "Heat map",
-    "layers": "Layers",
-    "roofline": "Roofline",
-    "energy": "Energy",
-    "choice": "Choice",
-    "training": "Training",
-    "inference": "Inference",
-    "conv3d": "3-D",
-    "compare": "Compare",
-    "method": "Method",
-}
-OF_STUDIES = ("training", "inference", "conv3d")
-"""Views that are left out where no folder is of their study."""
-WHERE = ("model", "gpu", "batch", "dtype")
-RUN = (*WHERE, "layout", "math")
-
-
-@dataclass(frozen=True)
-class Exhibit:
-    """One table with its chart.
-
-    Attributes:
-        columns: those of the table that are shown; the others are for charts and filters.
-        needs: a column that must have a value in some row, else `without` says why there is nothing to see.
-        draws: makes the chart of a panel's rows; None for a table alone.
-        panel: the column that has the title of a row's picture.
-        order: the column that rows are sorted by; descending with a "-" before it.
-        at_reference: rows of the reference size alone, where no filter names a size.
-        only: a column that drawn rows need a value in.
-        top: a column, and how many of its values are drawn.
-        rank: the column by whose order the drawn values of `top` are the first; "" is the order of rows.
-        one: a column of which one value is drawn at a time, that of the last row unless a filter names one.
-        has_log: the reader may switch to logarithmic axes.
-    """
-
-    name: str
-    view: str
-    title: str
-    text: str
-    table: str
-    columns: Sequence[str]
-    needs: str = ""
-    without: str = "No run has measured this."
-    draws: Any = None
-    panel: str = "panel"
-    order: str = ""
-    at_reference: bool = False
-    only: str = ""
-    top: tuple[str, int] | None = None
-    rank: str = ""
-    one: str = ""
-    has_log: bool = False
+from convscope.report.tables import compared, frames, method, overview, studies
 
 
 @dataclass(frozen=True)
@@ -109,19 +52,28 @@ def has_rows(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> bool:
 
 
 def _domain(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[str]]:
-    """Return the names that have a colour, by series: in order of how often there are rows of them."""
-    columns = (("passes", "algorithm"), ("work", "category"), ("inference", "engine"), ("conv3d", "implementation"))
-    found = {}
-    for table, name in columns:
-        rows = tables[table]
-        found[name] = sorted(rows[name].dropna().astype(str).unique()) if len(rows) else []
-    return found
+    """Return the names that have a colour, by series, in the order of the alphabet."""
+    columns = {
+        "algorithm": (("passes", "series"), ("layers", "algorithm")), "category": (("work", "category"),),
+        "engine": (("inference", "engine"),), "implementation": (("conv3d", "implementation"),),
+    }  # fmt: skip
+    return {
+        series: sorted(
+            {
+                str(each)
+                for table, name in places
+                if len(tables[table])
+                for each in tables[table][name].dropna().unique()
+            }
+        )
+        for series, places in columns.items()
+    }
 
 
 def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame]:
     """Return all tables by name; of a study without folders an empty one."""
     folders = found.folders
-    marks = frames.repeated(folders)
+    marks = frames.marks(folders)
 
     def gathered(make: Callable[[Folder], pd.DataFrame], chosen: Sequence[Folder] = folders) -> pd.DataFrame:
         rows = frames.together([make(each) for each in chosen])
@@ -129,7 +81,7 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
 
     passes = frames.with_reference(gathered(frames.of_passes))
     if len(passes):
-        passes["panel_of_models"] = overview.without_model(passes)
+        passes["panel_of_models"] = frames.panels(passes, "model")
         passes["panel_of_models"] += passes["run"].map(marks).fillna("")
         passes["model_at"] = passes["model"].astype(str) + " at " + passes["size"].map("{:.0f} px".format)
     layers = _ranked(frames.at_reference(gathered(frames.of_layers), passes))
@@ -168,211 +120,3 @@ def _ranked(layers: pd.DataFrame) -> pd.DataFrame:
     known = known.where(np.isfinite(known) & (known > 0))
     least = known.groupby([layers["panel"], layers["size"], layers["position"]]).transform("min")
     return layers.assign(time_ratio=known / least)
-
-
-def _lines(y: str, error: str, domain: dict[str, list[str]]) -> Spec:
-    return charts.lines("size", y, error, "algorithm", domain["algorithm"])
-
-
-def _heat(ratio: str, value: str, domain: dict[str, list[str]]) -> Spec:
-    return charts.heat("algorithm", "model_at", ratio, value)
-
-
-def _heat_exhibit(name: str, title: str, ratio: str, value: str, without: str = "No run has measured this.") -> Exhibit:
-    text = "Over the best algorithm of the same model, card and size: 1 is the best."
-    columns = (*RUN, "size", "algorithm", value, ratio, "status", "reason")
-    return Exhibit(
-        name, "heat", title, text, "passes", columns, needs=ratio, without=without, draws=partial(_heat, ratio, value),
-        panel="panel_of_models", order="model", at_reference=True, only=ratio,
-    )  # fmt: skip
-
-
-NO_ENERGY = "No run has measured energy: the sensors were off, or there was none."
-EXHIBITS = (
-    Exhibit(
-        "runs", "overview", "What was measured where", "A row for each folder of results that was read.", "runs",
-        ("study", *RUN, "algorithm", "card", "rows", "asked", "not_ok", "state", "error", "began_utc", "ended_utc",
-         *overview.SOFTWARE, "run"), order="began_utc",
-    ),
-    Exhibit(
-        "matrix", "overview", "How complete the matrix is", "Sizes measured of those asked for, all runs together.",
-        "matrix", (*RUN, "algorithm", "asked", "rows", "ok", "done_pct"), needs="done_pct",
-        draws=lambda domain: charts.share("algorithm", "model", "done_pct"), order="model",
-    ),
-    Exhibit(
-        "flags", "overview", "Quality flags", "What a reader of the figures must know, as the rows say it themselves.",
-        "flags", (*WHERE, "algorithm", "size", "flag", "detail", "rows", "run"), needs="flag",
-        without="No row is flagged.",
-    ),
-    Exhibit(
-        "faults", "overview", "Folders with faults", "Damaged or half-finished; what could be read of them is shown.",
-        "faults", ("run", "fault"), needs="fault", without="Every folder could be read.",
-    ),
-    Exhibit(
-        "time", "scaling", "Time against input size",
-        "One pass on the GPU, an algorithm a line; the band is the 95 % interval.", "passes",
-        (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "p95_ms", "eager_ms", "spread_pct", "memory_mib", "status",
-         "reason"),
-        needs="mean_ms", draws=partial(_lines, "mean_ms", "ci95_ms"), only="mean_ms", has_log=True,
-        top=("algorithm", charts.MOST_SERIES), rank="mean_ms",
-    ),
-    Exhibit(
-        "energy-by-size", "scaling", "Energy against input size",
-        "Energy of one pass; the band is two standard deviations.", "passes",
-        (*RUN, "algorithm", "size", "energy_mj", "energy_ci_mj", "power_w", "status", "reason"), needs="energy_mj",
-        without=NO_ENERGY, draws=partial(_lines, "energy_mj", "energy_ci_mj"), only="energy_mj", has_log=True,
-        top=("algorithm", charts.MOST_SERIES), rank="energy_mj",
-    ),
-    _heat_exhibit("heat-time", "Time, model × algorithm", "time_ratio", "mean_ms"),
-    _heat_exhibit("heat-energy", "Energy, model × algorithm", "energy_ratio", "energy_mj", NO_ENERGY),
-    _heat_exhibit("heat-edp", "Energy × time, model × algorithm", "edp_ratio", "edp_mj_ms", NO_ENERGY),
-    _heat_exhibit("heat-memory", "Memory, model × algorithm", "memory_ratio", "memory_mib", "No run measured memory."),
-    Exhibit(
-        "layers", "layers", "Where the time goes, layer by layer",
-        "The slowest layers first. Colour: time over the fastest algorithm of the same layer. "
-        "A layer's name shows that layer alone.",
-        "layers",
-        (*WHERE, "size", "algorithm", "layer", "kernel", "mean_ms", "ci95_ms", "share_pct", "time_ratio", "ran",
-         "kernels", "workspace_mib", "gflop", "moved_mib", "intensity", "tflops", "bound_ms", "of_bound_pct",
-         "energy_mj", "relative_error", "status", "reason"), needs="mean_ms",
-        draws=lambda domain: charts.heat("algorithm", "layer", "time_ratio", "mean_ms", "position"), order="-mean_ms",
-        at_reference=True, only="time_ratio", top=("layer", 20),
-    ),
-    Exhibit(
-        "layer-times", "layers", "Each algorithm by layer", "Time on a logarithmic axis; the slowest layers.", "layers",
-        (*RUN, "size", "algorithm", "layer", "mean_ms", "ci95_ms", "share_pct", "status", "reason"),
-        needs="mean_ms", draws=lambda domain: charts.dots("mean_ms", "layer", "algorithm", domain["algorithm"]),
-        order="-mean_ms", at_reference=True, only="mean_ms", top=("layer", 20),
-    ),
-    Exhibit(
-        "work", "layers", "Where the time goes, by kind of kernel", "All kernels of a pass (on a CPU operators).",
-        "work",
-        (*RUN, "size", "algorithm", "category", "kernel_ms", "kernel_share_pct"), needs="kernel_ms",
-        draws=lambda domain: charts.pieces("kernel_ms", "algorithm", "category", domain["category"]),
-        at_reference=True, only="kernel_ms", order="-kernel_ms",
-    ),
-    Exhibit(
-        "candidates", "layers", "All candidates of a layer",
-        "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the slowest unless "
-        "one is chosen.",
-        "candidates",
-        (*WHERE, "size", "layer", "candidate", "mean_ms", "std_ms", "regret_us", "regret_ci99_us", "workspace_mib",
-         "energy_mj", "relative_error", "kernels", "outcome", "reason"), needs="mean_ms",
-        without="No run has tried several candidates: run_verify.py --choice or --plans does.",
-        draws=lambda domain: charts.bars("mean_ms", "candidate", "std_ms", None, []),
-        order="mean_ms", only="mean_ms", one="layer", top=("candidate", 15),
-    ),
-    Exhibit(
-        "support", "layers", "What each layer can use", "The library's answer for each layer and algorithm.",
-        "support",
-        (*WHERE, "size", "layer", "algorithm", "status", "reason", "same_kernels_as", "workspace_mib",
-         "relative_error", "kernels"), needs="status", without="No run has asked: run_verify.py --support does.",
-    ),
-    Exhibit(
-        "roofline", "roofline", "Layers under the card's ceilings",
-        "Work over bytes, both counted from the layer's shape, against the rate that was reached.", "roofline",
-        (*WHERE, "size", "algorithm", "layer", "ceiling", "intensity", "tflops", "mean_ms", "bound_ms",
-         "of_bound_pct"),
-        needs="tflops", draws=lambda domain: charts.roofline(domain["algorithm"]),
-    ),
-    Exhibit(
-        "power", "energy", "Power against time", "Mean power over the energy window of each pass.", "passes",
-        (*RUN, "algorithm", "size", "mean_ms", "power_w", "status", "reason"), needs="power_w", without=NO_ENERGY,
-        draws=lambda domain: charts.scatter("mean_ms", "power_w", None, "algorithm", domain["algorithm"]),
-        only="power_w", has_log=True,
-    ),
-    Exhibit(
-        "front", "energy", "Time against energy",
-        "At one size; on the dashed front no other algorithm is better in both.", "passes",
-        (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "energy_mj", "energy_ci_mj", "edp_mj_ms", "is_front",
-         "status", "reason"), needs="energy_mj", without=NO_ENERGY,
-        draws=lambda domain: charts.scatter(
-            "mean_ms", "energy_mj", "energy_ci_mj", "algorithm", domain["algorithm"], "is_front"
-        ), at_reference=True, only="energy_mj",
-    ),
-    Exhibit(
-        "choice-passes", "choice", "What pinning would gain",
-        "Whole passes, in rounds that did not pick the fastest: the fastest of each layer put together, and each "
-        "chooser.",
-        "choice_passes",
-        (*RUN, "size", "convolutions_by", "mean_ms", "std_ms", "rounds", "saved_us", "saved_ci99_us", "regret_us",
-         "regret_ci99_us", "energy_mj", "energy_ci_mj"), needs="mean_ms",
-        without="No run has compared choices: run_verify.py --choice or --plans does.",
-        draws=lambda domain: charts.bars("mean_ms", "convolutions_by", "std_ms", None, []), order="mean_ms",
-    ),
-    Exhibit(
-        "picks", "choice", "The best of each layer, and the regret of the choosers",
-        "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the "
-        "legacy heuristic picked.",
-        "picks",
-        (*WHERE, "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest", "smallest_mib",
-         *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"), order="-torch_regret_us",
-        only="torch_regret_us", top=("layer", 15),
-        without="No run has compared choices: run_verify.py --choice or --plans does.",
-    ),
-    Exhibit(
-        "first-passes", "choice", "What the first pass costs", "Search, plans and compilation before the first pass.",
-        "first_passes",
-        (*WHERE, "size", "convolutions_by", "extra_ms", "first_layers_ms", "library_ms", "mean_of_ms", "saved_us",
-         "saved_ci99_us", "pays_after"), needs="extra_ms",
-        without="No run has measured it: run_verify.py --first-call does.",
-    ),
-    Exhibit(
-        "training", "training", "Where the time of a training step goes", "Means over the measured steps.", "training",
-        (*WHERE, "algorithm", "processes", "compiled", "captured", "step_ms", "data_ms", "forward_ms", "backward_ms",
-         "optimizer_ms", "throughput", "memory_mib", "energy_per_sample_mj", "accuracy_pct", "status", "reason"),
-        needs="status", draws=lambda domain: charts.stacked(charts.PHASES, "bar", "time, ms"), only="step_ms",
-        order="batch",
-    ),
-    Exhibit(
-        "epochs", "training", "Accuracy by epoch", "On the held-out images.", "epochs",
-        (*WHERE, "algorithm", "processes", "compiled", "captured", "epoch", "train_loss", "test_loss", "accuracy_pct"),
-        needs="accuracy_pct", draws=lambda domain: charts.lines("epoch", "accuracy_pct", None, "bar", [], "run"),
-        only="accuracy_pct",
-    ),
-    Exhibit(
-        "throughput", "inference", "Throughput against batch size", "Images per second of each engine.", "inference",
-        (*WHERE, "engine", "scenario", "processes", "target_qps", "images_per_s", "latency_ms", "latency_p99_ms",
-         "energy_per_image_mj", "memory_mib", "status", "reason", "remark"), needs="status",
-        draws=lambda domain: charts.lines("batch", "images_per_s", None, "engine", domain["engine"]),
-        only="images_per_s", has_log=True, rank="-images_per_s", top=("engine", charts.MOST_SERIES),
-    ),
-    Exhibit(
-        "latency", "inference", "Latency against batch size", "Of one call of a batch.", "inference",
-        (*WHERE, "engine", "scenario", "latency_ms", "low_ms", "high_ms", "latency_p99_ms", "status"),
-        needs="latency_ms", draws=lambda domain: charts.lines("batch", "latency_ms", None, "engine", domain["engine"]),
-        only="latency_ms", has_log=True, rank="latency_ms", top=("engine", charts.MOST_SERIES),
-    ),
-    Exhibit(
-        "conv3d", "conv3d", "3-D convolutions, layer by layer", "Median time of each implementation.", "conv3d",
-        (*WHERE, "layout", "layer", "kernel", "implementation", "provider", "mean_ms", "low_ms", "high_ms", "tflops",
-         "to_cudnn", "to_torch", "error", "tolerance", "status", "reason"), needs="status",
-        draws=lambda domain: charts.dots("mean_ms", "layer", "implementation", domain["implementation"]),
-        only="mean_ms", top=("implementation", charts.MOST_SERIES), rank="mean_ms",
-    ),
-    Exhibit(
-        "pairs", "compare", "Runs side by side", "Verdicts counted, and in what the two runs differ.", "pairs",
-        ("a", "b", "differ_in", "passes", "layers", "fault"), needs="a",
-        without="No two runs are of the same work: --compare A B names two.",
-    ),
-    Exhibit(
-        "verdicts", "compare", "Change of each size", "How much longer B took than A, with its 95 % interval.",
-        "verdicts",
-        ("a", "b", "model", "algorithm", "size", "a_ms", "b_ms", "change_pct", "low_pct", "high_pct", "a_w", "b_w",
-         "a_mj", "b_mj", "verdict", "reason"), needs="verdict", without="No size of two runs can be compared.",
-        draws=lambda domain: charts.changes(), only="change_pct",
-    ),
-    Exhibit(
-        "methods", "method", "How passes were timed", "Passes by the method that their rows name.", "methods",
-        ("gpu", "timing_method", "passes"), needs="passes", without="No pass was timed.",
-    ),
-    Exhibit(
-        "commands", "method", "Commands", "Each start of each run.", "commands",
-        ("began_utc", "command", "error", "host", "gpu_uuid", "run"), needs="run",
-    ),
-    Exhibit(
-        "environments", "method", "Environments", "Machines and versions, and how many runs had them.", "environments",
-        ("card", "cpu", "python", "torch", "torchvision", "ai3", "driver", "cuda", "cudnn", "triton", "power_limit_w",
-         "ecc", "sm_clock_max_mhz", "host", "git_commit", "runs"), needs="card",
-    ),
-)  # fmt: skip

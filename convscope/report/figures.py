@@ -16,9 +16,11 @@ import vl_convert
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.report import charts, command
+from convscope.report.catalogue import VIEWS, Exhibit
 from convscope.report.charts import Spec
-from convscope.report.exhibits import VIEWS, Content, Exhibit
+from convscope.report.exhibits import Content
 from convscope.report.page import visible
+from convscope.report.tables.frames import records
 from convscope.storage.paths import slug
 from convscope.storage.table import write_atomically
 
@@ -61,29 +63,18 @@ def _drawn(rows: pd.DataFrame, column: str) -> Any:
 
 def _reduced(exhibit: Exhibit, panel: str, rows: pd.DataFrame) -> Picture:
     """Return a picture of one value of `one`, and of the first values of `top`."""
-    remark = ""
     if exhibit.one:
         chosen = rows[exhibit.one].iloc[-1]
         rows, panel = rows[rows[exhibit.one] == chosen], f"{panel} · {chosen}"
-    if exhibit.top:
-        column, most = exhibit.top
-        by = exhibit.rank.removeprefix("-")
-        ranked = rows.sort_values(by, ascending=by == exhibit.rank, kind="stable") if by else rows
-        names = list(dict.fromkeys(ranked[column]))
+    remarks = []
+    for column, most, rank in exhibit.top:
+        by = rank.removeprefix("-")
+        ranked = rows.sort_values(by, ascending=by == rank, kind="stable") if by else rows
+        names = list(dict.fromkeys(ranked[column].dropna()))
         if len(names) > most:
-            rows, remark = rows[rows[column].isin(names[:most])], f"{most} of {len(names)} are drawn"
-    return Picture(exhibit, panel, _records(rows), remark)
-
-
-def _records(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows for a chart; what is no finite number is None."""
-
-    def value(cell: Any) -> Any:
-        if isinstance(cell, np.generic):
-            cell = cell.item()
-        return None if isinstance(cell, float) and not np.isfinite(cell) else cell
-
-    return [{str(name): value(cell) for name, cell in row.items()} for row in rows.to_dict("records")]
+            rows = rows[rows[column].isin(names[:most]) | rows[column].isna()]
+            remarks.append(f"{most} of {len(names)} are drawn")
+    return Picture(exhibit, panel, records(rows), "; ".join(remarks))
 
 
 def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:

@@ -23,9 +23,10 @@ import pandas as pd
 
 from convscope.errors import InputError
 from convscope.report import charts
-from convscope.report.exhibits import VIEWS, Content, Exhibit, has_rows
+from convscope.report.catalogue import VIEWS, Exhibit
+from convscope.report.exhibits import Content, has_rows
 from convscope.report.labels import DIMENSIONS, TITLES, number, title
-from convscope.report.method import EXPLAINED
+from convscope.report.tables.method import EXPLAINED
 from convscope.storage.paths import now_utc
 
 ROWS_STATIC = 25
@@ -126,7 +127,7 @@ def _header(content: Content, name: str) -> str:
         "flags": int(flags[flags["flag"] != "remark"]["rows"].sum()) if len(flags) else 0,
     }
     cards = "".join(f"<li><b>{count:,}</b>{escape(what)}</li>" for what, count in counts.items())
-    warning = "Scripts are off: the tables below are complete in their first rows; filters and pictures need scripts."
+    warning = f"Scripts are off: each table shows its first {ROWS_STATIC} rows; filters and pictures need scripts."
     return (
         f'<header><h1>{escape(name)}</h1>{said}<ul class="cards">{cards}</ul>'
         f'<noscript><p class="no-script">{warning}</p></noscript></header>'
@@ -266,27 +267,15 @@ def _fields(exhibit: Exhibit, content: Content) -> list[str]:
     rows = content.tables[exhibit.table]
     drawn = set(re.findall(r"\w+", json.dumps(content.specs.get(exhibit.name, {}))))
     ruling = {*DIMENSIONS, "layer", "is_reference", exhibit.panel, exhibit.order.removeprefix("-"), exhibit.only}
-    ruling |= {exhibit.one, exhibit.rank.removeprefix("-"), "status", "outcome", *(exhibit.top or ())[:1]}
+    ruling |= {exhibit.one, "status", "outcome"}
+    ruling |= {each for column, _, rank in exhibit.top for each in (column, rank.removeprefix("-"))}
     return [name for name in rows.columns if name in drawn or name in ruling or name in exhibit.columns]
 
 
 def _described(exhibit: Exhibit, fields: Sequence[str], content: Content) -> dict[str, Any]:
     spec = content.specs.get(exhibit.name)
     drawn = set(re.findall(r"\w+", json.dumps(spec)))
-    names = (
-        "name",
-        "view",
-        "title",
-        "table",
-        "panel",
-        "order",
-        "at_reference",
-        "only",
-        "top",
-        "rank",
-        "one",
-        "has_log",
-    )
+    names = ("name", "view", "title", "table", "panel", "order", "at_reference", "only", "top", "one", "has_log")
     return {name: getattr(exhibit, name) for name in names} | {
         "rows": len(content.tables[exhibit.table]),
         "columns": columns_of(exhibit, content.tables),

@@ -6,31 +6,22 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from convscope.cli.parser import OneLineParser, uncollected
 from convscope.report import command
 from convscope.report.exhibits import Content
 from convscope.report.labels import number, title
+from convscope.report.tables.frames import records
 
 NAME = "python -m convscope summary"
 COLUMNS = (
     *("model", "gpu", "batch", "dtype", "math", "layout", "size", "algorithm", "mean_ms", "ci95_ms", "time_ratio"),
-    *("energy_mj", "energy_ci_mj", "memory_mib"),
+    *("energy_mj", "energy_ci_mj", "memory_mib", "replaced_layers", "run"),
 )
 GAINS = (
-    "model",
-    "gpu",
-    "batch",
-    "dtype",
-    "math",
-    "layout",
-    "size",
-    "convolutions_by",
-    "mean_ms",
-    "saved_us",
-    "saved_ci99_us",
+    *("model", "gpu", "batch", "dtype", "math", "layout", "size", "convolutions_by", "mean_ms", "saved_us"),
+    *("saved_ci99_us", "run"),
 )
 
 
@@ -75,23 +66,13 @@ def escaped(value: Any) -> str:
     if value is None or value != value:
         return ""
     text = str(value).replace("&", "&amp;").replace("<", "&lt;")
-    return "".join(f"\\{sign}" if sign in "\\|*_`[]!#" else sign for sign in text)
+    return "".join(f"\\{sign}" if sign in "\\|*_`[]!#~$" else sign for sign in text)
 
 
 def document(content: Content) -> dict[str, Any]:
     """Return what was found for programs; absent figures are null."""
     named = {name: records(content.tables[name]) for name in ("runs", "choice_passes", "flags", "faults")}
     return {"found": list(content.sentences), "passes": records(reference_rows(content)), **named}
-
-
-def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return rows as JSON has them."""
-
-    def value(cell: Any) -> Any:
-        cell = cell.item() if isinstance(cell, np.generic) else cell
-        return None if cell is None or cell != cell or cell in (np.inf, -np.inf) else cell
-
-    return [{str(name): value(cell) for name, cell in row.items()} for row in rows.to_dict("records")]
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -27,7 +27,10 @@ A100 = {"gpu_name": "NVIDIA A100-SXM4-80GB", "gpu_uuid": "GPU-a", "host": "node2
 HOSTILE = '<script>document.title="broken"</script>"\'`&amp;</script><img src=x onerror=alert(1)>\u2028\x1b[31m=cmd|'
 
 
-def profile(results: Path, model: str, algorithm: str, gpu: str = "h200", slower: float = 1.0, **changes: Any) -> Path:
+def profile(
+    results: Path, model: str, algorithm: str, gpu: str = "h200", slower: float = 1.0,
+    environment: Mapping[str, Any] | None = None, **changes: Any,
+) -> Path:  # fmt: skip
     """Write a run at three sizes with two layers, energy and memory; return its folder."""
     factor = ALGORITHMS.get(algorithm, 1.5) * slower
     passes, layers = [], list[LayerRow]()
@@ -49,7 +52,7 @@ def profile(results: Path, model: str, algorithm: str, gpu: str = "h200", slower
                     bytes=10**7, kernels='{"implicit_gemm_kernel": 2}', relative_error=2e-4,
                 )
             )  # fmt: skip
-    card = A100 if gpu == "a100" else {}
+    card = (A100 if gpu == "a100" else {}) | dict(environment or {})
     path = results / "2_quick" / f"{model}_{algorithm.replace(' ', '_')}_{gpu}"
     return compared.written(
         path, passes, layers, card, model=model, algorithm=algorithm, gpu=gpu, input_sizes=SIZES, energy=True
@@ -177,6 +180,7 @@ def hostile(results: Path) -> Path:
             mean_ms=float("nan"),
             percentage=float("inf"),
         ),
+        compared.layer(layer=" +cmd", position=2, model=HOSTILE, algorithm="gemm"),
     ]
     row = OverallRow(
         model=HOSTILE, algorithm="gemm", input_size=64, mean=1.0, std=float("nan"), max=float("inf"),

@@ -13,7 +13,7 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from fakes import reports
 
-from convscope.report.exhibits import VIEWS
+from convscope.report.catalogue import VIEWS
 
 WIDTHS = (390, 768, 1440)
 
@@ -263,6 +263,7 @@ def test_hostile_names_are_shown_and_do_nothing(chromium: Any, hostile_file: Pat
     saved = Path(download.value.path()).read_text()
     tab.context.close()
     assert "\"'=HYPERLINK(" in saved  # no formula for a spreadsheet
+    assert ",' +cmd," in saved
     assert "\n=" not in saved
     assert ",=" not in saved
     assert [url for url in tab.asked if not url.startswith(("file:", "about:", "blob:"))] == []

@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 from fakes import compared, reports
 
-from convscope.report import folders, frames, overview, studies
+from convscope.report import figures, folders
 from convscope.report.exhibits import Content, content
+from convscope.report.tables import frames, overview, studies
 
 
 def shown(path: Path) -> Content:
@@ -101,7 +102,7 @@ def test_ceilings_that_a_study_measured_are_drawn_beside_the_peaks(tmp_path: Pat
     schema = dataclasses.replace(reports.CONV3D, entries={"ceilings": {"copy_gbps": 4000.0, "tflops": {"fp32": 50.0}}})
     reports.write(tmp_path / "conv3d", schema, {"gpu": "h200"}, conv3d=[])
     roof = shown(tmp_path).tables["roofline"]
-    assert roof[roof["ceiling"] == "measured on this card"]["tflops"].max() == 50.0
+    assert roof[roof["ceiling"] == "measured on such a card"]["tflops"].max() == 50.0
 
 
 @pytest.mark.parametrize(
@@ -226,3 +227,77 @@ def test_measured_runs_are_shown_as_their_tables_have_them(measured: Path):
     shares = found.tables["work"].groupby(["algorithm", "size"])["kernel_share_pct"].sum()
     assert shares.tolist() == pytest.approx([100.0] * 4)
     assert overview.device(found.found.folders[0]) == found.tables["runs"]["card"].iloc[0]
+
+
+def test_runs_with_different_versions_are_not_in_one_picture_and_have_ratios_of_their_own(tmp_path: Path):
+    reports.profile(tmp_path, "alexnet", "gemm")
+    reports.profile(tmp_path, "alexnet", "torch", environment={"cudnn": "9.24.0", "driver": "590"})
+    passes = shown(tmp_path).tables["passes"]
+    assert (passes["time_ratio"] == 1.0).all()
+    assert passes["panel"].unique().tolist() == [
+        "alexnet · h200 · batch 1 · float32 (fp32) · nchw · driver 580.159, cuDNN 9.19.0",
+        "alexnet · h200 · batch 1 · float32 (fp32) · nchw · driver 590, cuDNN 9.24.0",
+    ]
+    assert passes["panel_of_models"].nunique() == 2
+
+
+@pytest.mark.parametrize("column", ["fallback_layers", "unsupported_layers"])
+def test_a_pass_in_which_others_ran_some_layers_is_named_so(tmp_path: Path, column: str):
+    reports.profile(tmp_path, "alexnet", "winograd", **{column: 1})
+    found = shown(tmp_path)
+    assert set(found.tables["passes"]["series"]) == {"winograd + others"}
+    assert set(found.tables["passes"]["replaced_layers"]) == {1}
+    assert "winograd + others takes" in found.sentences[0]
+    assert {row["series"] for row in next(figures.pictures(found, ["scaling"])).rows} == {"winograd + others"}
+
+
+def test_what_is_wrong_is_in_the_table_and_not_in_a_picture(tmp_path: Path):
+    reports.profile(tmp_path, "alexnet", "gemm", status="wrong", reason="relative error 0.5")
+    reports.profile(tmp_path, "alexnet", "torch")
+    found = shown(tmp_path)
+    drawn = [each for each in figures.pictures(found, ["scaling", "heat", "energy"]) if each.exhibit.table == "passes"]
+    assert {row["algorithm"] for picture in drawn for row in picture.rows} == {"torch"}
+    assert set(found.tables["passes"]["status"]) == {"wrong", "ok"}
+
+
+def test_times_within_their_intervals_are_no_victory(tmp_path: Path):
+    for algorithm, slower in (("gemm", 1.0), ("implicit gemm", 1.01 / 1.5), ("fft", 2.0)):
+        reports.profile(tmp_path, "alexnet", algorithm, slower=slower)
+    assert (
+        "gemm has the least time, 3 ± 0.06 ms a pass, but not beyond the 95 % intervals of implicit gemm."
+        in shown(tmp_path).sentences[0]
+    )
+
+
+def test_a_time_without_an_interval_is_no_victory(tmp_path: Path):
+    for algorithm, mean_ms in (("gemm", 1.0), ("torch", 2.0)):
+        compared.written(
+            tmp_path / algorithm, [compared.overall(algorithm=algorithm, mean=mean_ms, std=None)], algorithm=algorithm
+        )
+    assert "gemm has the least time, 1 ms a pass, but not beyond" in shown(tmp_path).sentences[0]
+
+
+def test_a_layer_has_its_whole_shape(tmp_path: Path):
+    compared.written(tmp_path / "run", layers=[compared.layer(), compared.layer(position=1, stride="1x1", groups=3)])
+    assert shown(tmp_path).tables["layers"]["shape"].tolist() == [
+        "3 → 64, 11x11, stride 4x4, padding 2x2, of 64x64",
+        "3 → 64, 11x11, padding 2x2, groups 3, of 64x64",
+    ]
+
+
+def test_runs_with_different_versions_of_cudnn_are_compared_neither_unasked_nor_asked(tmp_path: Path):
+    one = reports.profile(tmp_path / "one", "alexnet", "gemm")
+    other = reports.profile(tmp_path / "other", "alexnet", "gemm", environment={"cudnn": "9.24.0"})
+    assert len(shown(tmp_path).tables["pairs"]) == 0
+    (line,) = content(folders.read([tmp_path]), [one, other]).tables["pairs"].to_dict("records")
+    assert line["fault"] == "A and B ran with cuDNN 9.19.0 and 9.24.0: they are not compared"
+
+
+def test_every_picture_has_at_most_eight_series(tmp_path: Path):
+    for number in range(10):
+        reports.profile(tmp_path, "alexnet", f"plan:{number}", slower=1 + number / 10)
+    for picture in figures.pictures(shown(tmp_path), ["scaling", "energy", "roofline"]):
+        names = {row["algorithm"] for row in picture.rows if row["algorithm"]}
+        assert len(names) == 8, picture.exhibit.name
+    by_layer = next(each for each in figures.pictures(shown(tmp_path)) if each.exhibit.name == "layer-times")
+    assert len({row["algorithm"] for row in by_layer.rows}) == 8

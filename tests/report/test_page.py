@@ -17,7 +17,8 @@ from fakes import reports
 
 from convscope.__main__ import main
 from convscope.report import labels, page
-from convscope.report.exhibits import EXHIBITS, VIEWS, Content
+from convscope.report.catalogue import EXHIBITS, VIEWS
+from convscope.report.exhibits import Content
 
 SCRIPT = re.compile(r"<script(?P<of>[^>]*)>(?P<text>.*?)</script>", re.DOTALL)
 

@@ -118,11 +118,11 @@
       rows = rows.filter((row) => values[row] === last);
       name = `${name} · ${last}`;
     }
-    if (exhibit.top) {
-      const [column, most] = exhibit.top, values = cells(exhibit.table, column);
-      const names = [...new Set(inOrder(exhibit, rows, exhibit.rank).map((row) => values[row]))];
+    for (const [column, most, rank] of exhibit.top) {
+      const values = cells(exhibit.table, column);
+      const names = [...new Set(inOrder(exhibit, rows, rank).map((row) => values[row]))].filter((name) => name !== null);
       if (names.length > most) {
-        const kept = new Set(names.slice(0, most));
+        const kept = new Set([null, ...names.slice(0, most)]);
         rows = rows.filter((row) => kept.has(values[row]));
         notes.push(`the first ${most} of ${names.length} are drawn`);
       }
@@ -274,7 +274,7 @@
     const written = (value) => {
       if (value === null || value === undefined) return "";
       if (typeof value !== "string") return String(value);
-      return quoted(/^[=+@\t-]/.test(value) ? `'${value}` : value);  // a sheet would run it as a formula
+      return quoted(/^\s*[=+@\uff1d\uff0b\uff0d\uff20\t-]/.test(value) ? `'${value}` : value);  // a sheet would run it as a formula
     };
     const columns = exhibit.columns.map((name) => cells(exhibit.table, name));
     const lines = exhibit.shown_rows.map((row) => columns.map((column) => written(column[row])).join(","));

@@ -10,7 +10,7 @@ import pandas as pd
 
 from convscope.report.folders import Folder
 from convscope.report.labels import plain
-from convscope.report.overview import device
+from convscope.report.tables.overview import device
 
 EXPLAINED = (
     ("time", "One forward pass on the GPU without the cost of launching it: CUDA events around replays of a captured "

@@ -13,22 +13,26 @@ import pandas as pd
 from convscope.errors import InputError
 from convscope.profiling import compare
 from convscope.report.folders import Folder
-from convscope.report.frames import dimensions
 from convscope.report.labels import plain
+from convscope.report.tables.frames import dimensions
+from convscope.storage.environment import SOFTWARE as ENVIRONMENT
 
 MOST_PAIRS = 12
 SAME = ("model", "algorithm", "batch", "dtype", "math", "layout")
+SOFTWARE = tuple(name for name in ENVIRONMENT if name not in ("gpu_name", "driver"))
+"""Versions in which runs agree that are compared unasked; the card may differ, and the driver of another machine."""
 
 
 def pairs(folders: Sequence[Folder], asked: Sequence[Path] | None) -> list[tuple[Path, Path]]:
-    """Return the runs to compare: those asked for, else neighbours that differ in the card or the start alone."""
+    """Return the runs to compare: those asked for, else neighbours of the same work by the same software."""
     if asked:
         return [(asked[0], asked[1])]
     profiles = [folder for folder in folders if folder.study == "profile"]
     by_work: dict[tuple[Any, ...], list[Path]] = {}
     for folder in profiles:
         found = dimensions(folder)
-        by_work.setdefault(tuple(found[name] for name in SAME), []).append(folder.path)
+        work = [found[name] for name in SAME] + [plain(folder.environment.get(name)) for name in SOFTWARE]
+        by_work.setdefault(tuple(work), []).append(folder.path)
     return [pair for paths in by_work.values() for pair in itertools.pairwise(paths)][:MOST_PAIRS]
 
 
@@ -39,7 +43,7 @@ def of_pairs(chosen: Sequence[tuple[Path, Path]]) -> tuple[pd.DataFrame, pd.Data
         named = {"a": plain(one), "b": plain(other), "panel": f"A {plain(one)}, B {plain(other)}"}
         try:
             a, b = compare.read(one), compare.read(other)
-            found = compare.differences(a, b, across=True)
+            found = _differences(a, b)
             passes = compare.passes(a, b, compare.TOLERANCE_PCT)
             layers = compare.layers(a, b, compare.TOLERANCE_PCT)
         except (InputError, OSError) as error:
@@ -50,6 +54,18 @@ def of_pairs(chosen: Sequence[tuple[Path, Path]]) -> tuple[pd.DataFrame, pd.Data
         model = {"model": plain(a.about["model"]), "algorithm": plain(a.about["algorithm"])}
         rows += [named | model | _row(each) for each in passes]
     return pd.DataFrame(rows), pd.DataFrame(lines)
+
+
+def _differences(a: compare.Result, b: compare.Result) -> compare.Differences:
+    """Return in what two runs differ.
+
+    Raises:
+        InputError: they did different work, or had different versions of cuDNN, whose names stand for different code.
+    """
+    found = compare.differences(a, b, across=True)
+    if versions := found.get("cudnn"):
+        raise InputError(f"A and B ran with cuDNN {' and '.join(map(str, versions))}: they are not compared")
+    return found
 
 
 def _row(found: compare.Comparison) -> dict[str, Any]:

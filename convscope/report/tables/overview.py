@@ -10,8 +10,8 @@ import pandas as pd
 
 from convscope.gpus import slowed_by
 from convscope.report.folders import VERIFICATIONS, Folder, Found, main_table
-from convscope.report.frames import column, dimensions, numeric, renamed, texts, together
 from convscope.report.labels import kernel_names, number, plain
+from convscope.report.tables.frames import column, dimensions, numeric, panels, renamed, texts, together
 
 SOFTWARE = ("driver", "cuda", "cudnn", "torch", "triton", "host", "git_commit")
 CHOSEN_BY_LIBRARY = ("guess", "heuristic a", "heuristic b", "autotune", "torch")
@@ -67,15 +67,7 @@ def completeness(runs: pd.DataFrame) -> pd.DataFrame:
     names = ["model", "gpu", "algorithm", "batch", "dtype", "layout", "math"]
     sums = frame.groupby(names, sort=False, dropna=False)[["asked", "rows", "ok"]].sum().reset_index()
     sums["done_pct"] = 100 * sums["ok"].astype(float) / sums["asked"].astype(float).where(sums["asked"] > 0)
-    return sums.assign(panel=without_model(sums))
-
-
-def without_model(rows: pd.DataFrame) -> list[str]:
-    """Return titles of panels that hold several models: "h200 · batch 1 · float32 (tf32) · nchw"."""
-    records = rows[["gpu", "batch", "dtype", "math", "layout"]].to_dict("records")
-    math = (f" ({row['math']})" if row["dtype"] == "float32" and row["math"] else "" for row in records)
-    pairs = zip(records, math, strict=True)
-    return [f"{row['gpu']} · batch {row['batch']} · {row['dtype']}{of} · {row['layout']}" for row, of in pairs]
+    return sums.assign(panel=panels(sums, "model"))
 
 
 def flags(folders: list[Folder]) -> pd.DataFrame:
@@ -191,16 +183,20 @@ def _best(passes: pd.DataFrame) -> str:
     on_gpu = rows[rows["gpu"] != "cpu"]
     rows = on_gpu if len(on_gpu) else rows
     first = rows.groupby("panel")["algorithm"].nunique().sort_values(ascending=False, kind="stable").index[0]
-    rows = rows[rows["panel"] == first].sort_values("mean_ms")
+    rows = rows[rows["panel"] == first].assign(ci95_ms=numeric(rows, "ci95_ms")).sort_values("mean_ms")
     best, last = rows.iloc[0], rows.iloc[-1]
     doubt = f" ± {best['ci95_ms']:.2g}" if np.isfinite(best["ci95_ms"]) else ""
-    took = f"{number(best['mean_ms'])}{doubt} ms"
-    where = f"Of {first} at {number(best['size'])} px, {best['algorithm']}"
-    if best["algorithm"] == last["algorithm"]:
-        return f"{where} takes {took} a pass."
+    took = f"{number(best['mean_ms'])}{doubt} ms a pass"
+    where = f"Of {first} at {number(best['size'])} px, {best['series']}"
+    if best["series"] == last["series"]:
+        return f"{where} takes {took}."
+    apart = rows["mean_ms"] - best["mean_ms"] > np.hypot(rows["ci95_ms"], best["ci95_ms"])
+    level = rows[~apart]["series"].tolist()[1:]
+    if level:
+        return f"{where} has the least time, {took}, but not beyond the 95 % intervals of {', '.join(level)}."
     torch = rows[rows["algorithm"] == "torch"]
     other = torch.iloc[0] if len(torch) and best["algorithm"] != "torch" else last
-    return f"{where} is fastest with {took} a pass; {other['algorithm']} takes {other['time_ratio']:.3g} times as long."
+    return f"{where} is fastest with {took}; {other['series']} takes {other['time_ratio']:.3g} times as long."
 
 
 def _complete(runs: pd.DataFrame) -> str:

@@ -10,8 +10,8 @@ import pandas as pd
 
 from convscope.gpus import Gpu
 from convscope.report.folders import Folder
-from convscope.report.frames import MIB, card_of, column, dimensions, numeric, panel, peak_tflops, renamed, texts
 from convscope.report.labels import kernel_names, plain
+from convscope.report.tables.frames import MIB, card_of, column, dimensions, numeric, panels, renamed, texts
 
 PICKS = {"torch": "torch_regret_us", "torch benchmark": "benchmark_regret_us", "guess": "guess_regret_us"}
 MOST_EXPANDED = 20_000
@@ -25,7 +25,7 @@ def _of_verification(folder: Folder, rows: pd.DataFrame) -> dict[str, Any]:
     sizes = folder.request.get("input_sizes")
     size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], int) else None
     fused = " · fused" if folder.request.get("fused") else ""
-    return found | {"size": size, "panel": f"{found['panel']} · {size} px{fused}"}
+    return found | {"size": size, "panel": f"{found['panel']} · {size} px{fused} · {folder.study}"}
 
 
 def of_candidates(folder: Folder) -> pd.DataFrame:
@@ -119,7 +119,7 @@ def of_training(folder: Folder) -> pd.DataFrame:
     frame["power_w"] = numeric(rows, "power_mean_w")
     frame["energy_per_sample_mj"] = numeric(rows, "energy_per_sample_j", 1e3)
     frame["memory_mib"] = numeric(rows, "peak_memory_bytes", 1 / MIB)
-    return frame.assign(panel=_panels(frame, with_batch=False), bar=_named(frame))
+    return frame.assign(panel=panels(frame, "batch"), bar=_named(frame))
 
 
 def _named(frame: pd.DataFrame) -> list[str]:
@@ -132,13 +132,6 @@ def _named(frame: pd.DataFrame) -> list[str]:
     return found
 
 
-def _panels(frame: pd.DataFrame, with_batch: bool) -> list[str]:
-    rows = frame[["model", "gpu", "batch", "dtype", "math", "layout"]].to_dict("records")
-    named = (panel({str(name): value for name, value in row.items()}) for row in rows)
-    batches = (f" · batch {row['batch']}" for row in rows)
-    return [text if with_batch else text.replace(batch, "", 1) for text, batch in zip(named, batches, strict=True)]
-
-
 def of_epochs(folder: Folder) -> pd.DataFrame:
     """Return a row for each epoch of each training."""
     rows = folder.tables.get("epochs", pd.DataFrame())
@@ -146,7 +139,7 @@ def of_epochs(folder: Folder) -> pd.DataFrame:
         return pd.DataFrame()
     names = ("epoch", "train_loss", "test_loss", "accuracy_pct", "processes", "compiled", "captured")
     frame = _of_study(folder, rows, {name: name for name in names})
-    return frame.assign(panel=_panels(frame, with_batch=False), bar=_named(frame))
+    return frame.assign(panel=panels(frame, "batch"), bar=_named(frame))
 
 
 def of_inference(folder: Folder) -> pd.DataFrame:
@@ -165,7 +158,7 @@ def of_inference(folder: Folder) -> pd.DataFrame:
     size = folder.request.get("image_size_px")
     frame["size"] = size if isinstance(size, int) else None
     scenarios = frame["scenario"].astype(str).to_list()
-    titles = zip(_panels(frame, with_batch=False), scenarios, strict=True)
+    titles = zip(panels(frame, "batch"), scenarios, strict=True)
     return frame.drop(columns="algorithm").assign(panel=[f"{text} · {scenario}" for text, scenario in titles])
 
 
@@ -183,15 +176,17 @@ def of_conv3d(folder: Folder) -> pd.DataFrame:
     frame["model"] = plain(folder.request.get("params", folder.path.name))
     frame["layout"] = texts(column(rows, "layout"))
     shape = column(rows, "channels").astype(str) + " → " + column(rows, "filters").astype(str)
-    frame["kernel"] = texts(shape + ", " + column(rows, "kernel").astype(str))
+    frame["shape"] = texts(shape + ", " + column(rows, "kernel").astype(str))
     frame["intensity"] = numeric(rows, "flops") / numeric(rows, "bytes")
-    return frame.drop(columns="algorithm").assign(panel=_panels(frame, with_batch=True))
+    return frame.drop(columns="algorithm").assign(panel=panels(frame))
 
 
 def roofline(layers: pd.DataFrame, folders: list[Folder]) -> pd.DataFrame:
     """Return layers at the reference size under ceilings: peaks of their card, and rates that a 3-D study measured."""
     known = (
-        layers[layers["is_reference"] & layers["intensity"].notna() & layers["tflops"].notna()]
+        layers[
+            layers["is_reference"] & (layers["status"] == "ok") & layers["intensity"].notna() & layers["tflops"].notna()
+        ]
         if len(layers)
         else layers
     )
@@ -217,12 +212,13 @@ def _ceilings(card: Gpu | None, rows: pd.DataFrame, measured: Mapping[str, Folde
     """Return name, TFLOP/s and GB/s of the ceilings over a panel's rows."""
     found = []
     if card is not None:
-        found.append((f"peaks ({card.source})", peak_tflops(card, rows), float(card.bandwidth_gbps)))
+        peak_tflops = card.tflops(rows.iloc[0]["dtype"], rows.iloc[0]["math"])
+        found.append((f"peaks ({card.source})", peak_tflops, float(card.bandwidth_gbps)))
     folder = measured.get(str(rows.iloc[0]["gpu"]))
     ceilings = folder.document["ceilings"] if folder else None
     if isinstance(ceilings, dict):
         arithmetic = {"float16": "fp16", "bfloat16": "fp16"}.get(str(rows.iloc[0]["dtype"]), str(rows.iloc[0]["math"]))
         rate, copy = (ceilings.get("tflops") or {}).get(arithmetic), ceilings.get("copy_gbps")
         if isinstance(rate, (int, float)) and isinstance(copy, (int, float)) and rate > 0 and copy > 0:
-            found.append(("measured on this card", float(rate), float(copy)))
+            found.append(("measured on such a card", float(rate), float(copy)))
     return found

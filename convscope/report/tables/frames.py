@@ -6,17 +6,23 @@ An absent figure stays absent. Every row names its run, and what the filters cho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from convscope.gpus import Gpu, by_label, identify
+from convscope.profiling.compare import ENVIRONMENT
 from convscope.report.folders import Folder
-from convscope.report.labels import kernel_names, plain
+from convscope.report.labels import kernel_names, plain, title
+from convscope.storage.environment import PROCESSOR
 
 MIB = 1024.0**2
+COMPARED = (*ENVIRONMENT, *PROCESSOR)
+"""What of the environment must be the same for times to be compared, as `convscope compare` has it."""
+SHAPE = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "in_size",
+         "in_height_px", "in_width_px")  # fmt: skip
 PASS_COLUMNS = {
     "mean": "mean_ms",
     "mean_ci95_ms": "ci95_ms",
@@ -60,21 +66,56 @@ def dimensions(folder: Folder) -> dict[str, Any]:
 
 
 def panel(found: Mapping[str, Any], shape: str = "") -> str:
-    """Return the title of a picture: model, card, batch, data type with its arithmetic, layout."""
+    """Return the title of a picture: model, card, batch, data type with its arithmetic, layout; what is absent is not.
+
+    Without a model in `found` it is that of a picture of several models, without a batch of several batch sizes.
+    """
     math = f" ({found['math']})" if found["dtype"] == "float32" and found["math"] else ""
-    words = found["model"], found["gpu"], f"batch {found['batch']}", found["dtype"] + math, found["layout"], shape
+    batch = found.get("batch")
+    several = "" if batch is None else f"batch {batch}"
+    words = found.get("model"), found["gpu"], several, found["dtype"] + math, found["layout"], shape
     return " · ".join(filter(None, words))
 
 
-def repeated(folders: Sequence[Folder]) -> dict[str, str]:
-    """Return what tells runs of the same work apart in titles of pictures, by run: " · 2_quick", " · 2_quick, run 2".
+def panels(rows: pd.DataFrame, *left_out: str) -> list[str]:
+    """Return the titles of pictures of rows, without the model or the batch where these are left out."""
+    names = [name for name in ("model", "gpu", "batch", "dtype", "math", "layout") if name not in left_out]
+    return [panel({str(name): value for name, value in row.items()}) for row in rows[names].to_dict("records")]
 
-    Else figures of two runs would be drawn as those of one.
+
+def marks(folders: Sequence[Folder]) -> dict[str, str]:
+    """Return what is added to titles of pictures, by run: " · cuDNN 9.19.0", " · 2_quick, run 2".
+
+    Else runs in different environments would be compared, and figures of two runs be drawn as those of one.
     """
+    groups: dict[tuple[str, str], list[Folder]] = {}
+    for folder in folders:
+        groups.setdefault((folder.study, panel(dimensions(folder) | {"model": None})), []).append(folder)
+    found = {run: words for group in groups.values() for run, words in surroundings(group).items()}
+    for run, words in repeated(folders, found).items():
+        found[run] = found.get(run, "") + words
+    return found
+
+
+def surroundings(folders: Sequence[Folder]) -> dict[str, str]:
+    """Return by run that of its environment in which not all of these folders agree: " · cuDNN 9.19.0, driver 580"."""
+    known = {plain(folder.path): folder.environment for folder in folders}
+    differing = [name for name in COMPARED if len({plain(each.get(name)) for each in known.values()}) > 1]
+    words = {run: [f"{title(name)} {plain(each.get(name))}" for name in differing] for run, each in known.items()}
+    return {run: f" · {', '.join(each)}" for run, each in words.items() if each}
+
+
+def repeated(folders: Sequence[Folder], apart: Mapping[str, str]) -> dict[str, str]:
+    """Return what tells runs of the same work in the same environment apart, by run: " · 2_quick, run 2"."""
     groups: dict[tuple[str, ...], list[tuple[str, str, str]]] = {}
     for folder in folders:
         shared, asked = dimensions(folder), folder.request
-        alike = folder.study, shared["panel"], repr(folder.study != "profile" and asked.get("input_sizes"))
+        alike = (
+            folder.study,
+            shared["panel"],
+            apart.get(shared["run"], ""),
+            repr(folder.study != "profile" and asked.get("input_sizes")),
+        )
         own = shared["run"], plain(folder.path.parent.name), shared["algorithm"]
         groups.setdefault((*alike, repr(asked.get("fused"))), []).append(own)
     found = {}
@@ -88,11 +129,21 @@ def repeated(folders: Sequence[Folder]) -> dict[str, str]:
     return found
 
 
-def told_apart(rows: pd.DataFrame, marks: Mapping[str, str]) -> pd.DataFrame:
-    """Return rows whose panels name the run where `repeated` has a mark for it."""
-    if not len(rows) or not marks:
+def records(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return rows as charts and programs read them: what is no finite number is None."""
+
+    def value(cell: Any) -> Any:
+        cell = cell.item() if isinstance(cell, np.generic) else cell
+        return None if isinstance(cell, float) and not np.isfinite(cell) else cell
+
+    return [{str(name): value(cell) for name, cell in row.items()} for row in rows.to_dict("records")]
+
+
+def told_apart(rows: pd.DataFrame, words: Mapping[str, str]) -> pd.DataFrame:
+    """Return rows whose panels say what `marks` has for their runs."""
+    if not len(rows) or not words:
         return rows
-    return rows.assign(panel=rows["panel"] + rows["run"].map(marks).fillna(""))
+    return rows.assign(panel=rows["panel"] + rows["run"].map(words).fillna(""))
 
 
 def column(rows: pd.DataFrame, name: str) -> Any:
@@ -126,11 +177,17 @@ def together(frames: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def of_passes(folder: Folder) -> pd.DataFrame:
-    """Return a row for each input size of a profile."""
+    """Return a row for each input size of a profile.
+
+    The `series` of a pass in which other algorithms ran some layers is not that of the algorithm alone.
+    """
     rows = folder.tables.get("overall", pd.DataFrame())
     if not len(rows):
         return pd.DataFrame()
     frame = renamed(rows, PASS_COLUMNS).assign(**dimensions(folder), size=numeric(rows, "input_size"))
+    replaced = numeric(rows, "fallback_layers").fillna(0) + numeric(rows, "unsupported_layers").fillna(0)
+    frame["replaced_layers"] = replaced.where(replaced > 0)
+    frame["series"] = frame["algorithm"].where(replaced <= 0, frame["algorithm"] + " + others")
     frame["energy_mj"] = numeric(rows, "energy_per_inference_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
     frame["edp_mj_ms"] = frame["energy_mj"] * numeric(rows, "mean")
@@ -144,8 +201,7 @@ def of_layers(folder: Folder) -> pd.DataFrame:
     if not len(rows):
         return pd.DataFrame()
     frame = renamed(rows, LAYER_COLUMNS).assign(**dimensions(folder), size=numeric(rows, "input_size"))
-    channels = rows["in_channels"].astype(str) + " → " + rows["out_channels"].astype(str)
-    frame["kernel"] = texts(channels + ", " + rows["kernel_size"].astype(str))
+    frame["shape"] = shapes(rows)
     frame["ran"] = texts(column(rows, "ran_algorithm"))
     frame["kernels"] = texts(column(rows, "kernels"), kernel_names)
     frame["workspace_mib"] = numeric(rows, "workspace_bytes", 1 / MIB)
@@ -157,7 +213,8 @@ def of_layers(folder: Folder) -> pd.DataFrame:
     frame["tflops"] = flops / time_ms.where(time_ms > 0) / 1e9
     frame["bound_ms"] = np.nan
     if card := card_of(folder):
-        frame["bound_ms"] = np.maximum(flops / (peak_tflops(card, frame) * 1e9), moved / (card.bandwidth_gbps * 1e6))
+        peak_tflops = card.tflops(frame["dtype"].iloc[0], frame["math"].iloc[0])
+        frame["bound_ms"] = np.maximum(flops / (peak_tflops * 1e9), moved / (card.bandwidth_gbps * 1e6))
     frame["of_bound_pct"] = 100 * frame["bound_ms"] / time_ms.where(time_ms > 0)
     return frame
 
@@ -171,12 +228,22 @@ def card_of(folder: Folder) -> Gpu | None:
     return by_label(label) if isinstance(label, str) else None
 
 
-def peak_tflops(card: Gpu, rows: pd.DataFrame) -> float:
-    """Return the card's peak in the arithmetic of a folder's rows."""
-    first = rows.iloc[0]
-    if first["dtype"] != "float32":
-        return card.fp16_tflops
-    return (card.tf32_tflops if first["math"] == "tf32" else None) or card.fp32_tflops
+def shapes(rows: pd.DataFrame) -> Any:
+    """Return the shape of each layer in words: "64 → 128, 3x3, stride 2x2, padding 1x1, of 56x56"."""
+    names = [name for name in SHAPE if name in rows]
+    which = rows.groupby(names, dropna=False, sort=False).ngroup()
+    first = rows[names].assign(which=which).drop_duplicates("which")
+    return which.map({row["which"]: _shape(row) for row in first.to_dict("records")})
+
+
+def _shape(row: Mapping[Hashable, Any]) -> str:
+    known = {str(name): value for name, value in row.items() if value is not None and value == value}
+    height, width = known.get("in_height_px"), known.get("in_width_px")
+    size = known.get("in_size") or (f"{height:.0f}x{width:.0f}" if height and width else "")
+    words = [f"{known.get('in_channels', '?')} → {known.get('out_channels', '?')}", known.get("kernel_size")]
+    usual = {"stride": "1x1", "padding": "0x0", "dilation": "1x1", "groups": "1"}
+    words += [f"{name} {known[name]}" for name, value in usual.items() if str(known.get(name, value)) != value]
+    return plain(", ".join(filter(None, [*map(str, filter(None, words)), f"of {size}" if size else ""])))
 
 
 def of_work(folder: Folder) -> pd.DataFrame:
@@ -188,6 +255,8 @@ def of_work(folder: Folder) -> pd.DataFrame:
     whole = sums.groupby("input_size")["kernel_ms"].transform("sum")
     frame = sums.rename(columns={"input_size": "size"}).assign(**dimensions(folder))
     frame["category"] = texts(frame["category"])
+    series = of_passes(folder)
+    frame["series"] = frame["size"].map(dict(zip(series["size"], series["series"], strict=True)) if len(series) else {})
     frame["kernel_share_pct"] = 100 * frame["kernel_ms"] / whole.where(whole > 0)
     return frame
 

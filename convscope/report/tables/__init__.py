@@ -1,0 +1,1 @@
+"""Tables of the report, made from the tables of all folders: passes, layers, other studies, runs, pairs, methods."""
