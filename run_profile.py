@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
 from convscope.convolution.names import KINDS, MODELS, check_model, listed, takes_usual_sizes, with_arguments
-from convscope.storage.paths import SIZES_BY_STAGE, STAGES
+from convscope.storage.paths import RESULTS, SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
     from convscope.pinning.document import Pins
@@ -195,7 +195,9 @@ def _profile_each(runs: Sequence[Run], options: argparse.Namespace, stop: StopSi
 
 def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: StopSignal) -> int:
     """Measure one run into a folder, None for its own under `results/`; return the exit code."""
-    from convscope.profiling.report import results_table, work_line
+    from convscope.cli import terminal
+    from convscope.profiling.comparison import earlier
+    from convscope.profiling.report import beside_earlier, pictures, results_table, work_line
     from convscope.profiling.rows import profile_store
     from profiler import UnifiedProfiler
 
@@ -212,6 +214,7 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
     folder = folder or str(profiler.folder)
     if line := work_line(profile_store(folder, profiler.request.stem).read("work")):
         print(line)
+    terminal.write([*pictures(overall, layers), *beside_earlier(earlier.compared(Path(folder), RESULTS))])
     print(f"results: {folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")

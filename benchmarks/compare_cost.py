@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.convolution.layer import Layer
-from convscope.profiling import compare
+from convscope.profiling.comparison import compare
 from convscope.profiling.request import Run
 from convscope.profiling.rows import SCHEMA, SCHEMA_VERSION, LayerRow, OverallRow
 from convscope.storage.paths import slug

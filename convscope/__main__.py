@@ -12,7 +12,7 @@ from convscope.errors import InputError
 # Each command: its module, imported when it is asked for, with `main(arguments) -> exit code`; what it does.
 COMMANDS = {
     "status": ("cluster.status", "what is done, queued, running, failed"),
-    "compare": ("profiling.compare", "two runs side by side, a verdict for each row"),
+    "compare": ("profiling.comparison.compare", "two runs side by side, a verdict for each row"),
     "report": ("report.command", "what runs found, as one HTML page"),
     "figures": ("report.figures", "the same as PDF, SVG and PNG for a paper"),
     "summary": ("report.summary", "the same in a few lines of Markdown, or JSON"),

@@ -39,7 +39,8 @@ MODULES = {
     "convolution": "roofline tolerance",
     "inference/serving": "search simulation",
     "power": "energy sampler",
-    "profiling": "compare judgement measurement",
+    "profiling": "measurement",
+    "profiling/comparison": "compare judgement",
     "storage": "environment files lock mending paths schema store table",
     "timing": "completions layer_times summary",
     "verification": "choice support verdict",
@@ -48,7 +49,7 @@ MORE_TESTS = {
     "cluster/progress": "cluster/test_status* cluster/test_hostile_results*",
     "convolution/roofline": "convolution/test_hardware_limit*",
     "power": "power/test_meter*",
-    "profiling/judgement": "profiling/test_compare*",
+    "profiling/comparison": "profiling/test_compare* profiling/test_judgement*",
     "storage": "storage/test_cells* storage/test_damage* storage/test_starts* storage/test_store*",
     "storage/environment": "",
     "storage/lock": "",
@@ -142,7 +143,7 @@ def meaning(source: str) -> str | None:
 
 def tests_of(module: str) -> list[str]:
     """Return the files with a module's tests: exact numbers first, which kill fastest, then its others, then more."""
-    package, name = module.split("/")
+    package, _, name = module.rpartition("/")
     more = MORE_TESTS.get(module, MORE_TESTS.get(package, "")).split()
     patterns = (f"{package}/test_{name}_*", f"{package}/test_{name}", *more)
     return list(dict.fromkeys(str(path) for one in patterns for path in sorted(Path("tests").glob(f"{one}.py"))))

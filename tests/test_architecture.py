@@ -24,7 +24,7 @@ BELOW_STUDIES = frozenset(LAYERS[: LAYERS.index("profiling")])
 # What imports less than all that stands before it; entries with a dot are single modules.
 NARROWER = {
     "planning": {*BELOW_STUDIES, "profiling"},
-    "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.judgement", "atlas.rows"},
+    "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.comparison.judgement", "atlas.rows"},
     "pinning.pinned": {*LAYERS, "pinning"},
     "pinning.planned": {*LAYERS, "pinning"},
     "training": BELOW_STUDIES,
@@ -36,13 +36,13 @@ NARROWER = {
     "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
     "report": {
-        *("storage", "cli", "dataset", "prediction", "profiling.compare"),
+        *("storage", "cli", "dataset", "prediction", "profiling.comparison.compare"),
         *(f"{study}.rows" for study in STUDIES),
     },
 }
 WITHOUT_TORCH = (
     *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
-    *("pinning.command", "convolution.names", "profiling.compare", "profiling.preflight", "profiling.request"),
+    *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
 )
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")

@@ -9,6 +9,7 @@ import sys
 _LOOK_ALIKE = {
     "±": "+-", "×": "x", "·": "*", "…": "...", "µ": "u", "−": "-", "–": "-", "²": "^2", "³": "^3",
     "√": "sqrt", "Σ": "sum", "✓": "yes", "✗": "no",
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-~=+*#", strict=True)), **dict.fromkeys("▏▎▍▌", ""), **dict.fromkeys("▋▊▉", "#"),
 }  # fmt: skip
 
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convscope import slurm
-from convscope.cli import display
+from convscope.cli import display, terminal
 from convscope.cli.display import or_dash
 from convscope.cli.parser import OneLineParser, note_by, one_line, reader_has_gone
+from convscope.cli.terminal import LiveTable, Piece, bar
 from convscope.cluster import advice, history, progress
 from convscope.cluster.advice import Row
 from convscope.cluster.standing import OPEN, STATES, TROUBLED, Standing, Survey, survey
@@ -31,27 +31,42 @@ FAILED = 1
 STILL_OPEN = 3
 """The exit code while something is queued or running, and nothing failed."""
 INTERRUPTED = 130
+SHOWN_FIRST = ("failed", "stale", "stopped", "running", "queued", "done")
+STYLES = {"failed": "red", "stale": "red", "stopped": "yellow", "running": "cyan", "queued": "dim", "done": "green"}
+BAR_SIGNS = 8
 _SECONDS = (1.0, 86400.0)
 
 
 def table(found: Survey) -> str:
     """Return a line a combination, a column a stage; below it the failures, and the commands that submit them again."""
-    standings = found.standings
+    stages, rows = _by_combination(found.standings)
+    lines = [_line(row, stages, rows[row]) for row in sorted(rows, key=str)]
+    return "\n".join(
+        [
+            display.table(_header(stages), lines, all_left=True),
+            "",
+            _counts(found.standings),
+            *(one_line(line) for line in _remarks(found)),
+            *_again(found.standings),
+        ]
+    )
+
+
+def _by_combination(standings: Sequence[Standing]) -> tuple[list[str], dict[Row, dict[str, Standing]]]:
+    """Return the stages that there are, and the standings by combination and stage."""
     rows: dict[Row, dict[str, Standing]] = {}
     for each in standings:
         rows.setdefault(advice.row_of(each.progress), {})[each.progress.stage] = each
-    stages = [stage for stage in STAGES if any(each.progress.stage == stage for each in standings)]
-    lines = [_line(row, stages, rows[row]) for row in sorted(rows, key=str)]
+    return [stage for stage in STAGES if any(each.progress.stage == stage for each in standings)], rows
+
+
+def _header(stages: Sequence[str]) -> tuple[str, ...]:
+    return ("combination", *stages, "fallback", "throttled")
+
+
+def _counts(standings: Sequence[Standing]) -> str:
     counts = Counter(each.state for each in standings)
-    return "\n".join(
-        [
-            display.table(("combination", *stages, "fallback", "throttled"), lines, all_left=True),
-            "",
-            ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state]),
-            *(one_line(line) for line in _remarks(found)),
-            *_again(standings),
-        ]
-    )
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
 
 def _line(row: Row, stages: Sequence[str], by_stage: dict[str, Standing]) -> tuple[str, ...]:
@@ -83,6 +98,27 @@ def _again(standings: Sequence[Standing]) -> list[str]:
     if any(each.bad_input for each in standings):
         lines += ["", f"bad input is not offered again: correct the command; ./{NAME} --forget takes it off this list"]
     return lines
+
+
+def draw(screen: LiveTable, found: Survey, seconds: float) -> None:
+    """Draw the table in place, with colours and bars: what fails or runs comes first, for a screen may be short."""
+    stages, rows = _by_combination(found.standings)
+    order = {state: at for at, state in enumerate(SHOWN_FIRST)}
+    ranked = sorted(rows, key=lambda row: (min(order[each.state] for each in rows[row].values()), str(row)))
+    lines = []
+    for row in ranked:
+        name, *cells, fallback, throttled = _line(row, stages, rows[row])
+        pieces = [_with_bar(cell, rows[row].get(stage)) for stage, cell in zip(stages, cells, strict=True)]
+        lines.append([Piece(name), *pieces, Piece(fallback), Piece(throttled)])
+    looked = f"looked at {now_utc()}, every {seconds:g} s; Ctrl-C ends"
+    screen.show(_header(stages), lines, [[Piece(_counts(found.standings), "bold")], [Piece(looked, "dim")]])
+
+
+def _with_bar(cell: str, of: Standing | None) -> Piece:
+    if of is None:
+        return Piece(cell)
+    done = bar(of.progress.done / max(1, of.progress.expected), BAR_SIGNS).ljust(BAR_SIGNS)
+    return Piece(f"{done} {cell}", STYLES.get(of.state, ""))
 
 
 def as_json(standings: Sequence[Standing]) -> str:
@@ -124,6 +160,30 @@ def main(
     With --watch again and again until nothing is queued or running any more; with --wait only then.
     """
     options = _parser().parse_args(arguments)
+    if not (options.watch and not options.json and terminal.is_terminal()):
+        return _watch(options, results, run_command, sleep, _show)
+    last: list[tuple[Survey, int]] = []
+    with LiveTable() as screen:
+
+        def show(found: Survey, total: int, options: argparse.Namespace) -> bool:
+            last[:] = [(found, total)]
+            draw(screen, found, options.watch)
+            return not reader_has_gone()
+
+        code = _watch(options, results, run_command, sleep, show)
+    if last:  # what stays when the screen has gone
+        _show(*last[0], options)
+    return code
+
+
+def _watch(
+    options: argparse.Namespace,
+    results: Path,
+    run_command: slurm.RunCommand,
+    sleep: Callable[[float], None],
+    show: Callable[[Survey, int, argparse.Namespace], bool],
+) -> int:
+    """Look once, or again and again, and show what was found; return the exit code of the latest look."""
     code = INTERRUPTED
     try:
         while True:
@@ -132,7 +192,7 @@ def main(
             if options.forget:
                 return _forget(found.standings)
             code, is_open = exit_code(found.standings), any(each.state in OPEN for each in found.standings)
-            if not (options.wait and is_open) and not _show(found, len(every.standings), options):
+            if not (options.wait and is_open) and not show(found, len(every.standings), options):
                 return code
             if not (options.watch or options.wait) or not is_open:
                 return code
@@ -150,15 +210,11 @@ def _show(found: Survey, total: int, options: argparse.Namespace) -> bool:
         text = text if options.json else "\n".join([why, *map(one_line, _remarks(found))])
         if options.json:
             note_by(NAME)(why)
-    print(f"\033[H\033[2J{text}" if _clears(options) else text, flush=True)
+    print(text, flush=True)
     if options.json:
         for remark in found.skipped:
             note_by(NAME)(f"skipped: {remark}")
     return not reader_has_gone()
-
-
-def _clears(options: argparse.Namespace) -> bool:
-    return bool(options.watch) and not options.json and sys.stdout is not None and sys.stdout.isatty()
 
 
 def _forget(standings: Sequence[Standing]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from convscope.atlas.rows import OK
 from convscope.errors import InputError
 from convscope.pinning.document import SETTINGS, STACK, Pin, Pins
-from convscope.profiling.judgement import Estimate, change, verdict
+from convscope.profiling.comparison.judgement import Estimate, change, verdict
 
 TOLERANCE_PCT = 5.0
 LESS_EXACT = 4.0

@@ -11,8 +11,11 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import or_dash, table
+from convscope.cli.display import interval_or_dash, or_dash, table
+from convscope.cli.parser import one_line
+from convscope.cli.terminal import Line, Piece, bar, spark
 from convscope.power.sensor_test import SensorReport
+from convscope.profiling.comparison.earlier import Earlier
 from convscope.profiling.request import Run
 from convscope.profiling.rows import OverallRow
 from convscope.storage.environment import Environment
@@ -21,6 +24,8 @@ from convscope.storage.table import write_atomically
 from convscope.timing.shares import shares_pct
 
 SHARE_LEAST_PCT = 0.5
+SLOWEST, BAR_SIGNS = 5, 24
+STYLES = {"slower": "red", "faster": "green", "ambiguous": "yellow"}
 
 
 def log_header(run: Run, environment: Environment, command: Sequence[str]) -> str:
@@ -79,6 +84,59 @@ def work_line(work: pd.DataFrame) -> str:
     times_ms: list[tuple[str, float]] = list(zip(work["category"], work["kernel_ms"], strict=True))
     shares = [f"{kind} {share:.0f} %" for kind, share in shares_pct(times_ms).items() if share >= SHARE_LEAST_PCT]
     return f"work: {', '.join(shares)}" if shares else ""
+
+
+def pictures(overall: pd.DataFrame, layers: pd.DataFrame) -> list[Line]:
+    """Return a line of the times over the sizes, one of the energy, and the slowest layers of the largest with bars."""
+    ok = overall[(overall["status"] == "ok") & overall["mean"].notna()].sort_values("input_size")
+    if ok.empty:
+        return []
+    lines = _trend(ok, "time, ms", "mean", 1.0) + _trend(ok, "energy, mJ", "energy_per_inference_j", 1e3)
+    size = ok["input_size"].iloc[-1]
+    slowest = layers[(layers["input_size"] == size) & (layers["status"] == "ok")].dropna(subset=["mean_ms"])
+    slowest = slowest.sort_values("mean_ms", ascending=False).head(SLOWEST)
+    if slowest.empty:
+        return lines
+    width = max(len(name) for name in slowest["layer"].map(one_line))
+    lines.append([Piece(f"slowest layers at {size} px, ms (% of the pass)", "bold")])
+    for row in slowest.to_dict("records"):
+        filled = bar(row["mean_ms"] / slowest["mean_ms"].iloc[0], BAR_SIGNS).ljust(BAR_SIGNS)
+        figures = f"  {row['mean_ms']:.3f} ({or_dash(row['percentage'], '.0f', ' %')})"
+        lines.append([Piece(f"  {one_line(row['layer']).ljust(width)}  "), Piece(filled, "cyan"), Piece(figures)])
+    return lines
+
+
+def _trend(ok: pd.DataFrame, name: str, column: str, factor: float) -> list[Line]:
+    """Return a column over the sizes as a sparkline between its first and last figure; nothing for fewer than three."""
+    known = ok[["input_size", column]].dropna()
+    if len(known) < 3:
+        return []
+    first, last = (f"{known[column].iloc[at] * factor:.4g} at {known['input_size'].iloc[at]} px" for at in (0, -1))
+    signs = spark([float(value) for value in ok[column]])
+    return [[Piece(f"{name}: {first} "), Piece(signs, "cyan"), Piece(f" {last}")]]
+
+
+def beside_earlier(found: Earlier) -> list[Line]:
+    """Return a line for each earlier run of the model beside this one, with the verdict; those not compared last."""
+    lines: list[Line] = []
+    if found.runs:
+        header = ("earlier run", "algorithm", "all sizes", "at", "then, ms", "now, ms", "change, %", "95 % interval")
+        cells = [
+            (str(each.path), each.algorithm, each.verdicts, f"{each.last.input_size} px",
+             or_dash(each.last.a_ms, ".4f"), or_dash(each.last.b_ms, ".4f"), or_dash(each.last.change_pct, "+.1f"),
+             interval_or_dash(each.last.low_pct, each.last.high_pct, "+.1f"))
+            for each in found.runs
+        ]  # fmt: skip
+        titled = table(header, cells, all_left=True).splitlines()
+        title, *rows = (row.ljust(max(map(len, titled))) for row in titled)
+        lines = [[Piece(f"{title}  verdict", "bold")]]
+        for each, row in zip(found.runs, rows, strict=True):
+            said = ": ".join(filter(None, (each.last.verdict, each.last.reason)))
+            lines.append([Piece(f"{row}  "), Piece(said, STYLES.get(each.last.verdict, ""))])
+    if found.elsewhere:
+        runs = f"{found.elsewhere} earlier run{'s' if found.elsewhere > 1 else ''}"
+        lines.append([Piece(f"not compared: {runs} of this model in another environment", "dim")])
+    return lines
 
 
 def sensor_report(report: SensorReport) -> str:

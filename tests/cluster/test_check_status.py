@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -79,3 +80,29 @@ def test_ctrl_c_ends_a_watch_without_a_traceback(tmp_path: Path):
         time.sleep(0.3)
         run.send_signal(signal.SIGINT)
         assert (run.stderr.read(), run.wait()) == ("", 3)
+
+
+def test_a_watch_on_a_terminal_is_a_live_table_and_leaves_the_last_one_behind(tmp_path: Path):
+    note(tmp_path, "started", job="local-1")
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "LINES": "30"}
+    command = [sys.executable, "-c", MAIN, str(tmp_path), "--watch"]
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=theirs, stderr=subprocess.PIPE) as run:
+        os.close(theirs)
+        said = ""
+        while "Ctrl-C ends" not in said:
+            said += os.read(ours, 65536).decode()
+        run.send_signal(signal.SIGINT)
+        try:
+            while block := os.read(ours, 65536):
+                said += block.decode()
+        except OSError:  # it has ended
+            pass
+        assert run.stderr is not None
+        assert (run.stderr.read(), run.wait()) == (b"", 3)
+    os.close(ours)
+    live, _, left = said.partition("\x1b[?1049l")
+    assert "every 10 s" in live
+    assert "running" in live
+    assert left.partition("combination")[2].count("running") == 2  # its line, and the number of them
+    assert "every 10 s" not in left

@@ -13,7 +13,7 @@ from fakes import run
 from fakes.compared import GPU, LAYER, PASS, layer, overall, written
 
 from convscope.errors import InputError
-from convscope.profiling import compare
+from convscope.profiling.comparison import compare
 from convscope.profiling.rows import LayerRow, OverallRow, profile_store
 from convscope.timing.summary import half_width_ms
 

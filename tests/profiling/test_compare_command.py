@@ -13,7 +13,7 @@ from fakes.compared import layer, overall, written
 
 from convscope.__main__ import main
 from convscope.errors import InputError
-from convscope.profiling import compare
+from convscope.profiling.comparison import compare
 
 
 def test_another_algorithm_is_a_comparison_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -109,5 +109,5 @@ def test_a_tolerance_that_is_none_is_one_line_and_exit_code_2(
 
 
 def test_comparing_needs_no_pytorch():
-    code = "import sys; from convscope.profiling import compare; sys.exit('torch' in sys.modules)"
+    code = "import sys; from convscope.profiling.comparison import compare; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

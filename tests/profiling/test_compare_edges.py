@@ -11,8 +11,8 @@ import pytest
 from fakes import ENVIRONMENT, LAYER_ROW, OVERALL, run
 
 from convscope.errors import InputError
-from convscope.profiling import compare
-from convscope.profiling.compare import Comparison, Result
+from convscope.profiling.comparison import compare
+from convscope.profiling.comparison.compare import Comparison, Result
 from convscope.profiling.rows import LayerRow, OverallRow, profile_store
 
 ABOUT = {

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from fakes import LAYER_ROW, OVERALL
 
-from convscope.profiling import judgement
-from convscope.profiling.judgement import Change, Estimate
+from convscope.profiling.comparison import judgement
+from convscope.profiling.comparison.judgement import Change, Estimate
 from convscope.profiling.rows import OverallRow
 
 # Quantiles of Student's distribution at 97.5 %, by degrees of freedom (any table).

@@ -13,8 +13,9 @@ from torch import nn
 
 import run_profile
 from convscope.errors import InputError
-from convscope.profiling import compare, listing
+from convscope.profiling import listing
 from convscope.profiling.bench import Bench, is_finite
+from convscope.profiling.comparison import compare
 from convscope.profiling.request import make_run, run_elsewhere
 from profiler import UnifiedProfiler
 

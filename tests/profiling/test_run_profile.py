@@ -69,12 +69,15 @@ def test_a_run_whose_output_is_no_terminal_logs_a_header_and_a_line_a_size_then_
     assert [line.split(":")[0] for line in lines[:5]] == ["command", "CPU", "versions", "commit", "sizes"]
     assert lines[4] == "sizes: 1, 64 px, batch 1, fp32"
     assert re.fullmatch(r"1/1  64 px  \d+\.\d\d ms  (-|\d+ W)", lines[5])
-    header, line, work, where = lines[6:]
+    header, line, work, slowest, *bars, where = lines[6:]
     assert header.split()[:4] == ["size", "mean", "±", "std,"]
     assert line.split()[0] == "64"
     assert line.count(" %)") == 3
     assert re.match(r"work: (\w+( \w+)? \d+ %, )*convolution \d+ %", work)
+    assert slowest == "slowest layers at 64 px, ms (% of the pass)"
+    assert all(re.fullmatch(r"  [\w.]+ +[█▏▎▍▌▋▊▉]+ +\d+\.\d{3} \(\d+ %\)", bar) for bar in bars)
     assert where == f"results: {tmp_path}"
+    assert "\x1b" not in printed.out
     assert printed.err == ""
 
 

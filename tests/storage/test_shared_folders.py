@@ -17,7 +17,7 @@ from fakes.killing import Victims, assert_whole, mount_namespaces
 
 from convscope.cli.display import Figures
 from convscope.errors import InputError
-from convscope.profiling import compare
+from convscope.profiling.comparison import compare
 from convscope.profiling.rows import profile_store
 from convscope.storage import lock, mending, table
 from convscope.storage.store import Store

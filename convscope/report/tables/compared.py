@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from convscope.errors import InputError
-from convscope.profiling import compare
+from convscope.profiling.comparison import compare
 from convscope.report.folders import Folder
 from convscope.report.labels import plain
 from convscope.report.tables.frames import dimensions

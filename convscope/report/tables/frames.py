@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from convscope.gpus import Gpu, by_label, identify
-from convscope.profiling.compare import ENVIRONMENT
+from convscope.profiling.comparison.compare import ENVIRONMENT
 from convscope.report.folders import Folder
 from convscope.report.labels import kernel_names, plain, title
 from convscope.storage.environment import PROCESSOR

@@ -21,8 +21,8 @@ from typing import Any
 from convscope.cli.display import interval_or_dash, or_dash, table
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
-from convscope.profiling import judgement
-from convscope.profiling.judgement import estimate, verdict
+from convscope.profiling.comparison import judgement
+from convscope.profiling.comparison.judgement import estimate, verdict
 from convscope.profiling.rows import SCHEMA, LayerRow, OverallRow, Row, profile_store
 from convscope.storage import paths
 from convscope.storage.environment import ORIGIN, PROCESSOR, SOFTWARE
@@ -88,8 +88,8 @@ class Comparison:
     b_j: float | None = None
 
 
-def read(path: Path | str) -> Result:
-    """Read one folder of results.
+def read(path: Path | str, with_layers: bool = True) -> Result:
+    """Read one folder of results, on request without the rows of its layers.
 
     Raises:
         InputError: it is not one, cannot be read, or has no row yet.
@@ -100,7 +100,7 @@ def read(path: Path | str) -> Result:
         raise InputError(f"{path} has no run.json: give the folder of a run, like results/2_quick/vgg16_gemm_h200")
     run = document["run"]
     store = profile_store(path, f"{slug(run['model'])}_{slug(run['algorithm'])}")
-    rows = store.objects("overall", "layers")
+    rows = store.objects("overall", *(("layers",) if with_layers else ()))
     if not rows["overall"]:
         name = store.files.table("overall").name
         raise InputError(f"{path} has no row in {name}: wait until its run has measured a size")
@@ -112,7 +112,7 @@ def read(path: Path | str) -> Result:
         | {"device_type": str(run.get("device", "")).split(":")[0]}
         | _origins(rows["overall"]),
         {row.input_size: row for row in rows["overall"]},
-        {(row.input_size, row.position): row for row in rows["layers"]},
+        {(row.input_size, row.position): row for row in rows.get("layers", ())},
     )
 
 
