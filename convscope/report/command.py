@@ -10,6 +10,7 @@ from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.report import folders
 from convscope.report.exhibits import Content, content
+from convscope.report.labels import several
 from convscope.report.page import Bundle, html
 from convscope.storage.paths import RESULTS
 from convscope.storage.table import write_atomically
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         raise InputError(f"cannot write {options.output} ({error.strerror}): choose another file with -o") from None
     for fault in found.found.faults:
         print(one_line(f"{fault.path}: {fault.what}"))
-    print(one_line(f"{options.output}: {len(found.found.folders)} runs, {len(text.encode()) / 1e6:.1f} MB"))
+    print(one_line(f"{options.output}: {several(len(found.found.folders), 'run')}, {len(text.encode()) / 1e6:.1f} MB"))
     return 0
 
 

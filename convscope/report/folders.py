@@ -109,6 +109,9 @@ def _candidates(root: Path) -> Iterator[Path]:
 
 
 def _read_folder(path: Path, found: Found) -> None:
+    if odd := _no_file(path):
+        found.faults.append(Fault(path, f"{odd} is no file: nothing of this folder is read"))
+        return
     try:
         study = _study(path)
         schema = schema_of(study)
@@ -126,6 +129,12 @@ def _read_folder(path: Path, found: Found) -> None:
     if main in tables and not len(tables[main]):
         found.faults.append(Fault(path, f"no row in {main} yet: its run has measured nothing, or nothing else"))
     found.folders.append(Folder(path, study, document, tables))
+
+
+def _no_file(path: Path) -> str:
+    """Return the name of a description or table that is none, such as a pipe that nobody writes to; "" for none."""
+    names = [each.name for each in path.iterdir() if each.suffix in (".json", ".csv") and not each.is_file()]
+    return min(names, default="")
 
 
 def _study(path: Path) -> str:

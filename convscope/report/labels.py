@@ -135,6 +135,11 @@ def number(value: Any) -> str:
     return f"{number:.4g}" if abs(number) >= 1e-3 else f"{number:.2e}"
 
 
+def several(count: float, noun: str) -> str:
+    """Return a number with its noun: "1 run", "3 runs"."""
+    return f"{count:,.0f} {noun}" + ("" if count == 1 else "s")
+
+
 def kernel_names(cell: Hashable) -> str:
     """Return a cell with names and counts of kernels in words: "3 × implicit_gemm, nchwToNhwc"."""
     if not isinstance(cell, str):

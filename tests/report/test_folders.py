@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,16 @@ def test_tables_without_a_description_are_a_fault(tmp_path: Path):
     assert folders.read([tmp_path]).faults[0].what.startswith("tables without a run.json")
 
 
+@pytest.mark.parametrize("name", ["run.json", "alexnet_gemm_layers.csv"])
+def test_a_named_pipe_in_the_place_of_a_file_is_a_fault_and_nobody_waits_for_it(tmp_path: Path, name: str):
+    path = reports.profile(tmp_path, "alexnet", "gemm") / name
+    path.unlink()
+    os.mkfifo(path)
+    found = folders.read([tmp_path])
+    assert [fault.what for fault in found.faults] == [f"{name} is no file: nothing of this folder is read"]
+    assert found.folders == []
+
+
 def test_a_newer_version_is_a_fault(tmp_path: Path):
     path = reports.profile(tmp_path, "alexnet", "gemm")
     document = json.loads((path / "run.json").read_text())
@@ -85,7 +96,7 @@ def test_a_model_whose_name_is_longer_than_a_file_name_is_a_fault(tmp_path: Path
     assert folders.read([tmp_path]).faults[0].what == "File name too long"
 
 
-@pytest.mark.parametrize("odd", [None, [], {}, -5, True, [None], "\u202e<b>"], ids=repr)
+@pytest.mark.parametrize("odd", [None, [], {}, -5, True, [None], 10**400, "\u202e<b>"], ids=lambda odd: repr(odd)[:9])
 def test_odd_settings_of_a_run_break_no_page(tmp_path: Path, odd: object):
     path = reports.atlas(tmp_path)
     document = json.loads((path / "run.json").read_text())

@@ -110,7 +110,7 @@ def test_ceilings_that_a_study_measured_are_drawn_beside_the_peaks(tmp_path: Pat
     [
         ({"throttle_reasons": "power cap, thermal"}, "throttled", "thermal"),
         ({"fallback_layers": 3}, "fallback", "3 layers"),
-        ({"wrong_layers": 1, "status": "wrong", "reason": "off"}, "wrong", "1 layers"),
+        ({"wrong_layers": 1, "status": "wrong", "reason": "off"}, "wrong", "1 layer"),
         ({"status": "oom", "reason": "asked for 9 GiB"}, "oom", "asked for 9 GiB"),
         ({"reason": "no energy: no sensor"}, "remark", "no energy: no sensor"),
         ({"mean": float("inf")}, "not finite", "mean"),
@@ -135,7 +135,7 @@ def test_a_row_at_its_power_limit_is_not_flagged(tmp_path: Path):
 def test_a_name_that_is_not_what_ran_is_flagged(tmp_path: Path):
     compared.written(tmp_path / "run", layers=[compared.layer(ran_algorithm="smm")])
     flag = only(shown(tmp_path).tables["flags"], flag="ran something else")
-    assert flag["detail"] == "1 layers ran smm"
+    assert flag["detail"] == "1 layer ran smm"
 
 
 def test_what_several_sizes_say_alike_is_one_flag(found: Content):
@@ -211,7 +211,7 @@ def test_the_sentences_say_what_was_found(found: Content):
     best, complete, trust = found.sentences
     assert "at 320 px, torch is fastest with 2.4 ± 0.048 ms a pass; fft tiling takes 3.12 times as long." in best
     assert complete == "18 of the 18 sizes that were asked for are measured (100 %)."
-    assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 folders have faults, listed below."
+    assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 faults of folders, listed below."
 
 
 def test_nothing_that_can_be_read_is_said_in_one_sentence(tmp_path: Path):

@@ -55,7 +55,7 @@ def dimensions(folder: Folder) -> dict[str, Any]:
         "model": plain(asked.get("model", "")),
         "gpu": plain(asked.get("gpu", "")),
         "algorithm": plain(asked.get("algorithm", "")),
-        "batch": asked.get("batch_size", 1) if isinstance(asked.get("batch_size", 1), int) else None,
+        "batch": whole(asked.get("batch_size", 1)),
         "dtype": plain(asked.get("dtype", "float32")),
         "layout": plain(asked.get("layout", "nchw")),
         "math": plain(asked.get("math", "")),
@@ -63,6 +63,11 @@ def dimensions(folder: Folder) -> dict[str, Any]:
     }
     shape = asked.get("input_shape")
     return found | {"panel": panel(found, plain(shape) if shape else "")}
+
+
+def whole(value: Any) -> int | None:
+    """Return a size as a description has it, None where it is none."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31 else None
 
 
 def panel(found: Mapping[str, Any], shape: str = "") -> str:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from convscope.gpus import slowed_by
 from convscope.report.folders import VERIFICATIONS, Folder, Found, main_table
-from convscope.report.labels import kernel_names, number, plain
+from convscope.report.labels import kernel_names, number, plain, several
 from convscope.report.tables.frames import column, dimensions, numeric, panels, renamed, texts, together
 
 SOFTWARE = ("driver", "cuda", "cudnn", "torch", "triton", "host", "git_commit")
@@ -107,7 +107,7 @@ def _flags_of(row: Mapping[Any, Any], precision: object) -> list[tuple[str, str]
         found.append(("throttled", ", ".join(slowed)))
     for name, flag in COUNTED.items():
         if (count := row.get(name)) and count == count and count > 0:
-            found.append((flag, f"{count:.0f} layers"))
+            found.append((flag, several(count, "layer")))
     energy, doubt = row.get("energy_per_inference_j"), row.get("energy_uncertainty_j")
     if isinstance(precision, float) and energy and doubt and energy > 0 and doubt / energy > precision:
         found.append(("uncertainty missed", f"energy ± {100 * doubt / energy:.2g} %, asked for {100 * precision:g} %"))
@@ -126,7 +126,7 @@ def _of_layers(folder: Folder) -> pd.DataFrame:
         {
             "size": row["input_size"],
             "flag": "ran something else",
-            "detail": plain(f"{row['n']} layers ran {row['ran_algorithm']}"),
+            "detail": plain(f"{several(row['n'], 'layer')} ran {row['ran_algorithm']}"),
         }
         for row in counts.reset_index(name="n").to_dict("records")
     ]
@@ -169,7 +169,7 @@ def sentences(found: Found, tables: Mapping[str, pd.DataFrame]) -> list[str]:
         return ["No folder of results could be read."]
     cards = sorted(set(runs["card"].astype(str)))
     models = runs["model"].replace("", None).nunique()
-    many = f"{len(runs)} run{'s' if len(runs) > 1 else ''} of {models} model{'s' if models != 1 else ''}"
+    many = f"{several(len(runs), 'run')} of {several(models, 'model')}"
     return [f"{many} on {', '.join(cards)}. {_best(passes)}".strip(), _complete(runs), _trust(found, tables["flags"])]
 
 
@@ -215,4 +215,4 @@ def _trust(found: Found, every: pd.DataFrame) -> str:
         else []
     )
     said = f"Flags: {', '.join(parts)}." if parts else "No row is flagged."
-    return f"{said} {len(found.faults)} folders have faults, listed below." if found.faults else said
+    return f"{said} {several(len(found.faults), 'fault')} of folders, listed below." if found.faults else said

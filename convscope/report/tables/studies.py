@@ -11,7 +11,7 @@ import pandas as pd
 from convscope.gpus import Gpu
 from convscope.report.folders import Folder
 from convscope.report.labels import kernel_names, plain
-from convscope.report.tables.frames import MIB, card_of, column, dimensions, numeric, panels, renamed, texts
+from convscope.report.tables.frames import MIB, card_of, column, dimensions, numeric, panels, renamed, texts, whole
 
 PICKS = {"torch": "torch_regret_us", "torch benchmark": "benchmark_regret_us", "guess": "guess_regret_us"}
 MOST_EXPANDED = 20_000
@@ -23,9 +23,10 @@ def _of_verification(folder: Folder, rows: pd.DataFrame) -> dict[str, Any]:
     found = dimensions(folder)
     del found["algorithm"]
     sizes = folder.request.get("input_sizes")
-    size = sizes[0] if isinstance(sizes, list) and sizes and isinstance(sizes[0], int) else None
+    size = whole(sizes[0]) if isinstance(sizes, list) and sizes else None
     fused = " · fused" if folder.request.get("fused") else ""
-    return found | {"size": size, "panel": f"{found['panel']} · {size} px{fused} · {folder.study}"}
+    pixels = f" · {size} px" if size else ""
+    return found | {"size": size, "panel": f"{found['panel']}{pixels}{fused} · {folder.study}"}
 
 
 def of_candidates(folder: Folder) -> pd.DataFrame:
@@ -155,8 +156,7 @@ def of_inference(folder: Folder) -> pd.DataFrame:
     frame["target_qps"] = numeric(rows, "target_qps")
     frame["energy_per_image_mj"] = numeric(rows, "energy_per_image_j", 1e3)
     frame["memory_mib"] = numeric(rows, "peak_memory_bytes", 1 / MIB)
-    size = folder.request.get("image_size_px")
-    frame["size"] = size if isinstance(size, int) else None
+    frame["size"] = whole(folder.request.get("image_size_px"))
     scenarios = frame["scenario"].astype(str).to_list()
     titles = zip(panels(frame, "batch"), scenarios, strict=True)
     return frame.drop(columns="algorithm").assign(panel=[f"{text} · {scenario}" for text, scenario in titles])
