@@ -88,7 +88,7 @@ def work_line(work: pd.DataFrame) -> str:
 
 def pictures(overall: pd.DataFrame, layers: pd.DataFrame) -> list[Line]:
     """Return a line of the times over the sizes, one of the energy, and the slowest layers of the largest with bars."""
-    ok = overall[(overall["status"] == "ok") & overall["mean"].notna()].sort_values("input_size")
+    ok = overall[overall["status"] == "ok"].sort_values("input_size")
     if ok.empty:
         return []
     lines = _trend(ok, "time, ms", "mean", 1.0) + _trend(ok, "energy, mJ", "energy_per_inference_j", 1e3)

@@ -22,6 +22,8 @@ MOST_SERIES = len(PALETTE)
 ROWS = alt.NamedData("rows")
 INK = "#333"
 HEIGHT_PX, ROW_PX = 240, 24
+CELL_PX, EDGES_PX = 30, 240
+CELL_WORDS = "figures"
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 REGRETS = ("torch_regret_us", "benchmark_regret_us", "guess_regret_us")
 NAMES = (
@@ -75,9 +77,19 @@ def finished(chart: Any, height_px: float = HEIGHT_PX) -> Spec:
     return spec | {"autosize": {"type": "fit-x", "contains": "padding"}}
 
 
-def by_row(chart: Any, y: str) -> Spec:
-    """Return a chart that is as high as there are names in a column; `rows` in its metadata says which column."""
-    return finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX}}
+def by_row(chart: Any, y: str, x: str | None = None) -> Spec:
+    """Return a chart that is as high as there are names in a column; `rows` in its metadata says which column.
+
+    `columns` there is the column whose names stand side by side; each needs `CELL_PX`, and all `EDGES_PX` for titles.
+    """
+    side_by_side = {"columns": x, "cell_px": CELL_PX, "edges_px": EDGES_PX} if x else {}
+    return finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX, **side_by_side}}
+
+
+def words(base: Any, value: str, format: str, ink: Any) -> Any:
+    """Return the layer with the figures of cells, whose name says that narrow cells are without it."""
+    text = alt.Text(value, type="quantitative", format=format)
+    return base.mark_text().encode(text=text, color=ink).properties(name=CELL_WORDS)
 
 
 def needing(spec: Spec, *columns: str) -> Spec:
@@ -169,12 +181,8 @@ def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Sp
     cells = base.mark_rect(stroke="white").encode(
         color=alt.Color(ratio, type="quantitative", scale=scale, legend=legend)
     )
-    ink: Spec = {"condition": {"test": f"datum.{ratio} > 3.2", "value": "#fff"}, "value": "#111"}
-    words = base.mark_text().encode(
-        text=alt.Text(ratio, type="quantitative", format=".3~g"),
-        color=alt.ColorValue(ink["value"], condition=ink["condition"]),
-    )
-    return by_row(alt.layer(cells, words), y)
+    ink = alt.ColorValue("#111", condition={"test": f"datum.{ratio} > 5.5", "value": "#fff"})
+    return by_row(alt.layer(cells, words(base, ratio, ".3~g", ink)), y, x)
 
 
 def share(x: str, y: str, value: str) -> Spec:
@@ -189,11 +197,8 @@ def share(x: str, y: str, value: str) -> Spec:
     cells = base.mark_rect(stroke="white").encode(
         color=alt.Color(value, type="quantitative", scale=scale, legend=legend)
     )
-    ink = {"test": f"datum.{value} > 60", "value": "#fff"}
-    words = base.mark_text().encode(
-        text=alt.Text(value, type="quantitative", format=".0f"), color=alt.ColorValue("#111", condition=ink)
-    )
-    return by_row(alt.layer(cells, words), y)
+    ink = alt.ColorValue("#111", condition={"test": f"datum.{value} > 60", "value": "#fff"})
+    return by_row(alt.layer(cells, words(base, value, ".0f", ink)), y, x)
 
 
 def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequence[str]) -> Spec:
@@ -217,8 +222,8 @@ def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequ
 def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
     """Return bars whose pieces are columns of the table."""
     named = {name: title(name).rpartition(", ")[0] for name in columns}
-    words = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
-    base = alt.Chart(ROWS).transform_fold(list(columns), as_=["key", "value"]).transform_calculate(piece=words)
+    phrase = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
+    base = alt.Chart(ROWS).transform_fold(list(columns), as_=["key", "value"]).transform_calculate(piece=phrase)
     piece = colour("piece", list(named.values()))
     value = alt.X("value", type="quantitative", title=unit, stack="zero")
     place = names(y, sort=None)
@@ -239,8 +244,8 @@ def pieces(value: str, y: str, series: str, domain: Sequence[str]) -> Spec:
 def regrets(y: str) -> Spec:
     """Return for each layer a mark for the regret of each chooser."""
     named = {"torch_regret_us": "PyTorch", "benchmark_regret_us": "benchmark", "guess_regret_us": "legacy pick"}
-    words = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
-    base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=words)
+    phrase = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
+    base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=phrase)
     shade = colour("piece", list(named.values()))
     scale = alt.Scale(domain=list(named.values()))
     shape = alt.Shape("piece", type="nominal", scale=scale, legend=alt.Legend(title=None))

@@ -32,6 +32,8 @@ FORMATS = ("pdf", "svg", "png")
 FONT = "Liberation Sans"
 LABEL_PX, LABEL_GAP_PX = 4.9, 9.0
 HEIGHT_PX = 150
+NAMES_PX, CELL_PX = 150, 19
+"""Room for names beside a heat map, and for a figure in a cell: narrower cells have colours alone."""
 PNG_SCALE = 4.0
 
 
@@ -84,6 +86,8 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     if "layer" in drawn:
         drawn["layer"] = [layer for layer in drawn["layer"] if _has_data(layer, rows)]
     drawn, meta = _present(drawn, rows), drawn.get("usermeta", {})
+    if "columns" in meta and (width_px - NAMES_PX) / len({row[meta["columns"]] for row in rows}) < CELL_PX:
+        drawn["layer"] = [layer for layer in drawn["layer"] if layer.get("name") != charts.CELL_WORDS]
     if "rows" in meta:
         drawn["height"] = 16 * len({row[meta["rows"]] for row in rows})
     else:
@@ -97,16 +101,29 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     subtitle = picture.panel + (f" ({picture.remark})" if picture.remark else "")
     titled = {"text": picture.exhibit.title, "subtitle": _broken(subtitle, width_px)}
     data = {"name": "rows", "values": rows}
-    found: Spec = drawn | {"data": data, "width": width_px, "config": _config(), "title": titled, "padding": padding}
+    look = _config(width_px, _longest(drawn))
+    found: Spec = drawn | {"data": data, "width": width_px, "config": look, "title": titled, "padding": padding}
     return found
 
 
-def _config() -> Spec:
+def _longest(part: Any) -> int:
+    """Return the length of the longest name in a legend."""
+    if isinstance(part, list):
+        return max(map(_longest, part), default=1)
+    if not isinstance(part, dict):
+        return 1
+    scale = part.get("scale")
+    shown = scale.get("domain") if isinstance(scale, dict) and part.get("legend", True) else []
+    own = [len(str(name)) for name in shown] if isinstance(shown, list) else []
+    return max([1, *own, *map(_longest, part.values())])
+
+
+def _config(width_px: float, longest: int) -> Spec:
     look: dict[str, Any] = charts.config()
     look["font"] = FONT
     for name in ("axis", "legend"):
         look[name] |= {"labelFontSize": 8, "titleFontSize": 8.5}
-    look["legend"] |= {"symbolSize": 45, "columns": 3}
+    look["legend"] |= {"symbolSize": 45, "columns": max(1, int((width_px - 40) / (LABEL_PX * longest + 20)))}
     look["text"] = {"fontSize": 8}
     look["title"] |= {"fontSize": 9.5, "subtitleFontSize": 8, "offset": 6}
     return look

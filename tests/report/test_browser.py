@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from axe_playwright_python.base import AXE_FILE_PATH
 from fakes import reports
 
+from convscope.__main__ import main
 from convscope.report.catalogue import VIEWS
 
 WIDTHS = (390, 768, 1440)
@@ -153,6 +155,40 @@ def test_a_layers_name_shows_that_layer_alone(tab: Tab):
     assert "layer=conv2" in page.url
     assert set(column(page, "candidates", "layer")) == {"conv2"}
     assert "conv2" in page.locator("#candidates figcaption").first.inner_text()
+
+
+def test_a_heat_map_of_many_algorithms_has_room_for_its_figures(chromium: Any, tmp_path: Path):
+    for number in range(14):
+        reports.profile(tmp_path, "alexnet", f"implicit precomp gemm {number}", slower=1 + number / 10)
+    page_file = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "-o", str(page_file)]) == 0
+    tab = Tab(chromium, page_file, viewport={"width": 390, "height": 844})
+    page = tab.open(is_drawn=True)
+    texts = page.locator("#heat-time svg .mark-text.role-mark text")
+    ends = "all => all.map(each => each.getBoundingClientRect()).map(box => [box.left, box.right])"
+    boxes = sorted(texts.evaluate_all(ends))
+    assert len(boxes) == 14
+    assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes))
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls, the page does not
+    assert page.locator("#heat-time .drawing").get_attribute("tabindex") == "0"
+    assert tab.said == []
+    tab.context.close()
+
+
+def test_names_in_a_legend_are_whole(chromium: Any, tmp_path: Path):
+    for number in range(8):
+        reports.profile(tmp_path, "alexnet", f"implicit precomp gemm {number}", slower=1 + number / 10)
+    page_file = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "-o", str(page_file)]) == 0
+    tab = Tab(chromium, page_file, viewport={"width": 390, "height": 844})
+    page = tab.open(is_drawn=True)
+    for name in ("time", "power", "layer-times"):
+        right = page.locator(f"#{name} .drawing").evaluate("box => box.getBoundingClientRect().right")
+        labels = page.locator(f"#{name} svg .role-legend-label text")
+        ends = labels.evaluate_all("all => all.map(each => each.getBoundingClientRect().right)")
+        assert len(ends) == 8
+        assert max(ends) <= right + 1, name
+    tab.context.close()
 
 
 def test_axes_become_logarithmic(tab: Tab):

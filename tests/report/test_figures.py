@@ -67,6 +67,19 @@ def test_at_most_eight_series_are_drawn_the_fastest(tmp_path: Path):
     assert each.remark == "8 of 10 are drawn"
 
 
+def test_narrow_cells_have_colours_without_figures(tmp_path: Path):
+    for number in range(14):
+        reports.profile(tmp_path, "alexnet", f"plan:{number}", slower=1 + number / 10)
+    found = content(folders.read([tmp_path]))
+    each = picture(found, "heat-time")
+    narrow, wide = (
+        figures.draw(figures.specification(each, found.specs["heat-time"], width), "svg").decode()
+        for width in (241, 505)
+    )
+    assert ">2.3<" not in narrow
+    assert ">2.3<" in wide
+
+
 def test_labels_are_apart_and_inside():
     places = figures.spread([10.0, 10.0, 11.0, 99.0, 100.0], 9.0, 100.0)
     assert all(b - a >= 9.0 - 1e-9 for a, b in itertools.pairwise(places))

@@ -1,7 +1,7 @@
 // The page with scripts: filters, sorted tables, charts, downloads. All texts reach the page as text, never as HTML.
 "use strict";
 (async () => {
-  const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000;
+  const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000, WIDE_PX = 430;
   const block = document.getElementById("data");
   const { tables, exhibits, dimensions, titles, config } = JSON.parse(await content(block));
   const state = {}, sorted = {}, wanted = {}, decoded = {};
@@ -182,6 +182,8 @@
 
   function figureOf(exhibit, panel) {
     const figure = document.createElement("figure"), caption = document.createElement("figcaption"), box = document.createElement("div");
+    const by = exhibit.spec.usermeta || {}, needed = by.columns ? by.edges_px + by.cell_px * names(exhibit, panel.rows, by.columns).size : 0;
+    figure.classList.toggle("wide", needed > WIDE_PX);
     caption.textContent = panel.name;
     box.className = "drawing";
     box.setAttribute("role", "img");
@@ -196,26 +198,41 @@
     figure.draw = async () => {
       figure.draw = null;
       const base = exhibit.has_log && state.log ? logarithmic(exhibit.spec) : exhibit.spec;
-      const rows = records(exhibit, panel.rows), by = base.usermeta;
-      const height = by && by.rows ? by.row_px * new Set(rows.map((row) => row[by.rows])).size : base.height;
+      const rows = records(exhibit, panel.rows);
+      const height = by.rows ? by.row_px * names(exhibit, panel.rows, by.rows).size : base.height;
+      const drawing = document.createElement("div");
+      const scrolls = needed > box.clientWidth;
+      drawing.style.width = scrolls ? `${needed}px` : "100%";
+      if (scrolls) box.tabIndex = 0;
+      box.append(drawing);
       const layer = base.layer && base.layer.filter((part) => {
         const needs = /_of_(\w+)$/.exec(part.name || "");
         return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);
       });
       const title = { text: exhibit.title, subtitle: lines(panel.name, box.clientWidth / 6.3) };
       const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), title, height, data: { name: "rows", values: rows } };
-      const options = { ast: true, renderer: "svg", actions: false, config, tooltip: { theme: "light" } };
-      const result = await vegaEmbed(box, spec, options);
+      const columns = Math.max(1, Math.floor((box.clientWidth - 60) / (6.3 * longest(spec) + 34)));
+      const look = { ...config, legend: { ...config.legend, columns } };
+      const result = await vegaEmbed(drawing, spec, { ast: true, renderer: "svg", actions: false, config: look, tooltip: { theme: "light" } });
       figure.finish = () => result.finalize();
       figure.append(tools(exhibit, panel, result.view));
     };
     return figure;
   }
 
+  const names = (exhibit, rows, name) => { const values = cells(exhibit.table, name); return new Set(rows.map((row) => values[row])); };
+
+  // The length of the longest name in a legend.
+  function longest(part) {
+    if (!part || typeof part !== "object") return 1;
+    const own = part.legend !== null && part.scale && Array.isArray(part.scale.domain) ? part.scale.domain.map((name) => String(name).length) : [];
+    return Math.max(1, ...own, ...Object.entries(part).map(([name, each]) => (name === "data" ? 1 : longest(each))));
+  }
+
   // A panel's title on as many lines as it needs.
   function lines(text, most) {
-    const found = [""];
-    for (const word of text.split(" · ")) {
+    const found = [""], whole = Math.max(10, Math.floor(most));
+    for (const word of text.split(" · ").flatMap((each) => each.match(new RegExp(`.{1,${whole}}`, "gu")) || [])) {
       const longer = found.at(-1) ? `${found.at(-1)} · ${word}` : word;
       if (longer.length > most && found.at(-1)) found.push(word);
       else found[found.length - 1] = longer;

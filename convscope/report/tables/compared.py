@@ -40,7 +40,7 @@ def of_pairs(chosen: Sequence[tuple[Path, Path]]) -> tuple[pd.DataFrame, pd.Data
     """Return the verdict of every pass and a line for each pair; a pair that must not be compared says why."""
     rows, lines = list[dict[str, Any]](), list[dict[str, Any]]()
     for one, other in chosen:
-        named = {"a": plain(one), "b": plain(other), "panel": f"A {plain(one)}, B {plain(other)}"}
+        named = {"a": plain(one), "b": plain(other), "panel": f"A {plain(one)} · B {plain(other)}"}
         try:
             a, b = compare.read(one), compare.read(other)
             found = _differences(a, b)
