@@ -97,7 +97,8 @@ EXHIBITS = (
          *overview.SOFTWARE, "run"), order="began_utc",
     ),
     Exhibit(
-        "matrix", "overview", "How complete the matrix is", "Sizes measured of those asked for, all runs together.",
+        "matrix", "overview", "How complete the matrix is",
+        "Sizes that are measured and ok, of those asked for, all runs together.",
         "matrix", (*RUN, "algorithm", "asked", "rows", "ok", "done_pct"), needs="done_pct",
         draws=lambda domain: charts.share("algorithm", "model", "done_pct"), order="model",
     ),

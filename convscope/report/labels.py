@@ -98,7 +98,7 @@ TITLES = {
     "b_w": "B, W",
     "a_mj": "A, mJ",
     "b_mj": "B, mJ",
-    "done_pct": "measured, %",
+    "done_pct": "measured and ok, %",
     "cudnn": "cuDNN",
     "cuda": "CUDA",
     "torch": "PyTorch",

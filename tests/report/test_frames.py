@@ -210,7 +210,7 @@ def test_runs_that_must_not_be_compared_say_why(results: Path):
 def test_the_sentences_say_what_was_found(found: Content):
     best, complete, trust = found.sentences
     assert "at 320 px, torch is fastest with 2.4 ± 0.048 ms a pass; fft tiling takes 3.12 times as long." in best
-    assert complete == "18 of the 18 sizes that were asked for are measured (100 %)."
+    assert complete == "18 of the 18 sizes that were asked for are measured and ok (100 %)."
     assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 faults of folders, listed below."
 
 

@@ -30,6 +30,10 @@ EXPLAINED = (
      "by round in rounds that did not pick the fastest."),
     ("verdict", "Slower, faster or same where the 95 % interval of the difference lies wholly above, below or within "
      "5 %; else ambiguous, as is what another placement, clocks, heat or chance among many could account for."),
+    ("compared", "Ratios, fronts and pictures hold runs of one card, driver, cuDNN, CUDA, PyTorch, Triton and "
+     "arithmetic alone. Where runs differ in one of these their pictures say in which."),
+    ("+ others", "Another algorithm ran some layers of the pass, as many as “layers by others” says: the time is "
+     "not that of the named algorithm alone."),
     ("reference size", "The largest size of a model on a card at which most of its algorithms have a time. Views that "
      "show one size show this one, unless a filter names another."),
     ("absent", "An empty cell is a figure that was not measured. Rows that failed keep their status and reason."),

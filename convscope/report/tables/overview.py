@@ -59,7 +59,7 @@ def asked(folder: Folder) -> int | None:
 
 
 def completeness(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return for each model and algorithm how many of its sizes are measured, in all its runs."""
+    """Return for each model and algorithm how many of its sizes are measured and ok, in all its runs."""
     if not len(runs) or not (runs["study"] == "profile").any():
         return pd.DataFrame()
     profiles = runs[(runs["study"] == "profile") & runs["asked"].notna()]
@@ -204,7 +204,9 @@ def _complete(runs: pd.DataFrame) -> str:
     if not len(profiles):
         return "No run profiles a model at several sizes."
     wanted, ok = int(profiles["asked"].sum()), int((profiles["rows"] - profiles["not_ok"]).sum())
-    return f"{ok:,} of the {wanted:,} sizes that were asked for are measured ({100 * ok / max(1, wanted):.0f} %)."
+    return (
+        f"{ok:,} of the {wanted:,} sizes that were asked for are measured and ok ({100 * ok / max(1, wanted):.0f} %)."
+    )
 
 
 def _trust(found: Found, every: pd.DataFrame) -> str:
