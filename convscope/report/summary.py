@@ -16,8 +16,8 @@ from convscope.report.tables.frames import records
 
 NAME = "python -m convscope summary"
 COLUMNS = (
-    *("model", "gpu", "batch", "dtype", "math", "layout", "size", "algorithm", "mean_ms", "ci95_ms", "time_ratio"),
-    *("energy_mj", "energy_ci_mj", "memory_mib", "replaced_layers", "run"),
+    *("algorithm", "size", "mean_ms", "ci95_ms", "time_ratio", "energy_mj", "energy_ci_mj", "memory_mib"),
+    "replaced_layers",
 )
 GAINS = (
     *("model", "gpu", "batch", "dtype", "math", "layout", "size", "convolutions_by", "mean_ms", "saved_us"),
@@ -35,10 +35,11 @@ def reference_rows(content: Content) -> pd.DataFrame:
 
 
 def markdown(content: Content) -> str:
-    """Return what was found as Markdown: sentences, a table of algorithms, flags and faults."""
+    """Return what was found as Markdown: sentences, a table of algorithms for each model and card, flags and faults."""
     parts = [*(escaped(sentence) for sentence in content.sentences)]
     if len(rows := reference_rows(content)):
-        parts.append(table(rows, COLUMNS))
+        for panel, own in rows.groupby("panel", sort=False):
+            parts += [f"{escaped(panel)}:", table(own, COLUMNS)]
     if len(gains := content.tables["choice_passes"]):
         parts += ["Whole passes by choice of algorithms:", table(gains, GAINS)]
     if len(flags := content.tables["flags"]):

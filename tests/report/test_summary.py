@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,20 @@ from convscope.report import summary
 def test_the_fastest_of_each_model_stand_first(results: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["summary", str(results)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    rows = [line for line in lines if line.startswith("| alexnet | h200 ")]
-    assert [row.split(" | ")[7] for row in rows] == ["torch", "gemm", "fft tiling"]
+    first = lines.index("alexnet · h200 · batch 1 · float32 (fp32) · nchw:")
+    assert lines[first + 2].startswith("| algorithm | size, px | time, ms | ± 95 %, ms | time / best |")
+    assert [line.split(" ")[1] for line in lines[first + 4 : first + 7]] == ["torch", "gemm", "fft"]
     assert any("the line was cut off" in line for line in lines)
+
+
+def test_runs_with_different_versions_have_tables_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    reports.profile(tmp_path, "alexnet", "gemm")
+    reports.profile(tmp_path, "alexnet", "torch", environment={"cudnn": "9.24.0"})
+    assert main(["summary", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    titles = [line for line in lines if line.endswith((" · cuDNN 9.19.0:", " · cuDNN 9.24.0:"))]
+    assert len(titles) == 2
+    assert all(line.split(" | ")[4] == "1" for line in lines if line.startswith(("| gemm", "| torch")))
 
 
 def test_json_has_the_same_with_null_where_there_is_no_figure(results: Path, capsys: pytest.CaptureFixture[str]):
@@ -33,8 +45,10 @@ def test_a_hostile_name_breaks_no_table(tmp_path: Path, capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "<script" not in said
     assert "\x1b" not in said
-    table = [line for line in said.splitlines() if line.startswith("| ") and "gemm" in line]
-    assert all(line.replace("\\|", "").count("|") == table[0].replace("\\|", "").count("|") for line in table[:1])
+    tables = [block.splitlines() for block in said.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 2  # the algorithms, and the flags
+    for lines in tables:
+        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines}) == 1
 
 
 def test_json_of_infinities_is_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
