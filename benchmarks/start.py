@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from convscope.cli.display import table
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAMS = ("run_profile.py", "run_verify.py", "run_inference.py", "run_training.py", "run_conv3d.py")
+PROGRAMS = ("run_profile.py", "run_verify.py", "run_inference.py", "run_training.py", "run_conv3d.py", "run_dataset.py")
 COMMANDS = (
     *((sys.executable, program, "--help") for program in PROGRAMS),
     (sys.executable, "run_profile.py", "--modle", "resnet50"),

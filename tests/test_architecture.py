@@ -44,6 +44,7 @@ WITHOUT_TORCH = (
     *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
     *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
 )
+WITH_TORCH = ("dataset.collect.", "prediction.network")
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")
 
@@ -151,7 +152,7 @@ def allowed(module: str) -> set[str]:
     own = package(module)
     if own in SHARED:
         return {*SHARED}
-    for name in (module, own):
+    for name in (module, module.rpartition(".")[0], own):
         if name in NARROWER:
             return {*SHARED, own, *NARROWER[name]}
     return {*SHARED, *LAYERS[: LAYERS.index(own) + 1]}
@@ -224,7 +225,7 @@ def test_what_a_login_node_needs_imports_without_pytorch():
         f"convscope.{module}"
         for module in MODULES
         if any(module == name or module.startswith(f"{name}.") for name in WITHOUT_TORCH)
-        and module not in ("dataset.collect", "prediction.network")
+        and not module.startswith(WITH_TORCH)
     ]
     assert len(wanted) > 10
     command = [sys.executable, "-c", WITHOUT, *wanted, "convscope.__main__"]

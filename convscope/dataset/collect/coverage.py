@@ -1,0 +1,154 @@
+"""Coverage of a collection: the shapes of its models, in groups that are measured together.
+
+Groups take turns among batch sizes and arithmetic, and models and sizes come in an order drawn by chance, so that
+whatever time there is, what has been measured by then covers the range. A shape that is known is in no further group.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import io
+import itertools
+import random
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from convscope.convolution import algorithms, models
+from convscope.convolution.layer import Layer
+from convscope.convolution.sources import table
+from convscope.convolution.sources.network import Network
+from convscope.cudnn.shape import ELEMENT_BYTES, dimensions
+from convscope.dataset.collect.request import SETTINGS, Collection
+from convscope.errors import InputError
+
+ENERGY_SHAPES = 6
+"""Shapes of a group whose energy is measured: that takes seconds for each of the best candidates of each."""
+Key = tuple[str, ...]
+"""The cells of a shape in a table of convolutions, without its name; batch size, channels, filters, height, …"""
+
+
+@dataclass(frozen=True)
+class Stratum:
+    """Part of the range that groups are of: one setting and one batch size."""
+
+    setting: str
+    batch_size: int
+
+    def __str__(self) -> str:
+        return f"{self.setting.replace(',', '_')}_b{self.batch_size}"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a convolution in a model at one size, and its shape."""
+
+    model: str
+    input_size: int
+    layer: str
+    position: int
+    key: Key
+
+
+@dataclass(frozen=True)
+class Group:
+    """Shapes that are measured together, each with the first call of a model that has it; with `energy`, joules too."""
+
+    stratum: Stratum
+    keys: tuple[Key, ...]
+    uses: tuple[Use, ...]
+    energy: bool
+
+    def table(self) -> str:
+        """Return the shapes as a table that `run_verify.py --model FILE.csv` takes; they are named s0, s1, …"""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(table.columns(2))
+        writer.writerows([f"s{number}", *key] for number, key in enumerate(self.keys))
+        return text.getvalue()
+
+
+def key_of(layer: Layer) -> Key:
+    """Return the cells of a layer's shape."""
+    extents = (dimensions(each) for each in (layer.kernel, layer.stride, layer.padding, layer.dilation))
+    counts = layer.batch, layer.in_channels, layer.out_channels, *layer.size
+    return *map(str, counts), *extents, str(layer.groups)
+
+
+@functools.cache
+def uses_of(model: str, size: int) -> tuple[tuple[Layer, Use], ...]:
+    """Return the 2-D convolutions of a model at one size that are nothing else besides, at batch 1.
+
+    A model that does not take the size has none.
+    """
+    try:
+        layers = Network(models.find_source(model)).layers(size)
+    except InputError:
+        return ()
+    plain = (each for each in layers if len(each.size) == 2 and not algorithms.why_not_by_module("it", each))
+    return tuple((each, Use(model, size, each.name, each.position, key_of(each))) for each in plain)
+
+
+def groups(asked: Collection, known: Set[tuple[str, Key]], begun: int = 0) -> Iterator[Group]:
+    """Yield groups of shapes that are not known, in turn of each stratum, until all are in one.
+
+    Args:
+        known: settings with shapes that have been measured.
+        begun: the number of groups that there were before these.
+    """
+    seen, number = set(known), itertools.count(begun + 1)
+    turns = [iter(_of_stratum(asked, stratum, seen, number)) for stratum in strata(asked)]
+    while turns:
+        for turn in list(turns):
+            group = next(turn, None)
+            if group is None:
+                turns.remove(turn)
+            else:
+                yield group
+
+
+def strata(asked: Collection) -> list[Stratum]:
+    """Return every setting with every batch size."""
+    return [Stratum(setting, size) for size in asked.batch_sizes for setting in asked.settings]
+
+
+def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
+    """Return the shapes of a stratum, those of all models and sizes."""
+    every = (each for model in asked.models for size in asked.sizes for each in uses_of(model, size))
+    return {key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every}
+
+
+def _of_stratum(
+    asked: Collection, stratum: Stratum, seen: set[tuple[str, Key]], number: Iterator[int]
+) -> Iterator[Group]:
+    waiting = list(itertools.product(asked.models, asked.sizes))
+    random.Random(f"{asked.seed} {stratum}").shuffle(waiting)
+    found = _found(waiting, stratum, seen)
+    left = next(found, None)
+    while left is not None:
+        energy = next(number) % asked.energy_every == 0 if asked.energy_every else False
+        most = ENERGY_SHAPES if energy else asked.group_shapes
+        keys: list[Key] = []
+        uses: list[Use] = []
+        taken = 0
+        while left is not None and len(keys) < most:
+            layer, use = left
+            needs = layer.minimum_bytes(ELEMENT_BYTES[SETTINGS[stratum.setting]["dtype"]])
+            if keys and taken + needs > asked.group_bytes:
+                break
+            keys.append(use.key)
+            uses.append(use)
+            taken += needs
+            left = next(found, None)
+        yield Group(stratum, tuple(keys), tuple(uses), energy)
+
+
+def _found(waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]]) -> Iterator[tuple[Layer, Use]]:
+    """Yield the shapes that no group has yet, each with the first call that has it."""
+    for model, size in waiting:
+        for one, use in uses_of(model, size):
+            layer = one.resized(batch=stratum.batch_size)
+            key = key_of(layer)
+            if (stratum.setting, key) not in seen:
+                seen.add((stratum.setting, key))
+                yield layer, Use(use.model, use.input_size, use.layer, use.position, key)

@@ -1,0 +1,102 @@
+"""One group of shapes on disk: its table, where the shapes come from, and what was measured of it, as samples."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from convscope.atlas.rows import LESS_PRECISE, LOST, OK, PLANS, REFUSED, SLOW, PlanRow
+from convscope.convolution.tolerance import WRONG
+from convscope.dataset.collect.coverage import Group, Key, Stratum, Use
+from convscope.dataset.collect.request import SETTINGS, family_of
+from convscope.dataset.samples import SHAPE, SampleRow
+from convscope.errors import InputError
+from convscope.storage.store import Store
+from convscope.storage.table import fill, write_atomically
+from convscope.timing.stopwatch import CPU_METHOD
+from convscope.timing.summary import half_width_ms
+
+TABLE, ABOUT = "shapes.csv", "group.json"
+STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
+IN_A_PASS = "events around the call in replays of a captured pass of other convolutions"
+_COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupFolder:
+    """Folder of one group: the group, and the flags of the command that measures it."""
+
+    path: Path
+    group: Group
+
+    @classmethod
+    def create(cls, path: Path, group: Group) -> GroupFolder:
+        """Write the group down; `ABOUT` last, so that a folder without it is none."""
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / TABLE, group.table())
+        write_atomically(path / ABOUT, json.dumps(dataclasses.asdict(group), indent=1) + "\n")
+        return cls(path, group)
+
+    @classmethod
+    def read(cls, path: Path) -> GroupFolder:
+        """Return the group that a folder is of.
+
+        Raises:
+            InputError: its `ABOUT` is damaged.
+        """
+        try:
+            about = json.loads((path / ABOUT).read_text())
+            uses = tuple(Use(**{**use, "key": tuple(use["key"])}) for use in about["uses"])
+            keys = tuple(map(tuple, about["keys"]))
+            return cls(path, Group(Stratum(**about["stratum"]), keys, uses, bool(about["energy"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path / ABOUT} is damaged ({error}): remove the folder, it is measured again") from None
+
+    @property
+    def atlas(self) -> Path | None:
+        """The folder that `run_verify.py` wrote, None before it has begun."""
+        return next((each for each in sorted(self.path.iterdir()) if (each / "run.json").exists()), None)
+
+    @property
+    def known(self) -> set[tuple[str, Key]]:
+        """The group's shapes with their setting."""
+        return {(self.group.stratum.setting, key) for key in self.group.keys}
+
+    def flags(self, first: int, rounds: int, device: str) -> list[str]:
+        """Return the options of `run_verify.py` that measure the group; `first` and `rounds` are as there."""
+        settings = SETTINGS[self.group.stratum.setting]
+        batch = ["--batch-size", str(self.group.stratum.batch_size)]
+        how = ["--plans", "--with-algorithms", "--first", str(first), "--rounds", str(rounds), "--device", device]
+        arithmetic = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        where = ["--model", str(self.path / TABLE), "--output-dir", str(self.path)]
+        return [*where, *how, *batch, *arithmetic, *(["--energy"] if self.group.energy else [])]
+
+    def samples(self) -> list[SampleRow]:
+        """Return what has been measured of the group; none before its tables are whole."""
+        if self.atlas is None:
+            return []
+        store = Store(self.atlas, PLANS)
+        run = store.read_run() or {}
+        return [*self._samples(store.objects("plans")["plans"], run)]
+
+    def _samples(self, rows: list[PlanRow], run: dict[str, Any]) -> Iterator[SampleRow]:
+        environment = run.get("environment", {})
+        on_cpu = str(run.get(PLANS.request, {}).get("device", "")).startswith("cpu")
+        for row in rows:
+            use = self.group.uses[int(row.layer.removeprefix("s"))]
+            settings = SETTINGS[self.group.stratum.setting]
+            copied = {name: getattr(row, name) for name in (*SHAPE, *_COPIED)}
+            yield fill(
+                SampleRow, **copied, **settings, algorithm=row.candidate,
+                gpu_name=row.gpu_name or environment.get("cpu"),
+                run=f"{row.host} {row.gpu_uuid or 'cpu'} {run.get('started_utc', '')}", mean_ms=row.mean_ms,
+                mean_ci95_ms=None if row.std_ms is None else half_width_ms(row.std_ms, row.rounds),
+                placements=row.rounds or None, timing_method=CPU_METHOD if on_cpu else IN_A_PASS,
+                ran_algorithm=row.candidate if row.provider else row.same_kernels_as, ran_provider=row.provider,
+                cudnn=row.cudnn, driver=row.driver, torch=environment.get("torch"), model=use.model,
+                family=family_of(use.model), input_size=use.input_size, layer=use.layer,
+                status=STATUS[row.outcome], reason=row.reason,
+            )  # fmt: skip

@@ -1,0 +1,98 @@
+"""Request of a collection, checked: the models, sizes and arithmetic whose convolutions are to be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from convscope.cli.options import at_least
+from convscope.convolution import names
+from convscope.errors import InputError
+
+FAMILIES: Mapping[str, tuple[str, ...]] = {
+    "alexnet": ("alexnet",),
+    "vgg": ("vgg16",),
+    "resnet": ("resnet50", "resnet152", "torchvision:resnet18"),
+    "densenet": ("densenet121",),
+    "googlenet": ("googlenet",),
+    "mobilenet": ("torchvision:mobilenet_v2", "torchvision:mobilenet_v3_large"),
+    "efficientnet": ("torchvision:efficientnet_b0",),
+    "resnext": ("torchvision:resnext50_32x4d",),
+    "regnet": ("torchvision:regnet_y_400mf", "torchvision:regnet_x_3_2gf"),
+    "convnext": ("torchvision:convnext_tiny",),
+    "shufflenet": ("torchvision:shufflenet_v2_x1_0",),
+    "squeezenet": ("torchvision:squeezenet1_1",),
+    "mnasnet": ("torchvision:mnasnet1_0",),
+}
+"""Kinds of networks, and the models of each that are measured by default."""
+SIZES = (
+    *(64, 71, 80, 88, 96, 107, 112, 128, 139, 144, 160, 176, 192, 208, 224, 240, 256, 288, 299, 320, 331),
+    *(384, 448),
+)
+"""Sizes of square images: those that models are trained with, powers of two, and some that fill no tile."""
+BATCHES = (1, 8, 32)
+SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "fp32": {"dtype": "float32", "math": "fp32", "layout": "nchw"},
+    "tf32": {"dtype": "float32", "math": "tf32", "layout": "nchw"},
+    "float16,nhwc": {"dtype": "float16", "math": "tf32", "layout": "nhwc"},
+}
+ON_CPU = ("fp32",)
+GROUP_BYTES = {"cpu": 2**28, "cuda": 2**33}
+GROUP_SHAPES = {"cpu": 8, "cuda": 64}
+ENERGY_EVERY = {"cpu": 0, "cuda": 8}
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What is to be measured, and how.
+
+    Attributes:
+        sizes: of square images, in pixels.
+        settings: names of `SETTINGS`.
+        first: plans of each heuristic that are tried.
+        rounds: placements in memory of each candidate that is not far behind after the first.
+        group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
+        energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
+    """
+
+    device: str
+    models: tuple[str, ...]
+    sizes: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    settings: tuple[str, ...]
+    first: int
+    rounds: int
+    seed: int
+    group_shapes: int
+    group_bytes: int
+    energy_every: int
+
+    @property
+    def device_type(self) -> str:
+        """The kind of device, "cpu" or "cuda"."""
+        return self.device.partition(":")[0]
+
+    def __post_init__(self) -> None:
+        """Check the settings.
+
+        Raises:
+            InputError: a value is below its least, a model or setting is unknown, or nothing runs it on this device.
+        """
+        named = ("first", 1), ("rounds", 2), ("seed", 0), ("group_shapes", 1), ("energy_every", 0)
+        for name, least in named:
+            at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
+        for flag, values in (("--sizes", self.sizes), ("--batch-sizes", self.batch_sizes)):
+            for value in values:
+                at_least(flag, value, 1)
+        for name in self.models:
+            names.check_model(name)
+        for setting in self.settings:
+            if setting not in SETTINGS:
+                raise InputError(f"--settings {setting}: choose some of {' '.join(SETTINGS)}")
+            if self.device_type == "cpu" and setting not in ON_CPU:
+                raise InputError(f"--settings {setting}: ai3 computes {', '.join(ON_CPU)} alone on a CPU")
+
+
+def family_of(model: str) -> str:
+    """Return the kind of network that a model is; of a model that is not among `FAMILIES`, its own name."""
+    return next((family for family, models in FAMILIES.items() if model in models), model)

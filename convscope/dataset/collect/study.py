@@ -1,0 +1,135 @@
+"""Order of work of a collection: group by group, each in a process of its own, until the time is up or all is measured.
+
+A group's tables are its store: an interrupted group goes on where it was. `samples.csv` is put together from all whole
+groups whenever one is done, so that it never has part of a group.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from convscope.cli.display import table
+from convscope.cli.signals import StopSignal
+from convscope.dataset import samples
+from convscope.dataset.collect import coverage
+from convscope.dataset.collect.group import ABOUT, GroupFolder
+from convscope.dataset.collect.request import Collection
+from convscope.dataset.samples import SampleRow
+from convscope.storage.lock import NAME as LOCK
+from convscope.storage.lock import Lock
+from convscope.storage.paths import ROOT
+
+GROUPS, SAMPLES, LOG = "groups", "samples.csv", "log.txt"
+STARTS_MOST = 4
+"""A group whose process ends otherwise than it should is begun so often: each start leaves out a plan more that has
+lost the GPU."""
+POLL_S = 0.2
+
+
+@dataclass
+class CollectStudy:
+    """Measures a collection into a folder.
+
+    Attributes:
+        budget_s: begin no group that would take longer than is left of it, by the longest so far; None is no limit.
+    """
+
+    asked: Collection
+    folder: Path
+    stop: StopSignal
+    note: Callable[[str], None]
+    budget_s: float | None = None
+    _longest_s: float = field(default=0.0, init=False)
+    _read: dict[Path, list[SampleRow]] = field(default_factory=dict, init=False)
+
+    def run(self, take_over: bool = False) -> int:
+        """Measure what is missing; return the exit code, 1 where a group could not be measured."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with Lock(self.folder / LOCK, take_over=take_over):
+            began_s, failed = time.monotonic(), []
+            for number, group in enumerate(self._groups(), 1):
+                if number > 1 and self._is_over(began_s):
+                    self.note("the time is up: the same command goes on")
+                    break
+                started_s = time.monotonic()
+                if not self._measured(group, began_s) and not self.stop():
+                    failed.append(group.path.name)
+                if self.stop():
+                    break
+                self._longest_s = max(self._longest_s, time.monotonic() - started_s)
+                self.note(f"{self._write()} samples; {group.path.name} took {time.monotonic() - started_s:.0f} s")
+            self._write()
+        for name in failed:
+            self.note(f"{name} could not be measured: see {self.folder / GROUPS / name / LOG}")
+        return 1 if failed else 0
+
+    def folders(self) -> list[GroupFolder]:
+        """Return the groups that are on disk, in order."""
+        found = sorted((self.folder / GROUPS).glob(f"*/{ABOUT}"))
+        return [GroupFolder.read(path.parent) for path in found]
+
+    def standing(self) -> str:
+        """Return as text how many shapes of each part of the range there are, and how many have been measured."""
+        done: set[tuple[str, coverage.Key]] = set()
+        for each in self.folders():
+            done |= each.known if self._samples(each) else set()
+        lines = []
+        for stratum in coverage.strata(self.asked):
+            shapes = {(stratum.setting, key) for key in coverage.shapes_of(self.asked, stratum)}
+            counts = len(shapes), len(shapes & done), len(shapes - done)
+            lines.append((stratum.setting, str(stratum.batch_size), *map(str, counts)))
+        return table(("setting", "batch size", "shapes", "measured", "left"), lines)
+
+    def _groups(self) -> Iterator[GroupFolder]:
+        """Yield the groups to measure: those that were begun, then new ones."""
+        every = self.folders()
+        yield from (each for each in every if not self._samples(each))
+        known = {one for each in every for one in each.known}
+        begun = max((int(each.path.name.partition("_")[0]) for each in every), default=0)
+        for number, group in enumerate(coverage.groups(self.asked, known, begun), begun + 1):
+            path = self.folder / GROUPS / f"{number:04d}_{group.stratum}"
+            yield GroupFolder.create(path, group)
+
+    def _measured(self, group: GroupFolder, began_s: float) -> bool:
+        """Measure a group in a process of its own; tell whether its tables are whole."""
+        for _ in range(STARTS_MOST):
+            command = [sys.executable, str(ROOT / "run_verify.py")]
+            command += group.flags(self.asked.first, self.asked.rounds, self.asked.device)
+            if self.budget_s is not None:
+                left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
+                command += ["--minutes", f"{left_s / 60:.2f}"]
+            code = self._ran(command, group.path / LOG)
+            if self.stop() or code not in (0, 1, 70):
+                return False
+            if code == 0 and self._samples(group):
+                return True
+        return False
+
+    def _ran(self, command: list[str], log: Path) -> int:
+        with log.open("a") as text, subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT) as process:
+            while process.poll() is None:
+                if self.stop():
+                    process.terminate()
+                    process.wait()
+                time.sleep(POLL_S)
+        return process.returncode
+
+    def _samples(self, group: GroupFolder) -> list[SampleRow]:
+        """Return the samples of a group, read once; none before it is whole."""
+        found = self._read.get(group.path) or group.samples()
+        if found:
+            self._read[group.path] = found
+        return found
+
+    def _is_over(self, began_s: float) -> bool:
+        return self.budget_s is not None and time.monotonic() - began_s + self._longest_s > self.budget_s
+
+    def _write(self) -> int:
+        """Put the samples of all whole groups together; return their number."""
+        rows = [row for each in self.folders() for row in self._samples(each)]
+        return samples.write(self.folder / SAMPLES, rows) if rows else 0

@@ -1,0 +1,99 @@
+#!/usr/bin/env python3
+"""Collect a data set: convolutions of many models at many sizes, each by every algorithm and plan, as samples."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from convscope.cli.options import find_device, folder_gpu
+from convscope.cli.parser import OneLineParser, as_program, command, note_by
+from convscope.storage.paths import RESULTS
+
+if TYPE_CHECKING:
+    from convscope.cli.signals import StopSignal
+    from convscope.dataset.collect.request import Collection
+
+NAME = "run_dataset.py"
+
+
+def parser() -> OneLineParser:
+    """Return the command line."""
+    from convscope.dataset.collect.request import BATCHES, FAMILIES, SETTINGS, SIZES
+
+    count = sum(map(len, FAMILIES.values()))
+    made = OneLineParser(prog=NAME, description=__doc__)
+    made.add_argument("--budget-minutes", type=float, metavar="N", help="begin nothing that would end later")
+    models = f"default {count} models of {len(FAMILIES)} kinds"
+    made.add_argument("--models", nargs="+", metavar="NAME", help=models)
+    sizes = f"of square images; default {len(SIZES)} from {SIZES[0]} to {SIZES[-1]}"
+    made.add_argument("--sizes", nargs="+", type=int, default=[*SIZES], metavar="PX", help=sizes)
+    made.add_argument("--batch-sizes", nargs="+", type=int, default=[*BATCHES], metavar="N", help="default 1 8 32")
+    made.add_argument("--settings", nargs="+", metavar="NAME", help=f"default {' '.join(SETTINGS)}; on a CPU fp32")
+    made.add_argument("--first", type=int, default=4, metavar="N", help="plans of each heuristic, default 4")
+    made.add_argument("--rounds", type=int, default=5, metavar="N", help="placements in memory, default 5")
+    energy = "measure the energy of every Nth group, of six shapes; default 8 on a GPU, 0 is none"
+    made.add_argument("--energy-every", type=int, metavar="N", help=energy)
+    made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
+    made.add_argument(
+        "--list", action="store_true", help="print what there is to measure and what has been; measure nothing"
+    )
+    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
+    made.add_argument("--output-dir", metavar="DIR", help="default results/dataset/<gpu>")
+    made.add_take_over()
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns the exit code: 0, 1 where a group of shapes could not be measured, 2 for bad input, 75 where TERM, INT or
+    USR1 ended it before its end, 85 where USR2 did.
+    """
+    options = parser().parse_args(arguments)
+    return command(NAME, lambda stop: _collect(options, stop))
+
+
+def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
+    from convscope.dataset.collect.study import SAMPLES, CollectStudy
+    from convscope.errors import InputError
+
+    minutes = options.budget_minutes
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
+    asked = _request(options)
+    folder = Path(options.output_dir or RESULTS / "dataset" / folder_gpu(None, find_device(options.device)))
+    note = note_by(NAME)
+    study = CollectStudy(asked, folder, stop, note, None if minutes is None else 60 * minutes)
+    code = 0 if options.list else study.run(options.take_over)
+    print(study.standing())
+    if not options.list:
+        print(f"saved: {folder / SAMPLES}")
+    if stop():
+        note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command goes on")
+        return stop.exit_code
+    return code
+
+
+def _request(options: argparse.Namespace) -> Collection:
+    from convscope.dataset.collect import request
+
+    device = find_device(options.device)
+    models = options.models or [name for models in request.FAMILIES.values() for name in models]
+    settings = options.settings or (request.ON_CPU if device.type == "cpu" else request.SETTINGS)
+    few, shapes = options.energy_every, options.group_shapes
+    return request.Collection(
+        device=str(device), models=tuple(models), sizes=tuple(options.sizes), batch_sizes=tuple(options.batch_sizes),
+        settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
+        energy_every=request.ENERGY_EVERY[device.type] if few is None else few,
+        group_shapes=request.GROUP_SHAPES[device.type] if shapes is None else shapes,
+        group_bytes=request.GROUP_BYTES[device.type],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(as_program(main))

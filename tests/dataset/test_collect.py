@@ -1,0 +1,199 @@
+"""Collection of a data set: what is covered, in which order, what is kept, and a real one on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import run_dataset
+from convscope.dataset import samples
+from convscope.dataset.collect import coverage, study
+from convscope.dataset.collect.coverage import Stratum
+from convscope.dataset.collect.group import ABOUT, TABLE, GroupFolder
+from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection
+from convscope.dataset.collect.study import CollectStudy
+from convscope.errors import InputError
+
+SQUEEZE = "torchvision:squeezenet1_1"
+ASKED = Collection(
+    device="cuda:0", models=(SQUEEZE, "alexnet"), sizes=(64, 96), batch_sizes=(1, 8), settings=tuple(SETTINGS), first=4,
+    rounds=2, seed=0, group_shapes=10, group_bytes=2**33, energy_every=0,
+)  # fmt: skip
+
+
+def unstopped() -> bool:
+    return False
+
+
+def collecting(folder: Path, **changes: object) -> tuple[CollectStudy, list[str]]:
+    notes: list[str] = []
+    asked = dataclasses.replace(ASKED, **changes)  # type: ignore[arg-type]
+    return CollectStudy(asked, folder, unstopped, notes.append), notes  # type: ignore[arg-type]
+
+
+def test_every_shape_is_in_one_group():
+    found = [*coverage.groups(ASKED, set())]
+    keys = [(group.stratum.setting, key) for group in found for key in group.keys]
+    assert len(keys) == len(set(keys))
+    wanted = {(each.setting, key) for each in coverage.strata(ASKED) for key in coverage.shapes_of(ASKED, each)}
+    assert set(keys) == wanted
+    assert all(len(group.keys) <= 10 for group in found)
+
+
+def test_the_first_groups_are_of_each_setting_and_batch_size():
+    found = [group.stratum for group, _ in zip(coverage.groups(ASKED, set()), range(6), strict=False)]
+    assert found == coverage.strata(ASKED)
+    assert len({(each.setting, each.batch_size) for each in found}) == 6
+
+
+def test_groups_are_the_same_in_each_start_and_leave_out_what_is_known():
+    first = [*coverage.groups(ASKED, set())]
+    assert first == [*coverage.groups(ASKED, set())]
+    assert first != [*coverage.groups(dataclasses.replace(ASKED, seed=1), set())]
+    known = {(group.stratum.setting, key) for group in first[:6] for key in group.keys}
+    rest = {(group.stratum.setting, key) for group in coverage.groups(ASKED, known) for key in group.keys}
+    assert not known & rest
+    assert len(known | rest) == sum(len(group.keys) for group in first)
+
+
+def test_a_group_ends_where_memory_would_and_a_larger_shape_is_one_of_its_own():
+    least = dataclasses.replace(ASKED, group_bytes=1)
+    assert {len(group.keys) for group in coverage.groups(least, set())} == {1}
+
+
+def test_groups_with_energy_are_small_and_every_nth_counting_those_before():
+    asked = dataclasses.replace(ASKED, energy_every=3)
+    found = [group for group, _ in zip(coverage.groups(asked, set(), begun=2), range(7), strict=False)]
+    assert [group.energy for group in found] == [True, False, False, True, False, False, True]
+    assert all(len(group.keys) <= coverage.ENERGY_SHAPES for group in found if group.energy)
+
+
+def test_a_model_that_does_not_take_a_size_has_no_shapes_there():
+    assert coverage.uses_of("alexnet", 64)
+    assert coverage.uses_of("alexnet", 8) == ()
+
+
+def test_the_default_models_are_of_thirteen_kinds_and_all_known():
+    models = [name for each in FAMILIES.values() for name in each]
+    assert len(FAMILIES) >= 12
+    assert len(dataclasses.replace(ASKED, models=tuple(models)).models) == len(set(models))
+
+
+def test_a_group_comes_back_from_its_folder(tmp_path: Path):
+    group = next(coverage.groups(ASKED, set()))
+    written = GroupFolder.create(tmp_path / "0001", group)
+    assert GroupFolder.read(tmp_path / "0001") == written
+    assert (tmp_path / "0001" / TABLE).read_text().splitlines()[1].startswith("s0,1,")
+    flags = written.flags(4, 5, "cuda:0")
+    assert flags[flags.index("--math") + 1] == "fp32"
+    assert "--energy" not in flags
+    (tmp_path / "0001" / ABOUT).write_text("{")
+    with pytest.raises(InputError, match=r"group.json is damaged .*: remove the folder"):
+        GroupFolder.read(tmp_path / "0001")
+
+
+@pytest.fixture(scope="module")
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real collection of two groups on the CPU; the first was begun by a start that ended at once."""
+    folder = tmp_path_factory.mktemp("dataset")
+    asked = dataclasses.replace(
+        ASKED, device="cpu", models=("alexnet",), sizes=(64,), batch_sizes=(1,), settings=("fp32",), group_shapes=3
+    )
+    begun = next(coverage.groups(asked, set()))
+    GroupFolder.create(folder / "groups" / f"0001_{begun.stratum}", begun)
+    assert run_dataset.main(command(folder)) == 0
+    return folder
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    what = ["--models", "alexnet", "--sizes", "64", "--batch-sizes", "1", "--rounds", "2", "--group-shapes", "3"]
+    return [*what, "--device", "cpu", "--output-dir", str(folder), *more]
+
+
+def test_what_was_begun_goes_on_and_all_is_measured(collected: Path):
+    assert sorted(each.name for each in (collected / "groups").iterdir()) == ["0001_fp32_b1", "0002_fp32_b1"]
+    found = samples.read([collected / "samples.csv"])
+    assert len(found) == 5 * 3
+    assert set(found["algorithm"]) == {"direct", "smm", "torch"}
+    assert set(found["family"]) == {"alexnet"}
+    assert found["gpu_name"].notna().all()
+    assert set(found["layer"]) == {f"features.{number}" for number in (0, 3, 6, 8, 10)}
+    measured = found[found["status"] == "ok"]
+    assert (measured["mean_ms"] > 0).all()
+    assert (measured["relative_error"] < 1e-5).all()
+    assert set(measured.query("algorithm == 'direct'")["ran_provider"]) == {"ai3"}
+    first = measured[measured["layer"] == "features.0"].iloc[0]
+    assert (first["kernel_size"], first["stride"], first["in_height_px"], first["math"]) == ("11x11", "4x4", 64, "fp32")
+
+
+def test_a_second_start_measures_nothing(collected: Path, monkeypatch: pytest.MonkeyPatch):
+    def ran(*given: object) -> int:
+        raise AssertionError("nothing is left to measure")
+
+    monkeypatch.setattr(CollectStudy, "_ran", ran)
+    before = (collected / "samples.csv").read_bytes()
+    assert run_dataset.main(command(collected)) == 0
+    assert (collected / "samples.csv").read_bytes() == before
+
+
+def test_the_list_says_how_much_is_left(collected: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main([*command(collected, "--list"), "--sizes", "64", "96"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["fp32", "1", "10", "5", "5"]
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Commands that would measure; each ends with the next code of `codes`."""
+    ran: list[list[str]] = []
+
+    def end(self: CollectStudy, given: list[str], log: Path) -> int:
+        ran.append(given)
+        return 70
+
+    monkeypatch.setattr(CollectStudy, "_ran", end)
+    return ran
+
+
+def test_a_group_that_loses_the_gpu_each_time_is_left_and_said(tmp_path: Path, measured: list[list[str]]):
+    asked = {"models": ("alexnet",), "sizes": (64,), "batch_sizes": (1,), "settings": ("tf32",)}
+    collection, notes = collecting(tmp_path, **asked)
+    assert collection.run() == 1
+    assert len(measured) == study.STARTS_MOST
+    assert notes[-1].startswith("0001_tf32_b1 could not be measured: see ")
+    assert not (tmp_path / "samples.csv").exists()
+
+
+def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured: list[list[str]]):
+    collection, notes = collecting(tmp_path)
+    collection.budget_s = 1e-9
+    assert collection.run() == 1
+    assert len([*(tmp_path / "groups").iterdir()]) == 2  # the second is begun by the next start
+    assert any(line == "the time is up: the same command goes on" for line in notes)
+    assert float(measured[0][measured[0].index("--minutes") + 1]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--settings", "tf32"], "--settings tf32: ai3 computes fp32 alone on a CPU"),
+        (["--settings", "int8"], "--settings int8: choose some of fp32 tf32 float16,nhwc"),
+        (["--sizes", "0"], "--sizes 0"),
+        (["--models", "resnet51"], "unknown model 'resnet51'"),
+        (["--budget-minutes", "0"], "--budget-minutes 0.0: say how many minutes, above 0"),
+        (["--rounds", "1"], "--rounds 1"),
+    ],
+)
+def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main([*command(tmp_path), *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert reason in error
+
+
+def test_a_stratum_reads_as_a_folder_does():
+    assert str(Stratum("float16,nhwc", 8)) == "float16_nhwc_b8"
+    assert json.dumps(dataclasses.asdict(Stratum("tf32", 1))) == '{"setting": "tf32", "batch_size": 1}'
