@@ -101,6 +101,17 @@ def stranger(algorithm: str, kernels: Iterable[str], *, pointwise: bool) -> str 
     return None if known.proof & set(families.values()) else ""
 
 
+def shown(algorithm: str, kernels: Iterable[str], *, pointwise: bool) -> str:
+    """Return the algorithm that kernels show: the one that was asked for unless they prove another.
+
+    cuDNN's call by the name "gemm" launches a direct kernel for some layers; that is "direct".
+    """
+    names = [*kernels]
+    if not names or stranger(algorithm, names, pointwise=pointwise) is None:
+        return algorithm
+    return next((each for each in _ALLOWED if stranger(each, names, pointwise=pointwise) is None), algorithm)
+
+
 def working(kernels: Mapping[str, int]) -> Mapping[str, int]:
     """Return the kernels that do the convolution itself: two algorithms with the same ones are the same work."""
     return {kernel: count for kernel, count in kernels.items() if family(kernel) not in (LAYOUT, OTHER)}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import run_dataset
+from convscope.atlas.rows import PlanRow
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, study
 from convscope.dataset.collect.coverage import Stratum
@@ -17,6 +18,7 @@ from convscope.dataset.collect.group import ABOUT, TABLE, GroupFolder
 from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection
 from convscope.dataset.collect.study import CollectStudy
 from convscope.errors import InputError
+from convscope.storage.table import fill
 
 SQUEEZE = "torchvision:squeezenet1_1"
 ASKED = Collection(
@@ -192,6 +194,25 @@ def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert reason in error
+
+
+@pytest.mark.parametrize(
+    ("cells", "ran"),
+    [
+        ({"kernels": '{"cudnn::cnn::conv2d_grouped_direct_kernel": 1}'}, "direct"),
+        ({"kernels": '{"im2col4d_kernel": 1}'}, "gemm"),
+        ({"kernels": None}, "gemm"),
+        ({"candidate": "torch", "provider": None, "same_kernels_as": "plan:38"}, "plan:38"),
+    ],
+)
+def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, object], ran: str):
+    plan = fill(
+        PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)}
+        | {"layer": "s0", "candidate": "gemm", "provider": "cudnn", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
+        | cells
+    )  # fmt: skip
+    (sample,) = GroupFolder(tmp_path, next(coverage.groups(ASKED, set())))._samples([plan], {})
+    assert sample.ran_algorithm == ran
 
 
 def test_a_stratum_reads_as_a_folder_does():

@@ -200,3 +200,20 @@ def test_the_short_name_leaves_out_templates_and_parameters(name: str, short: st
 
 def test_the_work_of_two_algorithms_is_compared_without_layout_changes_and_memsets():
     assert kernel_families.working({TO_NHWC: 2, XMMA_TF32: 1, "Memset (Device)": 1}) == {XMMA_TF32: 1}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kernels", "pointwise", "shown"),
+    [
+        ("gemm", [GROUPED_DIRECT], False, "direct"),
+        ("gemm", ["im2col4d_kernel", "volta_sgemm_128x64_nn"], False, "gemm"),
+        ("gemm", ["volta_sgemm_128x64_nn"], True, "gemm"),
+        ("fft", [IMPLICIT_KERNEL], False, "implicit gemm"),
+        ("fft tiling", ["fft2d_r2c_32x32"], False, "fft tiling"),
+        ("fft", ["something_else"], False, "fft"),
+        ("plan:38", [GROUPED_DIRECT], False, "plan:38"),
+        ("gemm", [], False, "gemm"),
+    ],
+)
+def test_kernels_show_the_algorithm_that_ran(asked: str, kernels: list[str], pointwise: bool, shown: str):
+    assert kernel_families.shown(asked, kernels, pointwise=pointwise) == shown

@@ -18,6 +18,7 @@ from convscope.storage.store import Store
 from convscope.storage.table import fill, write_atomically
 from convscope.timing.stopwatch import CPU_METHOD
 from convscope.timing.summary import half_width_ms
+from convscope.verification import kernel_families
 
 TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
@@ -95,8 +96,16 @@ class GroupFolder:
                 run=f"{row.host} {row.gpu_uuid or 'cpu'} {run.get('started_utc', '')}", mean_ms=row.mean_ms,
                 mean_ci95_ms=None if row.std_ms is None else half_width_ms(row.std_ms, row.rounds),
                 placements=row.rounds or None, timing_method=CPU_METHOD if on_cpu else IN_A_PASS,
-                ran_algorithm=row.candidate if row.provider else row.same_kernels_as, ran_provider=row.provider,
+                ran_algorithm=_ran(row), ran_provider=row.provider,
                 cudnn=row.cudnn, driver=row.driver, torch=environment.get("torch"), model=use.model,
                 family=family_of(use.model), input_size=use.input_size, layer=use.layer,
                 status=STATUS[row.outcome], reason=row.reason,
             )  # fmt: skip
+
+
+def _ran(row: PlanRow) -> str | None:
+    """Return the algorithm that a candidate's kernels show, for a chooser the candidate that launches the same."""
+    if not row.provider:
+        return row.same_kernels_as
+    pointwise = row.kernel_size == "1x1" and row.stride == "1x1"
+    return kernel_families.shown(row.candidate, json.loads(row.kernels or "{}"), pointwise=pointwise)
