@@ -7,12 +7,13 @@ the same work, card and software that were measured in two runs are repeats; bot
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.dataset import parquet
 from convscope.errors import InputError
 from convscope.storage import table
 from convscope.storage.table import Table
@@ -81,6 +82,7 @@ class SampleRow:
 
 
 SAMPLES = Table(SampleRow, unique=("gpu_name", "cudnn", *WORK, "run", "layer", "model", "input_size"), first=16)
+_NEEDED = [field.name for field in dataclasses.fields(SampleRow) if not str(field.type).endswith(" | None")]
 _TEXT = frozenset(field.name for field in dataclasses.fields(SampleRow) if str(field.type).startswith("str"))
 
 
@@ -93,42 +95,57 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     """
     import pandas as pd  # only those who want data frames need it
 
-    found = [table.frame(SAMPLES, _rows(path)) for path in paths]
+    found = [table.frame(SAMPLES, cells(path)) for path in paths]
     if not any(len(each) for each in found):
         raise InputError(f"{', '.join(map(str, paths))}: no samples in it: measure some, or import them")
     every = pd.concat([each for each in found if len(each)], ignore_index=True)
     if twice := int(every.duplicated([*SAMPLES.unique]).sum()):
         raise InputError(f"{', '.join(map(str, paths))}: {twice} samples stand in two files: name each run once")
+    return with_none(every)
+
+
+def with_none(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return samples with None in place of NaN in the columns of text."""
     for name in _TEXT:
-        every[name] = [None if cell != cell else cell for cell in every[name].astype(object)]  # NaN is not itself
-    return every
+        frame[name] = [None if cell != cell else cell for cell in frame[name].astype(object)]  # NaN is not itself
+    return frame
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def cells(path: Path) -> list[dict[str, str]]:
+    """Read a file of samples, CSV or Parquet, as text.
+
+    Raises:
+        InputError: as for `read`.
+    """
     if not path.exists():
         raise InputError(f"{path} does not exist: name a file of samples (convscope import writes one)")
-    rows = table.rows(path, SAMPLES)
-    for number, row in enumerate(rows, start=2):
-        _check(f"{path}, line {number}", row)
+    if path.suffix == parquet.SUFFIX:
+        rows, of, first = parquet.rows(path, SAMPLES), "sample", 0
+    else:
+        rows, of, first = table.rows(path, SAMPLES), "line", 2
+    for number, row in enumerate(rows, start=first):
+        for problem in problems(row):
+            raise InputError(f"{path}, {of} {number}: {problem}")
     return rows
 
 
-def _check(where: str, row: dict[str, str]) -> None:
-    """Raise InputError for a value that no measurement has."""
-    if row["dtype"] not in ELEMENT_BYTES:
-        raise InputError(f"{where}: dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}")
+def problems(row: Mapping[str, str]) -> Iterator[str]:
+    """Yield what is wrong with a sample: values that no measurement has."""
+    yield from (f"{name} is empty" for name in _NEEDED if not row[name])
+    if row["dtype"] and row["dtype"] not in ELEMENT_BYTES:
+        yield f"dtype is {row['dtype']!r}: choose one of {', '.join(ELEMENT_BYTES)}"
     for name in (*_COUNTS, *_PAIRS):
         least = 0 if name == "padding" else 1
         parts = row[name].split("x") if name in _PAIRS else [row[name].removesuffix(".0")]
         right = len(parts) == 1 + (name in _PAIRS) and all(each.isdecimal() and int(each) >= least for each in parts)
         if row[name] and not right:
             form = "height and width, 3x3" if name in _PAIRS else "a whole number"
-            raise InputError(f"{where}: {name} is {row[name]!r}: write {form}, from {least}")
+            yield f"{name} is {row[name]!r}: write {form}, from {least}"
     for name in ("mean_ms", "energy_j"):
         if row[name] and not 0 < float(row[name]) < float("inf"):
-            raise InputError(f"{where}: {name} is {row[name]}: a measured value is above 0, and an absent one empty")
+            yield f"{name} is {row[name]}: a measured value is above 0, and an absent one empty"
     if row["status"] == "ok" and not row["mean_ms"]:
-        raise InputError(f"{where}: the status is ok and mean_ms is empty: give the time, or another status")
+        yield "the status is ok and mean_ms is empty: give the time, or another status"
 
 
 def write(path: Path, rows: Iterable[SampleRow]) -> int:
