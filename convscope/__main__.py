@@ -20,6 +20,7 @@ COMMANDS = {
     "check": ("cluster.submission", "whether a combination can run, and the stages it still needs"),
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
     "import": ("dataset.command", "other people's measurements to a file of samples"),
+    "dataset": ("dataset.package.command", "samples of several runs as a data set to be published"),
     "predict": ("prediction.command", "learn from samples, say how wrong it is, predict, calibrate to another card"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
 }

@@ -32,6 +32,7 @@ NARROWER = {
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
     "dataset": {"storage", "cudnn.shape"},
     "dataset.command": {"storage", "cli"},
+    "dataset.package.command": {"storage", "cli"},
     "dataset.collect": {*LAYERS, "dataset"},
     "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import math
 import random
 import zlib
@@ -52,3 +53,19 @@ def drawn(
                 of_shape = random.Random(zlib.crc32(text.encode())).gauss(0, knack)
                 took = milliseconds(row, *CARDS[name]) * math.exp(of_shape + draw.gauss(0, noise))
                 yield dataclasses.replace(row, mean_ms=took)
+
+
+KERNELS = {"gemm": {"im2col4d_kernel": 1, "volta_sgemm_128x64_nn": 1}, "winograd": {"winograd_3x3_kernel": 1}}
+
+
+def measured(count: int, cards: tuple[str, ...] = tuple(CARDS), run: int = 1, seed: int = 0) -> list[SampleRow]:
+    """Return drawn samples as a run on a GPU writes them: with interval, kernels, host and UUID in `run`."""
+    return [
+        dataclasses.replace(
+            row, run=f"node{run} GPU-{run}{cards.index(row.gpu_name)} 2026-01-0{run}T10:00:00+00:00",
+            mean_ci95_ms=0.06 * (row.mean_ms or 0), placements=5, kernels=json.dumps(KERNELS[row.algorithm]),
+            ran_algorithm=row.algorithm, ran_provider="cudnn", cudnn="9.19.0", driver="580.1.2", model="vgg16",
+            input_size=64, layer=f"features.{number}",
+        )
+        for number, row in enumerate(drawn(count, cards, tuple(ALGORITHMS), seed=seed))
+    ]  # fmt: skip

@@ -1,0 +1,71 @@
+"""`python -m convscope dataset package`: samples of one or several runs as a data set that can be published."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from convscope.cli.parser import OneLineParser, one_line, report_error
+from convscope.dataset.package import folder, merging
+from convscope.dataset.package.facts import Release
+from convscope.dataset.package.merging import ContradictionError
+from convscope.errors import InputError
+from convscope.storage.paths import now_utc
+
+_SHOWN = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write a data set; return the exit code, 1 where rows of the same run contradict each other.
+
+    Raises:
+        InputError: a file is no table of samples, or the data set cannot be written.
+    """
+    options = _parser().parse_args(arguments)
+    day = options.date or now_utc()[:10]
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
+        raise InputError(f"--date {day}: write it as 2026-01-31")
+    try:
+        rows, again = merging.merged(options.samples)
+    except ContradictionError as error:
+        return report_error("convscope dataset package", error)
+    made = folder.package(rows, Release(options.release, day, options.url, options.creator))
+    folder.write(options.output, made)
+    for line in _said(made, again, options.url):
+        print(one_line(line))
+    print(f"{len(rows)} samples, {len(made.files)} files, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
+    return 0
+
+
+def _said(made: folder.Package, again: int, url: str) -> list[str]:
+    """Return what is to be known of a merge: rows in several files, conflicts, splits that there are none of."""
+    lines = [f"{again} rows stood in several files, and are kept once"] if again else []
+    for each in made.conflicts[:_SHOWN]:
+        what = f"{each.status} and {each.other_status}"
+        if each.kind == merging.TIMES:
+            what = f"{each.mean_ms:.4g} and {each.other_mean_ms:.4g} ms, {each.apart_ms:.2g} apart"
+            what += f" where their intervals allow {each.allowed_ms:.2g}"
+        title = merging.title(made.rows[each.sample])
+        lines.append(f"conflict: samples {each.sample} and {each.other_sample} ({title}): {what}")
+    if len(made.conflicts) > _SHOWN:
+        lines.append(f"conflict: {len(made.conflicts) - _SHOWN} more, in conflicts.csv")
+    if not url:
+        lines.append("no --url: croissant.json needs the address of the data set's page before it is published")
+    return lines + [f"no split by {kind}: {reason}" for kind, reason in made.refused.items()]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = OneLineParser(prog="convscope dataset", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="package")
+    package = commands.add_parser("package", help="Parquet, splits, documents, a card", allow_abbrev=False)
+    package.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples, CSV or Parquet")
+    text = "folder to write, data/<gpu>"
+    package.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=text)
+    package.add_argument("--release", default="1.0.0", metavar="VERSION", help="version; default %(default)s")
+    package.add_argument("--date", metavar="YYYY-MM-DD", help="day of publication; default today")
+    package.add_argument("--url", default="", help="address of its page")
+    text = "who made it; default %(default)s"
+    package.add_argument("--creator", default="the contributors of convscope", metavar="NAME", help=text)
+    return parser

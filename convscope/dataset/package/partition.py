@@ -1,0 +1,102 @@
+"""Files of splits of a published data set: for each split whether a sample is held back, learned from or left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from convscope.dataset import parquet, samples, splits
+from convscope.dataset.samples import SAMPLES, SHAPE, SampleRow
+from convscope.errors import InputError
+from convscope.storage import table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+HELD_BACK, LEARNED, LEFT_OUT = "held back", "learned", "left out"
+ROLES = (HELD_BACK, LEARNED, LEFT_OUT)
+Roles = Mapping[str, Sequence[str]]
+"""Of each split by its name, the role of each sample that takes part."""
+
+
+def frame(rows: Sequence[SampleRow]) -> pd.DataFrame:
+    """Return samples as `samples.read` returns them."""
+    cells = [{name: _text(getattr(row, name)) for name in SAMPLES.columns} for row in rows]
+    return samples.with_none(table.frame(SAMPLES, cells))
+
+
+def _text(value: object) -> str:
+    return "" if value is None else str(value)
+
+
+def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:
+    """Return the numbers of the samples that splits divide: those with a time and all sizes."""
+    measured = (every["status"] == "ok") & every["mean_ms"].notna()
+    return np.flatnonzero(measured & every[[*SHAPE]].notna().all(axis=1))
+
+
+def roles(every: pd.DataFrame, kind: str) -> Roles:
+    """Return the splits of a kind over the samples that take part.
+
+    Raises:
+        InputError: the samples cannot be divided so.
+    """
+    kept = every.iloc[taking_part(every)].reset_index(drop=True)
+    if kept.empty:
+        raise InputError(f"split by {kind}: no sample has a time and sizes")
+    found = {}
+    for split in splits.splits(kept, kind):
+        if not split.held_back.any() or not split.learned.any():
+            raise InputError(f"split by {kind}: {split.name} leaves nothing on one side: measure more")
+        found[split.name] = np.where(split.held_back, HELD_BACK, np.where(split.learned, LEARNED, LEFT_OUT)).tolist()
+    return found
+
+
+def every_kind(every: pd.DataFrame) -> tuple[dict[str, Roles], dict[str, str]]:
+    """Return the splits of each kind that the samples can be divided by, and for each other kind why not."""
+    tried = {kind: _tried(every, kind) for kind in splits.KINDS}
+    found = {kind: each for kind, each in tried.items() if not isinstance(each, str)}
+    return found, {kind: each for kind, each in tried.items() if isinstance(each, str)}
+
+
+def _tried(every: pd.DataFrame, kind: str) -> Roles | str:
+    try:
+        return roles(every, kind)
+    except InputError as error:
+        return str(error).partition(": ")[2]
+
+
+def schema(names: Sequence[str]) -> pa.Schema:
+    """Return the columns of a file with these splits."""
+    import pyarrow as pa
+
+    number = pa.field(parquet.NUMBER, pa.int32(), nullable=False)
+    return pa.schema([number, *(pa.field(name, pa.string(), nullable=False) for name in names)])
+
+
+def content(every: pd.DataFrame, found: Roles) -> bytes:
+    """Return the splits of a kind as a file."""
+    columns = {parquet.NUMBER: taking_part(every).tolist(), **found}
+    return parquet.packed(columns, schema([*found]))
+
+
+def leaks(every: pd.DataFrame, kind: str, numbers: Sequence[int], found: Roles) -> Iterator[str]:
+    """Yield what is learned from and held back at the same time in the splits of a kind.
+
+    Args:
+        numbers: the samples that `found` has roles of.
+    """
+    kept = every.iloc[list(numbers)]
+    apart = {"family": ("family",), "gpu": ("gpu_name",)}.get(kind)
+    for name, each in found.items():
+        part = np.array(each, dtype=object)
+        for columns in filter(None, (SHAPE if kind in ("layer", "family", "size") else None, apart)):
+            labels = splits.joined(kept, columns)
+            for label in sorted({*labels[part == HELD_BACK]} & {*labels[part == LEARNED]}):
+                one, other = (np.flatnonzero((labels == label) & (part == role))[0] for role in (HELD_BACK, LEARNED))
+                what = f"{', '.join(columns)} {label}" if columns is not SHAPE else f"the shape {label}"
+                yield f"{name}: {what} is held back (sample {numbers[one]}) and learned (sample {numbers[other]})"
