@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,10 @@ COMMANDS = {
     "figures": ("report.figures", "the same as PDF, SVG and PNG for a paper"),
     "summary": ("report.summary", "the same in a few lines of Markdown, or JSON"),
     "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks, deny one"),
-    "check": ("cluster.submission", "whether a combination can run, and the stages it still needs"),
+    "check": (
+        "dataset.check.command",
+        "whether a data set or a file of samples holds; of model, algorithm and GPU, the stages still needed",
+    ),
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
     "import": ("dataset.command", "other people's measurements to a file of samples"),
     "dataset": ("dataset.package.command", "samples of several runs as a data set to be published"),
@@ -37,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"convscope: unknown command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return int(importlib.import_module(f"convscope.{COMMANDS[name][0]}").main(rest))
+        return int(importlib.import_module(f"convscope.{_module(name, rest)}").main(rest))
     except InputError as error:
         print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -48,6 +52,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         advice = f"activate the environment of this project, or {sys.executable} -m pip install {error.name}"
         print(f"convscope {name}: {here}: {advice}", file=sys.stderr)
         return 2
+
+
+def _module(name: str, arguments: Sequence[str]) -> str:
+    """Return the module of a command; `check` has two, told apart by what it is given."""
+    module, _ = COMMANDS[name]
+    return module if name != "check" or _is_of_data(arguments) else "cluster.submission"
+
+
+def _is_of_data(arguments: Sequence[str]) -> bool:
+    """Tell whether `check` was given data: it is asked for the stages of a combination with --stages alone."""
+    own = itertools.takewhile(lambda each: each != "--", arguments)
+    return not any(each.startswith("--st") for each in own)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,11 @@ class Gpu:
     boost_mhz: int | None = None
     clock_source: str | None = None
 
+    @property
+    def cache_mib(self) -> int:
+        """Size of the second-level cache: that of the whole chip, of which a card may have a part, so none has more."""
+        return CACHE_MIB[self.label]
+
     def tflops(self, dtype: str, math: str) -> float:
         """Return the peak rate in a data type; float32 in `math` "tf32" where the card has it."""
         if dtype != "float32":
@@ -65,6 +70,11 @@ GPUS = (
     Gpu("2080ti", r"RTX 2080 Ti", 13.4, None, 53.8, 616, _TURING, 68),
     Gpu("2080", r"RTX 2080(?! SUPER)", 10.1, None, 40.3, 448, _TURING, 46),
 )
+# NVIDIA's architecture whitepapers (GP100, GP104, GV100, TU102, TU104, GA100, GA102, AD102, AD104, GH100).
+CACHE_MIB = {
+    "h200": 60, "h100": 60, "a100": 48, "a30": 48, "v100": 6, "l40s": 96, "l40": 96, "4090": 96, "l4": 48, "a40": 6,
+    "a10": 6, "2080ti": 6, "t4": 4, "2080": 4, "p100": 4, "p4": 2,
+}  # fmt: skip
 
 
 def identify(device_name: str) -> Gpu | None:

@@ -33,6 +33,7 @@ NARROWER = {
     "dataset": {"storage", "cudnn.shape"},
     "dataset.command": {"storage", "cli"},
     "dataset.package.command": {"storage", "cli"},
+    "dataset.check": {"storage", "cudnn.shape", "cli", "verification.kernel_families"},
     "dataset.collect": {*LAYERS, "dataset"},
     "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},

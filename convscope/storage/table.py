@@ -105,6 +105,35 @@ def rows(path: Path, form: Table) -> list[dict[str, str]]:
     return found
 
 
+def sound_rows(path: Path, form: Table) -> tuple[dict[int, dict[str, str]], list[str]]:
+    """Read the rows of a table that are right, by line, and say of each other one what is wrong: for a check of it.
+
+    Raises:
+        InputError: the file cannot be read, or has other columns than such a table.
+    """
+    text = _text(path)
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    found: dict[int, dict[str, str]] = {}
+    faults, seen, types = [], dict[tuple[str, ...], int](), _types(form.row_type)  # type: ignore[arg-type]
+    try:
+        names = next(lines, [])
+        _check_header(path, names, form)
+        for cells in lines:
+            try:
+                _check_cells(f"{path}, line {lines.line_num}", names, cells, types)
+            except InputError as error:
+                faults.append(str(error).removesuffix(f": {ADVICE}"))
+                continue
+            row = dict(zip(names, cells, strict=True))
+            key = tuple(row[name] for name in form.unique if name in row)
+            if seen.setdefault(key, lines.line_num) != lines.line_num:
+                faults.append(f"{path}, line {lines.line_num}: its key stands in line {seen[key]} already")
+            found[lines.line_num] = {name: row.get(name, form.added.get(name, "")) for name in form.columns}
+    except csv.Error as error:
+        raise InputError(f"{path}, line {lines.line_num}: {error}") from None
+    return found, faults
+
+
 def frame(form: Table, kept: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return rows as `rows` reads them as a data frame; a column that an older version did not have is empty."""
     import pandas as pd  # only those who want data frames need it

@@ -1,0 +1,120 @@
+"""Least time of a convolution that a card's peaks allow: its arithmetic, and what must cross its memory.
+
+Both are bounds that no kernel can beat, so that a faster row is wrong, whoever measured it:
+
+- Arithmetic: products with an element of the padding are not counted, for a kernel may leave them out. A Winograd or
+  FFT algorithm does fewer products. None does fewer than one for each output and input channel: F(m, r) takes m + r - 1
+  products for m outputs of an r-tap filter, and the half spectrum of an FFT more. That is the bound where such an
+  algorithm ran, and where nobody knows what ran.
+- Memory: of the input the elements that a filter touches, of the filters the taps that touch the image, all outputs,
+  once each. What the cache holds of input and filters when the call begins, and of the output when it ends, crosses the
+  memory in another call's time: the size of the cache is taken off both.
+
+Consumer cards clock above their nominal boost; their arithmetic is allowed `CONSUMER_BOOST` times the peak.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.dataset.samples import SampleRow
+from convscope.gpus import Gpu
+
+CONSUMER_BOOST = 1.25
+_CONSUMER = ("2080", "2080ti", "4090")
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work that no algorithm of its kind can leave out.
+
+    Attributes:
+        flops: a multiply and an add counting as two.
+        read, written: elements of input and filters, and of the output.
+    """
+
+    flops: int
+    read: int
+    written: int
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The least time of a call, by arithmetic and by memory."""
+
+    compute_ms: float
+    memory_ms: float
+
+    @property
+    def time_ms(self) -> float:
+        """The longer of the two."""
+        return max(self.compute_ms, self.memory_ms)
+
+
+def work(row: SampleRow, is_fast: bool) -> Work | None:
+    """Return the work of a sample, None where its sizes are not known or give no output.
+
+    Args:
+        is_fast: the algorithm may be of the kind that does fewer products.
+    """
+    axes = _axes(row)
+    if axes is None or row.groups is None:
+        return None
+    (high, wide), channels = axes, row.in_channels // row.groups
+    products, outputs = high.products * wide.products, high.outputs * wide.outputs
+    per_tap = row.batch_size * row.out_channels * channels
+    return Work(
+        flops=2 * per_tap * (min(products, outputs) if is_fast else products),
+        read=row.batch_size * row.in_channels * high.touched * wide.touched
+        + row.out_channels * channels * high.taps * wide.taps,
+        written=row.batch_size * row.out_channels * outputs,
+    )
+
+
+def floor(row: SampleRow, gpu: Gpu, is_fast: bool) -> Floor | None:
+    """Return the least time of a sample on a card, None where its sizes are not known or give no output."""
+    least = work(row, is_fast)
+    if least is None:
+        return None
+    tflops = max(gpu.tflops(row.dtype, row.math), gpu.tflops(row.dtype, "fp32"))
+    tflops *= CONSUMER_BOOST if gpu.label in _CONSUMER else 1
+    held = gpu.cache_mib * _MIB
+    crossing = sum(max(0, each * ELEMENT_BYTES[row.dtype] - held) for each in (least.read, least.written))
+    return Floor(least.flops / tflops / 1e9, crossing / gpu.bandwidth_gbps / 1e6)
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Work along one axis: outputs, pairs of an output and a tap inside the image, elements and taps in some pair."""
+
+    outputs: int
+    products: int
+    touched: int
+    taps: int
+
+
+def _axes(row: SampleRow) -> tuple[_Axis, _Axis] | None:
+    if None in (row.in_height_px, row.in_width_px, row.stride, row.padding, row.dilation):
+        return None
+    texts = (row.kernel_size, row.stride, row.padding, row.dilation)
+    pairs = [[int(each) for each in str(text).split("x")] for text in texts]
+    high, wide = (
+        _axis(int(extent or 0), *(pair[place] for pair in pairs))
+        for place, extent in enumerate((row.in_height_px, row.in_width_px))
+    )
+    return (high, wide) if high and wide else None
+
+
+@functools.cache
+def _axis(extent: int, taps: int, step: int, pad: int, dilation: int) -> _Axis | None:
+    outputs = (extent + 2 * pad - dilation * (taps - 1) - 1) // step + 1
+    if outputs < 1:
+        return None
+    places = np.arange(outputs)[:, None] * step + np.arange(taps)[None, :] * dilation - pad
+    inside = (places >= 0) & (places < extent)
+    return _Axis(outputs, int(inside.sum()), len(np.unique(places[inside])), int(inside.any(axis=0).sum()))
