@@ -199,8 +199,8 @@ EXHIBITS = (
         "Whole passes, in rounds that did not pick the fastest: the fastest of each layer put together, and each "
         "chooser.",
         "choice_passes",
-        (*RUN, "size", "convolutions_by", "mean_ms", "std_ms", "rounds", "saved_us", "saved_ci99_us", "regret_us",
-         "regret_ci99_us", "energy_mj", "energy_ci_mj"), needs="mean_ms",
+        (*RUN, "cudnn", "size", "convolutions_by", "mean_ms", "std_ms", "rounds", "saved_us", "saved_ci99_us",
+         "regret_us", "regret_ci99_us", "energy_mj", "energy_ci_mj"), needs="mean_ms",
         without="No run has compared choices: run_verify.py --choice or --plans does.",
         draws=lambda domain: charts.bars("mean_ms", "convolutions_by", "std_ms", None, []), order="mean_ms",
     ),
@@ -209,7 +209,7 @@ EXHIBITS = (
         "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the "
         "legacy heuristic picked.",
         "picks",
-        (*WHERE, "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest", "smallest_mib",
+        (*WHERE, "cudnn", "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest", "smallest_mib",
          *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"), order="-torch_regret_us",
         only="torch_regret_us", top=(("layer", 15, ""),),
         without="No run has compared choices: run_verify.py --choice or --plans does.",

@@ -113,6 +113,11 @@ def title(column: str) -> str:
     return TITLES.get(column, column.replace("_", " "))
 
 
+def utc(said: Any) -> str:
+    """Return a time as `run.json` says it, without its zone, which the title of the column has."""
+    return plain(said or "").removesuffix("+00:00").replace("T", " ")
+
+
 def plain(value: Any) -> str:
     """Return a text from a disk on one line, without signs that a reader cannot see, and not too long."""
     text = one_line(value)

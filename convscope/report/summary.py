@@ -20,7 +20,7 @@ COLUMNS = (
     "replaced_layers",
 )
 GAINS = (
-    *("model", "gpu", "batch", "dtype", "math", "layout", "size", "convolutions_by", "mean_ms", "saved_us"),
+    *("model", "gpu", "cudnn", "batch", "dtype", "math", "layout", "size", "convolutions_by", "mean_ms", "saved_us"),
     *("saved_ci99_us", "run"),
 )
 

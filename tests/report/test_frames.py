@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -152,6 +153,19 @@ def test_the_picks_of_a_layer(found: Content):
     assert pd.isna(pick["benchmark_regret_us"])
 
 
+def test_choices_name_their_version_of_cudnn(found: Content):
+    for name in ("picks", "choice_passes", "candidates"):
+        assert found.tables[name]["cudnn"].ne("").all(), name
+
+
+def test_plans_of_every_kind_are_no_algorithms_to_filter_by():
+    names = ["plan:1", "plan+packed:67:k2=8", "plan+steps:58", "torch", "direct"]
+    rows = pd.DataFrame({"candidate": names, "layer": "a", "position": 0, "mean_ms": 1.0, "outcome": "ok"})
+    folder = SimpleNamespace(study="plans", tables={"plans": rows}, request={}, environment={}, path=Path("run"))
+    candidates = studies.of_candidates(folder)  # type: ignore[arg-type]
+    assert candidates["algorithm"].fillna("").to_list() == ["", "", "", "torch", "direct"]
+
+
 def test_plans_of_a_shape_stand_under_each_layer_that_has_it(found: Content):
     candidates = found.tables["candidates"]
     assert candidates.groupby("layer").size().to_dict() == {"conv1": 4, "conv2": 4}
@@ -162,8 +176,9 @@ def test_plans_of_a_shape_stand_under_each_layer_that_has_it(found: Content):
 def test_a_chooser_alone_is_the_fastest_of_its_layer():
     rows = pd.DataFrame(
         [{"candidate": "torch", "mean_ms": 1.0, "regret_us": 0.0, "outcome": "ok", "run": "r", "position": 0}]
-    ).assign(**dict.fromkeys(("panel", "model", "gpu", "batch", "dtype", "layout", "math", "size", "layer"), "x"))
-    rows = rows.assign(energy_mj=None, workspace_mib=None)
+    )
+    names = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "cudnn", "size", "layer")
+    rows = rows.assign(**dict.fromkeys(names, "x"), energy_mj=None, workspace_mib=None)
     assert studies.picks(rows)["fastest"].tolist() == ["torch"]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from convscope.report.folders import Folder
-from convscope.report.labels import plain
+from convscope.report.labels import plain, utc
 from convscope.report.tables.overview import device
 
 EXPLAINED = (
@@ -51,7 +51,7 @@ def _start(folder: Folder, start: dict[str, Any]) -> dict[str, Any]:
     words = shlex.join(map(str, command)) if isinstance(command, list) else ""
     return {
         "run": plain(folder.path),
-        "began_utc": plain(start.get("utc") or ""),
+        "began_utc": utc(start.get("utc")),
         "command": plain(words) or None,
         "error": plain(start["error"]) if start.get("error") else None,
         "host": plain(environment.get("host") or ""),

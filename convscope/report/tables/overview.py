@@ -10,7 +10,7 @@ import pandas as pd
 
 from convscope.gpus import slowed_by
 from convscope.report.folders import VERIFICATIONS, Folder, Found, main_table
-from convscope.report.labels import kernel_names, number, plain, several
+from convscope.report.labels import kernel_names, number, plain, several, utc
 from convscope.report.tables.frames import column, dimensions, numeric, panels, renamed, texts, together
 
 SOFTWARE = ("driver", "cuda", "cudnn", "torch", "triton", "host", "git_commit")
@@ -42,7 +42,7 @@ def of_runs(folders: list[Folder]) -> pd.DataFrame:
             {"study": folder.study, **shared, "card": device(folder), "rows": len(rows), "asked": asked(folder)}
             | {"not_ok": int((status != "ok").sum()), "state": "ended" if ended else "stopped, or at work"}
             | {"error": plain(folder.document["error"]) if folder.document.get("error") else None}
-            | {"began_utc": plain(folder.document.get("started_utc") or ""), "ended_utc": plain(ended or ""), **facts}
+            | {"began_utc": utc(folder.document.get("started_utc")), "ended_utc": utc(ended), **facts}
         )
     return pd.DataFrame(found)
 

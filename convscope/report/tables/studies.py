@@ -26,7 +26,8 @@ def _of_verification(folder: Folder, rows: pd.DataFrame) -> dict[str, Any]:
     size = whole(sizes[0]) if isinstance(sizes, list) and sizes else None
     fused = " · fused" if folder.request.get("fused") else ""
     pixels = f" · {size} px" if size else ""
-    return found | {"size": size, "panel": f"{found['panel']}{pixels}{fused} · {folder.study}"}
+    cudnn = plain(folder.environment.get("cudnn") or "")
+    return found | {"cudnn": cudnn, "size": size, "panel": f"{found['panel']}{pixels}{fused} · {folder.study}"}
 
 
 def of_candidates(folder: Folder) -> pd.DataFrame:
@@ -43,7 +44,7 @@ def of_candidates(folder: Folder) -> pd.DataFrame:
     frame["workspace_mib"] = numeric(rows, "workspace_bytes", 1 / MIB)
     frame["energy_mj"] = numeric(rows, "energy_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
-    is_plan = frame["candidate"].astype(str).str.startswith("plan:")
+    is_plan = frame["candidate"].astype(str).str.startswith(("plan:", "plan+"))
     return frame.assign(**_of_verification(folder, rows), algorithm=frame["candidate"].mask(is_plan))
 
 
@@ -62,7 +63,7 @@ def picks(candidates: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     timed = candidates[(candidates["outcome"] == "ok") & np.isfinite(numeric(candidates, "mean_ms"))]
     found = []
-    shared = ["panel", "model", "gpu", "batch", "dtype", "layout", "math", "size", "run", "layer", "position"]
+    shared = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "cudnn", "size", "run", "layer", "position")
     for _, rows in timed.groupby(["run", "position"], sort=False):
         real = rows[~rows["candidate"].isin(list(PICKS))]
         real = rows if not len(real) else real
