@@ -103,7 +103,7 @@ class PinnedConv2d(nn.Module):
             return self._by_pytorch(why, x, *added)
         try:
             return self._planned(x, *added)
-        except NotSupportedError as refused:
+        except (NotSupportedError, NotImplementedError) as refused:
             return self._by_pytorch(str(refused), x, *added)
 
     def _planned(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:

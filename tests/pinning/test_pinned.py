@@ -156,13 +156,20 @@ def test_where_a_gradient_is_wanted_pytorch_computes(ran: list[tuple[Any, ...]])
     assert len(ran) == 1
 
 
-def test_a_plan_that_cudnn_refuses_is_pytorchs(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("algorithm", "refusal"),
+    [
+        ("plan:1", NotSupportedError("uses TF32, which is forbidden")),
+        ("direct", NotImplementedError("direct is a Triton kernel, and Triton is not installed")),
+    ],
+)
+def test_what_its_library_refuses_is_pytorchs(algorithm: str, refusal: Exception, monkeypatch: pytest.MonkeyPatch):
     def refuse(*given: object) -> None:
-        raise NotSupportedError("uses TF32, which is forbidden")
+        raise refusal
 
     monkeypatch.setattr(pinned, "planned_conv2d", refuse)
-    model = convscope.pin(Two(), pins(("first", "plan:1")))
-    with torch.inference_mode(), pytest.warns(PinWarning, match="plan:1 is left to PyTorch: uses TF32"):
+    model = convscope.pin(Two(), pins(("first", algorithm)))
+    with torch.inference_mode(), pytest.warns(PinWarning, match=f"{algorithm} is left to PyTorch: {refusal}"):
         model(X)
 
 
