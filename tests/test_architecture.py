@@ -27,6 +27,7 @@ NARROWER = {
     "pinning": {"storage", "cli", "cudnn", "convolution.algorithms", "profiling.comparison.judgement", "atlas.rows"},
     "pinning.pinned": {*LAYERS, "pinning"},
     "pinning.planned": {*LAYERS, "pinning"},
+    "equipment": {"storage", "timing", "power", "cli", "cudnn"},
     "training": BELOW_STUDIES,
     "conv3d": BELOW_STUDIES,
     "cluster": {"cli", "storage", "power", "convolution.algorithms", "convolution.names"},
@@ -43,7 +44,18 @@ NARROWER = {
     },
 }
 WITHOUT_TORCH = (
-    *("storage", "cluster", "planning", "dataset", "report", "prediction", "cli.display", "cli.options", "slurm"),
+    *(
+        "storage",
+        "cluster",
+        "planning",
+        "dataset",
+        "report",
+        "prediction",
+        "equipment",
+        "cli.display",
+        "cli.options",
+        "slurm",
+    ),
     *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
 )
 WITH_TORCH = ("dataset.collect.", "prediction.network")
