@@ -12,7 +12,7 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --kee
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint resolve gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -50,6 +50,11 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh tests/report/*.sh benchmarks/*.sh .ci/run
+
+resolve: $(READY)  ## the pins fit together on every Python that the project is for; installs nothing
+	for version in 3.10 3.11 3.12 3.13; do \
+	    $(BIN)/uv pip compile --quiet --python-version $$version --constraint constraints.txt --extra dev pyproject.toml >/dev/null || exit; \
+	done
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
