@@ -21,7 +21,7 @@ from convscope.prediction.core import Core
 from convscope.prediction.predictor import Predictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 1
+FORM, VERSION = "convscope predictor", 2
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
 """Samples whose prediction a document has."""

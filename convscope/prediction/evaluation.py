@@ -157,15 +157,15 @@ def _calibrated(made: Predictor, held_back: pd.DataFrame, count: int) -> pd.Data
 
 def _score(about: tuple[str, str, str, str], errors: Floats, shapes: Labels) -> Score:
     sizes = 100 * np.abs(errors)
-    low, high = _bootstrapped(sizes, shapes)
+    low, high = bootstrapped(sizes, shapes)
     return Score(
         *about, len(sizes), float(sizes.mean()), low, high, float(np.median(sizes)), float(np.quantile(sizes, 0.95)),
         100 * float((sizes <= 10).mean()),
     )  # fmt: skip
 
 
-def _bootstrapped(sizes: Floats, shapes: Sequence[object] | Labels) -> tuple[float | None, float | None]:
-    """Return the 95 % interval of the mean, drawing whole shapes; None for a single one."""
+def bootstrapped(sizes: Floats, shapes: Sequence[object] | Labels) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of the mean of sizes, drawing whole shapes; None for a single one."""
     table = pd.DataFrame({"size": sizes}).groupby(np.asarray(shapes, dtype=object))["size"].agg(["sum", "count"])
     if len(table) < 2:
         return None, None

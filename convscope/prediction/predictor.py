@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES
+from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
 from convscope.prediction import calibration, core, intervals
 from convscope.prediction.calibration import Correction
@@ -21,6 +21,8 @@ from convscope.prediction.features import CATEGORIES, Features, Floats, features
 
 TARGETS: Mapping[str, tuple[str, str]] = {"time": ("mean_ms", "ms"), "energy": ("energy_j", "J")}
 """What can be predicted, with its column among the samples and its unit."""
+OWN = "torch"
+"""Algorithm that others are compared with: PyTorch's own choice."""
 FEWEST = 100
 """Samples that a predictor is fitted to at least."""
 Given = Mapping[str, Mapping[str, float]]
@@ -43,16 +45,19 @@ class Predictor:
     Attributes:
         unit: what was held out for its intervals: one of `splits.KINDS`.
         widths: of its intervals, by algorithm.
+        pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
+            both share cancels.
         ranges: the least and largest value of each feature that was learned.
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
-        learned: number of samples, their digest and cards.
+        learned: number of samples, their digest, cards and versions of cuDNN ("" for none).
     """
 
     target: str
     unit: str
     core: Core
     widths: intervals.Widths
+    pairs: intervals.Widths
     ranges: Mapping[str, tuple[float, float]]
     corrections: Mapping[str, Correction]
     cards: Given
@@ -79,6 +84,13 @@ class Predictor:
                 half[here] = np.inf if width is None else width
         middle = given.roofline_ms * np.exp(found)
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), self._outside(given, frame))
+
+    def against_own(self, frame: pd.DataFrame, level: int = 90) -> Floats:
+        """Return for each sample half the width in the logarithm of the interval of its ratio to PyTorch's own choice.
+
+        It is infinite where too few pairs were learned. Of a card that a correction is for it is that of the others.
+        """
+        return intervals.of_rows(self.pairs, list(frame["algorithm"]), level)
 
     def _outside(self, given: Features, frame: pd.DataFrame) -> list[str]:
         """Return for each row what was never learned: the card, features with such a value; "" for nothing."""
@@ -111,7 +123,9 @@ class Predictor:
         predicted = bare.core.predict(given, kept)
         missed = logarithms(kept, self.target, given) - predicted
         plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
-        return dataclasses.replace(bare, corrections={**bare.corrections, names[0]: calibration.fit(plane, missed)})
+        learned = {**self.learned, "cudnn": sorted({*self.learned.get("cudnn", ()), *_versions(measured)})}
+        corrections = {**bare.corrections, names[0]: calibration.fit(plane, missed)}
+        return dataclasses.replace(bare, corrections=corrections, learned=learned)
 
 
 def usable(frame: pd.DataFrame, target: str) -> pd.DataFrame:
@@ -144,8 +158,24 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     numbers = given.values.drop(columns=list(CATEGORIES))
     ranges = {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
     learned = {"samples": len(frame), "digest": digest(frame), "gpu_names": sorted(frame["gpu_name"].unique())}
+    learned["cudnn"] = _versions(frame)
     widths = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object))
-    return Predictor(target, unit, fitted.core, widths, ranges, {}, cards, learned)
+    return Predictor(target, unit, fitted.core, widths, _pairs(frame, rests), ranges, {}, cards, learned)
+
+
+def _pairs(frame: pd.DataFrame, rests: Floats) -> dict[str, dict[str, float | None]]:
+    """Return widths for the ratio of each algorithm to PyTorch's own choice, from rests of the same work and card."""
+    works = splits.joined(frame, ("gpu_name", "cudnn", *SHAPE, *ARITHMETIC))
+    names = frame["algorithm"].to_numpy(dtype=object)
+    own = pd.Series(rests[names == OWN]).groupby(works[names == OWN]).mean()
+    between = rests - np.array([own.get(work, np.nan) for work in works], dtype=np.float64)
+    both = np.isfinite(between) & (names != OWN)
+    return intervals.widths(between[both], names[both])
+
+
+def _versions(frame: pd.DataFrame) -> list[str]:
+    """Return the versions of cuDNN that samples are by, "" for none."""
+    return sorted({"" if each is None or each != each else str(each) for each in frame["cudnn"]})
 
 
 def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -> Floats:

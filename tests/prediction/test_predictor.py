@@ -101,9 +101,9 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
         (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
         (
             lambda text: text.replace('"convscope predictor"', '"something"'),
-            "is something 1, not convscope predictor 1",
+            "is something 2, not convscope predictor 2",
         ),
-        (lambda text: text.replace('"version": 1', '"version": 7'), "is convscope predictor 7, not"),
+        (lambda text: text.replace('"version": 2', '"version": 7'), "is convscope predictor 7, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),
         (lambda text: text.replace("tree\\n", "bush\\n", 1), r"is damaged \(its contents have another SHA-256"),
         (lambda text: "[]", "is no predictor, or a damaged one"),
@@ -211,3 +211,27 @@ def test_samples_that_were_refused_or_have_no_sizes_are_not_learned():
     frame.loc[2, "mean_ms"] = np.nan
     assert len(predictor.usable(frame, "time")) == len(LEARNED) - 3
     assert len(predictor.usable(frame, "energy")) == 0
+
+
+def test_intervals_against_pytorchs_own_choice_hold_and_are_narrower_for_what_both_share():
+    def shared(count: int, seed: int) -> pd.DataFrame:
+        """Return samples whose shapes each have a factor that nothing tells, the same for both algorithms."""
+        frame = samples(count, algorithms=("torch", "winograd"), noise=0.02, seed=seed)
+        draws = np.random.default_rng(seed).normal(0, 0.3, count)
+        return frame.assign(mean_ms=frame["mean_ms"] * np.exp(np.repeat(draws, 2)))
+
+    made, asked = predictor.fit(shared(300, 0), "time", {}), shared(300, 7)
+    other = asked[asked["algorithm"] == "winograd"].reset_index(drop=True)
+    half = made.against_own(other, level=80)
+    found, truth = (
+        pd.Series(values).to_numpy().reshape(-1, 2) for values in (made.predict(asked).middle, asked["mean_ms"])
+    )
+    missed = np.abs(np.log(found[:, 1] / found[:, 0]) - np.log(truth[:, 1] / truth[:, 0]))
+    assert 100 * (missed <= half).mean() == pytest.approx(80, abs=8)
+    width = made.widths["winograd"]["80"]
+    assert width is not None
+    assert half.max() < 0.6 * width
+
+
+def test_without_pytorchs_own_choice_there_is_no_interval_against_it(made: Predictor):
+    assert np.isinf(made.against_own(ASKED)).all()
