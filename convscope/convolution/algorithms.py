@@ -142,7 +142,7 @@ MIXTURES: Mapping[str, Algorithm] = {
     algorithm.name: algorithm
     for algorithm in (
         Algorithm(AUTOTUNE, "the fastest plan of each layer, measured in the model", None, None, (GRAPH,), _any_shape),
-        Algorithm(PLANNED, "the plan that a document has for each layer", None, None, (GRAPH,), _any_shape),
+        Algorithm(PLANNED, "the plan that a document has for each layer", None, "ai3", (GRAPH,), _any_shape),
     )
 }
 """Names of plans that differ from layer to layer: no layer alone can be given one."""

@@ -50,7 +50,10 @@ class Pin:
 
 @dataclass(frozen=True)
 class Pins:
-    """The layers of a model, and what their plans depend on: columns of `SETTINGS` and `STACK`, by name."""
+    """The layers of a model, and what their plans depend on: columns of `SETTINGS` and `STACK`, by name.
+
+    Of a CPU `gpu_name` is the processor's name, and there is no cuDNN.
+    """
 
     settings: Mapping[str, Any]
     stack: Mapping[str, Any]
@@ -84,8 +87,10 @@ def from_atlas(folder: Path, pick: str = FASTEST) -> Pins:
     layers = [
         _pin(each, chosen[each.shape_position], pick) for each in found["plan_layers"] if each.shape_position in chosen
     ]
-    request = (store.read_run() or {}).get(PLANS.request, {})
+    run = store.read_run() or {}
+    request = run.get(PLANS.request, {})
     about = {name: getattr(rows[0], name) for name in (*SETTINGS, *STACK)}
+    about["gpu_name"] = about["gpu_name"] or run.get("environment", {}).get("cpu")
     settings = {name: about[name] for name in SETTINGS}
     return Pins(settings, {name: about[name] for name in STACK}, request.get(MODEL_DIGEST), layers)
 

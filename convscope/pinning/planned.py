@@ -18,6 +18,7 @@ from convscope.errors import InputError
 from convscope.pinning import document
 from convscope.pinning.document import SHAPE, Pins
 from convscope.profiling.request import Run
+from convscope.storage.environment import processor_name
 
 SAME_WORK = ("math", "dtype", "layout")
 NO_PLAN = "the document, of {input_size} px and batch {batch_size}, has no plan of its name and shape"
@@ -69,10 +70,10 @@ def _why_not(pins: Pins, run: Run) -> str | None:
     if any(pin.shape["fused"] for pin in pins.layers):
         return "they are of a fused model: run convscope.pin on what convscope.fused returns"
     if run.device_type == "cuda":
-        there = {"gpu_name": torch.cuda.get_device_name(run.device), "cudnn": library.version()}
+        there: dict[str, str | None] = {"gpu_name": torch.cuda.get_device_name(run.device), "cudnn": library.version()}
     else:
-        there = {"device": "a CPU"}
-    known = {**pins.settings, **pins.stack, "device": pins.stack["gpu_name"]}
+        there = {"gpu_name": processor_name(), "cudnn": None}
+    known = {**pins.settings, **pins.stack}
     pairs = [(name, known[name], value) for name, value in there.items()]
     pairs += [(name, known[name], getattr(run, name)) for name in SAME_WORK if name != "math" or run.dtype == "float32"]
     return "; ".join(f"{name} {then}, here {now}" for name, then, now in pairs if then != now) or None

@@ -17,6 +17,7 @@ from convscope.errors import InputError
 from convscope.pinning import planned
 from convscope.pinning.document import FIGURES, SETTINGS, SHAPE, Pin, Pins
 from convscope.profiling.request import make_run
+from convscope.storage.environment import processor_name
 
 LAYERS = (layer(name="one", position=0), layer(name="two", position=1), layer(name="three", position=2))
 RUN = run(algorithm="planned", device="cuda:0", math="tf32")
@@ -78,6 +79,19 @@ def test_another_batch_has_no_plan():
 def test_plans_of_other_work_are_refused_before_anything_is_measured(changed: dict[str, str], said: str):
     with pytest.raises(InputError, match=f"not for this run \\({said}\\): export plans of the same"):
         planned.assignment(pins(pin(LAYERS[0], "plan:1"), **changed), RUN, LAYERS)
+
+
+def test_on_a_cpu_algorithms_of_the_same_processor_are_taken():
+    here, cpu = processor_name(), dataclasses.replace(RUN, device="cpu", math="fp32")
+    ours = pins(pin(LAYERS[0], "direct"), math="fp32", gpu_name=here, cudnn=None)
+    found = planned.assignment(ours, cpu, LAYERS[:1])
+    assert found.algorithms == {"one": "direct"}
+    assert assign(cpu, LAYERS[:1], None, found) == found
+    with pytest.raises(InputError, match=r"gpu_name NVIDIA H200, here .*; cudnn 9\.19\.0, here None"):
+        planned.assignment(pins(pin(LAYERS[0], "direct"), math="fp32"), cpu, LAYERS)
+    plan = planned.assignment(pins(pin(LAYERS[0], "plan:1"), math="fp32", gpu_name=here, cudnn=None), cpu, LAYERS[:1])
+    with pytest.raises(InputError, match="plan:1 needs a CUDA device: 1 of 1 convolutions"):
+        assign(cpu, LAYERS[:1], None, plan)
 
 
 def test_in_16_bits_the_arithmetic_of_float32_is_not_asked_for():
