@@ -26,6 +26,7 @@ COMMANDS = {
     "import": ("dataset.command", "other people's measurements to a file of samples"),
     "dataset": ("dataset.package.command", "samples of several runs as a data set to be published"),
     "predict": ("prediction.command", "learn from samples, say how wrong it is, predict, calibrate to another card"),
+    "select": ("selection.command", "the algorithm of each convolution of a model, from samples and predictions"),
     "env": ("equipment.command", "what this machine can measure, and what to do about what it cannot"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
 }

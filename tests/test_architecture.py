@@ -38,6 +38,11 @@ NARROWER = {
     "dataset.collect": {*LAYERS, "dataset"},
     "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
+    "selection": {
+        *("storage", "cli", "cudnn.shape", "convolution.algorithms", "convolution.layer"),
+        *("dataset", "prediction", "pinning.document"),
+    },
+    "selection.network": {"convolution", "selection"},
     "report": {
         *("storage", "cli", "dataset", "prediction", "profiling.comparison.compare"),
         *(f"{study}.rows" for study in STUDIES),
@@ -52,13 +57,14 @@ WITHOUT_TORCH = (
         "report",
         "prediction",
         "equipment",
+        "selection",
         "cli.display",
         "cli.options",
         "slurm",
     ),
     *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
 )
-WITH_TORCH = ("dataset.collect.", "prediction.network")
+WITH_TORCH = ("dataset.collect.", "prediction.network", "selection.network")
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
 BLOCKED = ("torch", "torchvision", "ai3", "triton")
 

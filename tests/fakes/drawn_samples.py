@@ -15,7 +15,7 @@ from convscope.dataset.samples import SampleRow
 CARDS = {
     "Tesla P4": (5.5, 192.0, 20), "Tesla T4": (8.1, 320.0, 40), "Tesla P100-PCIE-16GB": (9.3, 732.0, 56),
 }  # fmt: skip
-ALGORITHMS = {"gemm": 1.3, "winograd": 0.8}
+ALGORITHMS = {"gemm": 1.3, "winograd": 0.8, "torch": 1.0}
 
 
 def milliseconds(row: SampleRow, tflops: float, gbps: float, multiprocessors: int) -> float:

@@ -1,0 +1,1 @@
+"""Selection of an algorithm or plan for each convolution of a model, from samples and predictions."""

@@ -1,0 +1,126 @@
+"""Regret of a selection on drawn samples, whose optimum is known: predictions, single algorithms, sums by model."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.errors import InputError
+from convscope.selection import evaluation
+from convscope.selection.evaluation import MEASURED_BEYOND, PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, Regret
+
+PYTORCH = "always PyTorch"
+
+
+def rows(count: int = 240, noise: float = 0.005) -> Iterator[SampleRow]:
+    """Yield samples where winograd is the fastest with many channels, by a fifth, and PyTorch's own with few."""
+    for each in drawn(count, algorithms=("torch", "gemm", "winograd"), noise=noise):
+        assert each.mean_ms is not None
+        slow = 2.0 if each.algorithm == "winograd" and each.in_channels <= 30 else 1.0
+        model = f"net{each.in_channels % 4}"
+        yield dataclasses.replace(
+            each, mean_ms=each.mean_ms * slow, mean_ci95_ms=0.02 * each.mean_ms, placements=5, model=model,
+            input_size=64, layer=f"{each.in_channels} {each.out_channels} {each.in_height_px}",
+        )  # fmt: skip
+
+
+FRAME = pd.DataFrame(rows(), columns=SAMPLES.columns)
+
+
+def best_of(frame: pd.DataFrame) -> pd.Series[float]:
+    return frame.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"])["mean_ms"].min()
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Regret]:
+    return {each.by: each for each in evaluation.regrets(FRAME, "time", "layer", {}, 90)}
+
+
+def test_every_layer_is_judged_once_by_each_way(found: dict[str, Regret]):
+    assert [*found] == [PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, PYTORCH, MEASURED_BEYOND]
+    assert {each.layers for each in found.values()} == {240}
+    assert {each.models for each in found.values()} == {9}  # three remainders, each at three batch sizes
+
+
+def test_always_pytorch_has_the_regret_that_the_formula_gives(found: dict[str, Regret]):
+    own = FRAME[FRAME["algorithm"] == "torch"].set_index(["batch_size", "in_channels", "out_channels", "in_height_px"])
+    ratios = own["mean_ms"] / best_of(FRAME)
+    assert found[PYTORCH].mean_pct == pytest.approx(100 * (ratios.mean() - 1))
+    assert found[PYTORCH].p95_pct == pytest.approx(100 * (ratios.quantile(0.95) - 1))
+    assert found[PYTORCH].changed_pct == 0
+
+
+def test_a_prediction_finds_the_optimum_of_layers_that_it_did_not_learn(found: dict[str, Regret]):
+    assert found[PREDICTED_LEAST].mean_pct < 0.25 * found[PYTORCH].mean_pct
+    assert found[PREDICTED_LEAST].models_mean_pct is not None
+    assert found[PREDICTED_LEAST].models_mean_pct < 1
+    low, high = found[PREDICTED_LEAST].mean_low_pct, found[PREDICTED_LEAST].mean_high_pct
+    assert low is not None
+    assert high is not None
+    assert low < found[PREDICTED_LEAST].mean_pct < high
+
+
+def test_beyond_the_intervals_it_is_better_than_pytorch_and_changes_less(found: dict[str, Regret]):
+    assert found[PREDICTED_BEYOND].mean_pct < 0.75 * found[PYTORCH].mean_pct
+    assert found[PREDICTED_BEYOND].changed_pct < found[PREDICTED_LEAST].changed_pct
+
+
+def test_measured_times_with_narrow_intervals_leave_little_regret(found: dict[str, Regret]):
+    assert found[MEASURED_BEYOND].mean_pct < 1
+    assert 40 < found[MEASURED_BEYOND].changed_pct < 60
+
+
+def test_the_best_single_algorithm_is_chosen_by_what_is_learned(found: dict[str, Regret]):
+    assert found[SINGLE].mean_pct == found[PYTORCH].mean_pct  # winograd loses 60 % with few channels
+    truth = {"one": {"torch": 2.0, "gemm": 1.0, "guess": 0.1}, "two": {"torch": 1.0, "fft": 0.9}}
+    assert evaluation.best_single(truth) == "gemm"
+    assert evaluation.best_single({"one": {"gemm": 1.0}}) == "torch"
+
+
+def test_the_prediction_of_a_layer_does_not_rest_on_its_times():
+    """Shuffled times among algorithms of each layer cannot be predicted: the regret is that of a guess."""
+    mixed = FRAME.copy()
+    draw = random.Random(0)
+    mixed["mean_ms"] = mixed.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"])[
+        "mean_ms"
+    ].transform(lambda each: draw.sample([*each], len(each)))
+    by = {each.by: each for each in evaluation.regrets(mixed, "time", "layer", {}, 90)}
+    assert by[PREDICTED_LEAST].mean_pct > 0.5 * by[PYTORCH].mean_pct
+    assert by[MEASURED_BEYOND].mean_pct < 5
+
+
+def test_the_same_samples_in_another_order_have_the_same_regrets(found: dict[str, Regret]):
+    mixed = FRAME.sample(frac=1, random_state=3)
+    again = evaluation.regrets(mixed, "time", "layer", {}, 90)
+    assert {each.by: pytest.approx(each.mean_pct) for each in again} == {k: v.mean_pct for k, v in found.items()}
+
+
+def test_a_whole_family_can_be_held_back():
+    found = evaluation.regrets(FRAME, "time", "family", {}, 90)
+    assert {each.split for each in found} == {"family"}
+    assert {each.layers for each in found} == {240}
+
+
+def test_choices_of_others_are_judged_where_there_are_any():
+    searched = FRAME[FRAME["algorithm"] == "winograd"].assign(algorithm="torch benchmark").iloc[::2]
+    by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), "time", "layer", {}, 90)}
+    assert by["always cudnn.benchmark"].layers == 240
+    assert 0 < by["always cudnn.benchmark"].changed_pct <= 50
+    assert by[PYTORCH].mean_pct == pytest.approx(
+        next(each for each in evaluation.regrets(FRAME, "time", "layer", {}, 90) if each.by == PYTORCH).mean_pct
+    )
+
+
+def test_samples_without_pytorchs_own_choice_cannot_be_judged():
+    with pytest.raises(InputError, match="no layer has samples of PyTorch's own choice"):
+        evaluation.regrets(FRAME[FRAME["algorithm"] != "torch"], "time", "layer", {}, 90)
+    with pytest.raises(InputError, match="no layer has samples of PyTorch's own choice"):
+        evaluation.regrets(FRAME, "energy", "layer", {}, 90)
+    with pytest.raises(InputError, match="all samples are of one family: at least two"):
+        evaluation.regrets(FRAME.assign(family="vgg"), "time", "family", {}, 90)
