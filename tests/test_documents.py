@@ -14,12 +14,15 @@ from convscope.inference.engines import catalogue
 from convscope.inference.rows import InferenceRow
 from convscope.prediction.evaluation import Score
 from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
+from convscope.selection.evaluation import Regret
 from convscope.storage.table import columns
 from convscope.training.rows import TABLES
 
 README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
 INFERENCE = (ROOT / "docs" / "inference.md").read_text()
 DATA, PREDICTION = (ROOT / "docs" / "data.md").read_text(), (ROOT / "docs" / "prediction.md").read_text()
+
+SELECTION = (ROOT / "docs" / "selection.md").read_text()
 
 
 @pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow), *columns(WorkRow)}))
@@ -45,6 +48,11 @@ def test_every_column_of_samples_is_explained(column: str):
 @pytest.mark.parametrize("column", [*columns(Score), "predicted_ms", "low90_ms", "high90_ms"])
 def test_every_column_of_an_evaluation_and_of_predictions_is_explained(column: str):
     assert re.search(rf"\b{column}\b", PREDICTION.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("column", columns(Regret))
+def test_every_column_of_regrets_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", SELECTION.split("column of `--json`")[1])
 
 
 @pytest.mark.parametrize("kind", splits.KINDS)
