@@ -67,5 +67,5 @@ def measured(count: int, cards: tuple[str, ...] = tuple(CARDS), run: int = 1, se
             ran_algorithm=row.algorithm, ran_provider="cudnn", cudnn="9.19.0", driver="580.1.2", model="vgg16",
             input_size=64, layer=f"features.{number}",
         )
-        for number, row in enumerate(drawn(count, cards, tuple(ALGORITHMS), seed=seed))
+        for number, row in enumerate(drawn(count, cards, tuple(KERNELS), seed=seed))
     ]  # fmt: skip
