@@ -64,6 +64,16 @@ def parser() -> OneLineParser:
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
+    _add_of_plans(made)
+    made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
+    made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
+    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
+    made.add_take_over()
+    return made
+
+
+def _add_of_plans(made: OneLineParser) -> None:
+    """Add the options that are for `--plans` alone."""
     energy = "for --plans: energy of the fastest plans of each shape, and of passes (minutes more)"
     made.add_argument("--energy", action="store_true", help=energy)
     fused = "for --plans: with bias, addition and ReLU in the plans, normalisation folded"
@@ -75,11 +85,6 @@ def parser() -> OneLineParser:
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: go on with a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
-    made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
-    made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
-    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
-    made.add_take_over()
-    return made
 
 
 def _minutes(text: str) -> float:

@@ -8,9 +8,6 @@ The runs are of two models, of 53 and 155 layers, with five algorithms each. No 
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import random
 import resource
 import subprocess
 import sys
@@ -20,48 +17,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from convscope.convolution.layer import Layer
-from convscope.profiling.request import Run
-from convscope.profiling.rows import SCHEMA, SCHEMA_VERSION, LayerRow, OverallRow
+from invented import write
+
 from convscope.storage.paths import slug
-from convscope.storage.table import columns, lines_of
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {"resnet50": 53, "resnet152": 155}
 ALGORITHMS = ("gemm", "implicit gemm", "implicit precomp gemm", "winograd", "torch")
-ENVIRONMENT = {"host": "node", "device_type": "cuda", "gpu_name": "NVIDIA H200", "driver": "580", "cudnn": "9.19.0"}
-KERNELS = json.dumps({"sm90_xmma_fprop_implicit_gemm_f32f32_tf32f32_f32_nhwckrsc_nchw_tilesize64x64x32": 1})
-
-
-def write(folder: Path, model: str, algorithm: str, sizes: list[int]) -> None:
-    """Write a run: `run.json`, a row a size, and a row a layer and size, with times that scatter by 1 %."""
-    folder.mkdir(parents=True)
-    drawn = random.Random(f"{model} {algorithm}")
-    run = dataclasses.asdict(Run(model, algorithm, "3_full", "h200", tuple(sizes), "cuda:0", math="tf32"))
-    start: dict[str, object] = {"utc": "", "command": [], "environment": ENVIRONMENT, "asked": run, "error": None}
-    document = {"schema_version": SCHEMA_VERSION, "run": run, "environment": ENVIRONMENT, "starts": [start]}
-    (folder / "run.json").write_text(json.dumps(document))
-    plain = Layer.of_sizes(
-        "conv", 0, batch=1, in_channels=64, out_channels=64, size=(56, 56), kernel=(3, 3), padding=(1, 1)
-    ).columns()
-    plain = {name: plain[name] for name in columns(LayerRow) if name in plain and name not in ("layer", "position")}
-    passes, layers = [], []
-    for size in sizes:
-        energy_j = drawn.gauss(2, 0.02)
-        passes.append(
-            OverallRow(model, algorithm, size, mean=drawn.gauss(10, 0.1), mean_ci95_ms=0.05, std=0.05, samples=20,
-                       energy_per_inference_j=energy_j, energy_uncertainty_j=energy_j / 200, power_mean_w=450.0)
-        )  # fmt: skip
-        layers += [
-            LayerRow(**plain, model=model, algorithm=algorithm, input_size=size, layer=f"layer{position}.conv",
-                     position=position, mean_ms=drawn.gauss(0.05, 0.0005), percentage=0.5, mean_ci95_ms=0.0005,
-                     samples=20, out_height_px=56, out_width_px=56, flops=231211008, bytes=1753088,
-                     ran_algorithm=algorithm, kernels=KERNELS, relative_error=drawn.gauss(2e-4, 1e-6))
-            for position in range(MODELS[model])
-        ]  # fmt: skip
-    for name, rows in (("overall", passes), ("layers", layers)):
-        text = lines_of(SCHEMA.tables[name], rows, with_header=True)
-        (folder / f"{slug(model)}_{slug(algorithm)}_{name}.csv").write_text(text)
 
 
 def main() -> int:
@@ -71,9 +33,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for model in MODELS:
             for algorithm in ALGORITHMS:
-                write(
-                    Path(folder, "results", f"{model}_{slug(algorithm)}"), model, algorithm, list(range(64, 64 + count))
-                )
+                path = Path(folder, "results", f"{model}_{slug(algorithm)}")
+                write(path, model, MODELS[model], algorithm, list(range(64, 64 + count)))
         page = Path(folder, "report.html")
         command = [sys.executable, "-m", "convscope", "report", str(Path(folder, "results")), "-o", str(page)]
         for _ in range(3):

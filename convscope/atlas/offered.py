@@ -67,7 +67,7 @@ class KnownAlgorithm:
     workspace_bytes: int | None = None
 
 
-Known: TypeAlias = "KnownPlan | KnownAlgorithm"
+Known: TypeAlias = KnownPlan | KnownAlgorithm
 
 
 class PlanFaultError(DeviceFaultError):

@@ -29,7 +29,7 @@ _COUNTS = ("batch_size", "in_channels", "out_channels", "in_height_px", "in_widt
 _PAIRS = ("kernel_size", "stride", "padding", "dilation")
 ARITHMETIC = ("dtype", "math", "layout")
 WORK = (*SHAPE, *ARITHMETIC, "algorithm")
-"""What is computed, and by which algorithm: the same on every card."""
+"""Columns of the work and of the algorithm that does it: the same on every card."""
 
 
 @dataclass(frozen=True)

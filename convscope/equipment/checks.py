@@ -39,7 +39,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether one thing is there, what it is, and what to do where it is not (empty where nothing has to be done)."""
+    """Answer about one thing: is it there, what was found, and what to do (empty where nothing has to be done)."""
 
     what: str
     state: str

@@ -11,7 +11,7 @@ from sklearn.neighbors import KNeighborsRegressor
 from convscope.prediction.features import Features, Floats
 
 Baseline = Callable[[Features, Floats, Features], Floats]
-"""From features and logarithms over the roofline that are learned, and features that are asked, to logarithms."""
+"""Function of the features and logarithms over the roofline that are learned, and of features asked: logarithms."""
 NEAREST = ("log_batch", "log_channels", "log_filters", "log_out_side", "log_taps", "log_stride", "log_groups")
 
 

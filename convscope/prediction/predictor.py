@@ -20,7 +20,7 @@ from convscope.prediction.core import Core
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
 
 TARGETS: Mapping[str, tuple[str, str]] = {"time": ("mean_ms", "ms"), "energy": ("energy_j", "J")}
-"""What can be predicted, with its column among the samples and its unit."""
+"""Quantities that can be predicted, each with its column among the samples and its unit."""
 OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
 FEWEST = 100

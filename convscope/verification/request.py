@@ -67,14 +67,7 @@ def make_verification(
     Raises:
         InputError: too few rounds, energy of fused plans, or as `make_run`.
     """
-    if rounds is not None:
-        at_least("--rounds", rounds, 2)
-    if first is not None:
-        at_least("--first", first, 1)
-    if fused and settings.get("energy"):
-        raise InputError("--energy is of convolutions alone: leave it out, or --fused")
-    if fused and by_name:
-        raise InputError("--with-algorithms: nothing is fused into algorithms by name: leave it out, or --fused")
+    _check(rounds, first, fused, by_name, bool(settings.get("energy")))
     dtype = dtype or "float32"
     if dtype == "float64" and question != SUPPORT:
         raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
@@ -85,3 +78,15 @@ def make_verification(
     return Verification(
         **fields, question=question, rounds=rounds, limit_bytes=limit_bytes, fused=fused, first=first, by_name=by_name
     )
+
+
+def _check(rounds: int | None, first: int | None, fused: bool, by_name: bool, energy: bool) -> None:
+    """Raise InputError for too few rounds or plans, and for what is not of fused convolutions."""
+    if rounds is not None:
+        at_least("--rounds", rounds, 2)
+    if first is not None:
+        at_least("--first", first, 1)
+    if fused and energy:
+        raise InputError("--energy is of convolutions alone: leave it out, or --fused")
+    if fused and by_name:
+        raise InputError("--with-algorithms: nothing is fused into algorithms by name: leave it out, or --fused")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from convscope.atlas.rows import PlanRow
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, study
 from convscope.dataset.collect.coverage import Stratum
-from convscope.dataset.collect.group import ABOUT, TABLE, GroupFolder
+from convscope.dataset.collect.group import ABOUT, STATUS, TABLE, GroupFolder
 from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection
 from convscope.dataset.collect.study import CollectStudy
+from convscope.dataset.columns import STATUSES
 from convscope.errors import InputError
 from convscope.storage.table import fill
 
@@ -167,6 +169,28 @@ def test_a_group_that_loses_the_gpu_each_time_is_left_and_said(tmp_path: Path, m
     assert len(measured) == study.STARTS_MOST
     assert notes[-1].startswith("0001_tf32_b1 could not be measured: see ")
     assert not (tmp_path / "samples.csv").exists()
+
+
+def test_a_group_that_fails_otherwise_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    codes = iter((1, 2))
+    monkeypatch.setattr(CollectStudy, "_ran", lambda self, command, log: next(codes))
+    asked = {"models": ("alexnet",), "sizes": (64,), "batch_sizes": (1,), "settings": ("tf32",), "group_shapes": 3}
+    collection, notes = collecting(tmp_path, **asked)
+    assert collection.run() == 1
+    assert [line.partition(" ")[0] for line in notes[-2:]] == ["0001_tf32_b1", "0002_tf32_b1"]
+
+
+def test_tables_of_a_start_with_other_flags_that_never_ended_hide_nothing(collected: Path, tmp_path: Path):
+    group = tmp_path / "0001"
+    shutil.copytree(collected / "groups" / "0001_fp32_b1", group)
+    whole = next(each for each in group.iterdir() if (each / "plans.csv").exists())
+    (group / "a first one").mkdir()
+    shutil.copy(whole / "run.json", group / "a first one" / "run.json")
+    assert len(GroupFolder.read(group).samples()) == 3 * 3
+
+
+def test_every_outcome_of_an_atlas_is_a_status_that_samples_may_have():
+    assert sorted(STATUS.values()) == sorted(STATUSES)
 
 
 def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured: list[list[str]]):

@@ -157,13 +157,22 @@ def test_a_layers_name_shows_that_layer_alone(tab: Tab):
     assert "conv2" in page.locator("#candidates figcaption").first.inner_text()
 
 
-def test_a_heat_map_of_many_algorithms_has_room_for_its_figures(chromium: Any, tmp_path: Path):
-    for number in range(14):
+@pytest.fixture
+def phone(request: pytest.FixtureRequest, chromium: Any, tmp_path: Path) -> Iterator[Tab]:
+    """The page of a model by so many algorithms with long names as the test asks for, as wide as a phone."""
+    for number in range(request.param):
         reports.profile(tmp_path, "alexnet", f"implicit precomp gemm {number}", slower=1 + number / 10)
     page_file = tmp_path / "page.html"
     assert main(["report", str(tmp_path), "-o", str(page_file)]) == 0
     tab = Tab(chromium, page_file, viewport={"width": 390, "height": 844})
-    page = tab.open(is_drawn=True)
+    yield tab
+    assert tab.said == []
+    tab.context.close()
+
+
+@pytest.mark.parametrize("phone", [14], indirect=True)
+def test_a_heat_map_of_many_algorithms_has_room_for_its_figures(phone: Tab):
+    page = phone.open(is_drawn=True)
     texts = page.locator("#heat-time svg .mark-text.role-mark text")
     ends = "all => all.map(each => each.getBoundingClientRect()).map(box => [box.left, box.right])"
     boxes = sorted(texts.evaluate_all(ends))
@@ -171,24 +180,17 @@ def test_a_heat_map_of_many_algorithms_has_room_for_its_figures(chromium: Any, t
     assert all(right <= left for (_, right), (left, _) in itertools.pairwise(boxes))
     assert page.evaluate("document.documentElement.scrollWidth") <= 390  # the picture scrolls, the page does not
     assert page.locator("#heat-time .drawing").get_attribute("tabindex") == "0"
-    assert tab.said == []
-    tab.context.close()
 
 
-def test_names_in_a_legend_are_whole(chromium: Any, tmp_path: Path):
-    for number in range(8):
-        reports.profile(tmp_path, "alexnet", f"implicit precomp gemm {number}", slower=1 + number / 10)
-    page_file = tmp_path / "page.html"
-    assert main(["report", str(tmp_path), "-o", str(page_file)]) == 0
-    tab = Tab(chromium, page_file, viewport={"width": 390, "height": 844})
-    page = tab.open(is_drawn=True)
+@pytest.mark.parametrize("phone", [8], indirect=True)
+def test_names_in_a_legend_are_whole(phone: Tab):
+    page = phone.open(is_drawn=True)
     for name in ("time", "power", "layer-times"):
         right = page.locator(f"#{name} .drawing").evaluate("box => box.getBoundingClientRect().right")
         labels = page.locator(f"#{name} svg .role-legend-label text")
         ends = labels.evaluate_all("all => all.map(each => each.getBoundingClientRect().right)")
         assert len(ends) == 8
         assert max(ends) <= right + 1, name
-    tab.context.close()
 
 
 def test_axes_become_logarithmic(tab: Tab):

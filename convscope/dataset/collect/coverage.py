@@ -97,7 +97,7 @@ def groups(asked: Collection, known: Set[tuple[str, Key]], begun: int = 0) -> It
         begun: the number of groups that there were before these.
     """
     seen, number = set(known), itertools.count(begun + 1)
-    turns = [iter(_of_stratum(asked, stratum, seen, number)) for stratum in strata(asked)]
+    turns = [_of_stratum(asked, stratum, seen, number) for stratum in strata(asked)]
     while turns:
         for turn in list(turns):
             group = next(turn, None)

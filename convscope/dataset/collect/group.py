@@ -57,11 +57,6 @@ class GroupFolder:
             raise InputError(f"{path / ABOUT} is damaged ({error}): remove the folder, it is measured again") from None
 
     @property
-    def atlas(self) -> Path | None:
-        """The folder that `run_verify.py` wrote, None before it has begun."""
-        return next((each for each in sorted(self.path.iterdir()) if (each / "run.json").exists()), None)
-
-    @property
     def known(self) -> set[tuple[str, Key]]:
         """The group's shapes with their setting."""
         return {(self.group.stratum.setting, key) for key in self.group.keys}
@@ -76,12 +71,15 @@ class GroupFolder:
         return [*where, *how, *batch, *arithmetic, *(["--energy"] if self.group.energy else [])]
 
     def samples(self) -> list[SampleRow]:
-        """Return what has been measured of the group; none before its tables are whole."""
-        if self.atlas is None:
-            return []
-        store = Store(self.atlas, PLANS)
-        run = store.read_run() or {}
-        return [*self._samples(store.objects("plans")["plans"], run)]
+        """Return what has been measured of the group; none before its tables are whole.
+
+        A start with another `--first` has a folder of its own; one that is whole is taken.
+        """
+        for atlas in sorted(path.parent for path in self.path.glob("*/run.json")):
+            store = Store(atlas, PLANS)
+            if found := [*self._samples(store.objects("plans")["plans"], store.read_run() or {})]:
+                return found
+        return []
 
     def _samples(self, rows: list[PlanRow], run: dict[str, Any]) -> Iterator[SampleRow]:
         environment = run.get("environment", {})

@@ -44,7 +44,7 @@ ENERGY_EVERY = {"cpu": 0, "cuda": 8}
 
 @dataclass(frozen=True)
 class Collection:
-    """What is to be measured, and how.
+    """Convolutions to be measured, and the way to do it.
 
     Attributes:
         sizes: of square images, in pixels.

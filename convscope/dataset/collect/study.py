@@ -20,14 +20,14 @@ from convscope.dataset.collect import coverage
 from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
 from convscope.dataset.samples import SampleRow
+from convscope.errors import DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 from convscope.storage.paths import ROOT
 
 GROUPS, SAMPLES, LOG = "groups", "samples.csv", "log.txt"
 STARTS_MOST = 4
-"""A group whose process ends otherwise than it should is begun so often: each start leaves out a plan more that has
-lost the GPU."""
+"""A group whose process loses the GPU is begun so often: each start leaves out one plan more."""
 POLL_S = 0.2
 
 
@@ -104,10 +104,8 @@ class CollectStudy:
                 left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
                 command += ["--minutes", f"{left_s / 60:.2f}"]
             code = self._ran(command, group.path / LOG)
-            if self.stop() or code not in (0, 1, 70):
-                return False
-            if code == 0 and self._samples(group):
-                return True
+            if code != DeviceFaultError.exit_code or self.stop():
+                return code == 0 and bool(self._samples(group))
         return False
 
     def _ran(self, command: list[str], log: Path) -> int:

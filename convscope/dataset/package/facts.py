@@ -21,7 +21,7 @@ _MAY_LACK = ("energy_j", "kernels", "mean_ci95_ms", "relative_error", "family")
 
 @dataclass(frozen=True)
 class Release:
-    """What only people can say of a data set: version, day (2026-01-31), address of its page, who made it."""
+    """Facts of a data set that only people can give: version, day (2026-01-31), address of its page, its maker."""
 
     version: str
     day: str
@@ -31,7 +31,7 @@ class Release:
 
 @dataclass(frozen=True)
 class Noise:
-    """How far repeats of the same work are from the first of their kind: |again / first - 1|, in percent."""
+    """Distance of repeats of the same work from the first of their kind: |again / first - 1|, in percent."""
 
     where: str
     repeats: int
@@ -41,7 +41,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Facts:
-    """What documents say of a table of samples.
+    """Facts of a table of samples, as documents say them.
 
     Attributes:
         by_algorithm: number of samples of each algorithm by status, the most frequent algorithm first.
