@@ -148,13 +148,15 @@ def _refuse_contradictions(made: OneLineParser, arguments: Sequence[str] | None,
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
     from convscope.convolution import algorithms
+    from convscope.profiling import tracing
 
     options.model = check_model(with_arguments(options.model, options.model_args))  # PyTorch's import takes seconds
     if options.algorithm_file is None:
         algorithms.find(options.algorithm)
-    if options.batch_sizes is None:
-        return _measure(_request(options), options, options.output_dir, stop)
-    return _profile_each([_request(each) for each in _by_batch_size(options)], options, stop)
+    with tracing.kept(at_once=options.device != "cpu"):
+        if options.batch_sizes is None:
+            return _measure(_request(options), options, options.output_dir, stop)
+        return _profile_each([_request(each) for each in _by_batch_size(options)], options, stop)
 
 
 def _by_batch_size(options: argparse.Namespace) -> list[argparse.Namespace]:
@@ -319,18 +321,22 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
     from convscope.cli.options import find_device, folder_gpu
     from convscope.errors import InputError
     from convscope.planning import study
+    from convscope.profiling import tracing
 
     study.read(options.study)  # before PyTorch is imported, which takes seconds
-    gpu = folder_gpu(options.gpu, find_device(options.device))
-    every = _study_items(made, options, gpu)
-    here = [item for item in every if item.line[2] == gpu]
-    if not here:
-        gpus = ", ".join(dict.fromkeys(item.line[2] for item in every))
-        raise InputError(f"{options.study} is for {gpus}, and here is {gpu}: run it there, or add {gpu} to its gpus")
-    lines = [item.line for item in here if item.why_not is None]
-    print(*(item.text for item in here if item.why_not), sep="\n", end="\n" if len(lines) < len(here) else "")
-    runs = [_request(_with_line(made, options, line[:3], fields.flags(line[3:]))) for line in lines]
-    return _profile_each(runs, options, stop)
+    with tracing.kept(at_once=options.device != "cpu"):
+        gpu = folder_gpu(options.gpu, find_device(options.device))
+        every = _study_items(made, options, gpu)
+        here = [item for item in every if item.line[2] == gpu]
+        if not here:
+            gpus = ", ".join(dict.fromkeys(item.line[2] for item in every))
+            raise InputError(
+                f"{options.study} is for {gpus}, and here is {gpu}: run it there, or add {gpu} to its gpus"
+            )
+        lines = [item.line for item in here if item.why_not is None]
+        print(*(item.text for item in here if item.why_not), sep="\n", end="\n" if len(lines) < len(here) else "")
+        runs = [_request(_with_line(made, options, line[:3], fields.flags(line[3:]))) for line in lines]
+        return _profile_each(runs, options, stop)
 
 
 def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:

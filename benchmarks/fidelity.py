@@ -33,7 +33,7 @@ from convscope.convolution.operator import release
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run, make_run
-from convscope.profiling.trace_process import TraceProcess
+from convscope.profiling.tracing import TraceProcess
 from convscope.timing import placement
 from convscope.timing.graphs import SETTLING_S
 from convscope.timing.layer_times import SPAN_METHOD
@@ -161,14 +161,13 @@ def main() -> int:
     command = [sys.executable, __file__, "--alone", "--models", asked.models, "--size", str(asked.size)]
     alone = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     rows, differences = [], list[tuple[str, float]]()
-    first = request(names[0], ALGORITHMS[0], MATHS[0], asked.size)
-    with TraceProcess(first) as tracer, TraceProcess(first, OTHER_PLACEMENTS) as other:
-        for process in (tracer, other):
-            process.wait_until_ready()
+    with TraceProcess() as tracer, TraceProcess() as other:
         for name, math in itertools.product(names, MATHS):
             requests = [request(name, algorithm, math, asked.size) for algorithm in ALGORITHMS]
-            tracer.change(requests[0], range(placement.PLACEMENTS))
-            other.change(requests[0], OTHER_PLACEMENTS)
+            tracer.begin(requests[0])
+            other.begin(requests[0], placements=OTHER_PLACEMENTS)
+            for process in (tracer, other):
+                process.wait_until_ready()
             with torch.inference_mode():
                 model = models.build(name).to(device)
             for run in requests:

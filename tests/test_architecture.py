@@ -63,6 +63,7 @@ WITHOUT_TORCH = (
         "slurm",
     ),
     *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
+    "profiling.tracing",
 )
 WITH_TORCH = ("dataset.collect.", "prediction.network", "selection.network")
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]

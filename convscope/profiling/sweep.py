@@ -35,13 +35,13 @@ from convscope.convolution.sources.source import Inputs, Source
 from convscope.errors import DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
-from convscope.profiling import report
+from convscope.profiling import report, tracing
 from convscope.profiling.bench import Bench
 from convscope.profiling.deadline import Deadline, read_end_s
 from convscope.profiling.measurement import WRONG, failed_row, layer_rows, overall_row, work_rows
 from convscope.profiling.request import Run
 from convscope.profiling.rows import LayerRow, OverallRow, SizeKey, WorkRow, profile_store
-from convscope.profiling.trace_process import TraceProcess
+from convscope.profiling.tracing import TraceProcess
 from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.paths import RESULTS, RETRIED, now_utc
 from convscope.storage.store import Store
@@ -158,9 +158,8 @@ class Sweep:
                 any_card=reuse.any_card,
             )
             if missing:
-                tracer = (
-                    stack.enter_context(TraceProcess(run, source=self.source)) if self.device.type == "cuda" else None
-                )
+                on_gpu = self.device.type == "cuda"
+                tracer = stack.enter_context(tracing.begun(run, self.source)) if on_gpu else None
                 deadline = Deadline(end_s, () if overwrite else store.cells().values())
                 self._sweep(store, environment, meter, tracer, [cell.input_size for cell in missing], deadline)
             tables = store.read_all("overall", "layers")
@@ -354,6 +353,6 @@ def measure_each(
         settings: in place of those of `AT_ONCE`, and beside them.
     """
     made = [make(algorithm, **{**AT_ONCE, **settings}) for algorithm in algorithms]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, tracing.kept():
         tables = [each.run(Path(output_dir or folder) / each.request.folder_name) for each in made]
     return Profiled(*(pd.concat(parts, ignore_index=True) for parts in zip(*tables, strict=True)))

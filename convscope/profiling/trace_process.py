@@ -1,20 +1,19 @@
 """Tracing of passes in a process of its own, with a model of its own: CUPTI never starts where times are taken.
 
-`python -m convscope.profiling.trace_process`, started by `TraceProcess`; the two talk over a pipe.
+`python -m convscope.profiling.trace_process`, started by `tracing.TraceProcess`; the two talk over a pipe.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
+import gc
+import operator
 import pickle
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -24,139 +23,46 @@ from torch import nn
 from convscope.convolution import backends, swap
 from convscope.convolution.layer import has_calls
 from convscope.convolution.operator import release
-from convscope.convolution.sources.files import ModuleSource
 from convscope.convolution.sources.network import Network
-from convscope.convolution.sources.source import Inputs, Source
+from convscope.convolution.sources.source import Inputs
 from convscope.errors import InputError, NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
-from convscope.storage.paths import ROOT
 from convscope.timing import eager, graphs, placement, trace
 from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
 
 TRACED_REPLAYS = 4  # in each placement, where they do not take longer than this:
 _RECORDING_S = 20.0  # a pass by FFT may have thousands of kernels, and each takes its time to be recorded
-_STARTING_S = 120.0
-_TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph) must not hold up a study
-_ENDING_S = 10.0
-
-Traced = tuple[list[LayerTrace], str | None]
 WORK_METHOD = "cupti, kernels of replays, in a process of its own"
 EAGER_WORK_METHOD = "cupti, kernels of an eager pass, in a process of its own"
 
 
-class TraceProcess:
-    """The process that traces a run's passes, seen from the one that times them. A context manager; it is started here.
-
-    A process that ends or hangs leaves a reason in the place of kernels, and never ends the study.
-
-    Attributes:
-        work: the kernels of the pass that `trace` traced last, by kind of work and module; `work_method` names the way
-            in which they were timed.
-    """
-
-    def __init__(
-        self, run: Run, placements: Sequence[int] = range(placement.PLACEMENTS), source: Source | None = None
-    ) -> None:
-        """Start the process for a run.
-
-        Args:
-            placements: the numbers that `placement.moved` takes.
-            source: of the model, where its name does not say it.
-        """
-        self._reason: str | None = None
-        self._source: bytes | None = None
-        if isinstance(source, ModuleSource):
-            try:
-                self._source = source.pickled()
-            except Exception as error:  # whatever the module holds
-                self._reason = (
-                    f"the model cannot be handed to the process that traces ({type(error).__name__}: {error})"
-                )
-        self.work: list[Work] = []
-        self.work_method = WORK_METHOD
-        self._pipe, far_end = Pipe()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, str(far_end.fileno())],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            pass_fds=[far_end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        far_end.close()
-        self._send((run, (list(placements), self._source)))
-
-    def wait_until_ready(self) -> None:
-        """Wait until the process has built its model, so that it does not compete with what is timed."""
-        if failed := self._receive(_STARTING_S):
-            self._give_up(failed)
-
-    def change(self, run: Run, placements: Sequence[int]) -> None:
-        """Go over to another run, and wait until its model is built."""
-        self._send((run, (list(placements), self._source)))
-        self.wait_until_ready()
-
-    def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
-        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
-        self._send((size, dict(algorithms)))
-        found, self.work = self._receive(_TRACING_S), []
-        if self._reason or found is None:
-            return [], self._reason
-        layers, reason, self.work, self.work_method = found
-        return layers, reason
-
-    def _send(self, message: object) -> None:
-        if self._reason is None:
-            try:
-                self._pipe.send(message)
-            except OSError:
-                self._give_up("the process that traces has ended")
-
-    def _receive(self, patience_s: float) -> Any:
-        if self._reason is not None:
-            return None
-        try:
-            if self._pipe.poll(patience_s):
-                return self._pipe.recv()
-            self._give_up(f"the process that traces said nothing for {patience_s:g} s")
-        except (EOFError, OSError):
-            self._give_up("the process that traces has ended")
-        return None
-
-    def _give_up(self, reason: str) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._reason = reason
-
-    def __enter__(self) -> TraceProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pipe.close()  # the end of its input is the end of the process
-        try:
-            self._process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-
-
+_OF_MODEL = operator.attrgetter(
+    *("model", "model_digest", "device", "batch_size", "seed", "pretrained", "dtype", "layout")
+)
 _Answer = tuple[list[LayerTrace], str | None, list[Work], str]
 
 
 class _Tracer:
     """The model of the tracing process."""
 
-    def __init__(self, run: Run, placements: Sequence[int], source: Source | None) -> None:
-        self._run, self._placements, self._device = run, placements, torch.device(run.device)
+    def __init__(self, run: Run, placements: Sequence[int], source: bytes | None) -> None:
+        self._run, self._placements, self._source = run, placements, source
+        self._device = torch.device(run.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
             trace.start_cupti()
         with self._settings():
-            self._network = Network.of(run, source)
+            self._network = Network.of(run, None if source is None else pickle.loads(source))
             self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
+
+    def goes_over_to(self, run: Run, placements: Sequence[int], source: bytes | None) -> bool:
+        """Go over to another run of this model and return True; return False where the model is another."""
+        if source != self._source or _OF_MODEL(run) != _OF_MODEL(self._run):
+            return False
+        self._run, self._placements = run, placements
+        return True
 
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
@@ -248,21 +154,27 @@ def main(descriptor: str) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
+    tracer: _Tracer | None = None
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            first, second = pipe.recv()
+            number, (first, second) = pipe.recv()
             if isinstance(first, Run):
-                tracer = None  # its model makes room for the next
-                tracer, reason = _begin(first, second)
-                pipe.send(reason)
+                placements, source = range(placement.PLACEMENTS) if second[0] is None else second[0], second[1]
+                reason = None
+                if tracer is None or not tracer.goes_over_to(first, placements, source):
+                    tracer = None  # its model makes room for the next
+                    tracer, reason = _begin(first, placements, source)
+                pipe.send((number, reason))
             elif tracer:
-                pipe.send(tracer.trace(first, second))
+                pipe.send((number, tracer.trace(first, second)))
 
 
-def _begin(run: Run, how: tuple[Sequence[int], bytes | None]) -> tuple[_Tracer | None, str | None]:
-    placements, source = how
+def _begin(run: Run, placements: Sequence[int], source: bytes | None) -> tuple[_Tracer | None, str | None]:
+    gc.collect()  # models hold themselves in cycles
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     try:
-        return _Tracer(run, placements, None if source is None else pickle.loads(source)), None
+        return _Tracer(run, placements, source), None
     except Exception as error:  # whatever it takes to build a model
         return None, f"the process that traces cannot begin: {(str(error).splitlines() or [type(error).__name__])[0]}"
 

@@ -14,50 +14,138 @@ import pytest
 import torch
 from fakes import run
 
-from convscope.errors import NotCapturableError
-from convscope.profiling import trace_process
-from convscope.profiling.trace_process import TRACED_REPLAYS, TraceProcess, replays_within
+from convscope.errors import NotCapturableError, SensorError
+from convscope.profiling import trace_process, tracing
+from convscope.profiling.request import Run
+from convscope.profiling.trace_process import TRACED_REPLAYS, replays_within
+from convscope.profiling.tracing import TraceProcess
 from convscope.timing import trace
+
+
+def squeezenet(**settings: Any) -> Run:
+    return run(**{"model": "torchvision:squeezenet1_1", **settings})
 
 
 @pytest.fixture
 def traced():
-    with TraceProcess(run(model="torchvision:squeezenet1_1")) as process:
+    with TraceProcess() as process:
+        process.begin(squeezenet())
         process.wait_until_ready()
         yield process
 
 
-def test_it_serves_on_through_a_jobs_signals_and_ends_with_its_pipe(traced: TraceProcess):
+def test_it_serves_run_after_run_through_a_jobs_signals_and_ends_with_its_pipe(traced: TraceProcess):
+    process = traced._process
+    assert process is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         assert traced.trace(64, {"features.0": "direct"}) == ([], trace.CPU_REASON)
-        os.kill(traced._process.pid, number)
-    traced.change(run(model="torchvision:squeezenet1_1", seed=1), [0])
-    assert traced.trace(64, {}) == ([], trace.CPU_REASON)
+        os.kill(process.pid, number)
+    for following in (
+        squeezenet(algorithm="direct"),
+        squeezenet(seed=1),
+        squeezenet(model="no such", device="cuda:99"),
+    ):
+        traced.begin(following, placements=[0])  # an answer that nobody waits for
+    for following in (squeezenet(algorithm="smm"), squeezenet(seed=2)):
+        traced.begin(following)
+        traced.wait_until_ready()
+        assert traced.trace(64, {}) == ([], trace.CPU_REASON)
+    assert traced._process is process
     traced.__exit__()
-    assert traced._process.poll() == 0
+    assert process.poll() == 0
+
+
+def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_traced(traced: TraceProcess):
+    traced.begin(squeezenet(device="cuda:99"))
+    traced.wait_until_ready()
+    layers, reason = traced.trace(64, {})
+    assert layers == []
+    assert reason is not None
+    assert reason.startswith("the process that traces cannot begin: ")
+    traced.begin(squeezenet())
+    traced.wait_until_ready()
+    assert traced.trace(64, {}) == ([], trace.CPU_REASON)
 
 
 READY = """#!{python} -IS
 import signal, sys
 sys.path = {path}
 from multiprocessing.connection import Connection
-Connection(int(sys.argv[-1])).send(None)
+pipe = Connection(int(sys.argv[-1]))
+pipe.send((pipe.recv()[0], None))
 signal.pause()
 """
 
 
-def test_a_process_that_ended_is_a_reason_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    stand_in = tmp_path / "python"  # what becomes of its end does not depend on what it has loaded
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A process that is ready at once and says nothing more: its end does not depend on what it imports."""
+    stand_in = tmp_path / "python"
     stand_in.write_text(READY.format(python=sys.executable, path=sys.path))
     stand_in.chmod(0o755)
-    monkeypatch.setattr(trace_process.sys, "executable", str(stand_in))
-    with TraceProcess(run()) as traced:
-        traced.wait_until_ready()
-        assert traced._reason is None
-        os.kill(traced._process.pid, signal.SIGKILL)
-        traced._process.wait()
+    monkeypatch.setattr(tracing.sys, "executable", str(stand_in))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_process_that_ended_is_a_reason_and_no_error_and_the_next_run_has_another():
+    with TraceProcess() as traced:
         for _ in range(2):
-            assert traced.trace(64, {}) == ([], "the process that traces has ended")
+            traced.begin(run())
+            traced.wait_until_ready()
+            assert traced._reason is None
+            assert traced._process is not None
+            os.kill(traced._process.pid, signal.SIGKILL)
+            traced._process.wait()
+            for _ in range(2):
+                assert traced.trace(64, {}) == ([], "the process that traces has ended")
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_a_process_that_says_nothing_is_ended(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tracing, "_TRACING_S", 0.3)
+    with TraceProcess() as traced:
+        traced.begin(run())
+        traced.wait_until_ready()
+        process = traced._process
+        assert process is not None
+        assert traced.trace(64, {}) == ([], "the process that traces said nothing for 0.3 s")
+        assert process.poll() == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_profiles_share_the_kept_process_and_have_their_own_without_one():
+    with tracing.kept():
+        with tracing.begun(run(), None) as first:
+            first.wait_until_ready()
+        with tracing.begun(run(), None) as second:
+            assert second is first
+        process = first._process
+        assert process is not None
+        assert process.poll() is None
+    assert process.poll() is not None
+    with tracing.begun(run(), None) as own:
+        own.wait_until_ready()
+        process = own._process
+    assert own is not first
+    assert process is not None
+    assert process.poll() is not None
+
+
+@pytest.mark.parametrize(("uuids", "starts"), [(["GPU-1"], True), ([], False), (SensorError("no driver"), False)])
+@pytest.mark.usefixtures("stand_in")
+def test_the_process_is_started_at_once_where_a_gpu_is(
+    uuids: list[str] | Exception, starts: bool, monkeypatch: pytest.MonkeyPatch
+):
+    def visible(module: object, which: object) -> list[str]:
+        if isinstance(uuids, Exception):
+            raise uuids
+        return uuids
+
+    monkeypatch.setattr(tracing.nvml, "visible_uuids", visible)
+    with tracing.kept(at_once=True):
+        process = tracing._KEPT.get()
+        assert process is not None
+        assert (process._process is not None) is starts
 
 
 @pytest.mark.parametrize(
@@ -127,21 +215,3 @@ def test_a_trace_without_kernels_is_a_reason_and_no_work(monkeypatch: pytest.Mon
     assert (layers, work) == ([], [])
     assert reason is not None
     assert reason.startswith("CUPTI recorded no kernels")
-
-
-@pytest.mark.long
-def test_a_process_that_cannot_begin_says_why():
-    with TraceProcess(run(device="cuda:99")) as process:
-        process.wait_until_ready()
-        layers, reason = process.trace(64, {})
-    assert layers == []
-    assert reason is not None
-    assert reason.startswith("the process that traces cannot begin: ")
-
-
-@pytest.mark.long
-def test_a_process_that_says_nothing_is_ended(traced: TraceProcess, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace_process, "_TRACING_S", 0.3)
-    os.kill(traced._process.pid, signal.SIGSTOP)
-    assert traced.trace(64, {}) == ([], "the process that traces said nothing for 0.3 s")
-    assert traced._process.poll() == -signal.SIGKILL
