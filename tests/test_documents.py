@@ -12,7 +12,7 @@ from convscope.dataset import importers, splits
 from convscope.dataset.samples import SampleRow
 from convscope.inference.engines import catalogue
 from convscope.inference.rows import InferenceRow
-from convscope.prediction.evaluation import Score
+from convscope.prediction.evaluation import Score, WorkspaceScore
 from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
 from convscope.selection.evaluation import Regret
 from convscope.storage.table import columns
@@ -45,7 +45,10 @@ def test_every_column_of_samples_is_explained(column: str):
     assert re.search(rf"\b{column}\b", DATA.split("## Columns")[1])
 
 
-@pytest.mark.parametrize("column", [*columns(Score), "predicted_ms", "low90_ms", "high90_ms"])
+PREDICTED = ("predicted_ms", "low90_ms", "high90_ms")
+
+
+@pytest.mark.parametrize("column", sorted({*columns(Score), *columns(WorkspaceScore), *PREDICTED}))
 def test_every_column_of_an_evaluation_and_of_predictions_is_explained(column: str):
     assert re.search(rf"\b{column}\b", PREDICTION.split("## Columns")[1])
 

@@ -40,8 +40,8 @@ def _flops(given: Features, wanted: Floats, asked: Features) -> Floats:
     return found
 
 
-def _nearest(given: Features, wanted: Floats, asked: Features) -> Floats:
-    """The ratio to the roofline of the layer with the nearest sizes, by the same algorithm."""
+def nearest(given: Features, wanted: Floats, asked: Features) -> Floats:
+    """Return for each layer asked what the layer with the nearest sizes has, by the same algorithm."""
     found = np.full(len(asked.roofline_ms), float(np.median(wanted)))
     for name in asked.values["algorithm"].unique():
         learned = (given.values["algorithm"] == name).to_numpy()
@@ -62,5 +62,5 @@ BASELINES: Mapping[str, Baseline] = {
     "roofline": _roofline,
     "k × roofline": _roofline_by_algorithm,
     "k × FLOPs": _flops,
-    "nearest layer": _nearest,
+    "nearest layer": nearest,
 }

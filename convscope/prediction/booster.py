@@ -56,11 +56,15 @@ class Booster:
         self._trees = lightgbm.Booster(model_str=text)
 
     @classmethod
-    def fit(cls, names: Sequence[str], given: Floats, wanted: Floats) -> Booster:
-        """Return trees for these features, by name, and what they are to give."""
+    def fit(cls, names: Sequence[str], given: Floats, wanted: Floats, **changed: Any) -> Booster:
+        """Return trees for these features, by name, and what they are to give.
+
+        Args:
+            changed: settings of LightGBM in place of those in `SETTINGS`.
+        """
         places = [names.index(name) for name in CATEGORIES]
         data = lightgbm.Dataset(given, wanted, feature_name=[*names], categorical_feature=places, free_raw_data=True)
-        return cls(lightgbm.train(dict(SETTINGS), data, ROUNDS).model_to_string())
+        return cls(lightgbm.train({**SETTINGS, **changed}, data, ROUNDS).model_to_string())
 
     def predict(self, given: Floats) -> Floats:
         """Return what the trees give for these features."""

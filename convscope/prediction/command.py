@@ -1,11 +1,11 @@
-"""`python -m convscope predict fit|evaluate|apply|calibrate`: predict times and joules of convolutions from samples."""
+"""`python -m convscope predict fit|evaluate|apply|calibrate`: time, energy, workspace of convolutions from samples."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,10 @@ from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import samples, splits
 from convscope.dataset.samples import WORK
 from convscope.errors import InputError
-from convscope.prediction import cards, document, evaluation, intervals, predictor
-from convscope.prediction.evaluation import Score
+from convscope.prediction import cards, document, evaluation, intervals, predictor, workspace
+from convscope.prediction.evaluation import Score, WorkspaceScore
 from convscope.prediction.predictor import TARGETS, Prediction, Predictor
+from convscope.prediction.workspace import WorkspacePredictor
 from convscope.storage.table import write_atomically
 
 SCORES = (
@@ -36,6 +37,13 @@ SCORES = (
     "covered, %",
     "outside, %",
 )
+OF_WORKSPACES = (
+    *("held back", "by", "algorithm", "samples", "none, %", "none or some right, %"),
+    *("both some", "within 1 %", "within 10 %", "median factor", "p95 factor", "covered, %", "fits, %", "outside, %"),
+)
+NOT_CORRECTED = "a workspace is not corrected for a card: fit it to samples of that card too"
+SHOWN = {"ms": ("ms", 1.0), "J": ("J", 1.0), "bytes": ("MB", 1e-6)}
+"""Unit that a table shows instead of each unit, and what it is multiplied by."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,12 +57,24 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _fit(options: argparse.Namespace) -> int:
-    kept = predictor.usable(samples.read(options.samples), options.target)
-    made = predictor.fit(kept, options.target, cards.parsed(options.card), options.unit)
+    kept, given = predictor.usable(samples.read(options.samples), options.target), cards.parsed(options.card)
+    if options.target == workspace.TARGET:
+        return _fit_workspace(options, workspace.fit(kept, given, options.unit), kept)
+    made = predictor.fit(kept, options.target, given, options.unit)
     document.write(options.output, made, kept)
     half = made.widths[intervals.EVERY]["90"]
     factor = "" if half is None else f", 90 % within a factor of {np.exp(half):.2f} for another {made.unit}"
     print(f"{made.target} of {len(kept)} samples of {', '.join(made.learned['gpu_names'])}{factor}: {options.output}")
+    return 0
+
+
+def _fit_workspace(options: argparse.Namespace, made: WorkspacePredictor, kept: pd.DataFrame) -> int:
+    document.write(options.output, made, kept)
+    names = made.estimate.levels["algorithm"]
+    never = sum(made.estimate.always.get(name) is False for name in names)
+    kinds = f"of {len(names)} algorithms {never} never need any, {len(made.estimate.formulas)} follow a formula"
+    cards_ = ", ".join(made.learned["gpu_names"])
+    print(f"workspace of {len(kept)} samples of {cards_}, {kinds}: {options.output}")
     return 0
 
 
@@ -63,6 +83,8 @@ def _evaluate(options: argparse.Namespace) -> int:
     if options.calibrate and "gpu" not in options.split:
         raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
+    if options.target == workspace.TARGET:
+        return _evaluate_workspace(options, frame)
     found = [*evaluation.noise(frame, options.target)] + [
         score
         for kind in options.split
@@ -73,6 +95,28 @@ def _evaluate(options: argparse.Namespace) -> int:
     else:
         print(table(SCORES, [*map(_cells, found)]))
     return 0
+
+
+def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame) -> int:
+    if options.calibrate:
+        raise InputError(f"evaluate: --calibrate: {NOT_CORRECTED}")
+    known = cards.parsed(options.card)
+    found = [score for kind in options.split for score in evaluation.workspace_scores(frame, kind, known)]
+    if options.json:
+        print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
+    else:
+        print(table(OF_WORKSPACES, [*map(_workspace_cells, found)]))
+    return 0
+
+
+def _workspace_cells(score: WorkspaceScore) -> Sequence[str]:
+    return (
+        score.split, score.by, score.group or "all", str(score.samples), f"{score.none_pct:.0f}",
+        f"{score.right_pct:.1f}", str(score.both), or_dash(score.exact_pct, ".0f"),
+        or_dash(score.within_10_pct, ".0f"), or_dash(score.median_factor, ".2f"), or_dash(score.p95_factor, ".3g"),
+        or_dash(score.covered_pct, ".1f"), or_dash(score.fits_pct, ".1f"),
+        "-" if score.outside is None else f"{100 * score.outside / score.samples:.0f}",
+    )  # fmt: skip
 
 
 def _cells(score: Score) -> Sequence[str]:
@@ -90,29 +134,53 @@ def _apply(options: argparse.Namespace) -> int:
     made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
     frame = _asked(made, options)
     found = made.predict(frame, options.level)
-    unit = TARGETS[made.target][1]
     if options.output:
         _write_predictions(options.output, frame, found, made, options.level)
+    unit, scale = SHOWN[TARGETS[made.target][1]]
     shown = [
-        (layer or "-", algorithm, _short(middle), f"{_short(low)} to {_short(high)}", outside)
+        (layer or "-", algorithm, *_shown(middle, low, high, scale), outside)
         for layer, algorithm, middle, low, high, outside in zip(
             frame["layer"], frame["algorithm"], found.middle, found.low, found.high, found.outside, strict=True
         )
     ]
     header = ("layer", "algorithm", f"{made.target}, {unit}", f"{options.level} % of cases", "outside what was learned")
     print(table(header, shown))
-    if options.samples:
-        return 0
-    for name, sum_ in pd.Series(found.middle).groupby(frame["algorithm"].to_numpy()).sum().items():
-        print(f"{name}: {_short(sum_)} {unit} in all; what is no convolution is not in it")
+    if not options.samples:
+        print("\n".join(_most(frame, found) if made.target == workspace.TARGET else _sums(frame, found, unit)))
     return 0
+
+
+def _sums(frame: pd.DataFrame, found: Prediction, unit: str) -> Iterator[str]:
+    for name, sum_ in pd.Series(found.middle).groupby(frame["algorithm"].to_numpy()).sum().items():
+        yield f"{name}: {_short(sum_)} {unit} in all; what is no convolution is not in it"
+
+
+def _most(frame: pd.DataFrame, found: Prediction) -> Iterator[str]:
+    """Yield the largest workspace of each algorithm: layers that run one after another can share it."""
+    for name, rows in pd.DataFrame({"middle": found.middle, "high": found.high}).groupby(frame["algorithm"].to_numpy()):
+        if rows["middle"].isna().any():
+            yield f"{name}: the largest workspace is not known"
+            continue
+        middle, high = (_short(float(rows[each].max()) * SHOWN["bytes"][1]) for each in ("middle", "high"))
+        yield f"{name}: at most {middle} MB at a time, with the largest upper end {high} MB"
+
+
+def _shown(middle: float, low: float, high: float, scale: float) -> tuple[str, str]:
+    """Return a value and its interval as a table has them."""
+    value, *ends = (_short(each * scale) for each in (middle, low, high))
+    return value, " to ".join(ends)
 
 
 def _short(value: float) -> str:
     return f"{value:.3g}" if np.isfinite(value) else "?"
 
 
-def _asked(made: Predictor, options: argparse.Namespace) -> pd.DataFrame:
+def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
+    """Return the algorithms that were learned."""
+    return (made.estimate if isinstance(made, WorkspacePredictor) else made.core).levels["algorithm"]
+
+
+def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) -> pd.DataFrame:
     """Return the samples whose target is asked for: of a file, or of a model's layers."""
     if options.samples:
         frame = samples.read([options.samples])
@@ -122,14 +190,16 @@ def _asked(made: Predictor, options: argparse.Namespace) -> pd.DataFrame:
     at_least("--batch-size", options.batch_size, 1)
     from convscope.prediction import network  # PyTorch, which a file of samples does without
 
-    wanted = options.algorithm or made.core.levels["algorithm"]
+    wanted = options.algorithm or _names(made)
     return network.samples(
         options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
         options.layout,
     )  # fmt: skip
 
 
-def _write_predictions(path: Path, frame: pd.DataFrame, found: Prediction, made: Predictor, level: int) -> None:
+def _write_predictions(
+    path: Path, frame: pd.DataFrame, found: Prediction, made: Predictor | WorkspacePredictor, level: int
+) -> None:
     unit = TARGETS[made.target][1]
     columns = {f"predicted_{unit}": found.middle, f"low{level}_{unit}": found.low, f"high{level}_{unit}": found.high}
     kept = frame[["gpu_name", *WORK, "model", "layer", "input_size"]]
@@ -142,6 +212,8 @@ def _write_predictions(path: Path, frame: pd.DataFrame, found: Prediction, made:
 
 def _calibrate(options: argparse.Namespace) -> int:
     made = document.read(options.predictor)
+    if isinstance(made, WorkspacePredictor):
+        raise InputError(f"calibrate: {NOT_CORRECTED}")
     made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
     frame = samples.read(options.samples)
     if options.choose is not None:

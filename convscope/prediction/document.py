@@ -15,10 +15,12 @@ from lightgbm.basic import LightGBMError
 
 from convscope.dataset.samples import WORK
 from convscope.errors import InputError
+from convscope.prediction import workspace
 from convscope.prediction.booster import Booster
 from convscope.prediction.calibration import Correction
 from convscope.prediction.core import Core
 from convscope.prediction.predictor import Predictor
+from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
 FORM, VERSION = "convscope predictor", 2
@@ -27,7 +29,7 @@ TESTED = 5
 """Samples whose prediction a document has."""
 
 
-def write(path: Path, predictor: Predictor, examples: pd.DataFrame) -> None:
+def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.DataFrame) -> None:
     """Write a predictor with what it predicts for some samples, by which a reader checks itself.
 
     Raises:
@@ -35,19 +37,30 @@ def write(path: Path, predictor: Predictor, examples: pd.DataFrame) -> None:
     """
     columns = ["gpu_name", *WORK]
     tested = json.loads(examples[columns].head(TESTED).to_json(orient="records"))
-    plain = {field.name: getattr(predictor, field.name) for field in dataclasses.fields(predictor)}
-    parts = {field.name: getattr(predictor.core, field.name) for field in dataclasses.fields(Core)}
-    parts["folds"] = [trees.text for trees in predictor.core.folds]
-    document = {
-        "form": FORM, "version": VERSION, **plain, "core": parts,
-        "corrections": {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()},
-        "tested": tested, "expected": predictor.predict(pd.DataFrame(tested)).middle.tolist(),
-    }  # fmt: skip
+    fields = _of_workspaces(predictor) if isinstance(predictor, WorkspacePredictor) else _of_times(predictor)
+    expected = predictor.predict(pd.DataFrame(tested)).middle.tolist()
+    document = {"form": FORM, "version": VERSION, **fields, "tested": tested, "expected": expected}
     document["sha256"] = digest(document)
     try:
         write_atomically(path, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
+
+
+def _plain(found: Predictor | WorkspacePredictor | Core | Estimate) -> dict[str, Any]:
+    return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+
+
+def _of_times(predictor: Predictor) -> dict[str, Any]:
+    parts = {**_plain(predictor.core), "folds": [trees.text for trees in predictor.core.folds]}
+    corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
+    return {**_plain(predictor), "core": parts, "corrections": corrections}
+
+
+def _of_workspaces(predictor: WorkspacePredictor) -> dict[str, Any]:
+    own = predictor.estimate
+    trees = {name: each and each.text for name, each in (("is_some", own.is_some), ("ratio", own.ratio))}
+    return {**_plain(predictor), "estimate": {**_plain(own), **trees}}
 
 
 def digest(document: Mapping[str, Any]) -> str:
@@ -56,7 +69,23 @@ def digest(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
 
 
-def read(path: Path) -> Predictor:
+def _times(document: Mapping[str, Any]) -> Predictor:
+    parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
+    parts["names"] = tuple(parts["names"])
+    corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
+    own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
+    return Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
+
+
+def _workspaces(document: Mapping[str, Any]) -> WorkspacePredictor:
+    parts = dict(document["estimate"])
+    for name in ("is_some", "ratio"):
+        parts[name] = None if parts[name] is None else Booster(parts[name])
+    own = {field.name: document[field.name] for field in dataclasses.fields(WorkspacePredictor)}
+    return WorkspacePredictor(**{**own, "estimate": Estimate(**parts)})
+
+
+def read(path: Path) -> Predictor | WorkspacePredictor:
     """Read a predictor that `write` wrote, and check it on its examples.
 
     Raises:
@@ -68,17 +97,13 @@ def read(path: Path) -> Predictor:
             raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
         if document["sha256"] != digest(document):
             raise InputError(f"{path} is damaged (its contents have another SHA-256 than it says): {ADVICE}")
-        parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
-        parts["names"] = tuple(parts["names"])
-        corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
-        own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
-        found = Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
+        found = (_workspaces if document["target"] == workspace.TARGET else _times)(document)
         here = found.predict(pd.DataFrame(document["tested"])).middle
         expected = np.array(document["expected"], dtype=float)
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): {ADVICE}") from None
     except (ValueError, KeyError, TypeError, AttributeError, LightGBMError) as error:
         raise InputError(f"{path} is no predictor, or a damaged one ({error!r}): {ADVICE}") from None
-    if here.shape != expected.shape or not np.allclose(here, expected, rtol=1e-6):
+    if here.shape != expected.shape or not np.allclose(here, expected, rtol=1e-6, equal_nan=True):
         raise InputError(f"{path} predicts other values here than where it was written: fit it again")
     return found

@@ -14,8 +14,8 @@ from convscope.dataset import splits
 from convscope.dataset.samples import WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
-from convscope.prediction import calibration, predictor
-from convscope.prediction.baselines import BASELINES
+from convscope.prediction import calibration, predictor, workspace
+from convscope.prediction.baselines import BASELINES, nearest
 from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
 from convscope.prediction.predictor import TARGETS, Given, Predictor, logarithms, usable
@@ -57,6 +57,93 @@ class Score:
     outside: int | None = None
 
 
+@dataclass(frozen=True)
+class WorkspaceScore:
+    """Errors of predicted workspaces, over the samples of one split that were held back.
+
+    A factor is the larger of predicted and measured bytes over the smaller. None stands for figures without a sample.
+
+    Attributes:
+        samples: predictions that are judged.
+        none_pct: samples that were measured to need no workspace.
+        right_pct: samples of which it is right that they need one, or none.
+        both: number of samples that need a workspace and are predicted to; the next four figures are of them.
+        exact_pct, within_10_pct: those that are within 1 % and within 10 %.
+        covered_pct: samples inside the interval that is to hold `level` percent; `fits_pct`: below its upper end.
+    """
+
+    target: str
+    split: str
+    by: str
+    group: str
+    samples: int
+    none_pct: float
+    right_pct: float
+    both: int
+    exact_pct: float | None
+    within_10_pct: float | None
+    median_factor: float | None
+    p95_factor: float | None
+    covered_pct: float | None = None
+    fits_pct: float | None = None
+    level: int | None = None
+    outside: int | None = None
+
+
+def workspace_scores(frame: pd.DataFrame, kind: str, cards: Given) -> Iterator[WorkspaceScore]:
+    """Yield the scores of predicted workspaces and of the nearest layer's, split by split, algorithm by algorithm.
+
+    Args:
+        frame: samples; those without a workspace or without sizes are left out.
+        kind: one of `splits.KINDS`.
+
+    Raises:
+        InputError: no sample has a workspace, they cannot be divided so, or are too few.
+    """
+    kept = usable(frame, workspace.TARGET)
+    workspace.check(kept)
+    given = features(kept, cards)
+    for split in splits.splits(kept, kind):
+        learned, held_back = (kept[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
+        found = workspace.fit(learned, cards, _unit(learned, kind)).predict(held_back, LEVEL)
+        names = held_back["algorithm"].to_numpy(dtype=object)
+        truth = held_back[workspace.COLUMN].to_numpy(float)
+        for group, here in _groups(names):
+            about = (workspace.TARGET, split.name, PREDICTOR, group)
+            covered = (found.low <= truth) & (truth <= found.high)
+            yield dataclasses.replace(
+                _workspace_score(about, found.middle[here], truth[here]), level=LEVEL,
+                covered_pct=100 * float(covered[here].mean()), fits_pct=100 * float((truth <= found.high)[here].mean()),
+                outside=sum(found.outside[row] != "" for row in np.flatnonzero(here)),
+            )  # fmt: skip
+        bytes_of = learned[workspace.COLUMN].to_numpy(float)
+        near = nearest(given.rows(split.learned), bytes_of, given.rows(split.held_back))
+        yield _workspace_score((workspace.TARGET, split.name, "nearest layer", ""), near, truth)
+
+
+def _workspace_score(about: tuple[str, str, str, str], middle: Floats, truth: Floats) -> WorkspaceScore:
+    both = (middle > 0) & (truth > 0)
+    factor = np.exp(np.abs(np.log(middle[both] / truth[both])))
+    off = np.abs(middle[both] / truth[both] - 1)
+    exact, within, median, p95 = None, None, None, None
+    if both.any():
+        exact, within = 100 * float((off <= 0.01).mean()), 100 * float((off <= 0.1).mean())
+        median, p95 = float(np.median(factor)), float(np.quantile(factor, 0.95))
+    same = ((truth > 0) == (middle > 0)) & ~np.isnan(middle)
+    none, right = 100 * float((truth == 0).mean()), 100 * float(same.mean())
+    return WorkspaceScore(*about, len(truth), none, right, int(both.sum()), exact, within, median, p95)
+
+
+def _groups(names: Labels) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield the rows of all and, if there are several algorithms, of each that has enough of them."""
+    yield "", np.ones(len(names), dtype=np.bool_)
+    every = sorted({*names})
+    for name in every if len(every) > 1 else ():
+        here = np.asarray(names == name, dtype=np.bool_)
+        if here.sum() >= FEWEST:
+            yield name, here
+
+
 def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated: int = 0) -> Iterator[Score]:
     """Yield the scores of a predictor and of the baselines, split by split, algorithm by algorithm.
 
@@ -92,7 +179,7 @@ def _of_split(
     frame: pd.DataFrame, target: str, kind: str, split: Split, cards: Given, calibrated: int
 ) -> Iterator[Score]:
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
-    made = _fitted(learned, target, cards, kind)
+    made = predictor.fit(learned, target, cards, _unit(learned, kind))
     yield from judged(outcomes(made, held_back), target, split.name)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
@@ -104,10 +191,9 @@ def _of_split(
         yield from judged(_calibrated(made, held_back, calibrated), target, f"{split.name}, {calibrated} samples of it")
 
 
-def _fitted(learned: pd.DataFrame, target: str, cards: Given, kind: str) -> Predictor:
-    """Fit with intervals for what the split holds back, or for another layer where only one of it was learned."""
-    several = len({*splits.labels(learned, kind)}) > 1
-    return predictor.fit(learned, target, cards, kind if several else "layer")
+def _unit(learned: pd.DataFrame, kind: str) -> str:
+    """Return what intervals are to hold for: what the split holds back, or a layer where only one of it was learned."""
+    return kind if len({*splits.labels(learned, kind)}) > 1 else "layer"
 
 
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
@@ -131,11 +217,8 @@ def outcomes(made: Predictor, held_back: pd.DataFrame) -> pd.DataFrame:
 
 def judged(found: pd.DataFrame, target: str, name: str) -> Iterator[Score]:
     """Yield the scores of outcomes, of all and, if there are several, of each algorithm that has enough of them."""
-    counts = found["algorithm"].value_counts().sort_index()
-    groups = [str(each) for each, count in counts.items() if count >= FEWEST] if len(counts) > 1 else []
-    for group in ["", *groups]:
-        here = found if group == "" else found[found["algorithm"] == group]
-        about = (target, name, PREDICTOR, group)
+    for group, rows in _groups(found["algorithm"].to_numpy(dtype=object)):
+        here, about = found[rows], (target, name, PREDICTOR, group)
         score = _score(about, here["error"].to_numpy(float), here["shape"].to_numpy(dtype=object))
         covered, outside = 100 * float(here["covered"].mean()), int(here["outside"].sum())
         yield dataclasses.replace(score, covered_pct=covered, level=LEVEL, outside=outside)

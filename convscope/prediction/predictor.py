@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,9 @@ from convscope.prediction.calibration import Correction
 from convscope.prediction.core import Core
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
 
-TARGETS: Mapping[str, tuple[str, str]] = {"time": ("mean_ms", "ms"), "energy": ("energy_j", "J")}
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
+}  # fmt: skip
 """Quantities that can be predicted, each with its column among the samples and its unit."""
 OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
@@ -83,7 +85,9 @@ class Predictor:
                 width = intervals.quantile(np.abs(np.array(correction.rests)), level / 100)
                 half[here] = np.inf if width is None else width
         middle = given.roofline_ms * np.exp(found)
-        return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), self._outside(given, frame))
+        learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
+        odd = outside(given, frame, self.ranges, self.core.levels, learned)
+        return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
     def against_own(self, frame: pd.DataFrame, level: int = 90) -> Floats:
         """Return for each sample half the width in the logarithm of the interval of its ratio to PyTorch's own choice.
@@ -91,21 +95,6 @@ class Predictor:
         It is infinite where too few pairs were learned. Of a card that a correction is for it is that of the others.
         """
         return intervals.of_rows(self.pairs, list(frame["algorithm"]), level)
-
-    def _outside(self, given: Features, frame: pd.DataFrame) -> list[str]:
-        """Return for each row what was never learned: the card, features with such a value; "" for nothing."""
-        cards = {*self.learned["gpu_names"], *self.corrections} if self.unit != "gpu" else {*frame["gpu_name"]}
-        lists: list[list[str]] = [[] if name in cards else ["card"] for name in frame["gpu_name"]]
-        for name in given.values:
-            column = given.values[name]
-            if name in CATEGORIES:
-                odd = ~column.isin(self.core.levels[str(name)]).to_numpy()
-            else:
-                low, high = self.ranges[str(name)]
-                odd = ((column < low) | (column > high)).to_numpy()
-            for row in np.flatnonzero(odd):
-                lists[row].append(str(name))
-        return [", ".join(names) for names in lists]
 
     def corrected(self, measured: pd.DataFrame) -> Predictor:
         """Return the predictor with a correction for the one card that these samples are of.
@@ -155,12 +144,44 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted)
     rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, unit)
+    widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
+    return Predictor(target, unit, fitted.core, widths, pairs, ranges_of(given), {}, cards, described(frame))
+
+
+def ranges_of(given: Features) -> dict[str, tuple[float, float]]:
+    """Return the least and largest value of each feature that is a number."""
     numbers = given.values.drop(columns=list(CATEGORIES))
-    ranges = {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
-    learned = {"samples": len(frame), "digest": digest(frame), "gpu_names": sorted(frame["gpu_name"].unique())}
-    learned["cudnn"] = _versions(frame)
-    widths = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object))
-    return Predictor(target, unit, fitted.core, widths, _pairs(frame, rests), ranges, {}, cards, learned)
+    return {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
+
+
+def described(frame: pd.DataFrame) -> dict[str, Any]:
+    """Return what a predictor says of the samples that it learned: `Predictor.learned`."""
+    names, versions = sorted(frame["gpu_name"].unique()), _versions(frame)
+    return {"samples": len(frame), "digest": digest(frame), "gpu_names": names, "cudnn": versions}
+
+
+def outside(
+    given: Features, frame: pd.DataFrame, ranges: Mapping[str, tuple[float, float]],
+    levels: Mapping[str, Sequence[str]], learned: Sequence[str] | None,
+) -> list[str]:  # fmt: skip
+    """Return for each row what was never learned: the card, features with such a value; "" for nothing.
+
+    Args:
+        ranges: the least and largest value of each number that was learned.
+        levels: the names of each category that were learned.
+        learned: the cards; None where any card counts as learned.
+    """
+    lists: list[list[str]] = [[] if learned is None or name in learned else ["card"] for name in frame["gpu_name"]]
+    for name in given.values:
+        column = given.values[name]
+        if name in CATEGORIES:
+            odd = ~column.isin(levels[str(name)]).to_numpy()
+        else:
+            low, high = ranges[str(name)]
+            odd = ((column < low) | (column > high)).to_numpy()
+        for row in np.flatnonzero(odd):
+            lists[row].append(str(name))
+    return [", ".join(names) for names in lists]
 
 
 def _pairs(frame: pd.DataFrame, rests: Floats) -> dict[str, dict[str, float | None]]:

@@ -93,11 +93,14 @@ def _predictors(options: argparse.Namespace) -> list[Predictor]:
     if not options.predictor:
         return []
     from convscope.prediction import document  # LightGBM, which samples alone do without
+    from convscope.prediction.workspace import WorkspacePredictor
 
     given = cards.parsed(options.card)
     found: dict[str, Predictor] = {}
     for path in options.predictor:
         made = document.read(path)
+        if isinstance(made, WorkspacePredictor):
+            raise InputError(f"{path} predicts workspaces, which nothing is chosen by: give one of time or energy")
         if made.target in found:
             raise InputError(f"{path}: another predictor of {made.target}: give one of each target")
         if not any(map(is_pinnable, made.core.levels["algorithm"])):

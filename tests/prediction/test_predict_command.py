@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
+from fakes.workspaces import with_workspaces
 
 from convscope import __main__ as program
 from convscope.dataset import samples
@@ -22,7 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("predict")
     samples.write(made / "samples.csv", drawn(150, ("Tesla P4", "Tesla P100-PCIE-16GB"), ("gemm", "winograd")))
     samples.write(made / "t4.csv", drawn(40, ("Tesla T4",), ("gemm", "winograd"), seed=4))
+    samples.write(made / "memory.csv", with_workspaces(120, ("gemm", "winograd", "direct")))
     assert program.main(["predict", "fit", str(made / "samples.csv"), "-o", str(made / "predictor.json")]) == 0
+    of_workspaces = ["--target", "workspace", "-o", str(made / "workspace.json")]
+    assert program.main(["predict", "fit", str(made / "memory.csv"), *of_workspaces]) == 0
     return made
 
 
@@ -92,6 +96,45 @@ def test_apply_predicts_the_layers_of_a_model(folder: Path, capsys: Capture):
     assert lines[6].endswith(" ms in all; what is no convolution is not in it")
 
 
+def test_fit_says_which_workspaces_it_can_know(folder: Path, tmp_path: Path, capsys: Capture):
+    out = tmp_path / "p.json"
+    assert program.main(["predict", "fit", str(folder / "memory.csv"), "--target", "workspace", "-o", str(out)]) == 0
+    kinds = "of 3 algorithms 1 never need any, 2 follow a formula"
+    assert capsys.readouterr().out == f"workspace of 360 samples of Tesla T4, {kinds}: {out}\n"
+
+
+def test_workspaces_are_judged_by_figures_of_their_own(folder: Path, capsys: Capture):
+    arguments = ["predict", "evaluate", str(folder / "memory.csv"), "--target", "workspace", "--split", "layer"]
+    assert program.main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "none or some right, %" in lines[0]
+    assert [line.split()[1] for line in lines[1:]] == ["predictor", "nearest"]
+    assert program.main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found[0]["right_pct"] > 95
+    assert found[0]["exact_pct"] > 95
+
+
+def test_workspaces_are_predicted_in_bytes_and_shown_in_megabytes(folder: Path, tmp_path: Path, capsys: Capture):
+    out = tmp_path / "predicted.csv"
+    arguments = ["predict", "apply", str(folder / "workspace.json"), "--samples", str(folder / "memory.csv")]
+    assert program.main([*arguments, "-o", str(out)]) == 0
+    assert "workspace, MB" in capsys.readouterr().out.splitlines()[0]
+    found, truth = pd.read_csv(out), samples.read([folder / "memory.csv"])["workspace_bytes"]
+    assert (found["predicted_bytes"] == truth).mean() > 0.95
+    assert (found["low90_bytes"] <= found["high90_bytes"]).all()
+
+
+def test_of_a_model_the_largest_workspace_is_said(folder: Path, capsys: Capture):
+    arguments = ["predict", "apply", str(folder / "workspace.json"), "--model", "alexnet", "--gpu", "Tesla T4"]
+    assert program.main([*arguments, "--math", "fp32", "--algorithm", "gemm", "direct", "fft"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[16] == "direct: at most 0 MB at a time, with the largest upper end 0 MB"
+    assert lines[17] == "fft: the largest workspace is not known"
+    of_layers = [float(line.split()[2]) for line in lines[1:6]]
+    assert lines[18].startswith(f"gemm: at most {max(of_layers):g} MB at a time, with the largest upper end ")
+
+
 def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, capsys: Capture):
     arguments = ["predict", "calibrate", str(folder / "predictor.json"), str(folder / "t4.csv")]
     assert program.main([*arguments, "--choose", "12"]) == 0
@@ -114,6 +157,13 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
             ["fit", "{samples}", "--target", "energy"],
             "0 samples with sizes and a measured energy: at least 100 are needed",
         ),
+        (["fit", "{samples}", "--target", "workspace"], "no sample has a workspace (column workspace_bytes)"),
+        (["evaluate", "{samples}", "--target", "workspace"], "no sample has a workspace (column workspace_bytes)"),
+        (
+            ["evaluate", "{memory}", "--target", "workspace", "--split", "gpu", "--calibrate", "20"],
+            "evaluate: --calibrate: a workspace is not corrected for a card",
+        ),
+        (["calibrate", "{workspace}", "{t4}"], "calibrate: a workspace is not corrected for a card: fit it to samples"),
         (["fit", "{samples}", "--card", "X"], "--card 'X': write 'NAME:"),
         (["apply", "no.json", "--samples", "{samples}"], "no.json cannot be read"),
         (["apply", "{samples}", "--samples", "{samples}"], "is no predictor, or a damaged one"),
@@ -130,7 +180,7 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(folder: Path, arguments: list[str], expected: str, capsys: Capture):
-    names = {"samples": folder / "samples.csv", "predictor": folder / "predictor.json", "t4": folder / "t4.csv"}
+    names = {each.stem: each for each in folder.iterdir()}
     assert program.main(["predict", *(each.format(**names) for each in arguments)]) == 2
     text = capsys.readouterr().err
     assert expected in text

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fakes.drawn_samples import CARDS, drawn, milliseconds
+from fakes.workspaces import with_workspaces
 
 import run_profile
 from convscope import __main__ as program
@@ -21,7 +22,7 @@ from convscope.dataset.samples import SHAPE, SampleRow
 from convscope.pinning import document
 from convscope.pinning.document import Pins
 from convscope.prediction import document as predictors
-from convscope.prediction import predictor
+from convscope.prediction import predictor, workspace
 from convscope.storage.environment import processor_name
 
 Capture = pytest.CaptureFixture[str]
@@ -65,6 +66,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     predictors.write(made / "other.json", predictor.fit(other, "time", {}, "rows"), other)
     searched = frame.assign(algorithm="torch benchmark")
     predictors.write(made / "searched.json", predictor.fit(searched, "time", {}), searched)
+    samples.write(made / "memory.csv", with_workspaces(100, ("gemm",)))
+    memory = predictor.usable(samples.read([made / "memory.csv"]), "workspace")
+    predictors.write(made / "workspace.json", workspace.fit(memory, {}), memory)
     samples.write(made / "drawn.csv", drawn(120, algorithms=("torch", "gemm"), noise=0.01))
     return made
 
@@ -199,6 +203,10 @@ def test_evaluate_prints_the_regret_of_each_way(folder: Path, capsys: Capture):
         ([*MODEL, "--predictor", "{time}"], "say the card by --gpu"),
         ([*MODEL, "--predictor", "{samples}", "--gpu", "Tesla T4"], "is no predictor, or a damaged one"),
         ([*MODEL, "--predictor", "{time}", "{time}", "--gpu", "Tesla T4"], "another predictor of time"),
+        (
+            [*MODEL, "--predictor", "{workspace}", "--gpu", "Tesla T4"],
+            "predicts workspaces, which nothing is chosen by",
+        ),
         ([*MODEL, "--predictor", "{time}", "--gpu", "X1"], "no peaks are known of the GPU 'X1'"),
         ([*MODEL, "--predictor", "{searched}", "--gpu", "Tesla T4"], "searched.json knows torch benchmark alone"),
         (
