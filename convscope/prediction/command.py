@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -41,6 +42,7 @@ OF_WORKSPACES = (
     *("held back", "by", "algorithm", "samples", "none, %", "none or some right, %"),
     *("both some", "within 1 %", "within 10 %", "median factor", "p95 factor", "covered, %", "fits, %", "outside, %"),
 )
+REST = "what is no convolution is not in it"
 NOT_CORRECTED = "a workspace is not corrected for a card: fit it to samples of that card too"
 SHOWN = {"ms": ("ms", 1.0), "J": ("J", 1.0), "bytes": ("MB", 1e-6)}
 """Unit that a table shows instead of each unit, and what it is multiplied by."""
@@ -146,13 +148,20 @@ def _apply(options: argparse.Namespace) -> int:
     header = ("layer", "algorithm", f"{made.target}, {unit}", f"{options.level} % of cases", "outside what was learned")
     print(table(header, shown))
     if not options.samples:
-        print("\n".join(_most(frame, found) if made.target == workspace.TARGET else _sums(frame, found, unit)))
+        lines = _sums(made, frame, found, options.level) if isinstance(made, Predictor) else _most(frame, found)
+        print("\n".join(lines))
     return 0
 
 
-def _sums(frame: pd.DataFrame, found: Prediction, unit: str) -> Iterator[str]:
-    for name, sum_ in pd.Series(found.middle).groupby(frame["algorithm"].to_numpy()).sum().items():
-        yield f"{name}: {_short(sum_)} {unit} in all; what is no convolution is not in it"
+def _sums(made: Predictor, frame: pd.DataFrame, found: Prediction, level: int) -> Iterator[str]:
+    """Yield the sum of each algorithm over the layers of a model."""
+    names = frame["algorithm"].to_numpy(dtype=object)
+    outside = Counter(name for name, text in zip(names, found.outside, strict=True) if text)
+    for each in made.sums(frame, names, level).rename_axis("name").reset_index().to_dict("records"):
+        odd = f"; {outside[each['name']]} layers are outside what was learned" if outside[each["name"]] else ""
+        said = f"{level} % of models" if each["learned"] else "ends added up, as if all layers erred alike"
+        ends = f"{_short(each['low'])} to {_short(each['high'])} ({said})"
+        yield f"{each['name']}: {_short(each['middle'])} {TARGETS[made.target][1]} in all, {ends}{odd}; {REST}"
 
 
 def _most(frame: pd.DataFrame, found: Prediction) -> Iterator[str]:

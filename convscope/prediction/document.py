@@ -23,7 +23,9 @@ from convscope.prediction.predictor import Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 2
+FORM, VERSION = "convscope predictor", 3
+READ = (2, 3)
+"""Versions that can be read; version 2 has no intervals of sums."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
 """Samples whose prediction a document has."""
@@ -73,7 +75,8 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
-    own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
+    known = {"totals": {}, **document} if document["version"] == 2 else document
+    own = {field.name: known[field.name] for field in dataclasses.fields(Predictor)}
     return Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
 
 
@@ -93,7 +96,7 @@ def read(path: Path) -> Predictor | WorkspacePredictor:
     """
     try:
         document = json.loads(path.read_text())
-        if document["form"] != FORM or document["version"] != VERSION:
+        if document["form"] != FORM or document["version"] not in READ:
             raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
         if document["sha256"] != digest(document):
             raise InputError(f"{path} is damaged (its contents have another SHA-256 than it says): {ADVICE}")

@@ -27,6 +27,7 @@ LEVEL = 90
 CHOICES = 10
 """Choices of the samples for a calibration, each with another seed."""
 PREDICTOR, NOISE = "predictor", "a repeat"
+SUM, ADDED = "sum of a model", "sum, ends added up"
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ def _of_split(
     learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
     made = predictor.fit(learned, target, cards, _unit(learned, kind))
     yield from judged(outcomes(made, held_back), target, split.name)
+    yield from _of_sums(made, held_back, split.name)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
@@ -189,6 +191,25 @@ def _of_split(
         yield _score((target, split.name, name, ""), errors, splits.labels(held_back, "layer"))
     if calibrated and kind == "gpu":
         yield from judged(_calibrated(made, held_back, calibrated), target, f"{split.name}, {calibrated} samples of it")
+
+
+def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str) -> Iterator[Score]:
+    """Yield the scores of sums over the held-back layers of each pass of a model, by both intervals."""
+    keys = predictor.passes(held_back)
+    here = keys != ""
+    if not here.any():
+        return
+    kept, keys = held_back[here].reset_index(drop=True), keys[here]
+    found = made.sums(kept, keys, LEVEL)
+    truth = kept[TARGETS[made.target][0]].groupby(keys).sum()
+    models = kept["model"].groupby(keys).first().to_numpy(dtype=object)
+    errors = (found["middle"] / truth - 1).to_numpy(float)
+    ends = {SUM: ("low", "high"), ADDED: ("least", "most")}
+    for by in ends if found["learned"].all() else (ADDED,):
+        low, high = (found[each] for each in ends[by])
+        covered = 100 * float(((low <= truth) & (truth <= high)).mean())
+        score = _score((made.target, name, by, ""), errors, models)
+        yield dataclasses.replace(score, covered_pct=covered, level=LEVEL)
 
 
 def _unit(learned: pd.DataFrame, kind: str) -> str:

@@ -2,7 +2,7 @@
 
 The rests are of rows that the estimate did not learn from, held out in the way in which it will be asked: other rows,
 other layers, other families, other sizes, or another card. Source: Vovk, Gammerman and Shafer, Algorithmic Learning in
-a Random World (2005), chapter 4 (Mondrian conformal prediction).
+a Random World (2005), chapter 4 (Mondrian conformal prediction). Those of sums over a model are of whole models.
 """
 
 from __future__ import annotations
@@ -43,6 +43,23 @@ def quantile(sizes: Floats, share: float) -> float | None:
     """Return the size that a further one does not exceed in at least this share of cases; None for too few."""
     place = math.ceil((len(sizes) + 1) * share)
     return None if place > len(sizes) else float(np.sort(sizes)[place - 1])
+
+
+def shares(sizes: Floats, groups: Labels) -> dict[str, float | None]:
+    """Return by level the size that a case of a further group does not exceed; None for too few groups.
+
+    Cases of one group are alike, so that many of them say little of another group. Each group weighs the same, and the
+    one to come as much as each of them, at infinity. Source: Lee, Barber and Willett, Distribution-free inference with
+    hierarchical data (2023), where groups are exchangeable, and the cases in each.
+    """
+    order = np.argsort(sizes)
+    names, of_case, counts = np.unique(groups.astype(str), return_inverse=True, return_counts=True)
+    reached = np.cumsum((1 / counts)[of_case][order]) / (len(names) + 1)
+    found: dict[str, float | None] = {}
+    for level in LEVELS:
+        place = int(np.searchsorted(reached, level / 100 - 1e-9))
+        found[str(level)] = None if place == len(sizes) else float(sizes[order][place])
+    return found
 
 
 def of_rows(known: Widths, groups: Sequence[str], level: int) -> Floats:

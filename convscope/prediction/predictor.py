@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
@@ -27,6 +28,12 @@ OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
 FEWEST = 100
 """Samples that a predictor is fitted to at least."""
+PASS = ("gpu_name", "cudnn", "run", "model", "input_size", "batch_size", *ARITHMETIC, "algorithm")
+"""Columns that samples of one pass of a model by one algorithm have in common."""
+FEWEST_MODELS = 4
+"""Models that intervals of sums are learned from at least: they give a level of 80 %; 9 give 90 %, and 19 95 %."""
+ADDED_LEVEL = 90
+"""Level of the layers' intervals whose ends are added up; what is learned is the share of it that a sum misses."""
 Given = Mapping[str, Mapping[str, float]]
 
 
@@ -49,6 +56,7 @@ class Predictor:
         widths: of its intervals, by algorithm.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
+        totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
         ranges: the least and largest value of each feature that was learned.
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
@@ -60,6 +68,7 @@ class Predictor:
     core: Core
     widths: intervals.Widths
     pairs: intervals.Widths
+    totals: Mapping[str, float | None]
     ranges: Mapping[str, tuple[float, float]]
     corrections: Mapping[str, Correction]
     cards: Given
@@ -88,6 +97,32 @@ class Predictor:
         learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
         odd = outside(given, frame, self.ranges, self.core.levels, learned)
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
+
+    def sums(self, frame: pd.DataFrame, keys: splits.Labels, level: int = 90) -> pd.DataFrame:
+        """Return the sum of the predictions of each key, in the order of the keys, with its interval.
+
+        Errors of layers of one model are alike in part: adding variances up would promise too much, and adding up the
+        ends of the layers' intervals, as if they were wholly alike, is usually too wide. So the interval is a share of
+        the latter, learned from sums over models that were held out as wholes (`intervals.shares`). It holds for a
+        model drawn as those were. Where too few models were learned, or for a card with a correction, of which no
+        sums are known, the ends are added up.
+
+        Args:
+            keys: of each row, the pass of a model that it belongs to.
+
+        Returns: `middle`, `low`, `high`; `least` and `most`, the ends added up; `learned`, whether the interval is
+            not just these.
+        """
+        found, wide = self.predict(frame, level), self.predict(frame, ADDED_LEVEL)
+        columns = {"middle": found.middle, "least": found.low, "most": found.high, "wide": wide.high}
+        table = pd.DataFrame(columns).groupby(keys).sum()
+        share = self.totals.get(str(level))
+        corrected = pd.Series(frame["gpu_name"].isin(self.corrections).to_numpy()).groupby(keys).any()
+        table["learned"] = ~corrected & (share is not None)
+        half = np.log(table["wide"] / table["middle"]) * (share or 0.0)
+        table["low"] = table["least"].where(~table["learned"], table["middle"] * np.exp(-half))
+        table["high"] = table["most"].where(~table["learned"], table["middle"] * np.exp(half))
+        return table.drop(columns="wide")
 
     def against_own(self, frame: pd.DataFrame, level: int = 90) -> Floats:
         """Return for each sample half the width in the logarithm of the interval of its ratio to PyTorch's own choice.
@@ -145,7 +180,65 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     fitted = core.fit(given, frame, wanted)
     rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, unit)
     widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
-    return Predictor(target, unit, fitted.core, widths, pairs, ranges_of(given), {}, cards, described(frame))
+    of_models = _of_models(given, frame, wanted) if unit in ("rows", "layer") else rests
+    totals = _totals(given, frame, wanted - of_models, wanted, widths)
+    return Predictor(target, unit, fitted.core, widths, pairs, totals, ranges_of(given), {}, cards, described(frame))
+
+
+def passes(frame: pd.DataFrame) -> splits.Labels:
+    """Return for each row the pass of a model that it is of; "" without a model, and for a pass of one row alone."""
+    found = pd.Series(splits.joined(frame, PASS))
+    several = found.map(found.value_counts()) > 1
+    return np.where(several & frame["model"].notna().to_numpy(), found, "").astype(object)
+
+
+def _totals(
+    given: Features, frame: pd.DataFrame, held_out: Floats, wanted: Floats, widths: intervals.Widths
+) -> dict[str, float | None]:
+    """Return shares of the added-up half width for sums over passes, from predictions of models that were held out.
+
+    Args:
+        held_out, wanted: the logarithms over the roofline, predicted and measured; NaN where no prediction is.
+    """
+    keys = passes(frame)
+    half = intervals.of_rows(widths, list(frame["algorithm"]), ADDED_LEVEL)
+    middle = given.roofline_ms * np.exp(held_out)
+    columns = {"truth": given.roofline_ms * np.exp(wanted), "middle": middle, "wide": middle * np.exp(half)}
+    known = (keys != "") & np.isfinite(held_out)
+    table = pd.DataFrame({**columns, "model": frame["model"].to_numpy(dtype=object), "pass": keys})[known]
+    found = table.groupby("pass").agg({"truth": "sum", "middle": "sum", "wide": "sum", "model": "first"})
+    if found["model"].nunique() < FEWEST_MODELS:
+        return {}
+    missed = np.abs(np.log(found["truth"] / found["middle"])) / np.log(found["wide"] / found["middle"])
+    return intervals.shares(missed.to_numpy(float), found["model"].to_numpy(dtype=object))
+
+
+def _of_models(given: Features, frame: pd.DataFrame, wanted: Floats) -> Floats:
+    """Return for each row what an estimate misses that was fitted without its model; NaN for a row without one.
+
+    All are NaN where models are too few, or what is left beside a fifth of them is too little to fit an estimate to.
+    """
+    rests, number_of = np.full(len(frame), np.nan), np.full(len(frame), -1)
+    has = (passes(frame) != "") & frame["model"].notna().to_numpy()
+    if frame["model"][has].nunique() < FEWEST_MODELS:
+        return rests
+    number_of[has] = splits.folds(frame["model"][has].to_numpy(dtype=object))
+    for number in np.unique(number_of[has]):
+        out = number_of == number
+        may = splits.beside(frame, "family", out)
+        if may.sum() < FEWEST:
+            return np.full(len(frame), np.nan)
+        rests[out] = _rests(given, frame, wanted, may, out)
+    return rests
+
+
+def _rests(
+    given: Features, frame: pd.DataFrame, wanted: Floats, may: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
+) -> Floats:
+    """Return what an estimate misses of the rows `out` that was fitted to the rows `may`."""
+    learned = core.fit(given.rows(may), frame[may], wanted[may]).core
+    missed: Floats = wanted[out] - learned.predict(given.rows(out), frame[out])
+    return missed
 
 
 def ranges_of(given: Features) -> dict[str, tuple[float, float]]:
@@ -207,9 +300,7 @@ def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -
         out = number_of == number
         if out.all():
             raise InputError(f"intervals for another {unit} need samples of at least two")
-        may = splits.beside(frame, unit, out)
-        learned = core.fit(given.rows(may), frame[may], wanted[may]).core
-        rests[out] = wanted[out] - learned.predict(given.rows(out), frame[out])
+        rests[out] = _rests(given, frame, wanted, splits.beside(frame, unit, out), out)
     return rests
 
 

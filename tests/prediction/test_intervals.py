@@ -37,3 +37,26 @@ def test_a_quantile_counts_the_case_to_come():
 def test_too_few_cases_give_an_interval_without_ends():
     known = intervals.widths(np.array([0.1, 0.2]), np.array(["a", "a"], dtype=object))
     assert intervals.of_rows(known, ["a"], 90).tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("level", [50, 80])
+def test_sizes_of_a_further_group_are_held_however_many_cases_the_others_have(level: int):
+    draw = np.random.default_rng(0)
+    held = []
+    for _ in range(400):
+        spread, counts = draw.exponential(1.0, 13), draw.integers(1, 60, 13)
+        groups = np.repeat([f"model {number}" for number in range(13)], counts).astype(object)
+        sizes = np.abs(draw.normal(0, np.repeat(spread, counts)))
+        here = groups == "model 0"
+        most = intervals.shares(sizes[~here], groups[~here])[str(level)]
+        assert most is not None
+        held.append(100 * (sizes[here] <= most).mean())
+    assert level - 3 < np.mean(held) < level + 9
+
+
+def test_a_high_level_needs_many_groups():
+    names = [f"model {number}" for number in range(10)]
+    sizes = np.arange(100.0)
+    assert intervals.shares(sizes[:8], np.array(names[:8], dtype=object))["90"] is None
+    assert intervals.shares(sizes[:9], np.array(names[:9], dtype=object))["90"] == 8.0
+    assert intervals.shares(sizes, np.array(names * 10, dtype=object))["95"] is None

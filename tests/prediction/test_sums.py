@@ -1,0 +1,140 @@
+"""Sums over a model: intervals that hold for models that were not learned, whether or not layers err alike."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope import __main__ as program
+from convscope.dataset import samples as files
+from convscope.dataset.samples import SAMPLES, SampleRow
+from convscope.prediction import document, evaluation, predictor
+from convscope.prediction.predictor import Predictor
+
+LAYERS = 12
+APART, ALIKE = (0.0, 0.25), (0.25, 0.0)
+
+
+def of_models(count: int, spread: tuple[float, float], seed: int = 0) -> pd.DataFrame:
+    """Return samples of models with twelve layers, whose times differ by a factor of the model and one of the layer.
+
+    Args:
+        spread: standard deviations of the logarithms of both factors.
+    """
+    frame = pd.DataFrame(drawn(5 * count * LAYERS, noise=0.01, seed=seed), columns=SAMPLES.columns)
+    frame = frame[frame["batch_size"] == 1].head(count * LAYERS).reset_index(drop=True)
+    draw = np.random.default_rng(seed)
+    number = np.arange(len(frame)) // LAYERS
+    factor = draw.normal(0, spread[0], count)[number] + draw.normal(0, spread[1], len(frame))
+    names = [f"model {seed} {each}" for each in number]
+    layers = [f"layer {each}" for each in np.arange(len(frame)) % LAYERS]
+    times = frame["mean_ms"] * np.exp(factor)
+    return frame.assign(model=names, layer=layers, input_size=224, family=names, mean_ms=times)
+
+
+@functools.cache
+def learned(spread: tuple[float, float]) -> Predictor:
+    return predictor.fit(of_models(30, spread), "time", {})
+
+
+@pytest.mark.parametrize("spread", [APART, ALIKE])
+def test_the_interval_holds_for_models_that_were_not_learned(spread: tuple[float, float]):
+    asked = of_models(100, spread, seed=7)
+    keys = predictor.passes(asked)
+    found = learned(spread).sums(asked, keys, level=80)
+    truth = asked["mean_ms"].groupby(keys).sum()
+    assert len(found) == 100
+    assert found["learned"].all()
+    assert 70 <= 100 * ((found["low"] <= truth) & (truth <= found["high"])).mean() <= 95
+
+
+def test_it_is_narrower_than_added_ends_where_layers_err_apart_and_about_as_wide_where_they_err_alike():
+    widths = {}
+    for spread in (APART, ALIKE):
+        asked = of_models(20, spread, seed=7)
+        found = learned(spread).sums(asked, predictor.passes(asked))
+        widths[spread] = float((np.log(found["high"] / found["low"]) / np.log(found["most"] / found["least"])).mean())
+    assert widths[APART] < 0.6
+    assert 0.8 < widths[ALIKE] < 1.3
+
+
+def test_few_models_or_none_leave_the_ends_added_up():
+    frame = of_models(30, APART)
+    three = frame.assign(model=[f"model {int(name.split()[-1]) % 3}" for name in frame["model"]])
+    for each in (three, frame.assign(model=None)):
+        made = predictor.fit(each, "time", {})
+        assert made.totals == {}
+        found = made.sums(frame, predictor.passes(frame))
+        assert not found["learned"].any()
+        pd.testing.assert_series_equal(found["low"], found["least"], check_names=False)
+        pd.testing.assert_series_equal(found["high"], found["most"], check_names=False)
+
+
+def test_a_level_that_models_are_too_few_for_has_the_ends_added_up():
+    made = predictor.fit(of_models(18, ALIKE), "time", {})
+    assert made.totals["90"] is not None
+    assert made.totals["95"] is None
+    asked = of_models(2, ALIKE, seed=7)
+    assert not made.sums(asked, predictor.passes(asked), level=95)["learned"].any()
+
+
+def test_a_card_with_a_correction_has_the_ends_added_up():
+    made, there = learned(APART), of_models(3, APART, seed=5).assign(gpu_name="Tesla P4")
+    corrected = made.corrected(there)
+    assert made.sums(there, predictor.passes(there))["learned"].all()
+    assert not corrected.sums(there, predictor.passes(there))["learned"].any()
+
+
+def test_a_pass_is_of_one_run_and_a_layer_alone_is_none():
+    frame = of_models(2, APART)
+    both = pd.concat([frame, frame.assign(run="again"), frame.iloc[:1].assign(run="alone")], ignore_index=True)
+    keys = predictor.passes(both)
+    assert pd.Series(keys).value_counts().to_dict() == dict.fromkeys(keys[:-1], LAYERS) | {"": 1}
+    assert len({*keys}) == 5
+
+
+def test_evaluate_reports_how_often_sums_are_held():
+    found = {each.by: each for each in evaluation.scores(of_models(60, APART), "time", "layer", {})}
+    learned, added = found[evaluation.SUM], found[evaluation.ADDED]
+    assert learned.samples == added.samples > 20
+    assert learned.covered_pct is not None
+    assert learned.covered_pct > 75
+    assert added.covered_pct is not None
+    assert added.covered_pct >= learned.covered_pct
+    assert learned.mape_pct < found[evaluation.PREDICTOR].mape_pct
+    without = {each.by for each in evaluation.scores(of_models(60, APART).assign(model=None), "time", "layer", {})}
+    assert not without & {evaluation.SUM, evaluation.ADDED}
+
+
+def test_a_document_keeps_the_intervals_of_sums_and_one_of_version_2_has_none(tmp_path: Path):
+    made, path = learned(APART), tmp_path / "predictor.json"
+    document.write(path, made, of_models(1, APART))
+    read = document.read(path)
+    assert isinstance(read, Predictor)
+    assert read.totals == made.totals
+    parts = json.loads(path.read_text())
+    del parts["totals"]
+    parts["version"] = 2
+    path.write_text(json.dumps({**parts, "sha256": document.digest(parts)}))
+    older = document.read(path)
+    assert isinstance(older, Predictor)
+    assert older.totals == {}
+
+
+def test_apply_says_the_interval_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    rows = [
+        SampleRow(**{str(name): None if cell != cell else cell for name, cell in each.items()})
+        for each in of_models(30, APART).to_dict("records")
+    ]
+    files.write(tmp_path / "samples.csv", rows)
+    out = str(tmp_path / "predictor.json")
+    assert program.main(["predict", "fit", str(tmp_path / "samples.csv"), "-o", out]) == 0
+    capsys.readouterr()
+    assert program.main(["predict", "apply", out, "--model", "alexnet", "--gpu", "Tesla T4", "--math", "fp32"]) == 0
+    assert " (90 % of models); 4 layers are outside what was learned; what is no" in capsys.readouterr().out
