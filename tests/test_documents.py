@@ -10,6 +10,7 @@ from fakes import ROOT
 
 from convscope.dataset import importers, splits
 from convscope.dataset.samples import SampleRow
+from convscope.dataset.totals import TotalRow
 from convscope.inference.engines import catalogue
 from convscope.inference.rows import InferenceRow
 from convscope.prediction.evaluation import Score, WorkspaceScore
@@ -43,6 +44,11 @@ def test_every_column_of_an_inference_study_is_explained(column: str):
 @pytest.mark.parametrize("column", columns(SampleRow))
 def test_every_column_of_samples_is_explained(column: str):
     assert re.search(rf"\b{column}\b", DATA.split("## Columns")[1])
+
+
+@pytest.mark.parametrize("column", columns(TotalRow))
+def test_every_column_of_totals_is_explained(column: str):
+    assert re.search(rf"\b{column}\b", DATA.split("column of totals")[1].split("## Splits")[0])
 
 
 PREDICTED = ("predicted_ms", "low90_ms", "high90_ms")

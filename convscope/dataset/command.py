@@ -1,13 +1,14 @@
-"""`python -m convscope import`: other people's measurements to a file of samples."""
+"""`python -m convscope import`: other people's measurements to a file of samples, or of totals of whole models."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from convscope.cli.parser import OneLineParser
-from convscope.dataset import importers, samples
+from convscope.dataset import importers, samples, totals
+from convscope.errors import InputError
 
 GIVEN = ("gpu_name", "algorithm", "model")
 
@@ -20,18 +21,35 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     given = {name: value for name in GIVEN if (value := getattr(options, name))}
+    overall = [importers.is_overall(path, options.format) for path in options.files]
+    if any(overall):
+        return _totals(options, given, all(overall))
     rows = [row for path in options.files for row in importers.samples(path, options.format, **given)]
-    count = samples.write(options.output, rows)
-    cards = sorted({row.gpu_name for row in rows})
-    print(f"{count} samples of {', '.join(cards) or 'no card'}: {options.output}")
+    out = options.output or Path("samples.csv")
+    count = samples.write(out, rows)
+    print(f"{count} samples of {_cards(row.gpu_name for row in rows)}: {out}")
     return 0
+
+
+def _totals(options: argparse.Namespace, given: Mapping[str, str], alone: bool) -> int:
+    if not alone:
+        raise InputError("overall tables and layer tables become different files: import each kind by itself")
+    rows = [row for path in options.files for row in importers.measured_totals(path, **given)]
+    out = options.output or Path("totals.csv")
+    count = totals.write(out, rows)
+    print(f"{count} totals of whole models on {_cards(row.gpu_name for row in rows)}: {out}")
+    return 0
+
+
+def _cards(names: Iterable[str]) -> str:
+    return ", ".join(sorted({*names})) or "no card"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="convscope import", description=__doc__, allow_abbrev=False)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", required=True, choices=importers.FORMATS, help="form of the files")
-    parser.add_argument("-o", "--output", type=Path, default=Path("samples.csv"), help="default %(default)s")
+    parser.add_argument("-o", "--output", type=Path, help="default samples.csv, of totals totals.csv")
     text = "of a klab table, which does not say it"
     parser.add_argument("--gpu", dest="gpu_name", metavar="NAME", help=f"GPU, as the driver names it, {text}")
     parser.add_argument("--algorithm", metavar="NAME", help=f"algorithm {text}")

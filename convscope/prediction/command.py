@@ -6,8 +6,9 @@ import argparse
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,8 +17,9 @@ from convscope.cli.display import or_dash, table
 from convscope.cli.options import MATHS, at_least
 from convscope.cli.parser import OneLineParser
 from convscope.cudnn.shape import ELEMENT_BYTES
-from convscope.dataset import samples, splits
+from convscope.dataset import samples, splits, totals
 from convscope.dataset.samples import WORK
+from convscope.dataset.totals import TotalRow
 from convscope.errors import InputError
 from convscope.prediction import cards, document, evaluation, intervals, predictor, workspace
 from convscope.prediction.evaluation import Score, WorkspaceScore
@@ -135,6 +137,7 @@ def _apply(options: argparse.Namespace) -> int:
     made = document.read(options.predictor)
     made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
     frame = _asked(made, options)
+    measured = totals.read(options.totals) if options.totals else None
     found = made.predict(frame, options.level)
     if options.output:
         _write_predictions(options.output, frame, found, made, options.level)
@@ -147,21 +150,46 @@ def _apply(options: argparse.Namespace) -> int:
     ]
     header = ("layer", "algorithm", f"{made.target}, {unit}", f"{options.level} % of cases", "outside what was learned")
     print(table(header, shown))
-    if not options.samples:
-        lines = _sums(made, frame, found, options.level) if isinstance(made, Predictor) else _most(frame, found)
-        print("\n".join(lines))
+    if options.samples:
+        return 0
+    if isinstance(made, WorkspacePredictor):
+        print("\n".join(_most(frame, found)))
+    else:
+        print("\n".join(_sums(made, frame, found, options.level, measured)))
     return 0
 
 
-def _sums(made: Predictor, frame: pd.DataFrame, found: Prediction, level: int) -> Iterator[str]:
-    """Yield the sum of each algorithm over the layers of a model."""
+def _sums(
+    made: Predictor, frame: pd.DataFrame, found: Prediction, level: int, measured: Sequence[TotalRow] | None
+) -> Iterator[str]:
+    """Yield the sum of each algorithm over the layers of a model, and its share of each measured total."""
+    unit = TARGETS[made.target][1]
     names = frame["algorithm"].to_numpy(dtype=object)
     outside = Counter(name for name, text in zip(names, found.outside, strict=True) if text)
     for each in made.sums(frame, names, level).rename_axis("name").reset_index().to_dict("records"):
         odd = f"; {outside[each['name']]} layers are outside what was learned" if outside[each["name"]] else ""
         said = f"{level} % of models" if each["learned"] else "ends added up, as if all layers erred alike"
         ends = f"{_short(each['low'])} to {_short(each['high'])} ({said})"
-        yield f"{each['name']}: {_short(each['middle'])} {TARGETS[made.target][1]} in all, {ends}{odd}; {REST}"
+        yield f"{each['name']}: {_short(each['middle'])} {unit} in all, {ends}{odd}; {REST}"
+        if measured is not None:
+            yield from _shares(made, each, [row for row in measured if _is_of(row, frame, each["name"])])
+
+
+def _shares(made: Predictor, sum_: Mapping[Hashable, Any], measured: Sequence[TotalRow]) -> Iterator[str]:
+    """Yield a predicted sum as a share of each measured pass that it is of."""
+    column, unit = TARGETS[made.target]
+    known = [(row, value) for row in measured if (value := getattr(row, column)) is not None]
+    for row, value in known:
+        share, low, high = (f"{100 * sum_[name] / value:.0f}" for name in ("middle", "low", "high"))
+        yield f"  measured whole pass: {_short(value)} {unit} ({row.run}); the sum is {share} % of it, {low} to {high}"
+    if not known:
+        yield f"  no measured {made.target} of such a pass: its card, size, batch and arithmetic have to be the same"
+
+
+def _is_of(row: TotalRow, frame: pd.DataFrame, algorithm: str) -> bool:
+    """Tell whether a measured total is of the pass whose layers these are."""
+    asked = {**frame.iloc[0].to_dict(), "model": str(frame["model"].iloc[0]).lower(), "algorithm": algorithm}
+    return all(getattr(row, name) == asked[name] for name in totals.WORK)
 
 
 def _most(frame: pd.DataFrame, found: Prediction) -> Iterator[str]:
@@ -191,6 +219,8 @@ def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
 
 def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) -> pd.DataFrame:
     """Return the samples whose target is asked for: of a file, or of a model's layers."""
+    if options.totals and (options.samples or isinstance(made, WorkspacePredictor)):
+        raise InputError("apply: --totals needs --model and a predictor of time or energy")
     if options.samples:
         frame = samples.read([options.samples])
         return frame.assign(gpu_name=options.gpu or frame["gpu_name"])
@@ -285,6 +315,8 @@ def _add_asked(apply: argparse.ArgumentParser) -> None:
     text = "samples, for their card or that of --gpu; one without a time has another status than ok"
     apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
     apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")
+    text = "measured totals of whole models (convscope import writes them), for the share that the sum is of"
+    apply.add_argument("--totals", type=Path, metavar="FILE", help=text)
     apply.add_argument("--algorithm", nargs="+", metavar="NAME", help="default: those that were learned")
     apply.add_argument("--input-size", type=int, default=224, metavar="PX", help="default %(default)s")
     apply.add_argument("--batch-size", type=int, default=1, metavar="N", help="default %(default)s")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from convscope import __main__ as program
-from convscope.dataset import importers, samples
+from convscope.dataset import importers, samples, totals
 from convscope.errors import InputError
 
 NEUSIGHT = (
@@ -17,6 +17,10 @@ NEUSIGHT = (
     'conv,1.25,Tesla P4,p2.1.0,8902,k,";void first<0, float>(x);second",38,893,326,3,5,1,1\n'
 )
 KLAB = 'layer,in_channels,out_channels,kernel_size,mean_ms,percentage\nfeatures.0,3,64,"(3, 3)",0.5,12.0\n'
+OVERALL = (
+    "model,algorithm,input_size,mean,std,min,max,power_mean_w,energy_per_inference_j\n"
+    "VGG16,implicit_precomp_gemm,224,5.5,0.1,5.2,6.0,250.0,1.4\nVGG16,implicit_precomp_gemm,256,7.5,0.1,7.2,8.0,N/A,\n"
+)
 ABOUT = {"gpu_name": "NVIDIA L40S", "algorithm": "gemm", "model": "vgg16"}
 
 
@@ -100,3 +104,61 @@ def test_the_command_writes_samples(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert samples.read([out])["mean_ms"].tolist() == [1.25]
     assert program.main(["import", "--format", "klab", str(path)]) == 2
     assert "no klab file: it has no column layer" in capsys.readouterr().err
+
+
+def test_a_row_of_a_klab_overall_table_is_a_total_of_a_whole_model(tmp_path: Path):
+    first, second = importers.measured_totals(written(tmp_path, OVERALL), gpu_name="NVIDIA L40S")
+    assert (first.gpu_name, first.model, first.algorithm) == ("NVIDIA L40S", "vgg16", "implicit precomp gemm")
+    assert (first.input_size, first.batch_size, first.dtype, first.math) == (224, 1, "float32", "tf32")
+    assert (first.mean_ms, first.std_ms, first.min_ms, first.max_ms) == (5.5, 0.1, 5.2, 6.0)
+    assert (first.power_w, first.energy_j) == (250.0, 1.4)
+    assert (second.power_w, second.energy_j) == (None, None)
+
+
+def test_an_older_overall_table_and_this_projects_own_are_read_too(tmp_path: Path):
+    older = OVERALL.replace(",mean,", ",mean_ms,")
+    (first, _) = importers.measured_totals(written(tmp_path, older), gpu_name="NVIDIA L40S", model="vgg19")
+    assert (first.model, first.mean_ms) == ("vgg19", 5.5)
+    own = (
+        "model,algorithm,input_size,mean,math,status\nvgg16,gemm,224,5.5,fp32,ok\nvgg16,gemm,256,,fp32,out of memory\n"
+    )
+    (row,) = importers.measured_totals(written(tmp_path, own), gpu_name="NVIDIA L40S")
+    assert (row.mean_ms, row.math) == (5.5, "fp32")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("5.5,", "fast,"), r"table.csv, line 2: could not convert string to float: 'fast'"),
+        (("5.5,", "-1,"), r"line 2: mean_ms is -1.0: a measured value is above 0"),
+        (("7.5,", "inf,"), r"line 3: mean_ms is inf"),
+        (("250.0,1.4", "250.0,0"), r"line 2: energy_j is 0.0: a measured value is above 0"),
+        (("5.5,", ","), r"line 2: it has no mean time of a pass \(column mean or mean_ms\)"),
+        (("VGG16,imp", ",imp"), r"line 2: the table does not say the model: give it by --model"),
+    ],
+)
+def test_an_overall_table_that_is_wrong_is_refused_with_its_line(
+    tmp_path: Path, change: tuple[str, str], expected: str
+):
+    with pytest.raises(InputError, match=expected):
+        list(importers.measured_totals(written(tmp_path, OVERALL.replace(*change, 1)), gpu_name="NVIDIA L40S"))
+
+
+def test_the_command_writes_totals_of_overall_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    out, path = tmp_path / "totals.csv", written(tmp_path, OVERALL)
+    arguments = ["import", "--format", "klab", "--gpu", "NVIDIA L40S", "-o", str(out), str(path)]
+    assert program.main(arguments) == 0
+    assert capsys.readouterr().out == f"2 totals of whole models on NVIDIA L40S: {out}\n"
+    assert [row.mean_ms for row in totals.read(out)] == [5.5, 7.5]
+    layers = written(tmp_path, KLAB, "layers.csv")
+    for more, expected in (
+        ([str(layers)], "overall tables and layer tables become different files: import each kind by itself"),
+        (["-o", str(tmp_path / "no" / "t.csv")], "t.csv cannot be written"),
+        ([str(path)], "vgg16, implicit precomp gemm at 224 px stands in it twice"),
+    ):
+        assert program.main([*arguments, *more]) == 2
+        text = capsys.readouterr().err
+        assert expected in text
+        assert text.count("\n") == 1
+    assert program.main(["import", "--format", "klab", str(path)]) == 2
+    assert "line 2: the table does not say the gpu: give it by --gpu" in capsys.readouterr().err

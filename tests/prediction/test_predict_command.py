@@ -12,7 +12,8 @@ from fakes.drawn_samples import drawn
 from fakes.workspaces import with_workspaces
 
 from convscope import __main__ as program
-from convscope.dataset import samples
+from convscope.dataset import samples, totals
+from convscope.dataset.totals import TotalRow
 
 Capture = pytest.CaptureFixture[str]
 
@@ -136,6 +137,32 @@ def test_of_a_model_the_largest_workspace_is_said(folder: Path, capsys: Capture)
     assert lines[17] == "fft: the largest workspace is not known"
     of_layers = [float(line.split()[2]) for line in lines[1:6]]
     assert lines[18].startswith(f"gemm: at most {max(of_layers):g} MB at a time, with the largest upper end ")
+
+
+def test_a_sum_is_compared_with_measured_totals(folder: Path, tmp_path: Path, capsys: Capture):
+    path = tmp_path / "totals.csv"
+    right = TotalRow("Tesla P4", "alexnet", "gemm", 224, 1, "float32", "fp32", "nchw", "klab a.csv", 5.0)
+    others = [
+        dataclasses.replace(right, **cells) for cells in ({"math": "tf32"}, {"input_size": 256}, {"model": "vgg16"})
+    ]
+    totals.write(path, [right, *others])
+    arguments = ["predict", "apply", str(folder / "predictor.json"), "--model", "alexnet", "--gpu", "Tesla P4"]
+    assert program.main([*arguments, "--math", "fp32", "--totals", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()[11:]
+    sum_ms = float(lines[0].split()[1])
+    share = round(100 * sum_ms / 5.0)
+    assert lines[1].startswith(f"  measured whole pass: 5 ms (klab a.csv); the sum is {share} % of it, ")
+    assert lines[2].startswith("winograd: ")
+    assert lines[3].startswith("  no measured time of such a pass: ")
+    assert len(lines) == 4
+    for wrong, expected in (
+        (["--samples", str(folder / "t4.csv"), "--totals", str(path)], "apply: --totals needs --model and a predictor"),
+        (["--totals", str(tmp_path / "no.csv")], "no.csv does not exist: name a file of totals"),
+    ):
+        assert program.main([*arguments, *wrong]) == 2
+        out, error = capsys.readouterr()
+        assert out == ""
+        assert expected in error
 
 
 def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, capsys: Capture):
