@@ -226,7 +226,7 @@ def _of_models(given: Features, frame: pd.DataFrame, wanted: Floats) -> Floats:
     for number in np.unique(number_of[has]):
         out = number_of == number
         may = splits.beside(frame, "family", out)
-        if may.sum() < FEWEST:
+        if may.sum() < FEWEST or len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) < 2:
             return np.full(len(frame), np.nan)
         rests[out] = _rests(given, frame, wanted, may, out)
     return rests

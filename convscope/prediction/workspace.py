@@ -8,6 +8,7 @@ trees learn the logarithm of the ratio to it. Intervals are split-conformal (`in
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +30,8 @@ TARGET, COLUMN = "workspace", "workspace_bytes"
 SIZES = ("1", "input", "output", "filters", "patches", "tiles of the input", "tiles of the output")
 """Sizes in bytes that workspaces are sums of; tiles are Winograd's of 6×6, which give 4×4 outputs each."""
 LOGARITHMS = (*("log_batch", "log_channels", "log_filters", "log_groups", "log_out_side", "log_terms", "log_elements"),)
-NEAR, MOSTLY = 0.01, 0.9
-"""A sum of sizes is a formula where this share of samples is within 1 % of it."""
+NEAR, MOSTLY, ENOUGH = 0.01, 0.9, 20
+"""A sum of sizes is a formula where this share of at least 20 samples is within 1 %; fewer fit any sum."""
 ROUNDS = 30
 """Rounds of the reweighted least squares, which end in least absolute errors."""
 BINARY: Mapping[str, Any] = {"objective": "binary"}
@@ -170,7 +171,7 @@ def estimate(given: Features, frame: pd.DataFrame) -> Estimate:
         here = (names == name) & (truth > 0)
         weights[name] = weights_of(parts[here], truth[here]).tolist()
         off = np.abs(parts[here] @ weights[name] / truth[here] - 1)
-        if (off <= NEAR).mean() >= MOSTLY:
+        if here.sum() >= ENOUGH and (off <= NEAR).mean() >= MOSTLY:
             formulas.append(name)
     columns = tuple(given.values.columns)
     undecided = ~np.isin(names, list(always))
@@ -212,17 +213,27 @@ def weights_of(parts: Floats, truth: Floats) -> Floats:
     """Return weights, none below 0, whose sums of sizes are near workspaces above 0.
 
     They are those of the least sum of relative errors, by reweighted non-negative least squares, or of the one size
-    whose ratio scatters least: where an algorithm has several formulas, a sum is drawn to the smallest of them.
+    whose ratio scatters least: where an algorithm has several formulas, a sum is drawn to the smallest of them, and
+    few samples fit any sum.
     """
-    relative, rows = parts / truth[:, None], np.ones(len(truth))
-    for _ in range(ROUNDS):
-        found, _ = nnls(relative * rows[:, None], rows)
-        rows = 1 / np.sqrt(np.maximum(np.abs(1 - relative @ found), 1e-4))
-    singles = np.diag(np.exp(-np.median(np.log(relative), axis=0)))
-    candidates = [found, *singles] if found.any() else [*singles]
+    relative = parts / truth[:, None]
+    candidates = [*np.diag(np.exp(-np.median(np.log(relative), axis=0)))]
+    if len(truth) >= ENOUGH:
+        candidates = [*_weighted(relative), *candidates]
     off = [float(np.minimum(np.abs(np.log(relative @ each)), 1.0).mean()) for each in candidates]
     best: Floats = candidates[int(np.argmin(off))]
     return best
+
+
+def _weighted(relative: Floats) -> list[Floats]:
+    """Return the weights of the sum that is nearest to 1 in absolute terms; none where the solver finds none."""
+    scale, rows = np.linalg.norm(relative, axis=0), np.ones(len(relative))
+    found: Floats = np.zeros(relative.shape[1])
+    with contextlib.suppress(RuntimeError):  # too many steps: the round before has the weights
+        for _ in range(ROUNDS):
+            found = nnls(relative / scale * rows[:, None], rows)[0] / scale
+            rows = 1 / np.sqrt(np.maximum(np.abs(1 - relative @ found), 1e-4))
+    return [found] if found.any() else []
 
 
 def ends_of(held_out: Floats, truth: Floats, names: splits.Labels) -> dict[str, dict[str, Any]]:

@@ -13,6 +13,7 @@ from fakes.drawn_samples import drawn
 
 from convscope import __main__ as program
 from convscope.dataset import samples as files
+from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.prediction import document, evaluation, predictor
 from convscope.prediction.predictor import Predictor
@@ -74,6 +75,17 @@ def test_few_models_or_none_leave_the_ends_added_up():
         assert not found["learned"].any()
         pd.testing.assert_series_equal(found["low"], found["least"], check_names=False)
         pd.testing.assert_series_equal(found["high"], found["most"], check_names=False)
+
+
+@pytest.mark.parametrize("runs", [1, 20])
+def test_where_too_little_is_left_beside_a_model_the_ends_are_added_up(runs: int):
+    """Of one run too few rows are left, of twenty enough, but of shapes that an estimate would hold back together."""
+    frame = of_models(30, APART).assign(model=[f"model {number % 5}" for number in range(30 * LAYERS)])
+    big = (frame["model"] == "model 0").to_numpy()
+    together = np.array([splits.part(shape) == 0 for shape in splits.labels(frame, "layer")])
+    repeats = [frame[~big & together].assign(run=f"run {number}") for number in range(runs)]
+    kept = pd.concat([frame[big], frame[big].assign(run="again"), *repeats], ignore_index=True)
+    assert predictor.fit(kept, "time", {}).totals == {}
 
 
 def test_a_level_that_models_are_too_few_for_has_the_ends_added_up():

@@ -94,6 +94,13 @@ def test_of_two_formulas_the_weights_are_those_of_the_one_that_most_follow():
     assert workspace.weights_of(parts, truth) == pytest.approx([0.0, 2.0, 3.0], abs=1e-3)
 
 
+def test_a_few_samples_make_no_formula():
+    few = samples(4, ("gemm",)).assign(algorithm="winograd")
+    made = workspace.fit(pd.concat([samples(120, ("gemm",)), few], ignore_index=True), {})
+    assert made.estimate.formulas == ["gemm"]
+    assert np.count_nonzero(made.estimate.weights["winograd"]) == 1
+
+
 def test_an_algorithm_that_was_not_learned_has_no_prediction(made: WorkspacePredictor):
     found = made.predict(ASKED.iloc[:1].assign(algorithm="fft tiling"))
     assert np.isnan(found.middle).all()
