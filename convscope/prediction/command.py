@@ -209,7 +209,9 @@ def _shown(middle: float, low: float, high: float, scale: float) -> tuple[str, s
 
 
 def _short(value: float) -> str:
-    return f"{value:.3g}" if np.isfinite(value) else "?"
+    if not np.isfinite(value):
+        return "?"
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
