@@ -196,22 +196,25 @@ EXHIBITS = (
     ),
     Exhibit(
         "choice-passes", "choice", "What pinning would gain",
-        "Whole passes, in rounds that did not pick the fastest: the fastest of each layer put together, and each "
-        "chooser.",
+        "How much shorter a whole pass is than with PyTorch's choice: with the fastest of each layer put together, "
+        "and with each other chooser. Right of 0 is a gain; the bar is the 99 % interval. The fastest were picked in "
+        "other rounds than these.",
         "choice_passes",
-        (*RUN, "cudnn", "size", "convolutions_by", "mean_ms", "std_ms", "rounds", "saved_us", "saved_ci99_us",
-         "regret_us", "regret_ci99_us", "energy_mj", "energy_ci_mj"), needs="mean_ms",
-        without="No run has compared choices: run_verify.py --choice or --plans does.",
-        draws=lambda domain: charts.bars("mean_ms", "convolutions_by", "std_ms", None, []), order="mean_ms",
+        (*RUN, "fused", "cudnn", "size", "convolutions_by", "mean_ms", "gain_pct", "gain_ci99_pct", "saved_us",
+         "saved_ci99_us", "regret_us", "regret_ci99_us", "energy_mj", "energy_ci_mj", "std_ms", "rounds", "run"),
+        needs="mean_ms", without="No run has compared choices: run_verify.py --choice or --plans does.",
+        draws=lambda domain: charts.gains("gain_pct", "gain_ci99_pct", "model_at", "convolutions_by",
+                                          domain["convolutions_by"]),
+        panel="panel_of_models", order="-gain_pct", only="gain_pct",
     ),
     Exhibit(
         "picks", "choice", "The best of each layer, and the regret of the choosers",
         "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the "
         "legacy heuristic picked.",
         "picks",
-        (*WHERE, "cudnn", "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest", "smallest_mib",
-         *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"), order="-torch_regret_us",
-        only="torch_regret_us", top=(("layer", 15, ""),),
+        (*WHERE, "fused", "cudnn", "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest",
+         "smallest_mib", *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"),
+        order="-torch_regret_us", only="torch_regret_us", top=(("layer", 15, ""),),
         without="No run has compared choices: run_verify.py --choice or --plans does.",
     ),
     Exhibit(
@@ -249,8 +252,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "conv3d", "conv3d", "3-D convolutions, layer by layer", "Median time of each implementation.", "conv3d",
-        (*WHERE, "layout", "layer", "shape", "implementation", "provider", "mean_ms", "low_ms", "high_ms", "tflops",
-         "to_cudnn", "to_torch", "error", "tolerance", "status", "reason"), needs="status",
+        (*WHERE, "layout", "layer", "shape", "implementation", "provider", "arithmetic", "mean_ms", "to_cudnn",
+         "to_torch", "low_ms", "high_ms", "tflops", "error", "tolerance", "status", "reason"), needs="status",
         draws=lambda domain: charts.dots("mean_ms", "layer", "implementation", domain["implementation"]),
         only="mean_ms", top=fastest("implementation"),
     ),

@@ -219,6 +219,27 @@ def bars(value: str, y: str, error: str | None, series: str | None, domain: Sequ
     return needing(by_row(alt.layer(*layers), y), "", *([error] if error else ()))
 
 
+def gains(value: str, error: str, y: str, series: str, domain: Sequence[str]) -> Spec:
+    """Return for each name a point with its interval for each of a series but PyTorch's, beside a line at zero."""
+    others = [name for name in domain if name != "torch"]
+    base = alt.Chart(ROWS).transform_filter(f"datum.{series} !== 'torch'")
+    place = names(y, sort=None)
+    row = alt.YOffset(series, type="nominal", scale=alt.Scale(domain=others))
+    zero = alt.Chart(ROWS).mark_rule(color="#888").encode(x=alt.XDatum(0, type="quantitative"))
+    ends = base.transform_calculate(low=f"datum.{value} - datum.{error}", high=f"datum.{value} + datum.{error}")
+    low = alt.X("low", type="quantitative", title=title(value))
+    shade = colour(series, others)
+    rule = ends.transform_filter(f"isValid(datum.{error})").mark_rule(strokeWidth=1.5).encode(
+        x=low, x2="high", y=place, yOffset=row, color=shade,
+    )  # fmt: skip
+    shown = tooltip(y, series, value, error, "saved_us", "mean_ms")
+    points = base.mark_point(filled=True, size=50, opacity=1).encode(
+        x=quantity(alt.X, value), y=place, yOffset=row, color=shade, shape=sign(series, others), tooltip=shown,
+    )  # fmt: skip
+    spec = needing(by_row(alt.layer(zero, rule, points), y), "", error)
+    return spec | {"usermeta": spec["usermeta"] | {"row_px": ROW_PX + 6 * len(others)}}
+
+
 def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
     """Return bars whose pieces are columns of the table."""
     named = {name: title(name).rpartition(", ")[0] for name in columns}

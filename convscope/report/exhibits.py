@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,7 +13,7 @@ import pandas as pd
 from convscope.report.catalogue import EXHIBITS, OF_STUDIES, VIEWS, Exhibit
 from convscope.report.charts import Spec
 from convscope.report.folders import Folder, Found
-from convscope.report.tables import compared, frames, method, overview, studies
+from convscope.report.tables import compared, findings, frames, method, overview, studies
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ def content(found: Found, pair: Sequence[Path] | None = None) -> Content:
     tables = _tables(found, pair)
     shown = [each for each in EXHIBITS if each.view not in OF_STUDIES or len(tables[each.table])]
     specs = {each.name: each.draws(_domain(tables)) for each in shown if each.draws and has_rows(each, tables)}
-    return Content(found, tables, overview.sentences(found, tables), shown, specs)
+    return Content(found, tables, findings.sentences(found, tables), shown, specs)
 
 
 def has_rows(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> bool:
@@ -56,6 +57,7 @@ def _domain(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[str]]:
     columns = {
         "algorithm": (("passes", "series"), ("layers", "algorithm")), "category": (("work", "category"),),
         "engine": (("inference", "engine"),), "implementation": (("conv3d", "implementation"),),
+        "convolutions_by": (("choice_passes", "convolutions_by"),),
     }  # fmt: skip
     return {
         series: sorted(
@@ -83,13 +85,14 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
     if len(passes):
         passes["panel_of_models"] = frames.panels(passes, "model")
         passes["panel_of_models"] += passes["run"].map(marks).fillna("")
-        passes["model_at"] = passes["model"].astype(str) + " at " + passes["size"].map("{:.0f} px".format)
+        passes["model_at"] = _at_size(passes)
     layers = _ranked(frames.at_reference(gathered(frames.of_layers), passes))
     chosen = gathered(studies.of_candidates, [each for each in folders if each.study in ("choice", "plans")])
+    gains = _side_by_side(gathered(studies.of_choice_passes), marks, frames.environments(folders))
     runs = overview.of_runs(folders)
     verdicts, lines = compared.of_pairs(compared.pairs(folders, pair))
     own = {
-        "choice_passes": studies.of_choice_passes, "training": studies.of_training, "epochs": studies.of_epochs,
+        "training": studies.of_training, "epochs": studies.of_epochs,
         "inference": studies.of_inference, "conv3d": studies.of_conv3d, "support": overview.of_support,
         "first_passes": overview.of_first_passes,
     }  # fmt: skip
@@ -102,6 +105,7 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         "layers": layers,
         "work": frames.at_reference(gathered(frames.of_work), passes),
         "candidates": chosen,
+        "choice_passes": gains,
         "picks": studies.picks(chosen),
         "roofline": studies.roofline(layers, folders),
         "verdicts": verdicts,
@@ -110,6 +114,20 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         "environments": method.of_environments(folders),
         "methods": method.of_methods(passes),
     }
+
+
+def _at_size(rows: pd.DataFrame) -> Any:
+    """Return the model and size of each row: "alexnet at 224 px"."""
+    return rows["model"].astype(str) + " at " + pd.to_numeric(rows["size"]).map("{:.0f} px".format)
+
+
+def _side_by_side(gains: pd.DataFrame, marks: Mapping[str, str], around: Mapping[str, str]) -> pd.DataFrame:
+    """Return passes of choices with names that tell runs apart within the panel of all models of an environment."""
+    if not len(gains):
+        return gains
+    own = {run: words.removeprefix(around.get(run, "")) for run, words in marks.items()}
+    panels = gains["panel_of_models"] + gains["run"].map(around).fillna("")
+    return gains.assign(panel_of_models=panels, model_at=_at_size(gains) + gains["run"].map(own).fillna(""))
 
 
 def _ranked(layers: pd.DataFrame) -> pd.DataFrame:

@@ -34,6 +34,8 @@ LABEL_PX, LABEL_GAP_PX = 4.9, 9.0
 HEIGHT_PX = 150
 NAMES_PX, CELL_PX = 150, 19
 """Room for names beside a heat map, and for a figure in a cell: narrower cells have colours alone."""
+ROW_SHARE = 2 / 3
+"""A row's height in a figure over that in the page."""
 PNG_SCALE = 4.0
 
 
@@ -89,7 +91,7 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     if "columns" in meta and (width_px - NAMES_PX) / len({row[meta["columns"]] for row in rows}) < CELL_PX:
         drawn["layer"] = [layer for layer in drawn["layer"] if layer.get("name") != charts.CELL_WORDS]
     if "rows" in meta:
-        drawn["height"] = 16 * len({row[meta["rows"]] for row in rows})
+        drawn["height"] = ROW_SHARE * meta["row_px"] * len({row[meta["rows"]] for row in rows})
     else:
         drawn["height"] = HEIGHT_PX
     padding = {"left": 4, "top": 4, "bottom": 4, "right": 6.0}

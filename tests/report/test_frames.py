@@ -177,7 +177,7 @@ def test_a_chooser_alone_is_the_fastest_of_its_layer():
     rows = pd.DataFrame(
         [{"candidate": "torch", "mean_ms": 1.0, "regret_us": 0.0, "outcome": "ok", "run": "r", "position": 0}]
     )
-    names = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "cudnn", "size", "layer")
+    names = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "fused", "cudnn", "size", "layer")
     rows = rows.assign(**dict.fromkeys(names, "x"), energy_mj=None, workspace_mib=None)
     assert studies.picks(rows)["fastest"].tolist() == ["torch"]
 
@@ -223,10 +223,62 @@ def test_runs_that_must_not_be_compared_say_why(results: Path):
 
 
 def test_the_sentences_say_what_was_found(found: Content):
-    best, complete, trust = found.sentences
+    best, choice, complete, trust = found.sentences
     assert "at 320 px, torch is fastest with 2.4 ± 0.048 ms a pass; fft tiling takes 3.12 times as long." in best
+    assert "shorter than PyTorch's choice in 1 of 1 comparison, beyond the 99 % intervals; most for resnet50" in choice
+    assert choice.endswith(" by 1.92 ± 0.24 %.")
     assert complete == "18 of the 18 sizes that were asked for are measured and ok (100 %)."
     assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 faults of folders, listed below."
+
+
+def test_several_models_say_how_often_which_is_fastest(tmp_path: Path):
+    for model, algorithm, slower in (
+        ("alexnet", "gemm", 1.0), ("alexnet", "fft", 1.0), ("vgg16", "gemm", 1.0), ("vgg16", "fft", 0.2),
+        ("resnet50", "gemm", 1.0), ("resnet50", "implicit gemm", 1.01 / 1.5),
+    ):  # fmt: skip
+        reports.profile(tmp_path, model, algorithm, slower=slower)
+    said = "Fastest in 3 comparisons at one size: fft in 1, gemm in 1, none beyond the intervals in 1."
+    assert shown(tmp_path).sentences[0].endswith(said)
+
+
+def test_three_dimensions_are_compared_with_the_libraries(tmp_path: Path):
+    rows = [
+        reports.Conv3dRow(f"conv{at}", at, name, provider, "ncdhw", median_ms=time_ms, median_low_ms=time_ms - 0.1,
+                          median_high_ms=time_ms + 0.1, batch=4)
+        for at, times in enumerate(((1.0, 2.0, 3.0), (1.0, 1.1, 3.0), (2.0, 1.0, 3.0)))
+        for (name, provider), time_ms in zip(
+            (("gemm", "triton"), ("cudnn fft", "cudnn"), ("torch", "torch")), times, strict=True
+        )
+    ]  # fmt: skip
+    rows.append(reports.Conv3dRow("conv0", 0, "cudnn direct", "cudnn", "ncdhw", status="unsupported", reason="no"))
+    reports.write(tmp_path / "conv3d", reports.CONV3D, {"gpu": "h200", "params": "cosmoflow"}, conv3d=rows)
+    found = shown(tmp_path)
+    assert "faster than cuDNN and PyTorch in 1 of 3 cases (a layer in a layout), at most 2 times." in found.sentences[1]
+    assert len(found.tables["flags"]) == 0  # what a study of every implementation answers is no flag
+    assert set(found.tables["conv3d"]["batch"].dropna()) == {4}
+
+
+def test_a_gain_is_a_share_of_pytorchs_pass_and_runs_of_a_model_have_rows_of_their_own(tmp_path: Path):
+    for stage in ("first", "second"):
+        reports.atlas(tmp_path / stage)
+    gains = shown(tmp_path).tables["choice_passes"]
+    best = gains[gains["convolutions_by"] == "fastest of each layer"]
+    assert best["gain_pct"].tolist() == pytest.approx([100 * 17 / 887] * 2)
+    assert best["gain_ci99_pct"].tolist() == pytest.approx([100 * 2.1 / 887] * 2)
+    assert best["panel_of_models"].nunique() == 1
+    assert best["model_at"].tolist() == ["resnet50 at 224 px · plans", "resnet50 at 224 px · plans, run 2"]
+
+
+def test_threads_of_the_processor_part_no_runs_on_a_gpu(tmp_path: Path):
+    for algorithm, threads in (("gemm", 16), ("torch", 32)):
+        reports.profile(tmp_path, "alexnet", algorithm, environment={"cpu_threads": threads})
+    assert shown(tmp_path).tables["passes"]["panel"].nunique() == 1
+
+
+def test_threads_of_the_processor_part_runs_on_it(tmp_path: Path):
+    for algorithm, threads in (("gemm", 16), ("torch", 32)):
+        reports.profile(tmp_path, "alexnet", algorithm, gpu="cpu", environment={"cpu_threads": threads})
+    assert shown(tmp_path).tables["passes"]["panel"].nunique() == 2
 
 
 def test_nothing_that_can_be_read_is_said_in_one_sentence(tmp_path: Path):

@@ -19,8 +19,6 @@ from convscope.report.labels import kernel_names, plain, title
 from convscope.storage.environment import PROCESSOR
 
 MIB = 1024.0**2
-COMPARED = (*ENVIRONMENT, *PROCESSOR)
-"""What of the environment must be the same for times to be compared, as `convscope compare` has it."""
 SHAPE = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "in_size",
          "in_height_px", "in_width_px")  # fmt: skip
 PASS_COLUMNS = {
@@ -93,19 +91,29 @@ def marks(folders: Sequence[Folder]) -> dict[str, str]:
 
     Else runs in different environments would be compared, and figures of two runs be drawn as those of one.
     """
-    groups: dict[tuple[str, str], list[Folder]] = {}
-    for folder in folders:
-        groups.setdefault((folder.study, panel(dimensions(folder) | {"model": None})), []).append(folder)
-    found = {run: words for group in groups.values() for run, words in surroundings(group).items()}
+    found = environments(folders)
     for run, words in repeated(folders, found).items():
         found[run] = found.get(run, "") + words
     return found
 
 
+def environments(folders: Sequence[Folder]) -> dict[str, str]:
+    """Return that part of `marks` which names the environment."""
+    groups: dict[tuple[str, str], list[Folder]] = {}
+    for folder in folders:
+        groups.setdefault((folder.study, panel(dimensions(folder) | {"model": None})), []).append(folder)
+    return {run: words for group in groups.values() for run, words in surroundings(group).items()}
+
+
 def surroundings(folders: Sequence[Folder]) -> dict[str, str]:
-    """Return by run that of its environment in which not all of these folders agree: " · cuDNN 9.19.0, driver 580"."""
+    """Return by run that of its environment in which not all of these folders agree: " · cuDNN 9.19.0, driver 580".
+
+    As in `convscope compare` the processor counts for runs on it alone.
+    """
     known = {plain(folder.path): folder.environment for folder in folders}
-    differing = [name for name in COMPARED if len({plain(each.get(name)) for each in known.values()}) > 1]
+    on_cpu = any("cpu" in (folder.request.get("device"), folder.request.get("gpu")) for folder in folders)
+    names = ENVIRONMENT + (PROCESSOR if on_cpu else ())
+    differing = [name for name in names if len({plain(each.get(name)) for each in known.values()}) > 1]
     words = {run: [f"{title(name)} {plain(each.get(name))}" for name in differing] for run, each in known.items()}
     return {run: f" · {', '.join(each)}" for run, each in words.items() if each}
 

@@ -1,4 +1,4 @@
-"""Overview of what was read: runs, completeness, flags, faults, and what was found in three sentences."""
+"""Overview of what was read: runs, completeness, flags and faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pandas as pd
 
 from convscope.gpus import slowed_by
 from convscope.report.folders import VERIFICATIONS, Folder, Found, main_table
-from convscope.report.labels import kernel_names, number, plain, several, utc
+from convscope.report.labels import kernel_names, plain, several, utc
 from convscope.report.tables.frames import column, dimensions, numeric, panels, renamed, texts, together
 
 SOFTWARE = ("driver", "cuda", "cudnn", "torch", "triton", "host", "git_commit")
@@ -87,11 +87,13 @@ def _of_passes(folder: Folder) -> pd.DataFrame:
     rows, found, shared = main_rows(folder), list[dict[str, Any]](), dimensions(folder)
     if folder.study in VERIFICATIONS:  # what they answer is no flag
         return pd.DataFrame()
+    if folder.study == "conv3d":  # every implementation is tried in each layout: a refusal is an answer
+        rows = rows[column(rows, "status") != "unsupported"]
     precision = folder.request.get("energy_precision")
     for row in rows.to_dict("records"):
         own: dict[str, Any] = {"size": row.get("input_size")}
-        if not shared["model"] and "model" in row:
-            own["model"] = plain(row["model"])
+        if not shared["model"]:
+            own["model"] = plain(row.get("model") or folder.request.get("params") or "")
         found += [{**shared, **own, "flag": flag, "detail": plain(what)} for flag, what in _flags_of(row, precision)]
     return pd.DataFrame(found)
 
@@ -160,61 +162,3 @@ def of_first_passes(folder: Folder) -> pd.DataFrame:
 def of_faults(found: Found) -> pd.DataFrame:
     """Return the folders that could not be read, or not wholly, and why."""
     return pd.DataFrame([{"run": plain(fault.path), "fault": plain(fault.what)} for fault in found.faults])
-
-
-def sentences(found: Found, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return what was found, how complete it is, and how far it can be trusted: a sentence each."""
-    runs, passes = tables["runs"], tables["passes"]
-    if not len(runs):
-        return ["No folder of results could be read."]
-    cards = sorted(set(runs["card"].astype(str)))
-    models = runs["model"].replace("", None).nunique()
-    many = f"{several(len(runs), 'run')} of {several(models, 'model')}"
-    return [f"{many} on {', '.join(cards)}. {_best(passes)}".strip(), _complete(runs), _trust(found, tables["flags"])]
-
-
-def _best(passes: pd.DataFrame) -> str:
-    """Return the fastest algorithm of the panel with most algorithms, beside PyTorch's or the slowest; GPUs first."""
-    if not len(passes) or not passes["is_reference"].any():
-        return ""
-    rows = passes[passes["is_reference"] & (passes["status"] == "ok") & passes["time_ratio"].notna()]
-    if not len(rows):
-        return ""
-    on_gpu = rows[rows["gpu"] != "cpu"]
-    rows = on_gpu if len(on_gpu) else rows
-    first = rows.groupby("panel")["algorithm"].nunique().sort_values(ascending=False, kind="stable").index[0]
-    rows = rows[rows["panel"] == first].assign(ci95_ms=numeric(rows, "ci95_ms")).sort_values("mean_ms")
-    best, last = rows.iloc[0], rows.iloc[-1]
-    doubt = f" ± {best['ci95_ms']:.2g}" if np.isfinite(best["ci95_ms"]) else ""
-    took = f"{number(best['mean_ms'])}{doubt} ms a pass"
-    where = f"Of {first} at {number(best['size'])} px, {best['series']}"
-    if best["series"] == last["series"]:
-        return f"{where} takes {took}."
-    apart = rows["mean_ms"] - best["mean_ms"] > np.hypot(rows["ci95_ms"], best["ci95_ms"])
-    level = rows[~apart]["series"].tolist()[1:]
-    if level:
-        return f"{where} has the least time, {took}, but not beyond the 95 % intervals of {', '.join(level)}."
-    torch = rows[rows["algorithm"] == "torch"]
-    other = torch.iloc[0] if len(torch) and best["algorithm"] != "torch" else last
-    return f"{where} is fastest with {took}; {other['series']} takes {other['time_ratio']:.3g} times as long."
-
-
-def _complete(runs: pd.DataFrame) -> str:
-    profiles = runs[(runs["study"] == "profile") & runs["asked"].notna()]
-    if not len(profiles):
-        return "No run profiles a model at several sizes."
-    wanted, ok = int(profiles["asked"].sum()), int((profiles["rows"] - profiles["not_ok"]).sum())
-    return (
-        f"{ok:,} of the {wanted:,} sizes that were asked for are measured and ok ({100 * ok / max(1, wanted):.0f} %)."
-    )
-
-
-def _trust(found: Found, every: pd.DataFrame) -> str:
-    grave = every[every["flag"] != "remark"] if len(every) else every
-    parts = (
-        [f"{count:,} × {name}" for name, count in grave.groupby("flag", sort=False)["rows"].sum().items()]
-        if len(grave)
-        else []
-    )
-    said = f"Flags: {', '.join(parts)}." if parts else "No row is flagged."
-    return f"{said} {several(len(found.faults), 'fault')} of folders, listed below." if found.faults else said

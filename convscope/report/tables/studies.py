@@ -27,6 +27,7 @@ def _of_verification(folder: Folder, rows: pd.DataFrame) -> dict[str, Any]:
     fused = " · fused" if folder.request.get("fused") else ""
     pixels = f" · {size} px" if size else ""
     cudnn = plain(folder.environment.get("cudnn") or "")
+    found["fused"] = True if fused else None
     return found | {"cudnn": cudnn, "size": size, "panel": f"{found['panel']}{pixels}{fused} · {folder.study}"}
 
 
@@ -63,7 +64,8 @@ def picks(candidates: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     timed = candidates[(candidates["outcome"] == "ok") & np.isfinite(numeric(candidates, "mean_ms"))]
     found = []
-    shared = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "cudnn", "size", "run", "layer", "position")
+    shared = ("panel", "model", "gpu", "batch", "dtype", "layout", "math", "fused", "cudnn", "size", "run", "layer",
+              "position")  # fmt: skip
     for _, rows in timed.groupby(["run", "position"], sort=False):
         real = rows[~rows["candidate"].isin(list(PICKS))]
         real = rows if not len(real) else real
@@ -98,7 +100,11 @@ def of_choice_passes(folder: Folder) -> pd.DataFrame:
     frame["convolutions_by"] = texts(rows["convolutions_by"])
     frame["energy_mj"] = numeric(rows, "energy_per_inference_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
-    return frame
+    others_us = 1e3 * numeric(frame, "mean_ms") + numeric(frame, "saved_us")
+    for name, us in (("gain_pct", "saved_us"), ("gain_ci99_pct", "saved_ci99_us")):
+        frame[name] = 100 * numeric(frame, us) / others_us.where(others_us > 0)
+    fused = " · fused" if folder.request.get("fused") else ""
+    return frame.assign(panel_of_models=[f"{title}{fused}" for title in panels(frame, "model")])
 
 
 def _of_study(folder: Folder, rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
@@ -106,7 +112,8 @@ def _of_study(folder: Folder, rows: pd.DataFrame, names: Mapping[str, str]) -> p
     shared = dimensions(folder)
     frame = renamed(rows, names).assign(**{name: value for name, value in shared.items() if name != "panel"})
     frame["model"] = texts(column(rows, "model")) if "model" in rows else shared["model"]
-    frame["batch"] = column(rows, "batch_size") if "batch_size" in rows else shared["batch"]
+    batch = next((name for name in ("batch_size", "batch") if name in rows), None)
+    frame["batch"] = column(rows, batch) if batch else shared["batch"]
     return frame
 
 
@@ -175,7 +182,7 @@ def of_conv3d(folder: Folder) -> pd.DataFrame:
     for name in ("implementation", "provider"):
         frame[name] = texts(frame[name])
     frame["model"] = plain(folder.request.get("params", folder.path.name))
-    frame["layout"] = texts(column(rows, "layout"))
+    frame["layout"], frame["arithmetic"] = texts(column(rows, "layout")), texts(column(rows, "arithmetic"))
     shape = column(rows, "channels").astype(str) + " → " + column(rows, "filters").astype(str)
     frame["shape"] = texts(shape + ", " + column(rows, "kernel").astype(str))
     frame["intensity"] = numeric(rows, "flops") / numeric(rows, "bytes")
