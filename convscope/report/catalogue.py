@@ -26,7 +26,9 @@ VIEWS = {
     "method": "Method",
 }
 OF_STUDIES = ("training", "inference", "conv3d")
-"""Views that are left out where no folder is of their study."""
+"""Views whose exhibits are left out one by one where no folder has their table."""
+ALWAYS = ("overview", "method")
+"""Views that are there even where they have nothing to show."""
 WHERE = ("model", "gpu", "batch", "dtype")
 RUN = (*WHERE, "layout", "math")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from convscope.report.catalogue import EXHIBITS, OF_STUDIES, VIEWS, Exhibit
+from convscope.report.catalogue import ALWAYS, EXHIBITS, OF_STUDIES, VIEWS, Exhibit
 from convscope.report.charts import Spec
 from convscope.report.folders import Folder, Found
+from convscope.report.labels import plain
 from convscope.report.tables import compared, findings, frames, method, overview, studies
+
+NAMES_OF_RUNS = {"pairs": ("a", "b", "panel"), "verdicts": ("a", "b", "panel")}
+"""Columns that name runs, by table; of all others it is `run`."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,11 @@ class Content:
         """Views that have something to show."""
         return [view for view in VIEWS if any(each.view == view for each in self.exhibits)]
 
+    @property
+    def views_without_rows(self) -> list[str]:
+        """Views that are left out, for no folder has anything to show in them."""
+        return [view for view in VIEWS if view not in self.views]
+
 
 def content(found: Found, pair: Sequence[Path] | None = None) -> Content:
     """Return everything to show of folders that were read.
@@ -38,8 +48,10 @@ def content(found: Found, pair: Sequence[Path] | None = None) -> Content:
     Args:
         pair: two runs to compare; None takes runs of the same work.
     """
-    tables = _tables(found, pair)
-    shown = [each for each in EXHIBITS if each.view not in OF_STUDIES or len(tables[each.table])]
+    tables = _shortened(_tables(found, pair), found)
+    filled = {each.view for each in EXHIBITS if has_rows(each, tables)} | set(ALWAYS)
+    known = [each for each in EXHIBITS if each.view not in OF_STUDIES or len(tables[each.table])]
+    shown = [each for each in known if each.view in filled]
     specs = {each.name: each.draws(_domain(tables)) for each in shown if each.draws and has_rows(each, tables)}
     return Content(found, tables, findings.sentences(found, tables), shown, specs)
 
@@ -113,6 +125,26 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         "commands": method.of_commands(folders),
         "environments": method.of_environments(folders),
         "methods": method.of_methods(passes),
+    }
+
+
+def _shortened(tables: Mapping[str, pd.DataFrame], found: Found) -> dict[str, pd.DataFrame]:
+    """Return tables in which the names of runs begin below the folder that all of them are in."""
+    paths = [each.path for each in (*found.folders, *found.faults)]
+    try:
+        shared = os.path.commonpath([path.parent for path in paths]) if paths else ""
+    except ValueError:  # absolute and relative
+        shared = ""
+    if not shared:
+        return dict(tables)
+    above = plain(Path(shared, "x"))[:-1]
+
+    def short(cells: Any) -> Any:
+        return cells.map(lambda text: text.replace(above, "") if isinstance(text, str) else text)
+
+    return {
+        name: rows.assign(**{each: short(rows[each]) for each in NAMES_OF_RUNS.get(name, ("run",)) if each in rows})
+        for name, rows in tables.items()
     }
 
 

@@ -122,11 +122,14 @@ def _header(content: Content, name: str) -> str:
         "models": runs["model"].replace("", None).nunique() if len(runs) else 0,
         "algorithms": passes["algorithm"].nunique() if len(passes) else 0,
         "devices": runs["card"].nunique() if len(runs) else 0,
-        "passes": len(passes),
+        "passes": len(passes) + len(tables["choice_passes"]),
         "layer rows": len(tables["layers"]),
+        "candidates of layers": len(tables["candidates"]),
         "flags": int(flags[flags["flag"] != "remark"]["rows"].sum()) if len(flags) else 0,
     }
-    cards = "".join(f"<li><b>{count:,}</b>{escape(what)}</li>" for what, count in counts.items())
+    cards = "".join(
+        f"<li><b>{count:,}</b>{escape(what)}</li>" for what, count in counts.items() if count or what == "flags"
+    )
     warning = f"Scripts are off: each table shows its first {ROWS_STATIC} rows; filters and pictures need scripts."
     return (
         f'<header><h1>{escape(name)}</h1>{said}<ul class="cards">{cards}</ul>'
@@ -152,8 +155,13 @@ def _filters() -> str:
 
 def _view(view: str, content: Content) -> str:
     shown = [_exhibit(each, content) for each in content.exhibits if each.view == view]
-    words = _explained() if view == "method" else ""
+    words = {"method": _explained, "overview": lambda: _absent(content)}.get(view, str)()
     return f'<section id="view-{view}"><h2>{escape(VIEWS[view])}</h2>{words}{"".join(shown)}</section>'
+
+
+def _absent(content: Content) -> str:
+    names = ", ".join(VIEWS[view] for view in content.views_without_rows)
+    return f'<p class="soft">Views that are left out, for no run has measured them: {names}.</p>' if names else ""
 
 
 def _explained() -> str:
@@ -189,7 +197,7 @@ def _exhibit(exhibit: Exhibit, content: Content) -> str:
 def columns_of(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> list[str]:
     """Return the columns of an exhibit in which some row has a value."""
     rows = tables[exhibit.table]
-    return [name for name in exhibit.columns if name in rows and bool(rows[name].notna().any())]
+    return [name for name in exhibit.columns if name in rows and bool((rows[name].notna() & (rows[name] != "")).any())]
 
 
 def _table(exhibit: Exhibit, rows: pd.DataFrame, columns: Sequence[str]) -> str:

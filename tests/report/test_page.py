@@ -59,11 +59,26 @@ def test_every_view_has_a_section_and_a_link(page_file: Path):
     assert re.findall(r'<a href="#view-(\w+)"', text) == list(VIEWS)
 
 
-def test_a_view_of_a_study_without_folders_is_left_out(tmp_path: Path, measured: Path):
+def test_a_view_of_a_study_without_folders_is_left_out_and_named(tmp_path: Path, measured: Path):
     assert main(["report", str(measured), "-o", str(tmp_path / "page.html")]) == 0
     views = re.findall(r'<section id="view-(\w+)"', (tmp_path / "page.html").read_text())
-    assert {"training", "inference", "conv3d"}.isdisjoint(views)
+    assert views == ["overview", "scaling", "heat", "layers", "roofline", "method"]
+    left_out = "Energy, Choice, Training, Inference, 3-D, Compare."
+    assert f"for no run has measured them: {left_out}" in (tmp_path / "page.html").read_text()
     assert "No run has measured energy" in (tmp_path / "page.html").read_text()
+
+
+def test_a_run_is_named_by_its_path_below_the_folder_of_all(found: Content, results: Path):
+    assert "2_quick/alexnet_gemm_h200" in set(found.tables["runs"]["run"])
+    assert set(found.tables["faults"]["run"]) == {"2_quick/vgg16_gemm_h200", "2_quick/odd"}
+    assert found.tables["pairs"]["a"].tolist() == ["2_quick/alexnet_gemm_a100"]
+    assert not any(str(results) in str(row) for table in found.tables.values() for row in table.to_dict("records"))
+
+
+def test_a_column_of_empty_texts_is_not_shown(found: Content):
+    exhibit = next(each for each in EXHIBITS if each.name == "flags")
+    rows = found.tables["flags"].assign(algorithm="")
+    assert "algorithm" not in page.columns_of(exhibit, {"flags": rows})
 
 
 def test_faults_stand_in_the_page_and_on_the_terminal(
