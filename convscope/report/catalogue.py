@@ -47,7 +47,7 @@ class Exhibit:
         only: a column that drawn rows need a value in.
         top: columns of which some values are drawn, each with how many, and the column by whose order these are the
             first; "" is the order of rows.
-        one: a column of which one value is drawn at a time, that of the last row unless a filter names one.
+        one: a column of which one value is drawn at a time, that whose first row comes last unless a filter names one.
         has_log: the reader may switch to logarithmic axes.
     """
 
@@ -102,6 +102,7 @@ EXHIBITS = (
         "matrix", "overview", "How complete the matrix is",
         "Sizes that are measured and ok, of those asked for, all runs together.",
         "matrix", (*RUN, "algorithm", "asked", "rows", "ok", "done_pct"), needs="done_pct",
+        without="No run profiles a model at several sizes.",
         draws=lambda domain: charts.share("algorithm", "model", "done_pct"), order="model",
     ),
     Exhibit(
@@ -253,7 +254,8 @@ EXHIBITS = (
         only="latency_ms", has_log=True, top=(("engine", charts.MOST_SERIES, "latency_ms"),),
     ),
     Exhibit(
-        "conv3d", "conv3d", "3-D convolutions, layer by layer", "Median time of each implementation.", "conv3d",
+        "conv3d", "conv3d", "3-D convolutions, layer by layer",
+        "Median time of each implementation; a ratio over 1 is faster than the best of that library.", "conv3d",
         (*WHERE, "layout", "layer", "shape", "implementation", "provider", "arithmetic", "mean_ms", "to_cudnn",
          "to_torch", "low_ms", "high_ms", "tflops", "error", "tolerance", "status", "reason"), needs="status",
         draws=lambda domain: charts.dots("mean_ms", "layer", "implementation", domain["implementation"]),

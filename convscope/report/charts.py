@@ -18,11 +18,14 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7
 """Colours that the colour-blind tell apart, after Okabe and Ito, seen on white and on black."""
 DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2])
 SIGNS = ("circle", "diamond", "square", "triangle-up")
-MOST_SERIES = len(PALETTE)
+MOST_SERIES = 10
 ROWS = alt.NamedData("rows")
 INK = "#333"
 HEIGHT_PX, ROW_PX = 240, 24
+LINE_CHARACTERS, LINE_PX = 26, 11
 CELL_PX, EDGES_PX = 30, 240
+SLANTED_PADDING_PX = {"left": 5, "top": 5, "bottom": 5, "right": 24}
+"""Around cells; the last of the slanted names above them goes on to the right."""
 CELL_WORDS = "figures"
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 REGRETS = ("torch_regret_us", "benchmark_regret_us", "guess_regret_us")
@@ -64,9 +67,20 @@ def config() -> Spec:
 
 
 def names(column: str, **more: Any) -> alt.Y:
-    """Return an axis of names; of a long one both ends are shown."""
-    short = "length(datum.label) > 27 ? slice(datum.label, 0, 11) + '…' + slice(datum.label, -15) : datum.label"
-    return alt.Y(column, type="nominal", title=None, axis=alt.Axis(labelExpr=short), **more)
+    """Return an axis of names; a long one stands on two lines, and of a longer one both ends are shown."""
+    line = LINE_CHARACTERS
+    is_long, whole = f"length(datum.label) > {line + 1}", _ends("datum.label", line)
+    whole = f"length(datum.label) > {2 * line} ? {whole} : datum.label"
+    first = f"^(.{{6,{line}}}[.,: ]|.{{{line}}})(.+)$"
+    expression = f"{is_long} ? split(replace({whole}, regexp('{first}'), '$1\\n$2'), '\\n') : datum.label"
+    raised: Any = {"condition": {"test": is_long, "value": -LINE_PX / 2}, "value": 0}
+    axis = alt.Axis(labelExpr=expression, labelLineHeight=LINE_PX, labelOffset=raised)
+    return alt.Y(column, type="nominal", title=None, axis=axis, **more)
+
+
+def _ends(text: str, count: int) -> str:
+    """Return the expression for both ends of a text."""
+    return f"slice({text}, 0, {count - 2}) + '…' + slice({text}, -{count - 2})"
 
 
 def finished(chart: Any, height_px: float = HEIGHT_PX) -> Spec:
@@ -83,7 +97,8 @@ def by_row(chart: Any, y: str, x: str | None = None) -> Spec:
     `columns` there is the column whose names stand side by side; each needs `CELL_PX`, and all `EDGES_PX` for titles.
     """
     side_by_side = {"columns": x, "cell_px": CELL_PX, "edges_px": EDGES_PX} if x else {}
-    return finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX, **side_by_side}}
+    spec = finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX, **side_by_side}}
+    return spec | {"padding": SLANTED_PADDING_PX} if x else spec
 
 
 def words(base: Any, value: str, format: str, ink: Any) -> Any:
@@ -102,15 +117,15 @@ def needing(spec: Spec, *columns: str) -> Spec:
 
 def colour(series: str, domain: Sequence[str], shows_legend: bool = True) -> alt.Color:
     """Return the colours of a series; a name has the same one in every chart."""
-    colours = [PALETTE[number % MOST_SERIES] for number in range(len(domain))]
+    colours = [PALETTE[number % len(PALETTE)] for number in range(len(domain))]
     scale = alt.Scale(domain=list(domain), range=colours) if domain else alt.Scale(range=list(PALETTE))
     legend = alt.Legend(title=None, symbolOpacity=1) if shows_legend else None
     return alt.Color(series, type="nominal", scale=scale, legend=legend)
 
 
 def sign(series: str, domain: Sequence[str]) -> alt.Shape:
-    """Return the marks of a series, which tell names of one colour apart where they are points."""
-    signs = [SIGNS[number // MOST_SERIES % len(SIGNS)] for number in range(len(domain))]
+    """Return the marks of a series: neighbours differ, and so do names of one colour."""
+    signs = [SIGNS[(number + number // len(PALETTE)) % len(SIGNS)] for number in range(len(domain))]
     return alt.Shape(
         series, type="nominal", scale=alt.Scale(domain=list(domain), range=signs), legend=alt.Legend(title=None)
     )
@@ -118,7 +133,7 @@ def sign(series: str, domain: Sequence[str]) -> alt.Shape:
 
 def dash(series: str, domain: Sequence[str]) -> alt.StrokeDash:
     """Return the dashes of a series, which tell names of one colour apart."""
-    dashes = [DASHES[number // MOST_SERIES % len(DASHES)] for number in range(len(domain))]
+    dashes = [DASHES[number // len(PALETTE) % len(DASHES)] for number in range(len(domain))]
     scale = alt.Scale(domain=list(domain), range=dashes)
     return alt.StrokeDash(series, type="nominal", scale=scale, legend=alt.Legend(title=None))
 
@@ -145,9 +160,12 @@ def lines(x: str, y: str, error: str | None, series: str, domain: Sequence[str],
     shade, over = colour(series, domain), quantity(alt.X, x, scale=alt.Scale(zero=False, nice=False, padding=8))
     base = alt.Chart(ROWS).encode(x=over, detail=alt.Detail(detail, type="nominal"))
     dashes = {"strokeDash": dash(series, domain)} if domain else {}
+    signs = {"shape": sign(series, domain)} if domain else {}
     line = base.mark_line(strokeWidth=2).encode(y=quantity(alt.Y, y), color=shade, **dashes)
     shown = tooltip(series, x, y, *([error] if error else ()))
-    points = base.mark_point(filled=True, size=36, opacity=1).encode(y=quantity(alt.Y, y), color=shade, tooltip=shown)
+    points = base.mark_point(filled=True, size=36, opacity=1).encode(
+        y=quantity(alt.Y, y), color=shade, tooltip=shown, **signs
+    )
     if error is None:
         return labelled(finished(alt.layer(line, points)), x, y, series)
     ends = base.transform_calculate(
@@ -272,7 +290,7 @@ def regrets(y: str) -> Spec:
     shape = alt.Shape("piece", type="nominal", scale=scale, legend=alt.Legend(title=None))
     value = alt.X("value", type="quantitative", title="regret, µs")
     place = names(y, sort=None)
-    chart = base.transform_filter("isValid(datum.value)").mark_point(filled=True, size=70, opacity=0.85).encode(
+    chart = base.transform_filter("isValid(datum.value)").mark_point(filled=False, size=70, strokeWidth=1.8).encode(
         x=value, y=place, color=shade, shape=shape,
         tooltip=[hint(y, title(y), True), hint("piece", "chosen by", True), hint("value", "regret, µs", False)],
     )  # fmt: skip
@@ -290,7 +308,7 @@ def roofline(domain: Sequence[str]) -> Spec:
     roof = (
         base.transform_filter("isValid(datum.ceiling)").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
     )
-    points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=True, size=45, opacity=0.75).encode(
+    points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=False, size=40, strokeWidth=1.5).encode(
         color=colour("algorithm", domain), shape=sign("algorithm", domain),
         tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
     )  # fmt: skip
@@ -323,8 +341,8 @@ def scatter(x: str, y: str, error: str | None, series: str, domain: Sequence[str
 
 
 def dots(x: str, y: str, series: str, domain: Sequence[str]) -> Spec:
-    """Return a row of points for each name, on a logarithmic axis."""
-    chart = alt.Chart(ROWS).mark_point(filled=True, size=60, opacity=0.85).encode(
+    """Return a row of points for each name, on a logarithmic axis; hollow ones leave those below in sight."""
+    chart = alt.Chart(ROWS).mark_point(filled=False, size=55, strokeWidth=1.8).encode(
         x=quantity(alt.X, x, scale=alt.Scale(type="log", nice=False, padding=12)),
         y=names(y, sort=None), color=colour(series, domain), shape=sign(series, domain),
         tooltip=tooltip(y, series, x),

@@ -19,6 +19,7 @@ from convscope.report import charts, command
 from convscope.report.catalogue import VIEWS, Exhibit
 from convscope.report.charts import Spec
 from convscope.report.exhibits import Content
+from convscope.report.labels import several, title
 from convscope.report.page import visible
 from convscope.report.tables.frames import records
 from convscope.storage.paths import slug
@@ -68,7 +69,7 @@ def _drawn(rows: pd.DataFrame, column: str) -> Any:
 def _reduced(exhibit: Exhibit, panel: str, rows: pd.DataFrame) -> Picture:
     """Return a picture of one value of `one`, and of the first values of `top`."""
     if exhibit.one:
-        chosen = rows[exhibit.one].iloc[-1]
+        chosen = rows[exhibit.one].drop_duplicates().iloc[-1]
         rows, panel = rows[rows[exhibit.one] == chosen], f"{panel} · {chosen}"
     remarks = []
     for column, most, rank in exhibit.top:
@@ -77,7 +78,7 @@ def _reduced(exhibit: Exhibit, panel: str, rows: pd.DataFrame) -> Picture:
         names = list(dict.fromkeys(ranked[column].dropna()))
         if len(names) > most:
             rows = rows[rows[column].isin(names[:most]) | rows[column].isna()]
-            remarks.append(f"{most} of {len(names)} are drawn")
+            remarks.append(f"the first {most} of {several(len(names), title(column))}")
     return Picture(exhibit, panel, records(rows), "; ".join(remarks))
 
 
@@ -180,7 +181,7 @@ def _label_lines(drawn: Spec, texts: Sequence[Mapping[str, Any]], series: str, m
     for layer in drawn["layer"]:
         encoding = layer["encoding"]
         encoding["y"]["scale"] = {"domain": [0, most], "nice": False}
-        for channel in ("color", "strokeDash"):
+        for channel in ("color", "strokeDash", "shape"):
             if channel in encoding:
                 encoding[channel]["legend"] = None
     place = {"field": "place", "type": "quantitative", "scale": None}
@@ -249,7 +250,7 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=NAME,
         description="The report's charts for a paper: PDF, SVG and PNG, one column (85 mm) and two (178 mm) wide.",
-        epilog="Each is titled with model, card, batch, data type and layout. At most eight series are drawn.",
+        epilog="Each is titled with model, card, batch, data type and layout. At most ten series are drawn.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the files go")
     command.add_folders(parser)

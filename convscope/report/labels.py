@@ -11,6 +11,9 @@ from convscope.cli.parser import one_line
 LONGEST = 160
 """Characters of a text that are shown; the rest is cut off, and its length said."""
 
+SEPARATED = 10_000
+"""Numbers from here on have commas between thousands."""
+
 DIMENSIONS = ("model", "gpu", "algorithm", "batch", "dtype", "size")
 """Columns that the page's filters choose by, and the tables of all studies share as far as they have them."""
 
@@ -89,8 +92,8 @@ TITLES = {
     "energy_per_image_mj": "energy of an image, mJ",
     "low_ms": "low, ms",
     "high_ms": "high, ms",
-    "to_cudnn": "cuDNN's best / this, time",
-    "to_torch": "PyTorch's best / this, time",
+    "to_cudnn": "cuDNN's best time / this",
+    "to_torch": "PyTorch's best time / this",
     "change_pct": "change of B, %",
     "low_pct": "95 % low, %",
     "high_pct": "95 % high, %",
@@ -139,11 +142,11 @@ def number(value: Any) -> str:
     number = float(value)
     if number in (float("inf"), float("-inf")):
         return "∞" if number > 0 else "−∞"
-    if number.is_integer() and abs(number) < 1e15:
-        return f"{int(number):,}" if abs(number) >= 1e5 else str(int(number))
     if abs(number) >= 1000:
-        return f"{number:,.0f}"
-    return f"{number:.4g}" if abs(number) >= 1e-3 else f"{number:.2e}"
+        return f"{number:,.0f}" if abs(number) >= SEPARATED else f"{number:.0f}"
+    if number.is_integer():
+        return str(int(number))
+    return f"{number:.4g}" if abs(number) >= 1e-3 else f"{number:.3g}" if abs(number) >= 1e-4 else f"{number:.2e}"
 
 
 def several(count: float, noun: str) -> str:

@@ -1,4 +1,4 @@
-"""Figures for a paper: formats, widths, titles, labels at the ends of lines, at most eight series."""
+"""Figures for a paper: formats, widths, titles, labels at the ends of lines, at most ten series."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def test_every_kind_of_chart_can_be_drawn(found: Content, exhibit: str):
     assert each.exhibit.title in svg.replace("&#39;", "'")
 
 
-def test_at_most_eight_series_are_drawn_the_fastest(tmp_path: Path):
-    for number in range(10):
-        reports.profile(tmp_path, "alexnet", f"plan:{number}", slower=1 + number)
+def test_at_most_ten_series_are_drawn_the_fastest(tmp_path: Path):
+    for number in range(12):
+        reports.profile(tmp_path, "alexnet", f"plan:{number:02}", slower=1 + number)
     each = picture(content(folders.read([tmp_path])), "time")
-    assert {row["algorithm"] for row in each.rows} == {f"plan:{number}" for number in range(charts.MOST_SERIES)}
-    assert each.remark == "8 of 10 are drawn"
+    assert {row["algorithm"] for row in each.rows} == {f"plan:{number:02}" for number in range(charts.MOST_SERIES)}
+    assert each.remark == "the first 10 of 12 algorithms"
 
 
 def test_narrow_cells_have_colours_without_figures(tmp_path: Path):
@@ -89,7 +89,11 @@ def test_labels_are_apart_and_inside():
 
 
 def test_colours_of_a_series_differ():
-    assert len(set(charts.PALETTE)) == charts.MOST_SERIES == 8
+    assert len(set(charts.PALETTE)) == 8
+    shown = [f"name {number}" for number in range(charts.MOST_SERIES)]
+    looks = [channel("series", shown).to_dict()["scale"]["range"] for channel in (charts.colour, charts.sign)]
+    assert len(set(zip(*looks, strict=True))) == charts.MOST_SERIES
+    assert all(a != b for a, b in itertools.pairwise(looks[1]))
 
 
 def test_nothing_to_draw_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

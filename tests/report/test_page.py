@@ -143,8 +143,9 @@ def test_large_data_are_compressed(found: Content, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, ""), (float("nan"), ""), (float("inf"), "∞"), (0.0, "0"), (1234.5, "1,234"), (0.123456, "0.1235"),
-     (0.00001234, "1.23e-05"), (123456.0, "123,456"), (224.0, "224"), (True, "yes")],
+    [(None, ""), (float("nan"), ""), (float("inf"), "∞"), (0.0, "0"), (1234.5, "1234"), (0.123456, "0.1235"),
+     (0.00001234, "1.23e-05"), (0.0005, "0.0005"), (0.00031684, "0.000317"), (9999.0, "9999"), (19817.0, "19,817"),
+     (19817.4, "19,817"), (123456.0, "123,456"), (224.0, "224"), (True, "yes")],
 )  # fmt: skip
 def test_a_number_is_shown_with_four_digits(value: Any, text: str):
     assert labels.number(value) == text

@@ -54,9 +54,10 @@
     if (value === null || value === undefined) return "";
     if (value === true || value === false) return value ? "yes" : "no";
     if (typeof value !== "number") return String(value);
-    if (Number.isInteger(value)) return Math.abs(value) >= 1e5 ? value.toLocaleString("en") : String(value);
-    if (Math.abs(value) >= 1000) return Math.round(value).toLocaleString("en");
-    return Math.abs(value) >= 1e-3 ? String(Number(value.toPrecision(4))) : value.toExponential(2);
+    const size = Math.abs(value);
+    if (size >= 1000) return size >= 1e4 ? Math.round(value).toLocaleString("en") : String(Math.round(value));
+    if (Number.isInteger(value)) return String(value);
+    return size >= 1e-4 ? String(Number(value.toPrecision(size >= 1e-3 ? 4 : 3))) : value.toExponential(2);
   }
 
   function fill(exhibit) {
@@ -114,7 +115,8 @@
   function reduced(exhibit, name, rows) {
     const notes = [];
     if (exhibit.one) {
-      const values = cells(exhibit.table, exhibit.one), last = values[rows[rows.length - 1]];
+      // Of rows in order of time, the value whose first row comes last: the layer whose fastest candidate is the slowest.
+      const values = cells(exhibit.table, exhibit.one), last = [...new Set(rows.map((row) => values[row]))].at(-1);
       rows = rows.filter((row) => values[row] === last);
       name = `${name} · ${last}`;
     }
@@ -124,7 +126,7 @@
       if (names.length > most) {
         const kept = new Set([null, ...names.slice(0, most)]);
         rows = rows.filter((row) => kept.has(values[row]));
-        notes.push(`the first ${most} of ${names.length} are drawn`);
+        notes.push(`the first ${most} of ${names.length} ${titles[column] || column}s are drawn`);
       }
     }
     if (rows.length > POINTS_MOST) {
