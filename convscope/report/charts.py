@@ -22,7 +22,7 @@ MOST_SERIES = 10
 ROWS = alt.NamedData("rows")
 INK = "#333"
 HEIGHT_PX, ROW_PX = 240, 24
-LINE_CHARACTERS, LINE_PX = 26, 11
+LINE_CHARACTERS = 26
 CELL_PX, EDGES_PX = 30, 240
 SLANTED_PADDING_PX = {"left": 5, "top": 5, "bottom": 5, "right": 24}
 """Around cells; the last of the slanted names above them goes on to the right."""
@@ -49,6 +49,7 @@ def config() -> Spec:
     legend |= {"labelColor": INK, "titleColor": INK, "symbolSize": 90, "labelLimit": 170, "columnPadding": 8}
     return {
         "axis": axis,
+        "axisY": {"labelLineHeight": 11},
         "axisQuantitative": {"tickCount": 6, "labelOverlap": "greedy", "labelSeparation": 4, "format": ",.6~r"},
         "legend": legend | {"layout": {"top": {"anchor": "start", "direction": "vertical"}}},
         "text": {"fontSize": 11},
@@ -73,8 +74,8 @@ def names(column: str, **more: Any) -> alt.Y:
     whole = f"length(datum.label) > {2 * line} ? {whole} : datum.label"
     first = f"^(.{{6,{line}}}[.,: ]|.{{{line}}})(.+)$"
     expression = f"{is_long} ? split(replace({whole}, regexp('{first}'), '$1\\n$2'), '\\n') : datum.label"
-    raised: Any = {"condition": {"test": is_long, "value": -LINE_PX / 2}, "value": 0}
-    axis = alt.Axis(labelExpr=expression, labelLineHeight=LINE_PX, labelOffset=raised)
+    above: Any = {"condition": {"test": is_long, "value": "bottom"}, "value": "middle"}  # the first line of two
+    axis = alt.Axis(labelExpr=expression, labelBaseline=above)
     return alt.Y(column, type="nominal", title=None, axis=axis, **more)
 
 
@@ -189,7 +190,7 @@ def labelled(spec: Spec, x: str, y: str, series: str) -> Spec:
 def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Spec:
     """Return cells coloured by a ratio to the best, which stands in each of them."""
     scale = alt.Scale(type="log", domain=[1, 10], clamp=True, scheme="blues")
-    legend = alt.Legend(title=title(ratio), orient="top", gradientLength=160, format="~g", values=[1, 2, 5, 10])
+    legend = alt.Legend(title=title(ratio), orient="top", gradientLength=120, format="~g", values=[1, 2, 5, 10])
     sort: Any = alt.EncodingSortField(order, op="min") if order else None
     base = alt.Chart(ROWS).encode(
         x=alt.X(x, type="nominal", title=None, axis=alt.Axis(labelAngle=-35, orient="top")),
@@ -211,7 +212,7 @@ def share(x: str, y: str, value: str) -> Spec:
         y=names(y),
         tooltip=tooltip(y, x, value),
     )
-    legend = alt.Legend(title=title(value), orient="top", gradientLength=160)
+    legend = alt.Legend(title=title(value), orient="top", gradientLength=120)
     cells = base.mark_rect(stroke="white").encode(
         color=alt.Color(value, type="quantitative", scale=scale, legend=legend)
     )
@@ -290,7 +291,8 @@ def regrets(y: str) -> Spec:
     shape = alt.Shape("piece", type="nominal", scale=scale, legend=alt.Legend(title=None))
     value = alt.X("value", type="quantitative", title="regret, µs")
     place = names(y, sort=None)
-    chart = base.transform_filter("isValid(datum.value)").mark_point(filled=False, size=70, strokeWidth=1.8).encode(
+    known = base.transform_filter("isValid(datum.value)")
+    chart = known.mark_point(filled=False, size=70, strokeWidth=1.8, opacity=1).encode(
         x=value, y=place, color=shade, shape=shape,
         tooltip=[hint(y, title(y), True), hint("piece", "chosen by", True), hint("value", "regret, µs", False)],
     )  # fmt: skip
@@ -308,7 +310,8 @@ def roofline(domain: Sequence[str]) -> Spec:
     roof = (
         base.transform_filter("isValid(datum.ceiling)").mark_line(color="#888", strokeWidth=2).encode(strokeDash=above)
     )
-    points = base.transform_filter("!isValid(datum.ceiling)").mark_point(filled=False, size=40, strokeWidth=1.5).encode(
+    layers = base.transform_filter("!isValid(datum.ceiling)")
+    points = layers.mark_point(filled=False, size=40, strokeWidth=1.5, opacity=1).encode(
         color=colour("algorithm", domain), shape=sign("algorithm", domain),
         tooltip=tooltip("layer", "algorithm", "intensity", "tflops", "mean_ms"),
     )  # fmt: skip
@@ -342,7 +345,7 @@ def scatter(x: str, y: str, error: str | None, series: str, domain: Sequence[str
 
 def dots(x: str, y: str, series: str, domain: Sequence[str]) -> Spec:
     """Return a row of points for each name, on a logarithmic axis; hollow ones leave those below in sight."""
-    chart = alt.Chart(ROWS).mark_point(filled=False, size=55, strokeWidth=1.8).encode(
+    chart = alt.Chart(ROWS).mark_point(filled=False, size=55, strokeWidth=1.8, opacity=1).encode(
         x=quantity(alt.X, x, scale=alt.Scale(type="log", nice=False, padding=12)),
         y=names(y, sort=None), color=colour(series, domain), shape=sign(series, domain),
         tooltip=tooltip(y, series, x),

@@ -130,7 +130,7 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
 
 def _shortened(tables: Mapping[str, pd.DataFrame], found: Found) -> dict[str, pd.DataFrame]:
     """Return tables in which the names of runs begin below the folder that all of them are in."""
-    paths = [each.path for each in (*found.folders, *found.faults)]
+    paths = [folder.path for folder in found.folders] + [fault.path for fault in found.faults]
     try:
         shared = os.path.commonpath([path.parent for path in paths]) if paths else ""
     except ValueError:  # absolute and relative

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,11 +32,11 @@ MM_PX = 72 / 25.4
 WIDTHS_MM = {"1column": 85.0, "2column": 178.0}
 FORMATS = ("pdf", "svg", "png")
 FONT = "Liberation Sans"
-LABEL_PX, LABEL_GAP_PX = 4.9, 9.0
+LABEL_PX, LABEL_GAP_PX, TITLE_PX = 4.9, 9.0, 5.2
 HEIGHT_PX = 150
 NAMES_PX, CELL_PX = 150, 19
 """Room for names beside a heat map, and for a figure in a cell: narrower cells have colours alone."""
-ROW_SHARE = 2 / 3
+ROW_SHARE = 0.75
 """A row's height in a figure over that in the page."""
 PNG_SCALE = 4.0
 
@@ -89,24 +90,37 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     if "layer" in drawn:
         drawn["layer"] = [layer for layer in drawn["layer"] if _has_data(layer, rows)]
     drawn, meta = _present(drawn, rows), drawn.get("usermeta", {})
+    _small_points(drawn)
     if "columns" in meta and (width_px - NAMES_PX) / len({row[meta["columns"]] for row in rows}) < CELL_PX:
         drawn["layer"] = [layer for layer in drawn["layer"] if layer.get("name") != charts.CELL_WORDS]
+        for layer in drawn["layer"]:
+            layer["encoding"]["x"]["axis"]["labelAngle"] = -90  # slanted names would cover each other
     if "rows" in meta:
         drawn["height"] = ROW_SHARE * meta["row_px"] * len({row[meta["rows"]] for row in rows})
     else:
         drawn["height"] = HEIGHT_PX
-    padding = {"left": 4, "top": 4, "bottom": 4, "right": 6.0}
+    padding = {"left": 4, "top": 4, "bottom": 4, "right": 6}
     if labels := meta.get("labels"):
         most = 1.05 * max(float(row[labels["y"]]) for row in rows)
         texts = _end_labels(rows, labels, most)
-        padding["right"] += LABEL_PX * max(len(each["text"]) for each in texts) + 4
         _label_lines(drawn, texts, labels["series"], most)
     subtitle = picture.panel + (f" ({picture.remark})" if picture.remark else "")
-    titled = {"text": picture.exhibit.title, "subtitle": _broken(subtitle, width_px)}
+    titled = {
+        "text": textwrap.wrap(picture.exhibit.title, int(width_px / TITLE_PX)),
+        "subtitle": _broken(subtitle, width_px),
+    }
     data = {"name": "rows", "values": rows}
     look = _config(width_px, _longest(drawn))
     found: Spec = drawn | {"data": data, "width": width_px, "config": look, "title": titled, "padding": padding}
     return found
+
+
+def _small_points(drawn: Spec) -> None:
+    """Give points the size that goes with the small letters of a figure."""
+    for layer in drawn.get("layer", [drawn]):
+        if layer["mark"]["type"] == "point":
+            layer["mark"]["size"] /= 2
+            layer["mark"]["strokeWidth"] = 1
 
 
 def _longest(part: Any) -> int:
@@ -127,7 +141,7 @@ def _config(width_px: float, longest: int) -> Spec:
     for name in ("axis", "legend"):
         look[name] |= {"labelFontSize": 8, "titleFontSize": 8.5}
     look["legend"] |= {"symbolSize": 45, "columns": max(1, int((width_px - 40) / (LABEL_PX * longest + 20)))}
-    look["text"] = {"fontSize": 8}
+    look["text"], look["axisY"] = {"fontSize": 8}, {"labelLineHeight": 8}
     look["title"] |= {"fontSize": 9.5, "subtitleFontSize": 8, "offset": 6}
     return look
 

@@ -58,6 +58,7 @@ TITLES = {
     "regret_ci99_us": "± 99 %, µs",
     "saved_us": "gain over PyTorch, µs",
     "saved_ci99_us": "± 99 %, µs",
+    "model_at": "model",
     "gain_pct": "gain over PyTorch, %",
     "gain_ci99_pct": "± 99 % interval, %",
     "convolutions_by": "convolutions by",
@@ -127,10 +128,10 @@ def utc(said: Any) -> str:
     return plain(said or "").removesuffix("+00:00").replace("T", " ")
 
 
-def plain(value: Any) -> str:
+def plain(value: Any, longest: int = LONGEST) -> str:
     """Return a text from a disk on one line, without signs that a reader cannot see, and not too long."""
     text = one_line(value)
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+    return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
 
 
 def number(value: Any) -> str:

@@ -157,7 +157,7 @@ def _view(view: str, content: Content) -> str:
     own = [each for each in content.exhibits if each.view == view]
     filled_first = sorted(own, key=lambda each: not has_rows(each, content.tables))
     shown = [_exhibit(each, content) for each in filled_first]
-    words = {"method": _explained, "overview": lambda: _absent(content)}.get(view, str)()
+    words = _explained() if view == "method" else _absent(content) if view == "overview" else ""
     return f'<section id="view-{view}"><h2>{escape(VIEWS[view])}</h2>{words}{"".join(shown)}</section>'
 
 

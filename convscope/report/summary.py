@@ -19,10 +19,7 @@ COLUMNS = (
     *("algorithm", "size", "mean_ms", "ci95_ms", "time_ratio", "energy_mj", "energy_ci_mj", "memory_mib"),
     "replaced_layers",
 )
-GAINS = (
-    *("model", "gpu", "cudnn", "batch", "dtype", "math", "layout", "size", "convolutions_by", "mean_ms", "saved_us"),
-    *("saved_ci99_us", "run"),
-)
+GAINS = ("model_at", "convolutions_by", "mean_ms", "gain_pct", "gain_ci99_pct", "saved_us", "saved_ci99_us")
 
 
 def reference_rows(content: Content) -> pd.DataFrame:
@@ -41,7 +38,8 @@ def markdown(content: Content) -> str:
         for panel, own in rows.groupby("panel", sort=False):
             parts += [f"{escaped(panel)}:", table(own, COLUMNS)]
     if len(gains := content.tables["choice_passes"]):
-        parts += ["Whole passes by choice of algorithms:", table(gains, GAINS)]
+        for panel, own in gains[gains["convolutions_by"] != "torch"].groupby("panel_of_models", sort=False):
+            parts += [f"Whole passes by choice of algorithms, {escaped(panel)}:", table(own, GAINS)]
     if len(flags := content.tables["flags"]):
         parts += ["Flags:", table(flags, ("model", "gpu", "algorithm", "size", "flag", "detail", "rows"))]
     if len(faults := content.tables["faults"]):

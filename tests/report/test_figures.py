@@ -7,6 +7,7 @@ import re
 import struct
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from fakes import reports
 
@@ -78,6 +79,39 @@ def test_narrow_cells_have_colours_without_figures(tmp_path: Path):
     )
     assert ">2.3<" not in narrow
     assert ">2.3<" in wide
+
+
+def test_names_at_the_ends_of_lines_leave_room_for_the_lines(tmp_path: Path):
+    reports.profile(tmp_path, "alexnet", "implicit precomp gemm")
+    found = content(folders.read([tmp_path]))
+    spec = figures.specification(picture(found, "time"), found.specs["time"], 241)
+    svg = figures.draw(spec, "svg").decode()
+    plot = re.search(r'class="background" aria-hidden="true" d="M0,0h([\d.]+)v150', svg)
+    assert plot is not None
+    assert float(plot[1]) > 90
+
+
+def test_a_long_title_stands_on_several_lines(found: Content):
+    spec = figures.specification(picture(found, "picks"), found.specs["picks"], 241)
+    assert spec["title"]["text"] == ["The best of each layer, and the regret of the", "choosers"]
+
+
+def test_long_names_that_differ_in_the_middle_are_whole(found: Content):
+    exhibit = picture(found, "candidates").exhibit
+    ends = "plan+packed:67:k2={},k13=0,", "k18=0,k25=1,k27=1,k28=1"
+    rows = [{"candidate": ends[0].format(at) + ends[1], "mean_ms": 1.0 + at, "std_ms": 0.1} for at in (1, 2)]
+    spec = figures.specification(figures.Picture(exhibit, "p", rows), found.specs["candidates"], 505)
+    svg = figures.draw(spec, "svg").decode()
+    assert all(f">{ends[0].format(at)}<" in svg for at in (1, 2))
+    assert svg.count(f">{ends[1]}<") == 2
+
+
+def test_the_candidates_of_the_layer_that_takes_longest_at_its_fastest_are_drawn(found: Content):
+    exhibit = picture(found, "candidates").exhibit
+    rows = pd.DataFrame(
+        {"layer": ["quick", "slow", "slow", "quick"], "candidate": list("abca"), "mean_ms": [1.0, 2.0, 3.0, 9.0]}
+    )
+    assert figures._reduced(exhibit, "p", rows).panel == "p · slow"
 
 
 def test_labels_are_apart_and_inside():

@@ -32,6 +32,15 @@ def test_runs_with_different_versions_have_tables_of_their_own(tmp_path: Path, c
     assert all(line.split(" | ")[4] == "1" for line in lines if line.startswith(("| gemm", "| torch")))
 
 
+def test_passes_of_choices_are_in_a_table_of_their_environment(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    reports.atlas(tmp_path)
+    assert main(["summary", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = lines.index("Whole passes by choice of algorithms, h200 · batch 1 · float32 (tf32) · nchw:")
+    assert lines[first + 4] == "| resnet50 at 224 px | fastest of each layer | 0.87 | 1.917 | 0.2368 | 17 | 2.1 |"
+    assert len(lines) == first + 5
+
+
 def test_json_has_the_same_with_null_where_there_is_no_figure(results: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["summary", str(results), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

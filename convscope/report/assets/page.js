@@ -211,7 +211,7 @@
         const needs = /_of_(\w+)$/.exec(part.name || "");
         return !needs || rows.some((row) => row[needs[1]] !== null && row[needs[1]] !== undefined);
       });
-      const title = { text: exhibit.title, subtitle: lines(panel.name, box.clientWidth / 6.3) };
+      const title = { text: lines(exhibit.title, box.clientWidth / 7.4, " "), subtitle: lines(panel.name, box.clientWidth / 6.3) };
       const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), title, height, data: { name: "rows", values: rows } };
       const columns = Math.max(1, Math.floor((box.clientWidth - 60) / (6.3 * longest(spec) + 34)));
       const look = { ...config, legend: { ...config.legend, columns } };
@@ -232,10 +232,10 @@
   }
 
   // A panel's title on as many lines as it needs.
-  function lines(text, most) {
+  function lines(text, most, between = " · ") {
     const found = [""], whole = Math.max(10, Math.floor(most));
-    for (const word of text.split(" · ").flatMap((each) => each.match(new RegExp(`.{1,${whole}}`, "gu")) || [])) {
-      const longer = found.at(-1) ? `${found.at(-1)} · ${word}` : word;
+    for (const word of text.split(between).flatMap((each) => each.match(new RegExp(`.{1,${whole}}`, "gu")) || [])) {
+      const longer = found.at(-1) ? `${found.at(-1)}${between}${word}` : word;
       if (longer.length > most && found.at(-1)) found.push(word);
       else found[found.length - 1] = longer;
     }

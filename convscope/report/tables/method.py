@@ -39,6 +39,9 @@ EXPLAINED = (
     ("absent", "An empty cell is a figure that was not measured. Rows that failed keep their status and reason."),
 )  # fmt: skip
 
+LONGEST_COMMAND = 480
+"""Characters of a command that are shown: cut off it could not be run again."""
+
 
 def of_commands(folders: Sequence[Folder]) -> pd.DataFrame:
     """Return a row for each start of each run: its command, time, and the machine it ran on."""
@@ -52,7 +55,7 @@ def _start(folder: Folder, start: dict[str, Any]) -> dict[str, Any]:
     return {
         "run": plain(folder.path),
         "began_utc": utc(start.get("utc")),
-        "command": plain(words) or None,
+        "command": plain(words, LONGEST_COMMAND) or None,
         "error": plain(start["error"]) if start.get("error") else None,
         "host": plain(environment.get("host") or ""),
         "gpu_uuid": plain(environment.get("gpu_uuid") or ""),
