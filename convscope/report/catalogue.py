@@ -31,6 +31,8 @@ ALWAYS = ("overview", "method")
 """Views that are there even where they have nothing to show."""
 WHERE = ("model", "gpu", "batch", "dtype")
 RUN = (*WHERE, "layout", "math")
+SETTINGS = (*RUN[1:], "cudnn", "size", "card")
+"""Columns that stand last in a table where all rows share their value."""
 
 
 @dataclass(frozen=True)

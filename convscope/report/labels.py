@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Hashable
 from typing import Any
 
@@ -117,6 +118,13 @@ TITLES = {
     "ended_utc": "ended (UTC)",
 }
 
+DOUBTS = {
+    "mean_ms": "ci95_ms", "energy_mj": "energy_ci_mj", "gain_pct": "gain_ci99_pct", "saved_us": "saved_ci99_us",
+    "regret_us": "regret_ci99_us",
+}  # fmt: skip
+"""The column with the interval of a column; digits below the second of the interval are not shown."""
+DOUBTS |= {name: name for name in DOUBTS.values()}
+
 
 def title(column: str) -> str:
     """Return a column's title with its unit: "time, ms"."""
@@ -134,8 +142,12 @@ def plain(value: Any, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[:longest]}… ({len(text):,} characters)"
 
 
-def number(value: Any) -> str:
-    """Return a number with four digits that count, "" for none; infinities by their names."""
+def number(value: Any, doubt: Any = None) -> str:
+    """Return a number with four digits that count, "" for none; infinities by their names.
+
+    Args:
+        doubt: half the number's interval, whose second digit is the last that is shown.
+    """
     if value is None or value != value:
         return ""
     if isinstance(value, bool) or type(value).__name__ == "bool":
@@ -145,6 +157,10 @@ def number(value: Any) -> str:
         return "∞" if number > 0 else "−∞"
     if abs(number) >= 1000:
         return f"{number:,.0f}" if abs(number) >= SEPARATED else f"{number:.0f}"
+    if isinstance(doubt, (int, float)) and 0 < doubt < math.inf and number:
+        decimals = min(1 - math.floor(math.log10(doubt)), 3 - math.floor(math.log10(abs(number))))
+        text = f"{number:.{max(0, decimals)}f}"
+        return text if float(text) else text.removeprefix("-")
     if number.is_integer():
         return str(int(number))
     return f"{number:.4g}" if abs(number) >= 1e-3 else f"{number:.3g}" if abs(number) >= 1e-4 else f"{number:.2e}"

@@ -23,9 +23,9 @@ import pandas as pd
 
 from convscope.errors import InputError
 from convscope.report import charts
-from convscope.report.catalogue import VIEWS, Exhibit
+from convscope.report.catalogue import SETTINGS, VIEWS, Exhibit
 from convscope.report.exhibits import Content, has_rows
-from convscope.report.labels import DIMENSIONS, TITLES, number, title
+from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, number, title
 from convscope.report.tables.method import EXPLAINED
 from convscope.storage.paths import now_utc
 
@@ -197,9 +197,10 @@ def _exhibit(exhibit: Exhibit, content: Content) -> str:
 
 
 def columns_of(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Return the columns of an exhibit in which some row has a value."""
+    """Return the columns of an exhibit in which some row has a value; settings that all rows share come last."""
     rows = tables[exhibit.table]
-    return [name for name in exhibit.columns if name in rows and bool((rows[name].notna() & (rows[name] != "")).any())]
+    known = [name for name in exhibit.columns if name in rows and bool((rows[name].notna() & (rows[name] != "")).any())]
+    return sorted(known, key=lambda name: name in SETTINGS and rows[name].nunique(dropna=False) == 1)
 
 
 def _table(exhibit: Exhibit, rows: pd.DataFrame, columns: Sequence[str]) -> str:
@@ -213,7 +214,7 @@ def _table(exhibit: Exhibit, rows: pd.DataFrame, columns: Sequence[str]) -> str:
         bad = any(
             row.get(name) not in (None, "ok") and row.get(name) == row.get(name) for name in ("status", "outcome")
         )
-        cells = "".join(_cell(row[name], numbers[name]) for name in columns)
+        cells = "".join(_cell(row[name], numbers[name], row.get(DOUBTS.get(name))) for name in columns)
         lines.append(f"<tr{_class('bad' if bad else '')}>{cells}</tr>")
     label = f'role="region" tabindex="0" aria-labelledby="title-{exhibit.name}"'
     return (
@@ -222,9 +223,13 @@ def _table(exhibit: Exhibit, rows: pd.DataFrame, columns: Sequence[str]) -> str:
     )
 
 
-def _cell(value: Any, is_number: bool) -> str:
+def _cell(value: Any, is_number: bool, doubt: Any = None) -> str:
     text = (
-        number(value) if is_number or isinstance(value, bool) else "" if value is None or value != value else str(value)
+        number(value, doubt)
+        if is_number or isinstance(value, bool)
+        else ""
+        if value is None or value != value
+        else str(value)
     )
     return f"<td{_class('n' if is_number else 'long' if len(text) > 40 else '')}>{escape(text)}</td>"
 
@@ -256,6 +261,7 @@ def _data_block(content: Content) -> str:
         "exhibits": [_described(each, fields[each.name], content) for each in shown],
         "dimensions": DIMENSIONS,
         "titles": TITLES,
+        "doubts": DOUBTS,
         "config": charts.config(),
     }
     text = json.dumps(document, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -11,7 +11,7 @@ import pandas as pd
 from convscope.cli.parser import OneLineParser, uncollected
 from convscope.report import command
 from convscope.report.exhibits import Content
-from convscope.report.labels import number, title
+from convscope.report.labels import DOUBTS, number, title
 from convscope.report.tables.frames import records
 
 NAME = "python -m convscope summary"
@@ -53,10 +53,11 @@ def table(rows: pd.DataFrame, names: Sequence[str]) -> str:
     numbers = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in names}
     head = [f"| {' | '.join(title(name) for name in names)} |"]
     head.append(f"|{'|'.join(' ---: ' if numbers[name] else ' --- ' for name in names)}|")
-    lines = [
-        f"| {' | '.join(number(row[name]) if numbers[name] else escaped(row[name]) for name in names)} |"
-        for row in rows.to_dict("records")
-    ]
+
+    def cell(row: dict[Any, Any], name: str) -> str:
+        return number(row[name], row.get(DOUBTS.get(name))) if numbers[name] else escaped(row[name])
+
+    lines = [f"| {' | '.join(cell(row, name) for name in names)} |" for row in rows.to_dict("records")]
     return "\n".join(head + lines)
 
 

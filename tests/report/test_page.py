@@ -151,6 +151,22 @@ def test_a_number_is_shown_with_four_digits(value: Any, text: str):
     assert labels.number(value) == text
 
 
+@pytest.mark.parametrize(
+    ("value", "doubt", "text"),
+    [(0.05056, 1.979, "0.1"), (-0.02, 1.979, "0.0"), (24.04, 2.038, "24.0"), (2.038, 2.038, "2.0"),
+     (6.335, 61.7, "6"), (0.187, 0.00015, "0.1870"), (46.2, 0.0003, "46.20"), (2011.0, 10.0, "2011"),
+     (3.5, None, "3.5"), (3.5, float("nan"), "3.5"), (3.5, float("inf"), "3.5"), (3.5, 0.0, "3.5"), (0.0, 0.1, "0")],
+)  # fmt: skip
+def test_a_number_is_shown_to_the_second_digit_of_its_interval(value: float, doubt: Any, text: str):
+    assert labels.number(value, doubt) == text
+
+
+def test_settings_that_all_rows_share_stand_last():
+    exhibit = next(each for each in EXHIBITS if each.name == "time")
+    rows = pd.DataFrame({"model": "alexnet", "gpu": "h200", "batch": [1, 2], "dtype": "float32", "mean_ms": 1.0})
+    assert page.columns_of(exhibit, {"passes": rows}) == ["model", "batch", "mean_ms", "gpu", "dtype"]
+
+
 def test_a_long_text_says_how_long_it_is():
     assert labels.plain("x" * 10_000) == "x" * 160 + "… (10,000 characters)"
     assert labels.plain("a\x1b[31mb\nc") == "a\\x1b[31mb\\nc"

@@ -3,7 +3,7 @@
 (async () => {
   const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000, WIDE_PX = 430;
   const block = document.getElementById("data");
-  const { tables, exhibits, dimensions, titles, config } = JSON.parse(await content(block));
+  const { tables, exhibits, dimensions, titles, doubts, config } = JSON.parse(await content(block));
   const state = {}, sorted = {}, wanted = {}, decoded = {};
   const sections = new Map(exhibits.map((exhibit) => [exhibit.name, document.getElementById(exhibit.name)]));
 
@@ -50,12 +50,17 @@
 
   // ---- tables
 
-  function shown(value) {
+  function shown(value, doubt) {
     if (value === null || value === undefined) return "";
     if (value === true || value === false) return value ? "yes" : "no";
     if (typeof value !== "number") return String(value);
     const size = Math.abs(value);
     if (size >= 1000) return size >= 1e4 ? Math.round(value).toLocaleString("en") : String(Math.round(value));
+    if (typeof doubt === "number" && doubt > 0 && value) {
+      const decimals = Math.min(1 - Math.floor(Math.log10(doubt)), 3 - Math.floor(Math.log10(size)));
+      const text = value.toFixed(Math.max(0, decimals));
+      return Number(text) ? text : text.replace("-", "");
+    }
     if (Number.isInteger(value)) return String(value);
     return size >= 1e-4 ? String(Number(value.toPrecision(size >= 1e-3 ? 4 : 3))) : value.toExponential(2);
   }
@@ -71,7 +76,7 @@
     for (const row of rows.slice(0, most)) {
       const line = document.createElement("tr");
       if (!good(row)) line.className = "bad";
-      for (const name of exhibit.columns) line.append(cell(exhibit, name, cells(exhibit.table, name)[row]));
+      for (const name of exhibit.columns) line.append(cell(exhibit, name, row));
       lines.append(line);
     }
     body.replaceChildren(lines);
@@ -85,8 +90,9 @@
     }
   }
 
-  function cell(exhibit, name, value) {
-    const made = document.createElement("td"), text = shown(value);
+  function cell(exhibit, name, row) {
+    const doubt = exhibit.columns.includes(doubts[name]) ? cells(exhibit.table, doubts[name])[row] : null;
+    const made = document.createElement("td"), text = shown(cells(exhibit.table, name)[row], doubt);
     if (isNumber(exhibit.table, name)) made.className = "n";
     else if (text.length > 40) made.className = "long";
     if (name === "layer" && text && exhibit.view === "layers") {
