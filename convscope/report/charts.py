@@ -12,7 +12,7 @@ from typing import Any
 
 import altair as alt
 
-from convscope.report.labels import title
+from convscope.report.labels import OTHERS, title
 
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7f7f7f", "#8b5e3c")
 """Colours that the colour-blind tell apart, after Okabe and Ito, seen on white and on black."""
@@ -24,8 +24,10 @@ INK = "#333"
 HEIGHT_PX, ROW_PX = 240, 24
 LINE_CHARACTERS = 26
 CELL_PX, EDGES_PX = 30, 240
-SLANTED_PADDING_PX = {"left": 5, "top": 5, "bottom": 5, "right": 24}
-"""Around cells; the last of the slanted names above them goes on to the right."""
+PADDING_PX = {"left": 5, "top": 5, "bottom": 5, "right": 14}
+"""Around a chart; the last figure of its axis goes on to the right."""
+SLANTED_PX = 24
+"""Right of cells; the last of the slanted names above them goes on there."""
 CELL_WORDS = "figures"
 PHASES = ("data_ms", "forward_ms", "backward_ms", "optimizer_ms")
 REGRETS = ("torch_regret_us", "benchmark_regret_us", "guess_regret_us")
@@ -89,7 +91,7 @@ def finished(chart: Any, height_px: float = HEIGHT_PX) -> Spec:
     spec: Spec = chart.properties(width="container", height=height_px).to_dict()
     for name in ("$schema", "config", "data", "datasets"):
         spec.pop(name, None)
-    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}}
+    return spec | {"autosize": {"type": "fit-x", "contains": "padding"}, "padding": PADDING_PX}
 
 
 def by_row(chart: Any, y: str, x: str | None = None) -> Spec:
@@ -99,7 +101,7 @@ def by_row(chart: Any, y: str, x: str | None = None) -> Spec:
     """
     side_by_side = {"columns": x, "cell_px": CELL_PX, "edges_px": EDGES_PX} if x else {}
     spec = finished(chart) | {"usermeta": {"rows": y, "row_px": ROW_PX, **side_by_side}}
-    return spec | {"padding": SLANTED_PADDING_PX} if x else spec
+    return spec | {"padding": PADDING_PX | {"right": SLANTED_PX}} if x else spec
 
 
 def words(base: Any, value: str, format: str, ink: Any) -> Any:
@@ -116,9 +118,15 @@ def needing(spec: Spec, *columns: str) -> Spec:
     return spec
 
 
+def places(domain: Sequence[str]) -> list[tuple[int, bool]]:
+    """Return for each name the place of its algorithm among all, and whether others ran some layers."""
+    alone = list(dict.fromkeys(name.removesuffix(OTHERS) for name in domain))
+    return [(alone.index(name.removesuffix(OTHERS)), name.endswith(OTHERS)) for name in domain]
+
+
 def colour(series: str, domain: Sequence[str], shows_legend: bool = True) -> alt.Color:
-    """Return the colours of a series; a name has the same one in every chart."""
-    colours = [PALETTE[number % len(PALETTE)] for number in range(len(domain))]
+    """Return the colours of a series; a name has the same one in every chart, with others or without."""
+    colours = [PALETTE[place % len(PALETTE)] for place, _ in places(domain)]
     scale = alt.Scale(domain=list(domain), range=colours) if domain else alt.Scale(range=list(PALETTE))
     legend = alt.Legend(title=None, symbolOpacity=1) if shows_legend else None
     return alt.Color(series, type="nominal", scale=scale, legend=legend)
@@ -126,7 +134,7 @@ def colour(series: str, domain: Sequence[str], shows_legend: bool = True) -> alt
 
 def sign(series: str, domain: Sequence[str]) -> alt.Shape:
     """Return the marks of a series: neighbours differ, and so do names of one colour."""
-    signs = [SIGNS[(number + number // len(PALETTE)) % len(SIGNS)] for number in range(len(domain))]
+    signs = [SIGNS[(place + place // len(PALETTE) + 2 * mixed) % len(SIGNS)] for place, mixed in places(domain)]
     return alt.Shape(
         series, type="nominal", scale=alt.Scale(domain=list(domain), range=signs), legend=alt.Legend(title=None)
     )
@@ -134,7 +142,7 @@ def sign(series: str, domain: Sequence[str]) -> alt.Shape:
 
 def dash(series: str, domain: Sequence[str]) -> alt.StrokeDash:
     """Return the dashes of a series, which tell names of one colour apart."""
-    dashes = [DASHES[number // len(PALETTE) % len(DASHES)] for number in range(len(domain))]
+    dashes = [DASHES[(place // len(PALETTE) + 2 * mixed) % len(DASHES)] for place, mixed in places(domain)]
     scale = alt.Scale(domain=list(domain), range=dashes)
     return alt.StrokeDash(series, type="nominal", scale=scale, legend=alt.Legend(title=None))
 

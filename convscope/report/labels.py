@@ -12,6 +12,8 @@ from convscope.cli.parser import one_line
 LONGEST = 160
 """Characters of a text that are shown; the rest is cut off, and its length said."""
 
+OTHERS = " + others"
+"""Ends the name of an algorithm in a pass of which other algorithms ran some layers."""
 SEPARATED = 10_000
 """Numbers from here on have commas between thousands."""
 

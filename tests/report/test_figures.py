@@ -12,7 +12,7 @@ import pytest
 from fakes import reports
 
 from convscope.__main__ import main
-from convscope.report import charts, figures, folders
+from convscope.report import charts, figures, folders, labels
 from convscope.report.exhibits import Content, content
 
 
@@ -128,6 +128,16 @@ def test_colours_of_a_series_differ():
     looks = [channel("series", shown).to_dict()["scale"]["range"] for channel in (charts.colour, charts.sign)]
     assert len(set(zip(*looks, strict=True))) == charts.MOST_SERIES
     assert all(a != b for a, b in itertools.pairwise(looks[1]))
+
+
+def test_an_algorithm_has_its_colour_also_where_others_ran_some_layers():
+    shown = sorted({f"{name}{end}" for name in "abcdefghi" for end in ("", labels.OTHERS)})
+    channels = (charts.colour, charts.sign, charts.dash)
+    colours, signs, dashes = (channel("series", shown).to_dict()["scale"]["range"] for channel in channels)
+    assert all(colours[at] == colours[at + 1] for at in range(0, 18, 2))
+    assert len({colours[at] for at in range(0, 18, 2)}) == 8
+    assert len(set(zip(colours, signs, strict=True))) == 18
+    assert len({(colour, *dash) for colour, dash in zip(colours, dashes, strict=True)}) == 18
 
 
 def test_nothing_to_draw_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

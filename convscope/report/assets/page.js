@@ -219,7 +219,7 @@
       });
       const title = { text: lines(exhibit.title, box.clientWidth / 7.4, " "), subtitle: lines(panel.name, box.clientWidth / 6.3) };
       const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), title, height, data: { name: "rows", values: rows } };
-      const columns = Math.max(1, Math.floor((box.clientWidth - 60) / (6.3 * longest(spec) + 34)));
+      const columns = Math.max(1, Math.floor((box.clientWidth - 60) / (5.9 * longest(spec) + 30)));
       const look = { ...config, legend: { ...config.legend, columns } };
       const result = await vegaEmbed(drawing, spec, { ast: true, renderer: "svg", actions: false, config: look, tooltip: { theme: "light" } });
       figure.finish = () => result.finalize();

@@ -15,7 +15,7 @@ import pandas as pd
 from convscope.gpus import Gpu, by_label, identify
 from convscope.profiling.comparison.compare import ENVIRONMENT
 from convscope.report.folders import Folder
-from convscope.report.labels import kernel_names, plain, title
+from convscope.report.labels import OTHERS, kernel_names, plain, title
 from convscope.storage.environment import PROCESSOR
 
 MIB = 1024.0**2
@@ -200,7 +200,7 @@ def of_passes(folder: Folder) -> pd.DataFrame:
     frame = renamed(rows, PASS_COLUMNS).assign(**dimensions(folder), size=numeric(rows, "input_size"))
     replaced = numeric(rows, "fallback_layers").fillna(0) + numeric(rows, "unsupported_layers").fillna(0)
     frame["replaced_layers"] = replaced.where(replaced > 0)
-    frame["series"] = frame["algorithm"].where(replaced <= 0, frame["algorithm"] + " + others")
+    frame["series"] = frame["algorithm"].where(replaced <= 0, frame["algorithm"] + OTHERS)
     frame["energy_mj"] = numeric(rows, "energy_per_inference_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
     frame["edp_mj_ms"] = frame["energy_mj"] * numeric(rows, "mean")
