@@ -93,11 +93,7 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         rows = frames.together([make(each) for each in chosen])
         return frames.told_apart(rows, marks) if "panel" in rows else rows
 
-    passes = frames.with_reference(gathered(frames.of_passes))
-    if len(passes):
-        passes["panel_of_models"] = frames.panels(passes, "model")
-        passes["panel_of_models"] += passes["run"].map(marks).fillna("")
-        passes["model_at"] = _at_size(passes)
+    passes = _over_models(frames.with_reference(gathered(frames.of_passes)), marks)
     layers = _ranked(frames.at_reference(gathered(frames.of_layers), passes))
     chosen = gathered(studies.of_candidates, [each for each in folders if each.study in ("choice", "plans")])
     gains = _side_by_side(gathered(studies.of_choice_passes), marks, frames.environments(folders))
@@ -126,6 +122,14 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         "environments": method.of_environments(folders),
         "methods": method.of_methods(passes),
     }
+
+
+def _over_models(passes: pd.DataFrame, marks: Mapping[str, str]) -> pd.DataFrame:
+    """Return passes with the panel of all models of their setting, and their name in it."""
+    if not len(passes):
+        return passes
+    panels = pd.Series(frames.panels(passes, "model"), index=passes.index) + passes["run"].map(marks).fillna("")
+    return passes.assign(panel_of_models=panels, model_at=_at_size(passes))
 
 
 def _shortened(tables: Mapping[str, pd.DataFrame], found: Found) -> dict[str, pd.DataFrame]:
