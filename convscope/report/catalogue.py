@@ -50,6 +50,7 @@ class Exhibit:
         top: columns of which some values are drawn, each with how many, and the column by whose order these are the
             first; "" is the order of rows.
         one: a column of which one value is drawn at a time, that whose first row comes last unless a filter names one.
+        several: a column of which a picture has two values at least; others are not drawn, and a line says so.
         has_log: the reader may switch to logarithmic axes.
     """
 
@@ -68,6 +69,7 @@ class Exhibit:
     only: str = ""
     top: Sequence[tuple[str, int, str]] = ()
     one: str = ""
+    several: str = ""
     has_log: bool = False
 
 
@@ -81,11 +83,11 @@ def _lines(y: str, error: str, domain: dict[str, list[str]]) -> Spec:
 
 
 def _heat(ratio: str, value: str, domain: dict[str, list[str]]) -> Spec:
-    return charts.heat("series", "model_at", ratio, value)
+    return charts.heat("algorithm", "model_at", ratio, value, star="star")
 
 
 def _heat_exhibit(name: str, title: str, ratio: str, value: str, without: str = "No run has measured this.") -> Exhibit:
-    text = "Over the best algorithm of the same model, card and size: 1 is the best."
+    text = "Over the best algorithm of the same model, card and size: 1 is the best. *: others ran some layers."
     columns = (*RUN, "size", "algorithm", "replaced_layers", value, ratio, "status", "reason")
     return Exhibit(
         name, "heat", title, text, "passes", columns, needs=ratio, without=without, draws=partial(_heat, ratio, value),
@@ -122,14 +124,14 @@ EXHIBITS = (
         (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "p95_ms", "eager_ms", "spread_pct", "memory_mib",
          "replaced_layers", "status", "reason"),
         needs="mean_ms", draws=partial(_lines, "mean_ms", "ci95_ms"), only="time_ratio", has_log=True,
-        top=fastest("series"),
+        top=fastest("series"), several="size",
     ),
     Exhibit(
         "energy-by-size", "scaling", "Energy against input size",
         "Energy of one pass; the band is two standard deviations.", "passes",
         (*RUN, "algorithm", "size", "energy_mj", "energy_ci_mj", "power_w", "replaced_layers", "status", "reason"),
         needs="energy_mj", without=NO_ENERGY, draws=partial(_lines, "energy_mj", "energy_ci_mj"), only="energy_ratio",
-        has_log=True, top=(("series", charts.MOST_SERIES, "energy_mj"),),
+        has_log=True, top=(("series", charts.MOST_SERIES, "energy_mj"),), several="size",
     ),
     _heat_exhibit("heat-time", "Time, model × algorithm", "time_ratio", "mean_ms"),
     _heat_exhibit("heat-energy", "Energy, model × algorithm", "energy_ratio", "energy_mj", NO_ENERGY),
@@ -162,7 +164,7 @@ EXHIBITS = (
     Exhibit(
         "candidates", "layers", "All candidates of a layer",
         "Each algorithm and plan that was tried, the fastest first; the chart is of one layer, the slowest unless "
-        "one is chosen.",
+        "one is chosen (a layer's name chooses it).",
         "candidates",
         (*WHERE, "size", "layer", "candidate", "mean_ms", "std_ms", "regret_us", "regret_ci99_us", "workspace_mib",
          "energy_mj", "relative_error", "kernels", "outcome", "reason"), needs="mean_ms",
@@ -196,7 +198,7 @@ EXHIBITS = (
         (*RUN, "algorithm", "size", "mean_ms", "ci95_ms", "energy_mj", "energy_ci_mj", "edp_mj_ms", "is_front",
          "replaced_layers", "status", "reason"), needs="energy_mj", without=NO_ENERGY,
         draws=lambda domain: charts.scatter(
-            "mean_ms", "energy_mj", "energy_ci_mj", "series", domain["algorithm"], "is_front"
+            "mean_ms", "energy_mj", "energy_ci_mj", "series", domain["algorithm"], "is_front", is_log=True
         ), at_reference=True, only="energy_ratio", top=(("series", charts.MOST_SERIES, "-is_front"),),
     ),
     Exhibit(

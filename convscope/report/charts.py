@@ -18,7 +18,7 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#c98a00", "#3f9fd8", "#7
 """Colours that the colour-blind tell apart, after Okabe and Ito, seen on white and on black."""
 DASHES = ([1, 0], [6, 2], [2, 2], [8, 2, 2, 2])
 SIGNS = ("circle", "diamond", "square", "triangle-up")
-MOST_SERIES = 10
+MOST_SERIES = 8
 ROWS = alt.NamedData("rows")
 INK = "#333"
 HEIGHT_PX, ROW_PX = 240, 24
@@ -104,10 +104,15 @@ def by_row(chart: Any, y: str, x: str | None = None) -> Spec:
     return spec | {"padding": PADDING_PX | {"right": SLANTED_PX}} if x else spec
 
 
-def words(base: Any, value: str, format: str, ink: Any) -> Any:
-    """Return the layer with the figures of cells, whose name says that narrow cells are without it."""
-    text = alt.Text(value, type="quantitative", format=format)
-    return base.mark_text().encode(text=text, color=ink).properties(name=CELL_WORDS)
+def words(base: Any, value: str, format: str, ink: Any, star: str = "") -> Any:
+    """Return the layer with the figures of cells, whose name says that narrow cells are without it.
+
+    Args:
+        star: the column with what stands behind each figure, "" for nothing.
+    """
+    behind = f" + datum.{star}" if star else ""
+    written = base.transform_calculate(figure=f"format(datum.{value}, '{format}'){behind}")
+    return written.mark_text().encode(text=alt.Text("figure", type="nominal"), color=ink).properties(name=CELL_WORDS)
 
 
 def needing(spec: Spec, *columns: str) -> Spec:
@@ -195,8 +200,8 @@ def labelled(spec: Spec, x: str, y: str, series: str) -> Spec:
     return spec | {"usermeta": {"labels": {"x": x, "y": y, "series": series}}}
 
 
-def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Spec:
-    """Return cells coloured by a ratio to the best, which stands in each of them."""
+def heat(x: str, y: str, ratio: str, value: str, order: str | None = None, star: str = "") -> Spec:
+    """Return cells coloured by a ratio to the best, which stands in each of them; `star` as `words` takes it."""
     scale = alt.Scale(type="log", domain=[1, 10], clamp=True, scheme="blues")
     legend = alt.Legend(title=title(ratio), orient="top", gradientLength=120, format="~g", values=[1, 2, 5, 10])
     sort: Any = alt.EncodingSortField(order, op="min") if order else None
@@ -209,7 +214,7 @@ def heat(x: str, y: str, ratio: str, value: str, order: str | None = None) -> Sp
         color=alt.Color(ratio, type="quantitative", scale=scale, legend=legend)
     )
     ink = alt.ColorValue("#111", condition={"test": f"datum.{ratio} > 5.5", "value": "#fff"})
-    return by_row(alt.layer(cells, words(base, ratio, ".3~g", ink)), y, x)
+    return by_row(alt.layer(cells, words(base, ratio, ".3~g", ink, star)), y, x)
 
 
 def share(x: str, y: str, value: str) -> Spec:
@@ -326,17 +331,22 @@ def roofline(domain: Sequence[str]) -> Spec:
     return needing(finished(alt.layer(roof, points), 300), "ceiling")
 
 
-def scatter(x: str, y: str, error: str | None, series: str, domain: Sequence[str], joined: str | None = None) -> Spec:
+def scatter(
+    x: str, y: str, error: str | None, series: str, domain: Sequence[str], joined: str | None = None,
+    is_log: bool = False,
+) -> Spec:  # fmt: skip
     """Return a point a row with its error bar; rows for which a column is true are joined by a line."""
-    base = alt.Chart(ROWS).encode(x=quantity(alt.X, x, scale=alt.Scale(zero=False, padding=10)))
-    over = quantity(alt.Y, y, scale=alt.Scale(zero=False, padding=10))
+    scale = alt.Scale(type="log", nice=False, padding=12) if is_log else alt.Scale(zero=False, padding=10)
+    base = alt.Chart(ROWS).encode(x=quantity(alt.X, x, scale=scale))
+    over = quantity(alt.Y, y, scale=scale)
     shown = tooltip(series, "size", x, y, *([error] if error else ()))
     layers = []
     if joined:
         front = base.transform_filter(f"datum.{joined} === true")
         layers.append(front.mark_line(color="#888", strokeDash=[4, 3], interpolate="step-after").encode(y=over))
     if error:
-        ends = base.transform_calculate(low=f"datum.{y} - datum.{error}", high=f"datum.{y} + datum.{error}")
+        least = f"max(datum.{y} - datum.{error}, datum.{y} / 1000)"
+        ends = base.transform_calculate(low=least, high=f"datum.{y} + datum.{error}")
         low = alt.Y("low", type="quantitative", title=title(y))
         layers.append(
             ends.transform_filter(f"isValid(datum.{error})")

@@ -12,6 +12,7 @@ from convscope.report import folders
 from convscope.report.exhibits import Content, content
 from convscope.report.labels import several
 from convscope.report.page import Bundle, html
+from convscope.report.public import without_origin
 from convscope.storage.paths import RESULTS
 from convscope.storage.table import write_atomically
 
@@ -22,6 +23,8 @@ def add_folders(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every command that reads folders of all studies."""
     text = "folders of results, or folders that hold some (default: results/)"
     parser.add_argument("folders", nargs="*", metavar="FOLDER", type=Path, help=text)
+    private = "leave out hosts, UUIDs of cards, job numbers, and the folders of absolute paths"
+    parser.add_argument("--public", action="store_true", help=private)
     parser.add_argument("--compare", nargs=2, metavar=("A", "B"), type=Path, help="two runs to set side by side")
 
 
@@ -31,7 +34,8 @@ def read(options: argparse.Namespace) -> Content:
     Raises:
         InputError: one does not exist.
     """
-    return content(folders.read(options.folders or [RESULTS]), options.compare)
+    found = folders.read(options.folders or [RESULTS])
+    return content(without_origin(found) if options.public else found, options.compare)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -93,7 +93,7 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
         rows = frames.together([make(each) for each in chosen])
         return frames.told_apart(rows, marks) if "panel" in rows else rows
 
-    passes = _over_models(frames.with_reference(gathered(frames.of_passes)), marks)
+    passes = frames.with_reference(_over_models(gathered(frames.of_passes), marks))
     layers = _ranked(frames.at_reference(gathered(frames.of_layers), passes))
     chosen = gathered(studies.of_candidates, [each for each in folders if each.study in ("choice", "plans")])
     gains = _side_by_side(gathered(studies.of_choice_passes), marks, frames.environments(folders))

@@ -58,7 +58,8 @@ def pictures(content: Content, views: Sequence[str] = tuple(VIEWS)) -> Iterator[
             rows = visible(exhibit, content.tables)
             rows = rows[_drawn(rows, exhibit.only)] if exhibit.only else rows
             for panel, own in rows.groupby(exhibit.panel, sort=False):
-                yield _reduced(exhibit, str(panel), own)
+                if not exhibit.several or own[exhibit.several].nunique() > 1:
+                    yield _reduced(exhibit, str(panel), own)
 
 
 def _drawn(rows: pd.DataFrame, column: str) -> Any:
@@ -111,6 +112,8 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     }
     data = {"name": "rows", "values": rows}
     look = _config(width_px, _longest(drawn))
+    if "rows" in meta and "columns" not in meta:
+        look["legend"]["layout"] = {"top": {"anchor": "end", "direction": "vertical"}}
     found: Spec = drawn | {"data": data, "width": width_px, "config": look, "title": titled, "padding": padding}
     return found
 
@@ -264,7 +267,7 @@ def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=NAME,
         description="The report's charts for a paper: PDF, SVG and PNG, one column (85 mm) and two (178 mm) wide.",
-        epilog="Each is titled with model, card, batch, data type and layout. At most ten series are drawn.",
+        epilog="Each is titled with model, card, batch, data type and layout. At most eight series are drawn.",
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the files go")
     command.add_folders(parser)

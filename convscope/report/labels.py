@@ -14,6 +14,8 @@ LONGEST = 160
 
 OTHERS = " + others"
 """Ends the name of an algorithm in a pass of which other algorithms ran some layers."""
+STAR = "*"
+"""Ends a figure of such a pass in a heat map."""
 SEPARATED = 10_000
 """Numbers from here on have commas between thousands."""
 

@@ -283,7 +283,7 @@ def _fields(exhibit: Exhibit, content: Content) -> list[str]:
     rows = content.tables[exhibit.table]
     drawn = set(re.findall(r"\w+", json.dumps(content.specs.get(exhibit.name, {}))))
     ruling = {*DIMENSIONS, "layer", "is_reference", exhibit.panel, exhibit.order.removeprefix("-"), exhibit.only}
-    ruling |= {exhibit.one, "status", "outcome"}
+    ruling |= {exhibit.one, exhibit.several, "status", "outcome"}
     ruling |= {each for column, _, rank in exhibit.top for each in (column, rank.removeprefix("-"))}
     return [name for name in rows.columns if name in drawn or name in ruling or name in exhibit.columns]
 
@@ -291,8 +291,8 @@ def _fields(exhibit: Exhibit, content: Content) -> list[str]:
 def _described(exhibit: Exhibit, fields: Sequence[str], content: Content) -> dict[str, Any]:
     spec = content.specs.get(exhibit.name)
     drawn = set(re.findall(r"\w+", json.dumps(spec)))
-    names = ("name", "view", "title", "table", "panel", "order", "at_reference", "only", "top", "one", "has_log")
-    return {name: getattr(exhibit, name) for name in names} | {
+    names = ("name", "view", "title", "table", "panel", "order", "at_reference", "only", "top", "one", "several")
+    return {name: getattr(exhibit, name) for name in (*names, "has_log")} | {
         "rows": len(content.tables[exhibit.table]),
         "columns": columns_of(exhibit, content.tables),
         "fields": [name for name in fields if name in drawn],

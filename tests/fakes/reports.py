@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import gzip
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,8 @@ from convscope.training.rows import EpochRow, TrainingRow
 from convscope.verification.rows import FIRST_CALL, SUPPORT, FirstPassRow, PassRow, SupportRow
 from fakes import LAYER, OVERALL, compared
 
+SCRIPT = re.compile(r"<script(?P<of>[^>]*)>(?P<text>.*?)</script>", re.DOTALL)
+"""A script of a page."""
 SIZES = (128, 224, 320)
 ALGORITHMS = {"gemm": 1.0, "fft tiling": 2.5, "torch": 0.8}
 A100 = {"gpu_name": "NVIDIA A100-SXM4-80GB", "gpu_uuid": "GPU-a", "host": "node2"}
@@ -57,6 +62,14 @@ def profile(
     return compared.written(
         path, passes, layers, card, model=model, algorithm=algorithm, gpu=gpu, input_sizes=SIZES, energy=True
     )
+
+
+def page_data(text: str) -> dict[str, Any]:
+    """Return the data block of a page."""
+    block = next(found for found in SCRIPT.finditer(text) if 'id="data"' in found["of"])
+    plain = gzip.decompress(base64.b64decode(block["text"])).decode() if "gzip" in block["of"] else block["text"]
+    document: dict[str, Any] = json.loads(plain)
+    return document
 
 
 def write(path: Path, schema: Schema, request: Mapping[str, Any], **tables: Sequence[Any]) -> Path:

@@ -193,13 +193,13 @@ def test_names_in_a_legend_are_whole(phone: Tab):
         assert max(ends) <= right + 1, name
 
 
-def test_axes_become_logarithmic(tab: Tab):
+def test_axes_become_linear(tab: Tab):
     page = tab.turn("#model=alexnet&gpu=h200")
     ticks = page.locator("#time figure .role-axis-label text")
     before = ticks.all_text_contents()
-    page.check("#log")
+    page.uncheck("#log")
     tab.drawn()
-    assert "log=1" in page.url
+    assert "log=off" in page.url
     assert ticks.all_text_contents() != before
     assert tab.said == []
 

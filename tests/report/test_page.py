@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import gzip
 import hashlib
 import json
 import re
@@ -20,20 +19,10 @@ from convscope.report import labels, page
 from convscope.report.catalogue import EXHIBITS, VIEWS
 from convscope.report.exhibits import Content
 
-SCRIPT = re.compile(r"<script(?P<of>[^>]*)>(?P<text>.*?)</script>", re.DOTALL)
-
-
-def data(text: str) -> dict[str, Any]:
-    """Return the data block of a page."""
-    block = next(found for found in SCRIPT.finditer(text) if 'id="data"' in found["of"])
-    plain = gzip.decompress(base64.b64decode(block["text"])).decode() if "gzip" in block["of"] else block["text"]
-    document: dict[str, Any] = json.loads(plain)
-    return document
-
 
 def test_the_page_names_no_outside_address_but_in_the_charts_own_script(page_file: Path):
     text = page_file.read_text()
-    scripts = [found["text"] for found in SCRIPT.finditer(text)]
+    scripts = [found["text"] for found in reports.SCRIPT.finditer(text)]
     bundle = max(scripts, key=len)
     rest = text.replace(bundle, "")
     assert re.findall(r"https?://|//[a-z]+\.[a-z]+/", rest) == []
@@ -45,7 +34,7 @@ def test_only_the_two_scripts_of_the_page_may_run(page_file: Path):
     text = page_file.read_text()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
     assert policy is not None
-    scripts = [found["text"] for found in SCRIPT.finditer(text) if "json" not in found["of"]]
+    scripts = [found["text"] for found in reports.SCRIPT.finditer(text) if "json" not in found["of"]]
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     assert f"script-src {allowed};" in policy[1]
@@ -104,16 +93,16 @@ def test_every_column_that_is_shown_has_a_title_with_its_unit():
 
 def test_a_hostile_name_ends_no_element(hostile_file: Path):
     text = hostile_file.read_text()
-    assert len(SCRIPT.findall(text)) == 3
+    assert len(reports.SCRIPT.findall(text)) == 3
     assert text.count("<script") == text.count("</script>") == 3 or "\\x3c" in text
     assert "<img src=x" not in text
     assert "\x1b" not in text
-    assert "\u2028" not in SCRIPT.findall(text)[0][1]
+    assert "\u2028" not in reports.SCRIPT.findall(text)[0][1]
     assert "x" * 1000 not in text
 
 
 def test_a_hostile_name_is_in_the_data_as_it_is_shown(hostile_file: Path):
-    names = data(hostile_file.read_text())["tables"]["passes"]["model"]["of"]
+    names = reports.page_data(hostile_file.read_text())["tables"]["passes"]["model"]["of"]
     assert labels.plain(reports.HOSTILE) in names
 
 
@@ -138,7 +127,7 @@ def test_large_data_are_compressed(found: Content, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(page, "PLAIN_MOST_BYTES", 10)
     packed = page.html(found, "x", "")
     assert len(packed) < len(plain)
-    assert data(packed) == data(plain)
+    assert reports.page_data(packed) == reports.page_data(plain)
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,8 @@
       if (!found.has(name)) found.set(name, []);
       found.get(name).push(row);
     }
-    return [...found].map(([name, rows]) => reduced(exhibit, name === null ? "" : name, rows));
+    const all = [...found], kept = all.filter(([, rows]) => !exhibit.several || names(exhibit, rows, exhibit.several).size > 1);
+    return [kept.map(([name, rows]) => reduced(exhibit, name === null ? "" : name, rows)), all.length - kept.length];
   }
 
   function reduced(exhibit, name, rows) {
@@ -179,13 +180,20 @@
   function plan(exhibit) {
     const section = sections.get(exhibit.name), box = section.querySelector(".charts");
     if (!box) return;
-    const every = panels(exhibit), most = wanted[`${exhibit.name} charts`] || DRAWN_AT_ONCE;
-    for (const figure of box.children) if (figure.finish) figure.finish();
+    const [every, alone] = panels(exhibit), most = wanted[`${exhibit.name} charts`] || DRAWN_AT_ONCE;
+    for (const child of box.children) if (child.finish) child.finish();
     box.replaceChildren(...every.slice(0, most).map((panel) => figureOf(exhibit, panel)));
     const more = section.querySelector(".more-charts");
     more.hidden = every.length <= most;
     more.textContent = `show all ${every.length} pictures`;
     for (const figure of box.children) watcher.observe(figure);
+    if (alone) {
+      const note = document.createElement("p");
+      note.className = "soft whole";
+      const of = `${alone} ${every.length ? "other " : ""}${alone > 1 ? "pictures" : "picture"}`;
+      note.textContent = `${of} would be of one ${titles[exhibit.several].split(",")[0]}: not drawn, the table has the figures.`;
+      box.append(note);
+    }
   }
 
   function figureOf(exhibit, panel) {
@@ -205,7 +213,7 @@
     }
     figure.draw = async () => {
       figure.draw = null;
-      const base = exhibit.has_log && state.log ? logarithmic(exhibit.spec) : exhibit.spec;
+      const base = exhibit.has_log && state.log !== "off" ? logarithmic(exhibit.spec) : exhibit.spec;
       const rows = records(exhibit, panel.rows);
       const height = by.rows ? by.row_px * names(exhibit, panel.rows, by.rows).size : base.height;
       const drawing = document.createElement("div");
@@ -219,8 +227,9 @@
       });
       const title = { text: lines(exhibit.title, box.clientWidth / 7.4, " "), subtitle: lines(panel.name, box.clientWidth / 6.3) };
       const spec = { ...present({ ...base, ...(layer && { layer }) }, rows), title, height, data: { name: "rows", values: rows } };
-      const columns = Math.max(1, Math.floor((box.clientWidth - 60) / (5.9 * longest(spec) + 30)));
-      const look = { ...config, legend: { ...config.legend, columns } };
+      const columns = Math.max(1, Math.floor((box.clientWidth - 40) / (5.9 * longest(spec) + 30)));
+      const anchor = by.rows && !by.columns ? "end" : "start";  // names left of the axis leave no room right of it
+      const look = { ...config, legend: { ...config.legend, columns, layout: { top: { anchor, direction: "vertical" } } } };
       const result = await vegaEmbed(drawing, spec, { ast: true, renderer: "svg", actions: false, config: look, tooltip: { theme: "light" } });
       figure.finish = () => result.finalize();
       figure.append(tools(exhibit, panel, result.view));
@@ -336,7 +345,7 @@
     if (before === JSON.stringify({ ...state, view: "" }) && exhibits.every((exhibit) => exhibit.shown_rows)) return;
     delete document.documentElement.dataset.drawn;
     for (const select of document.querySelectorAll(".filters select")) options(select);
-    document.getElementById("log").checked = Boolean(state.log);
+    document.getElementById("log").checked = state.log !== "off";
     document.getElementById("reset").hidden = ![...dimensions, "layer"].some((name) => state[name]);
     let rows = 0, all = 0;
     for (const exhibit of exhibits) {
@@ -369,7 +378,7 @@
     for (const select of document.querySelectorAll(".filters select")) {
       select.addEventListener("change", () => go({ ...state, [select.name]: select.value }));
     }
-    document.getElementById("log").addEventListener("change", (event) => go({ ...state, log: event.target.checked ? "1" : "" }));
+    document.getElementById("log").addEventListener("change", (event) => go({ ...state, log: event.target.checked ? "" : "off" }));
     document.getElementById("reset").addEventListener("click", () => go({ view: state.view, log: state.log }));
     for (const exhibit of exhibits) {
       const section = sections.get(exhibit.name);

@@ -75,9 +75,9 @@ def _wins(rows: pd.DataFrame) -> str:
         return ""
     names = ["" if _level(own) else str(own.iloc[0]["series"]) for own in panels]
     counts = pd.Series([name for name in names if name], dtype=object).value_counts()
-    parts = [f"{name} in {count}" for name, count in counts.items()]
-    parts += [f"none beyond the intervals in {names.count('')}"] if "" in names else []
-    return f"Fastest in {len(panels)} comparisons at one size: {', '.join(parts)}."
+    parts = [f"{name} is fastest in {count}" for name, count in counts.items()]
+    parts += [f"in {names.count('')} the first are level within their intervals"] if "" in names else []
+    return f"Of {len(panels)} models and settings at one size, {', '.join(parts)}."
 
 
 def _of_choice(passes: pd.DataFrame) -> str:

@@ -15,7 +15,7 @@ import pandas as pd
 from convscope.gpus import Gpu, by_label, identify
 from convscope.profiling.comparison.compare import ENVIRONMENT
 from convscope.report.folders import Folder
-from convscope.report.labels import OTHERS, kernel_names, plain, title
+from convscope.report.labels import OTHERS, STAR, kernel_names, plain, title
 from convscope.storage.environment import PROCESSOR
 
 MIB = 1024.0**2
@@ -201,6 +201,7 @@ def of_passes(folder: Folder) -> pd.DataFrame:
     replaced = numeric(rows, "fallback_layers").fillna(0) + numeric(rows, "unsupported_layers").fillna(0)
     frame["replaced_layers"] = replaced.where(replaced > 0)
     frame["series"] = frame["algorithm"].where(replaced <= 0, frame["algorithm"] + OTHERS)
+    frame["star"] = (replaced > 0).map({True: STAR, False: ""})
     frame["energy_mj"] = numeric(rows, "energy_per_inference_j", 1e3)
     frame["energy_ci_mj"] = numeric(rows, "energy_uncertainty_j", 1e3)
     frame["edp_mj_ms"] = frame["energy_mj"] * numeric(rows, "mean")
@@ -277,7 +278,8 @@ def of_work(folder: Folder) -> pd.DataFrame:
 def with_reference(passes: pd.DataFrame) -> pd.DataFrame:
     """Return passes with ratios to the best of their panel and size, the time-energy front, and the reference size.
 
-    The reference size of a panel is the largest of those at which most of its algorithms have a time.
+    The reference size of a panel is one at which most of its algorithms have a time; of several the one that most
+    models of the same setting (`panel_of_models`) have too, and then the largest.
     """
     if not len(passes):
         return passes
@@ -290,7 +292,10 @@ def with_reference(passes: pd.DataFrame) -> pd.DataFrame:
         passes[f"{ratio}_ratio"] = value / value.groupby(group).transform("min")
     timed = passes[is_timed]
     counts = timed.groupby(["panel", "size"])["algorithm"].nunique().reset_index()
-    best = counts.sort_values(["algorithm", "size"]).groupby("panel")["size"].last()
+    counts = counts[counts["algorithm"] == counts.groupby("panel")["algorithm"].transform("max")]
+    setting = passes.groupby("panel")["panel_of_models" if "panel_of_models" in passes else "panel"].first()
+    counts["shared"] = counts.groupby([counts["panel"].map(setting), "size"])["panel"].transform("size")
+    best = counts.sort_values(["shared", "size"]).groupby("panel")["size"].last()
     passes["is_reference"] = passes["size"] == passes["panel"].map(best)
     passes["is_front"] = _front(passes, is_timed)
     return passes

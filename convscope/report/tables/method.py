@@ -34,7 +34,8 @@ EXPLAINED = (
      "arithmetic alone. Where runs differ in one of these their pictures say in which."),
     ("+ others", "Another algorithm ran some layers of the pass, as many as “layers by others” says: the time is "
      "not that of the named algorithm alone."),
-    ("reference size", "The largest size of a model on a card at which most of its algorithms have a time. Views that "
+    ("reference size", "A size of a model at which most of its algorithms have a time: of several the one "
+     "that most models of the same setting have, and then the largest. Views that "
      "show one size show this one, unless a filter names another."),
     ("absent", "An empty cell is a figure that was not measured. Rows that failed keep their status and reason."),
 )  # fmt: skip

@@ -23,6 +23,10 @@ COUNTED = {
 }
 
 
+REPLACED = ("fallback", "unsupported")
+"""Statuses of layers that another algorithm ran because it was asked for: `COUNTED` has them."""
+
+
 def device(folder: Folder) -> str:
     """Return the name of the card, or else of the processor, that a folder was measured on."""
     return plain(folder.environment.get("gpu_name") or folder.environment.get("cpu") or "unknown")
@@ -123,6 +127,7 @@ def _of_layers(folder: Folder) -> pd.DataFrame:
     if not len(rows) or "ran_algorithm" not in rows or asked_for in CHOSEN_BY_LIBRARY or asked_for.startswith("plan:"):
         return pd.DataFrame()
     other = rows[rows["ran_algorithm"].notna() & (rows["ran_algorithm"] != asked_for)]
+    other = other[~column(other, "status").isin(REPLACED)]
     counts = other.groupby(["input_size", "ran_algorithm"]).size()
     found = [
         {
