@@ -158,7 +158,8 @@ EXHIBITS = (
         "work", "layers", "Where the time goes, by kind of kernel", "All kernels of a pass (on a CPU operators).",
         "work",
         (*RUN, "size", "algorithm", "category", "kernel_ms", "kernel_share_pct"), needs="kernel_ms",
-        draws=lambda domain: charts.pieces("kernel_ms", "series", "category", domain["category"]),
+        draws=lambda domain: charts.pieces("kernel_ms", "series", "category", domain["category"],
+                                            "kernel_share_pct"),
         at_reference=True, only="kernel_ms", order="-kernel_ms",
     ),
     Exhibit(
@@ -264,6 +265,20 @@ EXHIBITS = (
          "to_torch", "low_ms", "high_ms", "tflops", "error", "tolerance", "status", "reason"), needs="status",
         draws=lambda domain: charts.dots("mean_ms", "layer", "implementation", domain["implementation"]),
         only="mean_ms", top=fastest("implementation"),
+    ),
+    Exhibit(
+        "networks", "conv3d", "A 3-D network, all its convolutions by one implementation",
+        "Median time of an inference pass, and of a training step whose gradients are PyTorch's.", "networks",
+        (*WHERE, "layout", "implementation", "mean_ms", "training_step_ms", "low_ms", "high_ms", "relative_error",
+         "tolerance", "status", "reason"), needs="mean_ms", only="mean_ms", order="mean_ms",
+        draws=lambda domain: charts.bars("mean_ms", "implementation", None, None, []), top=fastest("implementation"),
+    ),
+    Exhibit(
+        "network-kinds", "conv3d", "Where the time of a 3-D network goes", "Median time of each kind of layer.",
+        "network_kinds", (*WHERE, "layout", "implementation", "category", "layers", "mean_ms", "share_pct"),
+        needs="mean_ms", only="mean_ms", order="pass_ms",
+        top=(("implementation", charts.MOST_SERIES, "pass_ms"),),
+        draws=lambda domain: charts.pieces("mean_ms", "implementation", "category", domain["kind"], "share_pct", None),
     ),
     Exhibit(
         "pairs", "compare", "Runs side by side", "Verdicts counted, and in what the two runs differ.", "pairs",

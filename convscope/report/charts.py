@@ -285,11 +285,11 @@ def stacked(columns: Sequence[str], y: str, unit: str) -> Spec:
     return by_row(chart, y)
 
 
-def pieces(value: str, y: str, series: str, domain: Sequence[str]) -> Spec:
-    """Return bars whose pieces are rows of the table."""
+def pieces(value: str, y: str, series: str, domain: Sequence[str], share: str, order: str | None = "ascending") -> Spec:
+    """Return bars whose pieces are rows of the table, by name or, without an order, as the rows come."""
     chart = alt.Chart(ROWS).mark_bar(height=14).encode(
-        x=quantity(alt.X, value, stack="zero"), y=names(y), color=colour(series, domain),
-        tooltip=tooltip(y, series, value, "kernel_share_pct"),
+        x=quantity(alt.X, value, stack="zero"), y=names(y, sort=order), color=colour(series, domain),
+        tooltip=tooltip(y, series, value, share),
     )  # fmt: skip
     return by_row(chart, y)
 

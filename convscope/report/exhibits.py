@@ -15,7 +15,7 @@ from convscope.report.catalogue import ALWAYS, EXHIBITS, OF_STUDIES, VIEWS, Exhi
 from convscope.report.charts import Spec
 from convscope.report.folders import Folder, Found
 from convscope.report.labels import plain
-from convscope.report.tables import compared, findings, frames, method, overview, studies
+from convscope.report.tables import compared, findings, frames, method, overview, studies, volumes
 
 NAMES_OF_RUNS = {"pairs": ("a", "b", "panel"), "verdicts": ("a", "b", "panel")}
 """Columns that name runs, by table; of all others it is `run`."""
@@ -68,7 +68,8 @@ def _domain(tables: Mapping[str, pd.DataFrame]) -> dict[str, list[str]]:
     """Return the names that have a colour, by series, in the order of the alphabet."""
     columns = {
         "algorithm": (("passes", "series"), ("layers", "algorithm")), "category": (("work", "category"),),
-        "engine": (("inference", "engine"),), "implementation": (("conv3d", "implementation"),),
+        "engine": (("inference", "engine"),), "kind": (("network_kinds", "category"),),
+        "implementation": (("conv3d", "implementation"), ("networks", "implementation")),
         "convolutions_by": (("choice_passes", "convolutions_by"),),
     }  # fmt: skip
     return {
@@ -101,7 +102,8 @@ def _tables(found: Found, pair: Sequence[Path] | None) -> dict[str, pd.DataFrame
     verdicts, lines = compared.of_pairs(compared.pairs(folders, pair))
     own = {
         "training": studies.of_training, "epochs": studies.of_epochs,
-        "inference": studies.of_inference, "conv3d": studies.of_conv3d, "support": overview.of_support,
+        "inference": studies.of_inference, "conv3d": volumes.of_conv3d, "networks": volumes.of_networks,
+        "network_kinds": volumes.of_kinds, "support": overview.of_support,
         "first_passes": overview.of_first_passes,
     }  # fmt: skip
     return {name: gathered(make) for name, make in own.items()} | {

@@ -126,7 +126,7 @@ def _read_folder(path: Path, found: Found) -> None:
         found.faults.append(_fault(path, error))
         return
     main = main_table(study)
-    if main in tables and not len(tables[main]):
+    if main in tables and not any(map(len, tables.values())):
         found.faults.append(Fault(path, f"no row in {main} yet: its run has measured nothing, or nothing else"))
     found.folders.append(Folder(path, study, document, tables))
 

@@ -82,6 +82,7 @@ TITLES = {
     "torch_regret_us": "PyTorch's regret, µs",
     "benchmark_regret_us": "benchmark's regret, µs",
     "guess_regret_us": "legacy pick's regret, µs",
+    "training_step_ms": "training step, ms",
     "throughput": "samples/s",
     "step_ms": "step, ms",
     "data_ms": "data, ms",

@@ -31,6 +31,8 @@ from convscope.storage.paths import now_utc
 
 ROWS_STATIC = 25
 """Rows of each table that stand in the page itself, for readers without scripts; the others are in the data."""
+LONG = 160
+"""Characters of a cell that stands on several lines; a shorter one would make its row high for nothing."""
 PLAIN_MOST_BYTES = 1_000_000
 """Data larger than this are compressed."""
 DIGITS = 6
@@ -231,7 +233,7 @@ def _cell(value: Any, is_number: bool, doubt: Any = None) -> str:
         if value is None or value != value
         else str(value)
     )
-    return f"<td{_class('n' if is_number else 'long' if len(text) > 40 else '')}>{escape(text)}</td>"
+    return f"<td{_class('n' if is_number else 'long' if len(text) > LONG else '')}>{escape(text)}</td>"
 
 
 def _class(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from convscope.atlas.rows import PLANS, PlanLayerRow, PlanRow
 from convscope.conv3d.rows import SCHEMA as CONV3D
-from convscope.conv3d.rows import Conv3dRow
+from convscope.conv3d.rows import Conv3dRow, EndToEndRow, KindRow
 from convscope.inference.rows import SCHEMA as INFERENCE
 from convscope.inference.rows import InferenceRow
 from convscope.profiling.rows import LayerRow, OverallRow
@@ -164,6 +164,23 @@ def studies(results: Path) -> None:
         for name, time_ms in (("gemm", 1.0), ("direct", 4.0))
     ]  # fmt: skip
     write(results / "conv3d" / "cosmoflow_h200", CONV3D, settings | {"params": "cosmoflow"}, conv3d=volumes)
+    network(results / "conv3d" / "network_h200")
+
+
+def network(path: Path) -> Path:
+    """Write a study of a 3-D network at batch 4: a pass of two kinds of layers by two implementations."""
+    times = {"gemm": 2.0, "torch": 3.0}
+    passes = [
+        EndToEndRow(name, "ncdhw", inference_ms=time_ms + 1, training_step_ms=9.0, batch=4)
+        for name, time_ms in times.items()
+    ]
+    kinds = [
+        KindRow(name, kind, 5, each_ms, 100 * each_ms / (time_ms + 1), "ncdhw")
+        for name, time_ms in times.items()
+        for kind, each_ms in (("convolution", time_ms), ("pooling", 1.0))
+    ]
+    asked = {"gpu": "h200", "params": "cosmoflow", "math": "tf32", "dtype": "float32"}
+    return write(path, CONV3D, asked, end_to_end=passes, breakdown=kinds)
 
 
 def every(results: Path) -> Path:

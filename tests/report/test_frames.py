@@ -287,6 +287,29 @@ def test_three_dimensions_are_compared_with_the_libraries(tmp_path: Path):
     assert set(found.tables["conv3d"]["batch"].dropna()) == {4}
 
 
+def test_a_3d_network_has_its_passes_and_what_they_are_made_of(tmp_path: Path):
+    reports.network(tmp_path / "network")
+    found = shown(tmp_path)
+    assert [fault.what for fault in found.found.faults] == []
+    assert only(found.tables["runs"])["rows"] == 4
+    drawn = {each.exhibit.name: each for each in figures.pictures(found)}
+    assert [(row["implementation"], row["mean_ms"]) for row in drawn["networks"].rows] == [
+        ("gemm", 3.0),
+        ("torch", 4.0),
+    ]
+    kinds = drawn["network-kinds"]
+    assert kinds.panel == drawn["networks"].panel == "cosmoflow · h200 · batch 4 · float32 (tf32) · ncdhw"
+    assert [(row["category"], row["mean_ms"]) for row in kinds.rows][:2] == [("convolution", 2.0), ("pooling", 1.0)]
+    svg = figures.draw(figures.specification(kinds, found.specs["network-kinds"], 241), "svg").decode()
+    assert "pooling" in svg
+
+
+def test_layers_and_network_of_a_3d_study_are_no_repeats(tmp_path: Path):
+    reports.studies(tmp_path)
+    panels = {row for name in ("conv3d", "networks") for row in shown(tmp_path).tables[name]["panel"]}
+    assert not [panel for panel in panels if "run" in panel or "conv3d" in panel]
+
+
 def test_a_gain_is_a_share_of_pytorchs_pass_and_runs_of_a_model_have_rows_of_their_own(tmp_path: Path):
     for stage in ("first", "second"):
         reports.atlas(tmp_path / stage)

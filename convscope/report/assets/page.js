@@ -1,7 +1,7 @@
 // The page with scripts: filters, sorted tables, charts, downloads. All texts reach the page as text, never as HTML.
 "use strict";
 (async () => {
-  const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000, WIDE_PX = 430;
+  const DRAWN_AT_ONCE = 6, ROWS_AT_ONCE = 60, POINTS_MOST = 3000, WIDE_PX = 430, LONG = 160;
   const block = document.getElementById("data");
   const { tables, exhibits, dimensions, titles, doubts, config } = JSON.parse(await content(block));
   const state = {}, sorted = {}, wanted = {}, decoded = {};
@@ -94,7 +94,7 @@
     const doubt = exhibit.columns.includes(doubts[name]) ? cells(exhibit.table, doubts[name])[row] : null;
     const made = document.createElement("td"), text = shown(cells(exhibit.table, name)[row], doubt);
     if (isNumber(exhibit.table, name)) made.className = "n";
-    else if (text.length > 40) made.className = "long";
+    else if (text.length > LONG) made.className = "long";
     if (name === "layer" && text && exhibit.view === "layers") {
       const link = document.createElement("a");
       link.href = fragment({ ...state, view: "layers", layer: text });
@@ -187,12 +187,13 @@
     more.hidden = every.length <= most;
     more.textContent = `show all ${every.length} pictures`;
     for (const figure of box.children) watcher.observe(figure);
+    section.querySelector(".undrawn")?.remove();
     if (alone) {
       const note = document.createElement("p");
-      note.className = "soft whole";
+      note.className = "soft undrawn";
       const of = `${alone} ${every.length ? "other " : ""}${alone > 1 ? "pictures" : "picture"}`;
       note.textContent = `${of} would be of one ${titles[exhibit.several].split(",")[0]}: not drawn, the table has the figures.`;
-      box.append(note);
+      box.after(note);
     }
   }
 

@@ -128,6 +128,7 @@ def repeated(folders: Sequence[Folder], apart: Mapping[str, str]) -> dict[str, s
             shared["panel"],
             apart.get(shared["run"], ""),
             repr(folder.study != "profile" and asked.get("input_sizes")),
+            *(name for name, rows in folder.tables.items() if folder.study == "conv3d" and len(rows)),
         )
         own = shared["run"], plain(folder.path.parent.name), shared["algorithm"]
         groups.setdefault((*alike, repr(asked.get("fused"))), []).append(own)

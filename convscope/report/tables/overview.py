@@ -52,8 +52,9 @@ def of_runs(folders: list[Folder]) -> pd.DataFrame:
 
 
 def main_rows(folder: Folder) -> pd.DataFrame:
-    """Return the table that makes a folder's cells count."""
-    return folder.tables.get(main_table(folder.study), pd.DataFrame())
+    """Return the table that makes a folder's cells count; where it is empty, the first that is not."""
+    tables = folder.tables.get(main_table(folder.study), pd.DataFrame()), *folder.tables.values()
+    return next((rows for rows in tables if len(rows)), tables[0])
 
 
 def asked(folder: Folder) -> int | None:

@@ -1,4 +1,4 @@
-"""Tables of the page from the studies beside profiles: choice and plans, training, inference, 3-D."""
+"""Tables of the page from the studies beside profiles: choice and plans, training, inference."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def of_choice_passes(folder: Folder) -> pd.DataFrame:
     return frame.assign(panel_of_models=[f"{title}{fused}" for title in panels(frame, "model")])
 
 
-def _of_study(folder: Folder, rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+def of_study(folder: Folder, rows: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
     """Return rows of a study whose cells name model and batch themselves."""
     shared = dimensions(folder)
     frame = renamed(rows, names).assign(**{name: value for name, value in shared.items() if name != "panel"})
@@ -124,7 +124,7 @@ def of_training(folder: Folder) -> pd.DataFrame:
         return pd.DataFrame()
     phases = ("step_ms", "data_ms", "forward_ms", "backward_ms", "optimizer_ms")
     names = (*phases, "processes", "compiled", "captured", "accuracy_pct", "power_w", "status", "reason")
-    frame = _of_study(folder, rows, {name: name for name in names} | {"throughput_samples_per_s": "throughput"})
+    frame = of_study(folder, rows, {name: name for name in names} | {"throughput_samples_per_s": "throughput"})
     frame["power_w"] = numeric(rows, "power_mean_w")
     frame["energy_per_sample_mj"] = numeric(rows, "energy_per_sample_j", 1e3)
     frame["memory_mib"] = numeric(rows, "peak_memory_bytes", 1 / MIB)
@@ -147,7 +147,7 @@ def of_epochs(folder: Folder) -> pd.DataFrame:
     if not len(rows):
         return pd.DataFrame()
     names = ("epoch", "train_loss", "test_loss", "accuracy_pct", "processes", "compiled", "captured")
-    frame = _of_study(folder, rows, {name: name for name in names})
+    frame = of_study(folder, rows, {name: name for name in names})
     return frame.assign(panel=panels(frame, "batch"), bar=_named(frame))
 
 
@@ -158,7 +158,7 @@ def of_inference(folder: Folder) -> pd.DataFrame:
         return pd.DataFrame()
     own = ("engine", "processes", "scenario", "images_per_s", "latency_p99_ms", "status", "reason", "remark")
     renames = {"latency_mean_ms": "latency_ms", "latency_low_ms": "low_ms", "latency_high_ms": "high_ms"}
-    frame = _of_study(folder, rows, {name: name for name in own} | renames)
+    frame = of_study(folder, rows, {name: name for name in own} | renames)
     for name in ("engine", "scenario"):
         frame[name] = texts(frame[name])
     frame["target_qps"] = numeric(rows, "target_qps")
@@ -168,25 +168,6 @@ def of_inference(folder: Folder) -> pd.DataFrame:
     scenarios = frame["scenario"].astype(str).to_list()
     titles = zip(panels(frame, "batch"), scenarios, strict=True)
     return frame.drop(columns="algorithm").assign(panel=[f"{text} · {scenario}" for text, scenario in titles])
-
-
-def of_conv3d(folder: Folder) -> pd.DataFrame:
-    """Return a row for each layer by each implementation of a 3-D study."""
-    rows = folder.tables.get("conv3d", pd.DataFrame())
-    if not len(rows):
-        return pd.DataFrame()
-    renames = {"median_ms": "mean_ms", "median_low_ms": "low_ms", "median_high_ms": "high_ms"}
-    renames |= {"ratio_to_cudnn_best": "to_cudnn", "ratio_to_torch_best": "to_torch", "elementwise_error": "error"}
-    own = ("layer", "position", "implementation", "provider", "tflops", "tolerance", "status", "reason")
-    frame = _of_study(folder, rows, {name: name for name in own} | renames)
-    for name in ("implementation", "provider"):
-        frame[name] = texts(frame[name])
-    frame["model"] = plain(folder.request.get("params", folder.path.name))
-    frame["layout"], frame["arithmetic"] = texts(column(rows, "layout")), texts(column(rows, "arithmetic"))
-    shape = column(rows, "channels").astype(str) + " → " + column(rows, "filters").astype(str)
-    frame["shape"] = texts(shape + ", " + column(rows, "kernel").astype(str))
-    frame["intensity"] = numeric(rows, "flops") / numeric(rows, "bytes")
-    return frame.drop(columns="algorithm").assign(panel=panels(frame))
 
 
 def roofline(layers: pd.DataFrame, folders: list[Folder]) -> pd.DataFrame:
