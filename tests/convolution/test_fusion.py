@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -93,6 +94,27 @@ def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
         output = product(given)
         assert output.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(output, torch.relu(conv(given)))
+
+
+@pytest.mark.parametrize("options", [
+    {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 3, "stride": 2, "ceil_mode": True},
+    {"kernel_size": (3, 2), "stride": (1, 3), "padding": (1, 0), "dilation": (2, 1)},
+    {"kernel_size": 2, "stride": 2, "ceil_mode": True, "padding": 1},
+])  # fmt: skip
+def test_maxima_have_pytorchs_size_and_values(options: dict[str, Any]):
+    pool = nn.MaxPool2d(**options)
+    made = fused_steps.MaximumPooling(pool)
+    for height, width in ((7, 8), (12, 9), (6, 6)):
+        x = torch.randn(1, 2, height, width)
+        assert torch.equal(made(x), pool(x))
+        assert (made._extent(height, 0), made._extent(width, 1)) == tuple(pool(x).shape[2:])
+
+
+def test_every_plain_max_pooling_is_replaced_and_no_other():
+    model = nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(2))
+    model[2].register_forward_hook(lambda module, given, output: output + 1)
+    assert fused_steps.with_maxima(model) == 1
+    assert [type(module).__name__ for module in model] == ["MaximumPooling", "AvgPool2d", "MaxPool2d"]
 
 
 def test_convolutions_in_groups_are_left_alone():

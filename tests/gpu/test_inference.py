@@ -6,13 +6,17 @@ import gc
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from torch import nn
 
 import run_inference
+from convscope.inference.engines import fused_steps
 from convscope.inference.engines.runners import LocalRunner
+from convscope.kernels import pooling
 
 QUICK = ["--min-seconds", "0.5"]
 
@@ -30,6 +34,25 @@ def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path:
     latency_ms = table.pivot(index="batch_size", columns="engine", values="latency_mean_ms")
     assert (latency_ms["graph"] < latency_ms["eager"]).all()
     assert (latency_ms["fused"] < latency_ms["graph"]).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        ((4, 64, 112, 112), {"kernel_size": 3, "stride": 2, "padding": 1}),
+        ((2, 192, 27, 29), {"kernel_size": 3, "stride": 2, "ceil_mode": True}),
+        ((3, 5, 17, 8), {"kernel_size": (3, 2), "stride": (1, 3), "padding": (1, 0), "dilation": (2, 1)}),
+    ],
+)
+def test_maxima_by_the_kernel_are_pytorchs(size: tuple[int, ...], options: dict[str, Any], dtype: torch.dtype):
+    pool = nn.MaxPool2d(**options)
+    x = torch.randn(size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    x[0, 0, 3, 3] = float("nan")
+    expected, found = pool(x), fused_steps.MaximumPooling(pool)(x)
+    assert pooling.takes(x, (3, 3))
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))
 
 
 def test_a_graph_keeps_what_it_reads_alive():

@@ -74,6 +74,8 @@ def fused(workload: Workload) -> Engine:
     def build(variant: Variant) -> LocalRunner:
         make = partial(fused_steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
+        if variant.pools:
+            fused_steps.with_maxima(model)
         return _captured(workload, model)
 
     return _fastest(workload, build, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")

@@ -1,4 +1,4 @@
-"""Modules that stand for a convolution with its bias, addition and ReLU in the engine `fused`."""
+"""Modules of the engine `fused`: a convolution with its bias, addition and ReLU, and maxima of windows."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from convscope.convolution import models
 from convscope.cudnn.shape import Fused, output_extents
 
 
@@ -69,3 +70,47 @@ class FusedProduct(nn.Module):
         pixels = x.permute(0, 2, 3, 1).reshape(-1, channels)
         y = torch._addmm_activation(self.bias, pixels, self.weight.flatten(1).t())
         return y.view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+class MaximumPooling(nn.Module):
+    """`nn.MaxPool2d` by this project's kernel where that takes the tensor: on a GPU, channels last. Else by PyTorch."""
+
+    def __init__(self, pool: nn.MaxPool2d) -> None:
+        super().__init__()
+        self._pool = pool
+        given = pool.kernel_size, pool.stride, pool.padding, pool.dilation
+        self._options = [_pair(each) for each in given]
+
+    def _extent(self, size: int, axis: int) -> int:
+        """Return the number of windows along an axis; none begins behind the image and its first padding."""
+        kernel, stride, padding, dilation = (each[axis] for each in self._options)
+        reach = size + 2 * padding - dilation * (kernel - 1) - 1
+        count = (-(-reach // stride) if self._pool.ceil_mode else reach // stride) + 1
+        return count - 1 if self._pool.ceil_mode and (count - 1) * stride >= size + padding else count
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the maxima of windows."""
+        from convscope.kernels import pooling  # imports Triton
+
+        kernel, stride, padding, dilation = self._options
+        if not x.is_cuda or not pooling.takes(x, kernel):
+            pooled: torch.Tensor = self._pool(x)
+            return pooled
+        size = self._extent(x.shape[2], 0), self._extent(x.shape[3], 1)
+        return pooling.max_pool2d(x, kernel, stride, padding, dilation, size)
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[-1])
+
+
+def with_maxima(model: nn.Module) -> int:
+    """Put `MaximumPooling` in the place of each `nn.MaxPool2d` that does nothing more; return their number."""
+    pools = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.MaxPool2d and not module.return_indices and not models.has_hooks(module)
+    }
+    for name, module in pools.items():
+        models.set_module(model, name, MaximumPooling(module))
+    return len(pools)

@@ -1,7 +1,8 @@
 """Execution variants of one engine; each is built and timed, the fastest is kept.
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
-images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not.
+images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not;
+max pooling by PyTorch or by a kernel of this project's.
 The fastest depends on the batch and the card: no rule decides.
 """
 
@@ -34,11 +35,13 @@ class Variant:
     Attributes:
         channels: number of channels that images are padded to with zeros, 0 for no padding.
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
+        pools: maxima of windows are taken by this project's kernel.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
 
     channels: int = 0
     products: bool = False
+    pools: bool = False
     searched: bool = False
 
     def __str__(self) -> str:
@@ -47,10 +50,14 @@ class Variant:
             parts.append(f"images padded to {self.channels} channels")
         if self.products:
             parts.append("1x1 as matrix products")
+        if self.pools:
+            parts.append("max pooling by Triton")
         return ", ".join(parts)
 
 
-FUSED_STEPS: tuple[Mapping[str, int], ...] = ({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True})
+FUSED_STEPS: tuple[Mapping[str, int], ...] = (
+    *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}),
+)
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 
 
