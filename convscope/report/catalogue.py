@@ -27,6 +27,13 @@ VIEWS = {
 }
 OF_STUDIES = ("training", "inference", "conv3d")
 """Views whose exhibits are left out one by one where no folder has their table."""
+MEASURED_BY = {
+    "scaling": "run_profile.py", "heat": "run_profile.py", "layers": "run_profile.py", "roofline": "run_profile.py",
+    "energy": "run_profile.py on a card whose power can be read", "choice": "run_verify.py --plans",
+    "training": "run_training.py", "inference": "run_inference.py", "conv3d": "run_conv3d.py",
+    "compare": "two runs of the same work",
+}  # fmt: skip
+"""What a view that is left out is filled by."""
 ALWAYS = ("overview", "method")
 """Views that are there even where they have nothing to show."""
 WHERE = ("model", "gpu", "batch", "dtype")
@@ -217,8 +224,8 @@ EXHIBITS = (
     ),
     Exhibit(
         "picks", "choice", "The best of each layer, and the regret of the choosers",
-        "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and the "
-        "legacy heuristic picked.",
+        "The fastest, the most frugal and the least workspace; extra time of what PyTorch, its benchmark and cuDNN's "
+        "legacy heuristic (guess) picked.",
         "picks",
         (*WHERE, "fused", "cudnn", "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest",
          "smallest_mib", *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"),

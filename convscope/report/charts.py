@@ -296,7 +296,7 @@ def pieces(value: str, y: str, series: str, domain: Sequence[str], share: str, o
 
 def regrets(y: str) -> Spec:
     """Return for each layer a mark for the regret of each chooser."""
-    named = {"torch_regret_us": "PyTorch", "benchmark_regret_us": "benchmark", "guess_regret_us": "legacy pick"}
+    named = {"torch_regret_us": "PyTorch", "benchmark_regret_us": "benchmark", "guess_regret_us": "guess"}
     phrase = " : ".join(f"datum.key == '{name}' ? \"{text}\"" for name, text in named.items()) + " : ''"
     base = alt.Chart(ROWS).transform_fold(list(named), as_=["key", "value"]).transform_calculate(piece=phrase)
     shade = colour("piece", list(named.values()))

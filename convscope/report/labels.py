@@ -81,7 +81,7 @@ TITLES = {
     "smallest_mib": "smallest workspace, MiB",
     "torch_regret_us": "PyTorch's regret, µs",
     "benchmark_regret_us": "benchmark's regret, µs",
-    "guess_regret_us": "legacy pick's regret, µs",
+    "guess_regret_us": "guess's regret, µs",
     "training_step_ms": "training step, ms",
     "throughput": "samples/s",
     "step_ms": "step, ms",

@@ -23,7 +23,7 @@ import pandas as pd
 
 from convscope.errors import InputError
 from convscope.report import charts
-from convscope.report.catalogue import SETTINGS, VIEWS, Exhibit
+from convscope.report.catalogue import MEASURED_BY, SETTINGS, VIEWS, Exhibit
 from convscope.report.exhibits import Content, has_rows
 from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, number, title
 from convscope.report.tables.method import EXPLAINED
@@ -164,8 +164,10 @@ def _view(view: str, content: Content) -> str:
 
 
 def _absent(content: Content) -> str:
-    names = ", ".join(VIEWS[view] for view in content.views_without_rows)
-    return f'<p class="soft">Views that are left out, for no run has measured them: {names}.</p>' if names else ""
+    names = ", ".join(f"{VIEWS[view]} ({MEASURED_BY[view]})" for view in content.views_without_rows)
+    return (
+        f'<p class="soft">Views that are left out, for no run has measured them: {escape(names)}.</p>' if names else ""
+    )
 
 
 def _explained() -> str:
