@@ -52,7 +52,7 @@ def test_a_view_of_a_study_without_folders_is_left_out_and_named(tmp_path: Path,
     assert main(["report", str(measured), "-o", str(tmp_path / "page.html")]) == 0
     views = re.findall(r'<section id="view-(\w+)"', (tmp_path / "page.html").read_text())
     assert views == ["overview", "scaling", "heat", "layers", "roofline", "method"]
-    left_out = re.search(r"for no run has measured them: (.*)\.</p>", (tmp_path / "page.html").read_text())
+    left_out = re.search(r"for no run has measured them: (.*?)\.</p>", (tmp_path / "page.html").read_text())
     assert left_out is not None
     assert re.sub(r" \(.*?\)", "", left_out[1]) == "Energy, Choice, Training, Inference, 3-D, Compare"
     assert "3-D (run_conv3d.py)" in left_out[1]
