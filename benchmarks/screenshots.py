@@ -13,7 +13,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 EXHIBITS = {"report_heat": "heat-time", "report_choice": "choice-passes"}
-WIDTH_PX, TOP_PX = 1120, 610
+WIDTH_PX, TOP_PX = 1120, 590
 
 
 def main() -> None:
