@@ -56,7 +56,7 @@ resolve: $(READY)  ## the pins fit together on every Python that the project is 
 	    $(BIN)/uv pip compile --quiet --python-version $$version --constraint constraints.txt --extra dev pyproject.toml >/dev/null || exit; \
 	done
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[dev]'

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
+from convscope.cli.programs import again
 from convscope.cli.signals import STOPPED, StopSignal
 from convscope.convolution.names import KINDS, MODELS, with_arguments
 
@@ -117,7 +118,7 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     device = _device(options, place)
     request = _request(options, device)
     if request.processes > 1 and place.world == 1:
-        code = distributed.launch([sys.executable, __file__, *arguments], request.processes, stop)
+        code = distributed.launch([*again(NAME, __file__), *arguments], request.processes, stop)
         return stop.exit_code if stop() else code
     silent = PowerMonitor(reason="it was not asked for")
 

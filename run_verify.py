@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
+from convscope.cli.programs import again
 from convscope.convolution.algorithms import AUTOTUNE, PLANNED
 from convscope.convolution.names import KINDS, MODELS, with_arguments
 from convscope.errors import InputError, StopError
@@ -138,7 +139,7 @@ def _one_by_one(arguments: Sequence[str]) -> int:
     """Ask of each model in a process of its own, for none may be timed after another was traced; as `main`."""
     codes = [0]
     for name in MODELS:
-        command = [sys.executable, __file__, *arguments, "--model", name]
+        command = [*again(NAME, __file__), *arguments, "--model", name]
         codes.append(subprocess.run(command, check=False).returncode)
         if codes[-1] not in (0, 1):  # bad input, or a signal
             return codes[-1]

@@ -1,49 +1,63 @@
-"""`python -m convscope COMMAND`: what reads results/ and never touches a GPU."""
+"""`convscope COMMAND`, or `python -m convscope COMMAND`: everything that this project measures, reads and predicts."""
 
 from __future__ import annotations
 
 import importlib
-import itertools
 import sys
 from collections.abc import Sequence
 
+from convscope import __version__
+from convscope.cli import programs
 from convscope.cli.parser import as_program, one_line
 from convscope.errors import InputError
 
 # Each command: its module, imported when it is asked for, with `main(arguments) -> exit code`; what it does.
 COMMANDS = {
+    "profile": ("run_profile", "time, power and energy of a model by one algorithm, whole and layer by layer"),
+    "verify": ("run_verify", "which algorithm and kernels really ran, with errors against float64"),
+    "choice": ("run_verify", "the fastest algorithm of each layer, and what other choices cost"),
+    "plans": ("pinning.command", "every plan of cuDNN, raced: plans --model M; export, compare, deny those measured"),
+    "train": ("run_training", "the time of a training step: data, forward, backward, optimizer"),
+    "infer": ("run_inference", "engines of inference by batch size, also under a server's load"),
+    "conv3d": ("run_conv3d", "3-D convolutions layer by layer"),
     "status": ("cluster.status", "what is done, queued, running, failed"),
     "compare": ("profiling.comparison.compare", "two runs side by side, a verdict for each row"),
     "report": ("report.command", "what runs found, as one HTML page"),
     "figures": ("report.figures", "the same as PDF, SVG and PNG for a paper"),
     "summary": ("report.summary", "the same in a few lines of Markdown, or JSON"),
-    "plans": ("pinning.command", "plans of cuDNN that were measured: export them, compare two stacks, deny one"),
-    "check": (
-        "dataset.check.command",
-        "whether a data set or a file of samples holds; of model, algorithm and GPU, the stages still needed",
+    "dataset": (
+        "dataset.package.command",
+        "samples of many models: dataset collect; package, a data set to be published",
     ),
-    "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
+    "check": ("dataset.check.command", "whether a data set or a file of samples holds"),
     "import": ("dataset.command", "other people's measurements to a file of samples"),
-    "dataset": ("dataset.package.command", "samples of several runs as a data set to be published"),
     "predict": ("prediction.command", "learn from samples, say how wrong it is, predict, calibrate to another card"),
     "select": ("selection.command", "the algorithm of each convolution of a model, from samples and predictions"),
-    "env": ("equipment.command", "what this machine can measure, and what to do about what it cannot"),
+    "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
+    "env": ("equipment.command", "what this machine can measure, and what to do about what it cannot"),
 }
+INTERNAL = {"stages": "cluster.submission"}  # for slurm/submit.sh: the stages that a combination still needs
+MEASURED = {"plans": "run_verify", "dataset": "run_dataset"}  # where an option follows, or `dataset collect`
+FLAGS = {"choice": ["--choice"], "plans": ["--plans"]}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code, 2 where there is no such command or its input cannot be."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        print("usage: python -m convscope COMMAND …\n")
+        print("usage: convscope COMMAND …\n")
         print("\n".join(f"  {command:10}{what}" for command, (_, what) in COMMANDS.items()))
+        print("\nconvscope COMMAND --help lists the options of one, convscope --version prints the version.")
         return 0
-    if name not in COMMANDS:
+    if name == "--version":
+        print(f"convscope {__version__}")
+        return 0
+    if name not in COMMANDS and name not in INTERNAL:
         print(f"convscope: unknown command {name!r}: choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return int(importlib.import_module(f"convscope.{_module(name, rest)}").main(rest))
+        return _run(name, rest)
     except InputError as error:
         print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -56,17 +70,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _module(name: str, arguments: Sequence[str]) -> str:
-    """Return the module of a command; `check` has two, told apart by what it is given."""
-    module, _ = COMMANDS[name]
-    return module if name != "check" or _is_of_data(arguments) else "cluster.submission"
+def run() -> int:
+    """Run the command line as a program, the script `convscope`; return the exit code."""
+    return as_program(main)
 
 
-def _is_of_data(arguments: Sequence[str]) -> bool:
-    """Tell whether `check` was given data: it is asked for the stages of a combination with --stages alone."""
-    own = itertools.takewhile(lambda each: each != "--", arguments)
-    return not any(each.startswith("--st") for each in own)
+def _run(name: str, arguments: Sequence[str]) -> int:
+    """Run a command by its module, or by the program of `run_*.py` that it stands for."""
+    module = INTERNAL.get(name) or COMMANDS[name][0]
+    if name in MEASURED:
+        first = "".join(arguments[:1])
+        if (name, first) == ("dataset", "collect"):
+            return programs.run("convscope dataset collect", MEASURED[name], arguments[1:])
+        if first.startswith("-") and first not in ("-h", "--help"):
+            module = MEASURED[name]
+    if module.startswith("run_"):
+        return programs.run(f"convscope {name}", module, [*FLAGS.get(name, []), *arguments])
+    return int(importlib.import_module(f"convscope.{module}").main(arguments))
 
 
 if __name__ == "__main__":
-    sys.exit(as_program(main))
+    sys.exit(run())

@@ -5,7 +5,7 @@
 check_here() {
     local wanted
     mapfile -t wanted < <(wanted_stages)
-    python -m convscope check "$model" "$algorithm" "$gpu" --here --stages "${wanted[@]}" --first "$this" -- "${flags[@]}"
+    python -m convscope stages "$model" "$algorithm" "$gpu" --here --stages "${wanted[@]}" --first "$this" -- "${flags[@]}"
 }
 
 submit() {
@@ -33,7 +33,7 @@ wanted_stages() {
 
 submit_one() {
     local each job='' path needed work
-    work=$(python -m convscope check "$model" "$algorithm" "$gpu" "${known[@]}" -- "${flags[@]}") || exit 2
+    work=$(python -m convscope stages "$model" "$algorithm" "$gpu" "${known[@]}" -- "${flags[@]}") || exit 2
     [[ -n $work ]] || return 0
     IFS=$'\t' read -r model algorithm gpu needed retry <<<"$work"
     find_gpu

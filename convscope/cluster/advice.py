@@ -149,13 +149,23 @@ def _with_retry(words: list[str], folder: Progress) -> list[str]:
     return [*words, "--retry"] if folder.complete and "--retry" not in words else words
 
 
+# By the name of the file that Python ran: the script `convscope`, and the module.
+_PROFILE = {"convscope": ["convscope", "profile"], "__main__.py": ["python", "-m", "convscope", "profile"]}
+
+
 def _own_command(folder: Progress) -> list[str]:
     """Return the command that a run was started with by hand, where it says so."""
     program, *words = folder.command or ("",)
+    start = ["python", "run_profile.py"]
+    if Path(program).name != start[1]:
+        start = _PROFILE.get(Path(program).name, [])
+        if not start or words[:1] != ["profile"]:
+            return []
+        words = words[1:]
     kept = _kept(words)
-    if Path(program).name != "run_profile.py" or kept is None or not all(map(str.isprintable, words)):
+    if kept is None or not all(map(str.isprintable, words)):
         return []
-    return [shlex.join(["python", "run_profile.py", *_with_retry(kept, folder)])]
+    return [shlex.join([*start, *_with_retry(kept, folder)])]
 
 
 def _command(stage: str, flags: str, every: Sequence[Combination]) -> str:

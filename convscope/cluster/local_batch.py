@@ -231,6 +231,10 @@ def main(arguments: Sequence[str], root: Path = ROOT) -> int:
     """Run the command line: the stages of every unfinished combination of a file."""
     own, flags = split_flags(arguments)
     options = _parser().parse_args(own)
+    script = root / SCRIPTS[options.stages[0]]
+    if not script.is_file():
+        advice = "run it in a checkout of the project, or convscope profile --study FILE here, one run after the other"
+        raise InputError(f"{script} is missing, which runs a stage: {advice}")
     names = CPU if options.gpu == CPU and not options.gpus else options.gpus
     chosen = devices(names, os.environ.get("CUDA_VISIBLE_DEVICES"))
     gpu = label(chosen) if options.gpu == "local" else options.gpu

@@ -19,13 +19,14 @@ from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from convscope.cli import programs
 from convscope.cli.fields import naming
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
 from convscope.cluster.submission import Work
 from convscope.convolution import names
 from convscope.errors import InputError
-from convscope.storage.paths import ROOT, SCRIPTS, SIZES_BY_STAGE, Combination
+from convscope.storage.paths import SCRIPTS, SIZES_BY_STAGE, Combination
 
 _GPU = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -67,9 +68,10 @@ def read_study(
     Raises:
         InputError: as `read`; the file is no study.
     """
-    command = [sys.executable, str(ROOT / "run_profile.py"), "--study", str(path), "--list-combinations"]
+    command = [*programs.command("run_profile"), "--study", str(path), "--list-combinations"]
     command += ["--gpu", gpu] if gpu else []
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stand)
+    own = programs.environment()
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stand, env=own)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
         raise InputError(message.removeprefix("run_profile.py: "))

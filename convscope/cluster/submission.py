@@ -1,6 +1,6 @@
 """Combinations on their way to the queue: what cannot run is refused, what is finished or queued is left out.
 
-`python -m convscope check MODEL ALGORITHM GPU` prints the stages that one combination still needs; `matrix` and `local`
+`python -m convscope stages MODEL ALGORITHM GPU` prints the stages that one combination still needs; `matrix`, `local`
 ask the same of many. What a request would measure is for `run_profile.py --check-stages` to say.
 """
 
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from convscope import slurm
-from convscope.cli import fields
+from convscope.cli import fields, programs
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import history, progress
 from convscope.cluster.plain_files import ForeignError
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
-from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, ROOT, SCRIPTS, STAGES, Combination, slug
+from convscope.storage.paths import PROFILE_FREE, RESULTS, RETRIED, SCRIPTS, STAGES, Combination, slug
 from convscope.storage.schema import difference
 
 _LONGEST_FOLDER = 200  # characters; a name on disk may have 255, and logs add stage and job to it
@@ -61,8 +61,9 @@ def requests(
     """
     lines = "".join(f"{line_of(each)}\n" for each in combinations)
     options = ["--check-stages", ",".join(stages), *(["--here"] if is_here else [])]
-    command = [sys.executable, str(ROOT / "run_profile.py"), *options, *flags]
-    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False)
+    command = [*programs.command("run_profile"), *options, *flags]
+    own = programs.environment()
+    done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, env=own)
     if done.returncode:
         message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
         raise InputError(message.removeprefix("run_profile.py: "))
@@ -268,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     description = (
         "Whether a combination can run, and the stages it still needs. After -- stands what run_profile.py is given."
     )
-    parser = OneLineParser(prog="python -m convscope check", description=description)
+    parser = OneLineParser(prog="python -m convscope stages", description=description)
     parser.add_argument("model")
     parser.add_argument("algorithm")
     parser.add_argument("gpu")

@@ -110,7 +110,8 @@ def _cells(each: Changed) -> tuple[str, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    made = OneLineParser(prog="convscope plans", description=__doc__)
+    measures = "With options alone, --model M and others of convscope verify, it measures: an atlas of every plan."
+    made = OneLineParser(prog="convscope plans", description=__doc__, epilog=measures)
     commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata|repro")
     export = commands.add_parser("export", help="the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")

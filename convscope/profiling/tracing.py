@@ -17,9 +17,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
+from convscope.cli import programs
 from convscope.errors import SensorError
 from convscope.power import nvml
-from convscope.storage.paths import ROOT
 
 if TYPE_CHECKING:
     from convscope.convolution.sources.source import Source
@@ -62,10 +62,9 @@ class TraceProcess:
         if self._process is not None:
             return
         self._pipe, far_end = Pipe()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         self._process = subprocess.Popen(
             [sys.executable, "-m", PROGRAM, str(far_end.fileno())],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+            env=programs.environment(),
             pass_fds=[far_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convscope import gpus
+from convscope.storage import paths
 
 if TYPE_CHECKING:
     import torch as pytorch
@@ -100,9 +101,13 @@ def processor_name() -> str:
 def git_commit() -> str | None:
     """Return the commit of this program's checkout, with `-dirty` where files differ; None outside a checkout.
 
+    A package from a wheel may lie in the repository of somebody else's project, whose commit says nothing of it.
+
     A "g" stands before its number, as in `git describe`: without one, "812e34…" reads as a number too large for any
     reader of tables, and pandas 2.3 crashes on it.
     """
+    if not paths.IS_CHECKOUT:
+        return None
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -107,7 +107,28 @@ class Combination:
         return names + batch + precision(self.dtype, self.layout) + shape
 
 
-ROOT = Path(__file__).parents[2]
+_PACKAGE = Path(__file__).parents[1]
+
+
+def programs(package: Path = _PACKAGE) -> Path:
+    """Return the folder of `profiler.py` and `run_*.py`: in a wheel `programs/` inside the package, else beside it."""
+    inside = package / "programs"
+    return inside if (inside / "profiler.py").is_file() else package.parent
+
+
+def root(package: Path = _PACKAGE) -> Path:
+    """Return the checkout that a package lies in; of one from a wheel the working directory, "." if that is gone."""
+    if programs(package) == package.parent:
+        return package.parent
+    try:
+        return Path.cwd()
+    except OSError:
+        return Path()
+
+
+PROGRAMS = programs()
+ROOT = root()  # `results/` lies in it
+IS_CHECKOUT = _PACKAGE.parent == PROGRAMS
 
 
 def cache_folder() -> Path:
@@ -123,7 +144,7 @@ def cache_folder() -> Path:
 
 
 def results(root: Path = ROOT) -> Path:
-    """Return the folder of all results: `CONVSCOPE_RESULTS`, from the repository where it is relative, or `results`."""
+    """Return the folder of all results: `CONVSCOPE_RESULTS`, from the root where it is relative, or `results`."""
     return root / (os.environ.get("CONVSCOPE_RESULTS") or "results")
 
 

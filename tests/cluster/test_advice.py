@@ -116,6 +116,10 @@ def test_a_run_by_hand_is_offered_by_its_own_command_without_overwrite(tmp_path:
     command = ["./run_profile.py", "--overwrite", "--model", "alexnet", "--output-dir", "a b; c"]
     for words, shown in (
         (command, ["python run_profile.py --model alexnet --output-dir 'a b; c'"]),
+        (["/venv/bin/convscope", "profile", *command[1:4]], ["convscope profile --model alexnet"]),
+        (["/p/convscope/__main__.py", "profile", "--seed", "1"], ["python -m convscope profile --seed 1"]),
+        (["convscope", "rm", "--model", "alexnet"], []),
+        (["convscope"], []),
         (["rm", "-rf", "/"], []),
         (["run_profile.py", "--seed", "1\n"], []),
         ([], []),

@@ -206,8 +206,13 @@ def test_a_folder_without_documents_is_bad_input(tmp_path: Path, capsys: pytest.
     assert "datapackage.json cannot be read (No such file or directory): name a folder" in capsys.readouterr().err
 
 
-def test_a_combination_is_still_checked_by_its_stages(capsys: pytest.CaptureFixture[str]):
-    assert program.main(["check", "alexnet", "no such", "cpu", "--stages", "1_sanity"]) == 2
+def test_a_check_is_of_data_alone(capsys: pytest.CaptureFixture[str]):
+    combination = ["alexnet", "no such", "cpu", "--stages", "1_sanity"]
+    with pytest.raises(SystemExit) as ended:
+        program.main(["check", *combination])
+    assert ended.value.code == 2
+    assert "unrecognized arguments: --stages" in capsys.readouterr().err
+    assert program.main(["stages", *combination]) == 2
     assert "1_sanity_check.sh: unknown algorithm" in capsys.readouterr().err
 
 

@@ -7,12 +7,12 @@ groups whenever one is done, so that it never has part of a group.
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convscope.cli import programs
 from convscope.cli.display import table
 from convscope.cli.signals import StopSignal
 from convscope.dataset import samples
@@ -23,7 +23,6 @@ from convscope.dataset.samples import SampleRow
 from convscope.errors import DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
-from convscope.storage.paths import ROOT
 
 GROUPS, SAMPLES, LOG = "groups", "samples.csv", "log.txt"
 STARTS_MOST = 4
@@ -98,7 +97,7 @@ class CollectStudy:
     def _measured(self, group: GroupFolder, began_s: float) -> bool:
         """Measure a group in a process of its own; tell whether its tables are whole."""
         for _ in range(STARTS_MOST):
-            command = [sys.executable, str(ROOT / "run_verify.py")]
+            command = programs.command("run_verify")
             command += group.flags(self.asked.first, self.asked.rounds, self.asked.device)
             if self.budget_s is not None:
                 left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
@@ -109,7 +108,11 @@ class CollectStudy:
         return False
 
     def _ran(self, command: list[str], log: Path) -> int:
-        with log.open("a") as text, subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT) as process:
+        own = programs.environment()
+        with (
+            log.open("a") as text,
+            subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, env=own) as process,
+        ):
             while process.poll() is None:
                 if self.stop():
                     process.terminate()

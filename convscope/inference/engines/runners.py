@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
 import re
 import signal
 import subprocess
@@ -24,11 +23,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from convscope.cli import programs
 from convscope.errors import WorkerError
 from convscope.inference.engines import worker
 from convscope.inference.serving import mlperf
 from convscope.inference.serving.mlperf import undisturbed
-from convscope.storage.paths import ROOT
 from convscope.timing import graphs
 
 _QUEUED_S = 0.02  # of calls that the host may run ahead
@@ -209,8 +208,6 @@ class RemoteRunner:
         if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
             gc.collect()
             torch.cuda.empty_cache()
-        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        given = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
         with self._errors.open("wb") as errors:
             self._process = subprocess.Popen(
                 [*command, *map(str, files)],
@@ -218,7 +215,7 @@ class RemoteRunner:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=given,
+                env=programs.environment(),
             )
         try:
             self.ready = self._answer()

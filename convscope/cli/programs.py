@@ -1,0 +1,89 @@
+"""The measuring commands `run_*.py` and `profiler.py`, found, run and imported by file.
+
+In a checkout they are files at its top. A wheel has them in `convscope/programs/` (`setup.py` puts them there), so that
+it installs no top-level module but `convscope`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from convscope.storage.paths import IS_CHECKOUT, PROGRAMS
+
+PROFILER = "profiler"
+_INSIDE = "convscope.programs.profiler"  # its name where `profiler` may be another module's
+_SITES = ("site-packages", "dist-packages")
+
+
+def command(program: str) -> list[str]:
+    """Return the command that runs a program in a child: "run_verify"."""
+    return [sys.executable, str(PROGRAMS / f"{program}.py")]
+
+
+def again(name: str, file: str) -> list[str]:
+    """Return the command that runs this process's program in a child, by the same name.
+
+    Args:
+        name: name the program goes by: "run_verify.py", or "convscope verify" under the command `convscope`.
+        file: the program's `__file__`.
+    """
+    words = name.split()
+    return [sys.executable, "-m", *words] if words[0] == "convscope" else [sys.executable, file]
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a child in which `convscope` can be imported.
+
+    The folder of installed packages is not named: it would come before Python's own modules.
+    """
+    parent = Path(__file__).parents[2]
+    own = [] if parent.name in _SITES else [str(parent)]
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])}
+
+
+def run(name: str, program: str, arguments: Sequence[str]) -> int:
+    """Run a program in this process under a name for its usage and errors, "convscope profile"; return its exit code.
+
+    Its folder stays first on `sys.path`.
+    """
+    if sys.path[:1] != [str(PROGRAMS)]:
+        sys.path.insert(0, str(PROGRAMS))
+    if _INSIDE in sys.modules:  # else it would be loaded twice
+        sys.modules[PROFILER] = sys.modules[_INSIDE]
+    module = importlib.import_module(program)
+    before = module.NAME
+    vars(module)["NAME"] = name
+    try:
+        return int(module.main([*arguments]))
+    finally:
+        vars(module)["NAME"] = before
+
+
+def profiler() -> ModuleType:
+    """Return the module of `profiler.py`, loaded once whether it is asked for here or imported by its name.
+
+    Of a wheel it is loaded under a name inside the package: `profiler` may be a module of somebody else's.
+    """
+    path = PROGRAMS / f"{PROFILER}.py"
+    for known in map(sys.modules.get, (PROFILER, _INSIDE)):
+        file = getattr(known, "__file__", None)
+        if known is not None and file and os.path.realpath(file) == os.path.realpath(path):
+            return known
+    name = PROFILER if IS_CHECKOUT and PROFILER not in sys.modules else _INSIDE
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
