@@ -99,6 +99,18 @@ def test_a_command_for_scripts_is_not_listed(capsys: pytest.CaptureFixture[str])
     assert "  stages " not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("command", "other"), [("choice", "--plans"), ("plans", "--choice")])
+def test_a_question_is_not_asked_with_another(command: str, other: str, capsys: pytest.CaptureFixture[str]):
+    said = refusal(capsys, command, "--model", "alexnet", other)
+    assert said.startswith(f"convscope {command}: argument {other}: not allowed with argument ")
+
+
+@pytest.mark.parametrize("command", ["choice", "plans"])
+def test_a_question_may_be_asked_twice(command: str, capsys: pytest.CaptureFixture[str]):
+    assert program.main([command, f"--{command}", "--model", "lenet", "--device", "cpu"]) in (1, 2)
+    assert "unknown model 'lenet'" in capsys.readouterr().err
+
+
 # ---- children
 
 

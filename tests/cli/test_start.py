@@ -39,6 +39,13 @@ def test_help_and_a_typo_are_answered_at_once(program: str):
     assert "is imported" not in wrong.stderr
 
 
+@pytest.mark.parametrize("command", ["profile", "verify", "choice", "train", "infer", "conv3d"])
+def test_a_program_is_found_at_once(command: str):
+    helped = answered("convscope.__main__", command, "--help")
+    assert (helped.returncode, helped.stderr) == (0, "")
+    assert answered("convscope.__main__", "--version").stdout.startswith("convscope ")
+
+
 def test_models_are_listed_at_once():
     listed = answered("run_profile", "--list-models")
     assert listed.returncode == 0, listed.stderr

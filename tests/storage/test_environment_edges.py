@@ -57,6 +57,13 @@ def test_the_commit_is_what_git_answers_within_ten_seconds(monkeypatch, answer: 
     assert asked == {"command": "git", "capture_output": True, "text": True, "timeout": 10, "check": False}
 
 
+def test_a_wheel_has_no_commit_though_it_lies_in_somebodys_repository(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(subprocess, "run", lambda *command, **options: SimpleNamespace(stdout="812e34"))
+    assert environment.git_commit() == "g812e34"
+    monkeypatch.setattr(paths, "IS_CHECKOUT", False)
+    assert environment.git_commit() is None
+
+
 def test_pytorch_is_imported_only_when_something_is_read():
     assert not hasattr(environment, "pytorch")
 
