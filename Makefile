@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine: make profile, make test. CI runs make test-long as well.
 PYTHON ?= python3
 VENV := .venv
+CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests run in three parts at a time, of which one mostly waits; each on one thread, for threads of two processes on
@@ -12,7 +13,7 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --kee
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint resolve gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint resolve cuda12 gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -52,9 +53,17 @@ lint: $(READY)
 	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh tests/report/*.sh benchmarks/*.sh .ci/run
 
 resolve: $(READY)  ## the pins fit together on every Python that the project is for; installs nothing
-	for version in 3.10 3.11 3.12 3.13; do \
-	    $(BIN)/uv pip compile --quiet --python-version $$version --constraint constraints.txt --extra dev pyproject.toml >/dev/null || exit; \
-	done
+	for pins in constraints.txt constraints-cuda12.txt; do for version in 3.10 3.11 3.12 3.13; do \
+	    $(BIN)/uv pip compile --quiet --python-version $$version --constraint $$pins --extra dev pyproject.toml >/dev/null || exit; \
+	done; done
+
+cuda12: $(CUDA12)/.ready  ## the tests of what depends on PyTorch and cuDNN, with the pins for CUDA 12, in an environment of its own
+	OMP_NUM_THREADS=1 $(CUDA12)/bin/python -m pytest $(addprefix tests/,cudnn convolution timing pinning profiling)
+
+$(CUDA12)/.ready: $(READY) pyproject.toml setup.py constraints-cuda12.txt
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(CUDA12)
+	$(BIN)/uv pip install --quiet --python $(CUDA12)/bin/python --constraint constraints-cuda12.txt --editable '.[dev]'
+	touch $@
 
 $(READY): pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -64,4 +73,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) .slurm
+	rm -rf $(VENV) $(CUDA12) .slurm

@@ -99,14 +99,16 @@ def processor_name() -> str:
 
 
 def git_commit() -> str | None:
-    """Return the commit of this program's checkout, with `-dirty` where files differ; None outside a checkout.
+    """Return the commit of this program's checkout, with `-dirty` where files differ; None where git does not say.
 
-    A package from a wheel may lie in the repository of somebody else's project, whose commit says nothing of it.
+    Of a package from a wheel it is the version, "v0.1.0": it may lie in the repository of somebody else's project.
 
     A "g" stands before its number, as in `git describe`: without one, "812e34…" reads as a number too large for any
     reader of tables, and pandas 2.3 crashes on it.
     """
     if not paths.IS_CHECKOUT:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return f"v{importlib.metadata.version('convscope')}"
         return None
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:

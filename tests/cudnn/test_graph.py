@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
 from convscope.cudnn.graph import devices
-from convscope.cudnn.graph.backend import Attribute, Scope, Type
+from convscope.cudnn.graph.backend import Attribute, Descriptor, Kind, Scope, Type
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, TENSOR_CORE, Mode, Offer, Offers, Plan
 from convscope.cudnn.shape import Convolution, Fused
 from convscope.errors import CudnnError, InputError, NotSupportedError
@@ -58,7 +59,30 @@ def test_an_engine_of_a_plan_takes_the_convolution_and_the_others_say_why_not(co
             assert engine.behavior_notes == offer.behavior_notes
         refused = [engine.refusal for engine in engines.values() if engine.refusal is not None]
         assert refused
-        assert all(": CUDNN_STATUS_NOT_SUPPORTED" in refusal for refusal in refused)
+        assert all(re.search(": CUDNN_STATUS_(NOT_SUPPORTED|INTERNAL_ERROR)", refusal) for refusal in refused)
+
+
+def test_an_engine_that_ends_in_an_error_is_refused_and_the_others_are_asked(monkeypatch: pytest.MonkeyPatch):
+    finalized, set_, numbers = Descriptor.finalized, Descriptor.set, dict[int, int]()
+
+    def noted(engine: Descriptor, attribute: Attribute, kind: Type, *values: int) -> Descriptor:
+        if attribute is Attribute.ENGINE_NUMBER:
+            numbers[engine.address] = values[0]
+        return set_(engine, attribute, kind, *values)
+
+    def broken(engine: Descriptor) -> Descriptor:
+        if engine.kind is Kind.ENGINE and numbers.get(engine.address) == 3:
+            raise CudnnError("finalize ENGINE: CUDNN_STATUS_INTERNAL_ERROR")
+        return finalized(engine)
+
+    with Offers(SQUARE) as offers:
+        before = {engine.number: engine.refusal for engine in offers.engines()}
+        monkeypatch.setattr(Descriptor, "set", noted)
+        monkeypatch.setattr(Descriptor, "finalized", broken)
+        after = {engine.number: engine.refusal for engine in offers.engines()}
+        assert after == before | {3: "finalize ENGINE: CUDNN_STATUS_INTERNAL_ERROR"}
+        with Scope() as scope, pytest.raises(NotSupportedError, match="INTERNAL_ERROR"):
+            offers.config(scope, Plan(3))
 
 
 def test_plans_stand_in_the_order_of_their_heuristics():
@@ -115,7 +139,7 @@ def test_a_plan_that_there_is_not_is_refused():
         with pytest.raises(CudnnError):
             offers.config(scope, Plan(offers.engine_count))
         refused = next(engine.number for engine in offers.engines() if engine.refusal is not None)
-        with pytest.raises(NotSupportedError, match="CUDNN_STATUS_NOT_SUPPORTED"):
+        with pytest.raises(NotSupportedError, match="CUDNN_STATUS_"):
             offers.config(scope, Plan(refused))
 
 

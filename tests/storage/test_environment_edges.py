@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import convscope
 from convscope.profiling.rows import SCHEMA
 from convscope.storage import environment, paths
 from convscope.storage.paths import Combination
@@ -57,11 +58,11 @@ def test_the_commit_is_what_git_answers_within_ten_seconds(monkeypatch, answer: 
     assert asked == {"command": "git", "capture_output": True, "text": True, "timeout": 10, "check": False}
 
 
-def test_a_wheel_has_no_commit_though_it_lies_in_somebodys_repository(monkeypatch: pytest.MonkeyPatch):
+def test_a_wheel_has_its_version_though_it_lies_in_somebodys_repository(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(subprocess, "run", lambda *command, **options: SimpleNamespace(stdout="812e34"))
     assert environment.git_commit() == "g812e34"
     monkeypatch.setattr(paths, "IS_CHECKOUT", False)
-    assert environment.git_commit() is None
+    assert environment.git_commit() == f"v{convscope.__version__}"
 
 
 def test_pytorch_is_imported_only_when_something_is_read():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,9 @@ class ExportedSource(FixedSource):
 
     def _program(self) -> Any:
         try:
-            return torch.export.load(names.path_of(self.name))
+            with warnings.catch_warnings():  # older PyTorch: that what it reads from the file cannot be written
+                warnings.filterwarnings("ignore", "The given buffer is not writable")
+                return torch.export.load(names.path_of(self.name))
         except Exception as error:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise InputError(f"{self.name} is no program of torch.export that can be read: {first}") from None

@@ -18,7 +18,7 @@ from convscope.cudnn.graph.devices import Card, Described, Device
 from convscope.cudnn.graph.operations import graph_of
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution
-from convscope.errors import InputError, NotSupportedError
+from convscope.errors import CudnnError, InputError, NotSupportedError
 
 NUMERICAL_NOTES = (
     *("tensor core", "down-converts inputs", "reduced precision in sums", "fft", "nondeterministic", "winograd"),
@@ -222,7 +222,12 @@ class Offers:
         engine = scope.new(Kind.ENGINE).set(Attribute.ENGINE_GRAPH, Type.DESCRIPTOR, self._graph)
         engine.set(Attribute.ENGINE_NUMBER, Type.INT64, number)
         self._device.name_to_query(engine, Attribute.ENGINE_DEVICE)
-        return engine.finalized()
+        try:
+            return engine.finalized()
+        except NotSupportedError:
+            raise
+        except CudnnError as error:  # cuDNN 9.10 calls it an internal error that it has no such engine for a card
+            raise NotSupportedError(str(error)) from error
 
     def _engine(self, number: int) -> Engine:
         with Scope() as scope:
