@@ -45,7 +45,7 @@ def parser() -> OneLineParser:
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
     add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
     add("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
-    add("--image-size", type=int, default=224, metavar="PX")
+    add("--input-size", "--image-size", dest="image_size", type=int, default=224, metavar="PX", help="pixels")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
     add("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
     add("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")

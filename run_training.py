@@ -46,7 +46,7 @@ def parser() -> OneLineParser:
     made.add_argument("--fused-optimizer", action="store_true", help="all parameters are updated by one kernel")
     made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images")
     made.add_argument("--num-classes", type=int, default=10)
-    made.add_argument("--image-size", type=int, default=32, metavar="PX")
+    made.add_argument("--input-size", "--image-size", dest="image_size", type=int, default=32, metavar="PX")
     made.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar", help="how a ResNet begins")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; torchrun: auto or cpu")
     made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 by autocast")

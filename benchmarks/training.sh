@@ -33,7 +33,7 @@ if (($("$python" -c 'import torch; print(torch.cuda.device_count())') < 2)); the
     train bfloat16 --dataset synthetic --batch-sizes 32,256 --max-steps 110 --dtype bfloat16
     train float32 --dataset synthetic --batch-sizes 32,256 --max-steps 110
     train no_energy --dataset synthetic --batch-sizes 32,256 --max-steps 110 --no-energy
-    train imagenet --model resnet50 --stem imagenet --dataset synthetic --image-size 224 --batch-sizes 128,6144 --max-steps 60
+    train imagenet --model resnet50 --stem imagenet --dataset synthetic --input-size 224 --batch-sizes 128,6144 --max-steps 60
     train digits "${baseline[@]}" --batch-sizes 16,64,128,256
 else
     scaling=(--dataset synthetic --max-steps 300 --batch-sizes "32,256,1024")

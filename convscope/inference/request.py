@@ -116,7 +116,7 @@ def check(inference: Inference) -> Inference:
         raise InputError(f"--scenario {inference.scenario}: choose one of {', '.join(SCENARIOS)}")
     for option, value, least in (
         *(("--batch-sizes", size, 1) for size in inference.batch_sizes),
-        ("--image-size", inference.image_size_px, 1),
+        ("--input-size", inference.image_size_px, 1),
         ("--gpus", inference.processes, 1),
         ("--warmup", inference.warmup_iters, 0),
         ("--measure", inference.measure_iters, 1),
@@ -164,7 +164,7 @@ def _check_source(source: Source, inference: Inference) -> None:
         given = ", ".join("×".join(map(str, shape)) for shape in shapes)
         raise InputError(f"{source.name} takes inputs of {given}: engines are compared on square colour images alone")
     if side_px != inference.image_size_px:
-        raise InputError(f"{source.name} takes images of {side_px} pixels only: say --image-size {side_px}")
+        raise InputError(f"{source.name} takes images of {side_px} pixels only: say --input-size {side_px}")
 
 
 def _check_load(inference: Inference) -> None:

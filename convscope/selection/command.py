@@ -50,8 +50,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _select(options: argparse.Namespace) -> int:
-    at_least("--size", options.size, 1)
-    at_least("--batch", options.batch, 1)
+    at_least("--input-size", options.size, 1)
+    at_least("--batch-size", options.batch, 1)
     rule = _rule(options)
     predictors = _predictors(options)
     here, measured = _measured(options, predictors)
@@ -214,8 +214,10 @@ def _regret_cells(each: Regret) -> tuple[str, ...]:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="convscope select", description=__doc__, allow_abbrev=False)
     parser.add_argument("model", metavar="MODEL", help="a model of any source, as run_profile.py --model takes it")
-    parser.add_argument("--size", type=int, required=True, metavar="PX", help="of the images, in pixels")
-    parser.add_argument("--batch", type=int, default=1, metavar="N", help="default %(default)s")
+    text = "of the images, in pixels"
+    parser.add_argument("--input-size", "--size", dest="size", type=int, required=True, metavar="PX", help=text)
+    text = "default %(default)s"
+    parser.add_argument("--batch-size", "--batch", dest="batch", type=int, default=1, metavar="N", help=text)
     parser.add_argument("--dtype", choices=ELEMENT_BYTES, default="float32", help="default %(default)s")
     parser.add_argument("--math", choices=MATHS, default="tf32", help="of float32; default %(default)s")
     parser.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="default %(default)s")

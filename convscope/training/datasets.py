@@ -107,7 +107,7 @@ def _check_memory(count: int, size_px: int) -> None:
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     if needed_gb > memory_gb:
         raise InputError(
-            f"--image-size {size_px}: {count:,} images of that size need {needed_gb:,.0f} GB of memory, "
+            f"--input-size {size_px}: {count:,} images of that size need {needed_gb:,.0f} GB of memory, "
             f"this machine has {memory_gb:,.0f}: choose a smaller one"
         )
 
@@ -121,7 +121,7 @@ def _images(images: torch.Tensor, labels: torch.Tensor, train: torch.Tensor, hel
 
 def _cifar10(data_dir: Path, size_px: int) -> Images:
     if size_px != _CIFAR10_PX:
-        raise InputError(f"--image-size {size_px}: CIFAR-10's images have 32 pixels; leave --image-size out")
+        raise InputError(f"--input-size {size_px}: CIFAR-10's images have 32 pixels; leave --input-size out")
     try:
         parts = [torchvision.datasets.CIFAR10(str(data_dir), train=train) for train in (True, False)]
     except RuntimeError:

@@ -80,7 +80,7 @@ def check(training: Training) -> Training:
         ("--skip-steps", training.skipped_steps, 0),
         ("--num-workers", training.workers, 0),
         ("--num-classes", training.classes, 2),
-        ("--image-size", training.image_size_px, 1),
+        ("--input-size", training.image_size_px, 1),
         ("--seed", training.seed, 0),
         ("--momentum", training.momentum, 0),
         *(("--batch-size", batch_size, 1) for batch_size in training.batch_sizes),

@@ -16,7 +16,7 @@ from fakes import tiny
 import run_inference
 from convscope.convolution import models
 
-TINY = ["--device", "cpu", "--image-size", "32", "--measure", "5", "--warmup", "1", "--min-seconds", "0.1"]
+TINY = ["--device", "cpu", "--input-size", "32", "--measure", "5", "--warmup", "1", "--min-seconds", "0.1"]
 ENGINES = ["eager", "compile", "aot", "onnxruntime"]
 
 

@@ -27,7 +27,7 @@ from convscope.storage.environment import processor_name
 
 Capture = pytest.CaptureFixture[str]
 LAYERS = models.convolutions("alexnet", 64)
-MODEL = ["select", "alexnet", "--size", "64", "--math", "fp32"]
+MODEL = ["select", "alexnet", "--input-size", "64", "--math", "fp32"]
 
 
 def row(layer: Layer, algorithm: str, mean_ms: float, gpu: str = "Tesla T4", cudnn: str | None = "9.19.0") -> SampleRow:
@@ -215,7 +215,7 @@ def test_evaluate_prints_the_regret_of_each_way(folder: Path, capsys: Capture):
         ),
         ([*MODEL, "--samples", "{samples}", "--max-workspace", "much"], "--max-workspace much: say a number of bytes"),
         ([*MODEL, "--samples", "{samples}", "--max-error", "0"], "--max-error 0.0: say a relative error above 0"),
-        ([*MODEL, "--samples", "{samples}", "--batch", "0"], "--batch 0: it must be at least 1"),
+        ([*MODEL, "--samples", "{samples}", "--batch", "0"], "--batch-size 0: it must be at least 1"),
         ([*MODEL, "--samples", "{samples}", "-o", "/no/plans.json"], "/no/plans.json cannot be written"),
         (["select", "nonet", "--size", "64", "--math", "fp32", "--samples", "{samples}"], "nonet"),
         (["select", "alexnet", "--size", "8", "--math", "fp32", "--samples", "{samples}"], "cannot take 8×8 images"),

@@ -86,7 +86,7 @@ def test_local_cifar10_files_are_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_cifar10_has_one_size(tmp_path: Path):
-    with pytest.raises(InputError, match="--image-size 64: CIFAR-10's images have 32 pixels"):
+    with pytest.raises(InputError, match="--input-size 64: CIFAR-10's images have 32 pixels"):
         datasets.load("cifar10", tmp_path, 64)
 
 

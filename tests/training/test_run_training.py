@@ -128,7 +128,7 @@ def test_three_epochs_on_digits_teach_a_model_to_tell_held_out_images(
         (["--capture", "--fused-optimizer"], "--capture needs a CUDA device, this is cpu: leave --capture out"),
         (["--cudnn-benchmark", "--deterministic"], "--cudnn-benchmark picks another algorithm each time"),
         (["--algorithm", "direct", "--layout", "nhwc"], "--algorithm direct trains in float32, in nchw and without"),
-        (["--image-size", "100000"], "--image-size 100000: 1,797 images of that size need "),
+        (["--image-size", "100000"], "--input-size 100000: 1,797 images of that size need "),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]):
