@@ -36,6 +36,7 @@ COMMANDS = {
     "matrix": ("cluster.matrix", "cut a file of combinations into the files of job arrays"),
     "local": ("cluster.local_batch", "run a file of combinations here, one process a GPU"),
     "env": ("equipment.command", "what this machine can measure, and what to do about what it cannot"),
+    "completion": ("cli.completion", "a script that completes commands and options in a shell"),
 }
 INTERNAL = {"stages": "cluster.submission"}  # for slurm/submit.sh: the stages that a combination still needs
 MEASURED = {"plans": "run_verify", "dataset": "run_dataset"}  # where an option follows, or `dataset collect`
@@ -84,6 +85,8 @@ def _run(name: str, arguments: Sequence[str]) -> int:
             return programs.run("convscope dataset collect", MEASURED[name], arguments[1:])
         if first.startswith("-") and first not in ("-h", "--help"):
             module = MEASURED[name]
+    if name == "completion":
+        return int(importlib.import_module(f"convscope.{module}").main(arguments, COMMANDS))
     if module.startswith("run_"):
         return programs.run(f"convscope {name}", module, [*FLAGS.get(name, []), *arguments])
     return int(importlib.import_module(f"convscope.{module}").main(arguments))

@@ -48,21 +48,23 @@ def environment() -> dict[str, str]:
 
 
 def run(name: str, program: str, arguments: Sequence[str]) -> int:
-    """Run a program in this process under a name for its usage and errors, "convscope profile"; return its exit code.
+    """Run a program here; return its exit code. In its usage and errors it has this name: "convscope profile"."""
+    found = module(program)
+    before = found.NAME
+    vars(found)["NAME"] = name
+    try:
+        return int(found.main([*arguments]))
+    finally:
+        vars(found)["NAME"] = before
 
-    Its folder stays first on `sys.path`.
-    """
+
+def module(program: str) -> ModuleType:
+    """Return the module of a program; its folder stays first on `sys.path`."""
     if sys.path[:1] != [str(PROGRAMS)]:
         sys.path.insert(0, str(PROGRAMS))
     if _INSIDE in sys.modules:  # else it would be loaded twice
         sys.modules[PROFILER] = sys.modules[_INSIDE]
-    module = importlib.import_module(program)
-    before = module.NAME
-    vars(module)["NAME"] = name
-    try:
-        return int(module.main([*arguments]))
-    finally:
-        vars(module)["NAME"] = before
+    return importlib.import_module(program)
 
 
 def profiler() -> ModuleType:

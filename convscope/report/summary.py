@@ -81,13 +81,16 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         InputError: a folder does not exist.
     """
-    parser = OneLineParser(
-        prog=NAME, description="What runs found, in a few lines of Markdown for a README or an issue."
-    )
-    command.add_folders(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     with uncollected():
         found = command.read(options)
     print(json.dumps(document(found), indent=2, allow_nan=False) if options.json else markdown(found), end="")
     return 0
+
+
+def _parser() -> OneLineParser:
+    text = "What runs found, in a few lines of Markdown for a README or an issue."
+    parser = OneLineParser(prog=NAME, description=text)
+    command.add_folders(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    return parser
