@@ -33,7 +33,7 @@ MEASURED_BY = {
     "training": "run_training.py", "inference": "run_inference.py", "conv3d": "run_conv3d.py",
     "compare": "two runs of the same work",
 }  # fmt: skip
-"""What a view that is left out is filled by."""
+"""Programs whose runs fill a view that is left out."""
 ALWAYS = ("overview", "method")
 """Views that are there even where they have nothing to show."""
 WHERE = ("model", "gpu", "batch", "dtype")

@@ -12,7 +12,7 @@ import pandas as pd
 from convscope.report.folders import Fault, Folder, Found
 
 PRIVATE = ("host", "gpu_uuid", "slurm_job_id", "cuda_visible_devices")
-"""What an environment says of a place and of one card."""
+"""Fields of an environment that name a place or one card."""
 FREE_TEXTS = ("model", "reason", "error")
 """Columns in which a file may be named with its folders."""
 _FOLDERS = re.compile(r"(?<![\w.:/~])(?:~|[A-Za-z]:)?[\\/](?:[^\s\\/'\"=,;:]+[\\/])*(?=[^\s\\/])|~/")

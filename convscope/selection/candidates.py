@@ -24,7 +24,7 @@ from convscope.errors import InputError
 
 MEASURED, PREDICTED = "measured", "predicted"
 OBJECTIVES: Mapping[str, tuple[str, ...]] = {"time": ("time",), "energy": ("energy",), "edp": ("time", "energy")}
-"""What can be least, with the targets that it is the product of: `edp` is energy times delay."""
+"""Objectives to be least, each with the targets that it is the product of: `edp` is energy times delay."""
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "mean_ci95_ms"), "energy": ("energy_j", "energy_uncertainty_j"),
 }  # fmt: skip

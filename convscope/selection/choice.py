@@ -19,7 +19,7 @@ UNKNOWN = "PyTorch's own choice is neither measured nor predicted"
 
 @dataclass(frozen=True)
 class Rule:
-    """What is chosen by, one of `candidates.OBJECTIVES`, and what is no candidate.
+    """Rule of a choice: the objective, one of `candidates.OBJECTIVES`, and limits of the candidates.
 
     Attributes:
         max_workspace_bytes, max_error: a candidate with more, or of which it is not known, is left out; not PyTorch.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import operator
-from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from fakes import Branching
+from fakes import Branching, distance, randomized
 from torch import nn
 from torch.nn.utils import prune
 
@@ -20,25 +18,6 @@ from convscope.convolution.observation import observe
 from convscope.convolution.reference import rounding_error
 from convscope.cudnn.shape import Fused
 from convscope.errors import InputError
-from convscope.inference.engines import fused_steps
-
-
-def randomized(name: str) -> nn.Module:
-    model = models.build(name)
-    generator = torch.Generator().manual_seed(1)
-    for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
-            for tensor, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 2.0),
-                                      (module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5)):  # fmt: skip
-                tensor.data.uniform_(low, high, generator=generator)
-    return model
-
-
-def error(model: nn.Module, other: nn.Module) -> float:
-    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        expected = model(given)
-        return float((other(given) - expected).norm() / expected.norm())
 
 
 # Whatever comes before a normalisation of densenet is no convolution, and mobilenet's activation is no ReLU.
@@ -57,64 +36,10 @@ def test_a_folded_and_a_fused_model_compute_the_same(name: str, folded: int, nor
     smaller, done, count = graphs.folded(model)
     assert (done, count) == (folded, norms)
     assert sum(isinstance(module, nn.BatchNorm2d) for module in smaller.modules()) == norms - folded
-    assert error(model, smaller) < 1e-5
+    assert distance(model, smaller) < 1e-5
     smallest, number = graphs.fused(smaller)
     assert number == fused
-    assert error(model, smallest) < 1e-5
-
-
-def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
-    with torch.inference_mode():
-        output: torch.Tensor = model.to(memory_format=torch.channels_last)(
-            given.contiguous(memory_format=torch.channels_last)
-        )
-    return output
-
-
-@pytest.mark.parametrize(("channels", "products"), [(4, False), (8, True), (0, True)])
-def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, products: bool):
-    model = randomized("resnet50")
-    make = partial(fused_steps.step_of, channels=channels, products=products)
-    other, number = graphs.fused(graphs.folded(model)[0], make)
-    assert number == 49
-    assert error(model, other) < 1e-5
-    kinds = [type(module) for module in other.modules()]
-    assert kinds.count(fused_steps.FusedProduct) == (16 if products else 0)
-    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
-    expected = channels_last(model, given)
-    assert float((channels_last(other, given) - expected).norm() / expected.norm()) < 1e-5
-
-
-def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
-    conv = nn.Conv2d(16, 8, 1)
-    product = fused_steps.FusedProduct(conv).to(memory_format=torch.channels_last)
-    given = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
-    assert given.permute(0, 2, 3, 1).reshape(-1, 16).data_ptr() == given.data_ptr()
-    with torch.inference_mode():
-        output = product(given)
-        assert output.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(output, torch.relu(conv(given)))
-
-
-@pytest.mark.parametrize("options", [
-    {"kernel_size": 3, "stride": 2, "padding": 1}, {"kernel_size": 3, "stride": 2, "ceil_mode": True},
-    {"kernel_size": (3, 2), "stride": (1, 3), "padding": (1, 0), "dilation": (2, 1)},
-    {"kernel_size": 2, "stride": 2, "ceil_mode": True, "padding": 1},
-])  # fmt: skip
-def test_maxima_have_pytorchs_size_and_values(options: dict[str, Any]):
-    pool = nn.MaxPool2d(**options)
-    made = fused_steps.MaximumPooling(pool)
-    for height, width in ((7, 8), (12, 9), (6, 6)):
-        x = torch.randn(1, 2, height, width)
-        assert torch.equal(made(x), pool(x))
-        assert (made._extent(height, 0), made._extent(width, 1)) == tuple(pool(x).shape[2:])
-
-
-def test_every_plain_max_pooling_is_replaced_and_no_other():
-    model = nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(2))
-    model[2].register_forward_hook(lambda module, given, output: output + 1)
-    assert fused_steps.with_maxima(model) == 1
-    assert [type(module).__name__ for module in model] == ["MaximumPooling", "AvgPool2d", "MaxPool2d"]
+    assert distance(model, smallest) < 1e-5
 
 
 def test_convolutions_in_groups_are_left_alone():
@@ -204,7 +129,7 @@ def test_a_whole_model_has_each_step_behind_a_convolution_in_its_call():
         "grouped": nn.Conv2d,
         "bare": nn.Conv2d,
     }
-    assert error(model, whole) < 1e-6
+    assert distance(model, whole) < 1e-6
     listed = {each.name: each for each in models.followed("kinds", whole, (2, 3, 64, 64))}
     assert {name: str(each.fused) for name, each in listed.items()} == steps | {"grouped": "", "bare": ""}
     assert not any(each.peculiarity for each in listed.values())
@@ -227,7 +152,7 @@ class Broadcasts(nn.Module):
 def test_an_addition_that_is_broadcast_has_no_call_of_its_own():
     model = Broadcasts().eval()
     whole = graphs.fused_whole(model)
-    assert error(model, whole) < 1e-6
+    assert distance(model, whole) < 1e-6
     one = whole.get_submodule("one")
     assert isinstance(one, FusedConv2d)
     assert one.output_size((2, 3, 9, 7)) == (2, 8, 7, 5)
@@ -419,4 +344,4 @@ def test_what_is_used_twice_is_not_fused():
     assert (done, count) == (0, 1)
     smallest, number = graphs.fused(smaller)
     assert number == 0
-    assert error(model, smallest) < 1e-6
+    assert distance(model, smallest) < 1e-6

@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import nn
 
+from convscope.convolution import models
 from convscope.convolution.layer import Layer
 from convscope.power import energy
 from convscope.profiling.request import Run
@@ -232,3 +233,23 @@ def both(store: Store) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the overall table and the table of layers of a profile, of one moment."""
     tables = store.read_all("overall", "layers")
     return tables["overall"], tables["layers"]
+
+
+def randomized(name: str) -> nn.Module:
+    """Return a model whose normalisations have drawn statistics, weights and biases."""
+    model = models.build(name)
+    generator = torch.Generator().manual_seed(1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for tensor, low, high in ((module.running_mean, -0.2, 0.2), (module.running_var, 0.5, 2.0),
+                                      (module.weight, 0.5, 1.5), (module.bias, -0.5, 0.5)):  # fmt: skip
+                tensor.data.uniform_(low, high, generator=generator)
+    return model
+
+
+def distance(model: nn.Module, other: nn.Module) -> float:
+    """Return how far apart the outputs of two models are, over the length of the first one's."""
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        expected = model(given)
+        return float((other(given) - expected).norm() / expected.norm())

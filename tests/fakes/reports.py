@@ -11,12 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from convscope.atlas.rows import PLANS, PlanLayerRow, PlanRow
 from convscope.conv3d.rows import SCHEMA as CONV3D
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, KindRow
 from convscope.inference.rows import SCHEMA as INFERENCE
 from convscope.inference.rows import InferenceRow
 from convscope.profiling.rows import LayerRow, OverallRow
+from convscope.report import folders
+from convscope.report.exhibits import Content, content
 from convscope.storage.schema import Schema
 from convscope.storage.table import lines_of
 from convscope.training.rows import SCHEMA as TRAINING
@@ -62,6 +66,19 @@ def profile(
     return compared.written(
         path, passes, layers, card, model=model, algorithm=algorithm, gpu=gpu, input_sizes=SIZES, energy=True
     )
+
+
+def shown(path: Path) -> Content:
+    """Return what the report shows of the folders below a path."""
+    return content(folders.read([path]))
+
+
+def only(rows: pd.DataFrame, **values: Any) -> Any:
+    """Return the only row with these values."""
+    for name, value in values.items():
+        rows = rows[rows[name] == value]
+    (row,) = rows.to_dict("records")
+    return row
 
 
 def page_data(text: str) -> dict[str, Any]:

@@ -18,20 +18,8 @@ from convscope.report.exhibits import Content, content
 from convscope.report.tables import frames, overview, studies
 
 
-def shown(path: Path) -> Content:
-    return content(folders.read([path]))
-
-
-def only(rows: pd.DataFrame, **values: Any) -> Any:
-    """Return the only row with these values."""
-    for name, value in values.items():
-        rows = rows[rows[name] == value]
-    (row,) = rows.to_dict("records")
-    return row
-
-
 def test_a_pass_has_its_figures_in_the_units_of_the_titles(found: Content):
-    row = only(found.tables["passes"], model="alexnet", gpu="h200", algorithm="gemm", size=224)
+    row = reports.only(found.tables["passes"], model="alexnet", gpu="h200", algorithm="gemm", size=224)
     assert (row["mean_ms"], row["ci95_ms"], row["memory_mib"], row["power_w"]) == (2.0, 0.04, 256.0, 400.0)
     assert row["energy_mj"] == pytest.approx(1.2)
     assert row["edp_mj_ms"] == pytest.approx(2.4)
@@ -40,7 +28,7 @@ def test_a_pass_has_its_figures_in_the_units_of_the_titles(found: Content):
 
 def test_an_absent_figure_stays_absent(tmp_path: Path):
     compared.written(tmp_path / "run")
-    (row,) = shown(tmp_path).tables["passes"].to_dict("records")
+    (row,) = reports.shown(tmp_path).tables["passes"].to_dict("records")
     for name in ("energy_mj", "energy_ci_mj", "edp_mj_ms", "memory_mib", "power_w", "energy_ratio", "is_front"):
         assert pd.isna(row[name]), name
 
@@ -50,7 +38,7 @@ def test_ratios_are_to_the_best_of_the_same_model_card_and_size(found: Content):
     rows = passes[(passes["panel"] == "alexnet · h200 · batch 1 · float32 (fp32) · nchw") & (passes["size"] == 224)]
     ratios = dict(zip(rows["algorithm"], rows["time_ratio"], strict=True))
     assert ratios == pytest.approx({"torch": 1.0, "gemm": 1.25, "fft tiling": 3.125})
-    assert only(passes, gpu="a100", size=224)["time_ratio"] == 1.0
+    assert reports.only(passes, gpu="a100", size=224)["time_ratio"] == 1.0
 
 
 def rows_of(*rows: tuple[str, int, str, float | None]) -> pd.DataFrame:
@@ -84,7 +72,7 @@ def test_the_reference_size_of_a_model_with_more_sizes_is_one_that_the_others_ha
 def test_a_heat_map_has_a_cell_for_each_algorithm_with_a_star_where_others_ran_layers(tmp_path: Path):
     reports.profile(tmp_path, "alexnet", "gemm")
     reports.profile(tmp_path, "alexnet", "fft", fallback_layers=1)
-    found = shown(tmp_path)
+    found = reports.shown(tmp_path)
     rows = next(each.rows for each in figures.pictures(found) if each.exhibit.name == "heat-time")
     assert {(row["algorithm"], row["star"]) for row in rows} == {("gemm", ""), ("fft", "*")}
     drawn = json.dumps(found.specs["heat-time"])
@@ -94,7 +82,7 @@ def test_a_heat_map_has_a_cell_for_each_algorithm_with_a_star_where_others_ran_l
 def test_layers_that_fell_back_are_one_flag(tmp_path: Path):
     layer = compared.layer(ran_algorithm="implicit precomp gemm", status="fallback", reason="not supported")
     compared.written(tmp_path / "run", [compared.overall(fallback_layers=1)], [layer])
-    assert shown(tmp_path).tables["flags"]["flag"].tolist() == ["fallback"]
+    assert reports.shown(tmp_path).tables["flags"]["flag"].tolist() == ["fallback"]
 
 
 def test_a_row_that_is_not_ok_is_nobodys_best():
@@ -109,7 +97,7 @@ def test_the_front_has_what_no_other_beats_in_both():
 
 
 def test_a_layer_stands_under_the_peaks_of_its_card(found: Content):
-    layer = only(found.tables["layers"], gpu="a100", size=128, layer="features.0")
+    layer = reports.only(found.tables["layers"], gpu="a100", size=128, layer="features.0")
     assert layer["intensity"] == 100.0
     assert layer["tflops"] == pytest.approx(1e9 / 0.75e-3 / 1e12)
     assert layer["bound_ms"] == pytest.approx(1e3 * 1e9 / 19.5e12)
@@ -117,7 +105,7 @@ def test_a_layer_stands_under_the_peaks_of_its_card(found: Content):
 
 
 def test_a_layer_of_an_unknown_card_has_no_least_time(measured: Path):
-    assert shown(measured).tables["layers"]["bound_ms"].isna().all()
+    assert reports.shown(measured).tables["layers"]["bound_ms"].isna().all()
 
 
 def test_ceilings_name_their_source(found: Content):
@@ -131,7 +119,7 @@ def test_ceilings_that_a_study_measured_are_drawn_beside_the_peaks(tmp_path: Pat
     reports.profile(tmp_path, "alexnet", "gemm")
     schema = dataclasses.replace(reports.CONV3D, entries={"ceilings": {"copy_gbps": 4000.0, "tflops": {"fp32": 50.0}}})
     reports.write(tmp_path / "conv3d", schema, {"gpu": "h200"}, conv3d=[])
-    roof = shown(tmp_path).tables["roofline"]
+    roof = reports.shown(tmp_path).tables["roofline"]
     assert roof[roof["ceiling"] == "measured on such a card"]["tflops"].max() == 50.0
 
 
@@ -153,29 +141,29 @@ def test_ceilings_that_a_study_measured_are_drawn_beside_the_peaks(tmp_path: Pat
 )
 def test_a_flag_comes_from_the_columns_of_its_row(tmp_path: Path, changes: dict[str, Any], flag: str, detail: str):
     compared.written(tmp_path / "run", [compared.overall(**changes)])
-    rows = shown(tmp_path).tables["flags"]
+    rows = reports.shown(tmp_path).tables["flags"]
     assert (flag, detail) in zip(rows["flag"], rows["detail"], strict=True)
 
 
 def test_a_row_at_its_power_limit_is_not_flagged(tmp_path: Path):
     compared.written(tmp_path / "run", [compared.overall(throttle_reasons="power cap")])
-    assert len(shown(tmp_path).tables["flags"]) == 0
+    assert len(reports.shown(tmp_path).tables["flags"]) == 0
 
 
 def test_a_name_that_is_not_what_ran_is_flagged(tmp_path: Path):
     compared.written(tmp_path / "run", layers=[compared.layer(ran_algorithm="smm")])
-    flag = only(shown(tmp_path).tables["flags"], flag="ran something else")
+    flag = reports.only(reports.shown(tmp_path).tables["flags"], flag="ran something else")
     assert flag["detail"] == "1 layer ran smm"
 
 
 def test_what_several_sizes_say_alike_is_one_flag(found: Content):
-    flag = only(found.tables["flags"], flag="throttled")
+    flag = reports.only(found.tables["flags"], flag="throttled")
     assert (flag["rows"], flag["gpu"]) == (3, "a100")
     assert pd.isna(flag["size"])
 
 
 def test_the_picks_of_a_layer(found: Content):
-    pick = only(found.tables["picks"], layer="conv2")
+    pick = reports.only(found.tables["picks"], layer="conv2")
     assert (pick["fastest"], pick["frugal"], pick["smallest"]) == ("plan:28:k2=4", "plan:1", "plan:1")
     assert (pick["fastest_ms"], pick["frugal_mj"], pick["smallest_mib"]) == (0.01, 4.0, 0.0)
     assert pick["torch_regret_us"] == 3.0
@@ -217,7 +205,7 @@ def test_runs_of_the_same_work_are_told_apart_in_every_picture(tmp_path: Path):
             reports.profile(tmp_path / stage, "alexnet", algorithm)
         reports.atlas(tmp_path / stage)
     shutil.copytree(tmp_path / "first" / "2_quick" / "alexnet_gemm_h200", tmp_path / "first" / "2_quick" / "again")
-    found = shown(tmp_path)
+    found = reports.shown(tmp_path)
     for table, names in (
         ("passes", ["panel", "algorithm", "size"]),
         ("passes", ["panel_of_models", "model", "algorithm", "size"]),
@@ -251,69 +239,10 @@ def test_runs_that_must_not_be_compared_say_why(results: Path):
     assert line["fault"].startswith("A and B are different work (model alexnet and resnet50)")
 
 
-def test_the_sentences_say_what_was_found(found: Content):
-    best, choice, complete, trust = found.sentences
-    assert "at 320 px, torch is fastest with 2.4 ± 0.048 ms a pass; fft tiling takes 3.12 times as long." in best
-    assert "shorter than PyTorch's choice in 1 of 1 comparison, beyond the 99 % intervals; most for resnet50" in choice
-    assert choice.endswith(" by 1.92 ± 0.24 %.")
-    assert complete == "18 of the 18 sizes that were asked for are measured and ok (100 %)."
-    assert trust == "Flags: 3 × throttled, 1 × unsupported. 2 faults of folders, listed below."
-
-
-def test_several_models_say_how_often_which_is_fastest(tmp_path: Path):
-    for model, algorithm, slower in (
-        ("alexnet", "gemm", 1.0), ("alexnet", "fft", 1.0), ("vgg16", "gemm", 1.0), ("vgg16", "fft", 0.2),
-        ("resnet50", "gemm", 1.0), ("resnet50", "implicit gemm", 1.01 / 1.5),
-    ):  # fmt: skip
-        reports.profile(tmp_path, model, algorithm, slower=slower)
-    said = "fft is fastest in 1, gemm is fastest in 1, in 1 the first are level within their intervals."
-    assert shown(tmp_path).sentences[0].endswith(f"Of 3 models and settings at one size, {said}")
-
-
-def test_three_dimensions_are_compared_with_the_libraries(tmp_path: Path):
-    rows = [
-        reports.Conv3dRow(f"conv{at}", at, name, provider, "ncdhw", median_ms=time_ms, median_low_ms=time_ms - 0.1,
-                          median_high_ms=time_ms + 0.1, batch=4)
-        for at, times in enumerate(((1.0, 2.0, 3.0), (1.0, 1.1, 3.0), (2.0, 1.0, 3.0)))
-        for (name, provider), time_ms in zip(
-            (("gemm", "triton"), ("cudnn fft", "cudnn"), ("torch", "torch")), times, strict=True
-        )
-    ]  # fmt: skip
-    rows.append(reports.Conv3dRow("conv0", 0, "cudnn direct", "cudnn", "ncdhw", status="unsupported", reason="no"))
-    reports.write(tmp_path / "conv3d", reports.CONV3D, {"gpu": "h200", "params": "cosmoflow"}, conv3d=rows)
-    found = shown(tmp_path)
-    assert "faster than cuDNN and PyTorch in 1 of 3 cases (a layer in a layout), at most 2 times." in found.sentences[1]
-    assert len(found.tables["flags"]) == 0  # what a study of every implementation answers is no flag
-    assert set(found.tables["conv3d"]["batch"].dropna()) == {4}
-
-
-def test_a_3d_network_has_its_passes_and_what_they_are_made_of(tmp_path: Path):
-    reports.network(tmp_path / "network")
-    found = shown(tmp_path)
-    assert [fault.what for fault in found.found.faults] == []
-    assert only(found.tables["runs"])["rows"] == 4
-    drawn = {each.exhibit.name: each for each in figures.pictures(found)}
-    assert [(row["implementation"], row["mean_ms"]) for row in drawn["networks"].rows] == [
-        ("gemm", 3.0),
-        ("torch", 4.0),
-    ]
-    kinds = drawn["network-kinds"]
-    assert kinds.panel == drawn["networks"].panel == "cosmoflow · h200 · batch 4 · float32 (tf32) · ncdhw"
-    assert [(row["category"], row["mean_ms"]) for row in kinds.rows][:2] == [("convolution", 2.0), ("pooling", 1.0)]
-    svg = figures.draw(figures.specification(kinds, found.specs["network-kinds"], 241), "svg").decode()
-    assert "pooling" in svg
-
-
-def test_layers_and_network_of_a_3d_study_are_no_repeats(tmp_path: Path):
-    reports.studies(tmp_path)
-    panels = {row for name in ("conv3d", "networks") for row in shown(tmp_path).tables[name]["panel"]}
-    assert not [panel for panel in panels if "run" in panel or "conv3d" in panel]
-
-
 def test_a_gain_is_a_share_of_pytorchs_pass_and_runs_of_a_model_have_rows_of_their_own(tmp_path: Path):
     for stage in ("first", "second"):
         reports.atlas(tmp_path / stage)
-    gains = shown(tmp_path).tables["choice_passes"]
+    gains = reports.shown(tmp_path).tables["choice_passes"]
     best = gains[gains["convolutions_by"] == "fastest of each layer"]
     assert best["gain_pct"].tolist() == pytest.approx([100 * 17 / 887] * 2)
     assert best["gain_ci99_pct"].tolist() == pytest.approx([100 * 2.1 / 887] * 2)
@@ -324,21 +253,17 @@ def test_a_gain_is_a_share_of_pytorchs_pass_and_runs_of_a_model_have_rows_of_the
 def test_threads_of_the_processor_part_no_runs_on_a_gpu(tmp_path: Path):
     for algorithm, threads in (("gemm", 16), ("torch", 32)):
         reports.profile(tmp_path, "alexnet", algorithm, environment={"cpu_threads": threads})
-    assert shown(tmp_path).tables["passes"]["panel"].nunique() == 1
+    assert reports.shown(tmp_path).tables["passes"]["panel"].nunique() == 1
 
 
 def test_threads_of_the_processor_part_runs_on_it(tmp_path: Path):
     for algorithm, threads in (("gemm", 16), ("torch", 32)):
         reports.profile(tmp_path, "alexnet", algorithm, gpu="cpu", environment={"cpu_threads": threads})
-    assert shown(tmp_path).tables["passes"]["panel"].nunique() == 2
-
-
-def test_nothing_that_can_be_read_is_said_in_one_sentence(tmp_path: Path):
-    assert shown(tmp_path).sentences == ["No folder of results could be read."]
+    assert reports.shown(tmp_path).tables["passes"]["panel"].nunique() == 2
 
 
 def test_measured_runs_are_shown_as_their_tables_have_them(measured: Path):
-    found = shown(measured)
+    found = reports.shown(measured)
     passes = found.tables["passes"]
     assert sorted(passes["algorithm"].unique()) == ["direct", "torch"]
     assert (passes["mean_ms"] > 0).all()
@@ -351,7 +276,7 @@ def test_measured_runs_are_shown_as_their_tables_have_them(measured: Path):
 def test_runs_with_different_versions_are_not_in_one_picture_and_have_ratios_of_their_own(tmp_path: Path):
     reports.profile(tmp_path, "alexnet", "gemm")
     reports.profile(tmp_path, "alexnet", "torch", environment={"cudnn": "9.24.0", "driver": "590"})
-    passes = shown(tmp_path).tables["passes"]
+    passes = reports.shown(tmp_path).tables["passes"]
     assert (passes["time_ratio"] == 1.0).all()
     assert passes["panel"].unique().tolist() == [
         "alexnet · h200 · batch 1 · float32 (fp32) · nchw · driver 580.159, cuDNN 9.19.0",
@@ -363,7 +288,7 @@ def test_runs_with_different_versions_are_not_in_one_picture_and_have_ratios_of_
 @pytest.mark.parametrize("column", ["fallback_layers", "unsupported_layers"])
 def test_a_pass_in_which_others_ran_some_layers_is_named_so(tmp_path: Path, column: str):
     reports.profile(tmp_path, "alexnet", "winograd", **{column: 1})
-    found = shown(tmp_path)
+    found = reports.shown(tmp_path)
     assert set(found.tables["passes"]["series"]) == {"winograd + others"}
     assert set(found.tables["passes"]["replaced_layers"]) == {1}
     assert "winograd + others takes" in found.sentences[0]
@@ -373,32 +298,15 @@ def test_a_pass_in_which_others_ran_some_layers_is_named_so(tmp_path: Path, colu
 def test_what_is_wrong_is_in_the_table_and_not_in_a_picture(tmp_path: Path):
     reports.profile(tmp_path, "alexnet", "gemm", status="wrong", reason="relative error 0.5")
     reports.profile(tmp_path, "alexnet", "torch")
-    found = shown(tmp_path)
+    found = reports.shown(tmp_path)
     drawn = [each for each in figures.pictures(found, ["scaling", "heat", "energy"]) if each.exhibit.table == "passes"]
     assert {row["algorithm"] for picture in drawn for row in picture.rows} == {"torch"}
     assert set(found.tables["passes"]["status"]) == {"wrong", "ok"}
 
 
-def test_times_within_their_intervals_are_no_victory(tmp_path: Path):
-    for algorithm, slower in (("gemm", 1.0), ("implicit gemm", 1.01 / 1.5), ("fft", 2.0)):
-        reports.profile(tmp_path, "alexnet", algorithm, slower=slower)
-    assert (
-        "gemm has the least time, 3 ± 0.06 ms a pass, but not beyond the 95 % intervals of implicit gemm."
-        in shown(tmp_path).sentences[0]
-    )
-
-
-def test_a_time_without_an_interval_is_no_victory(tmp_path: Path):
-    for algorithm, mean_ms in (("gemm", 1.0), ("torch", 2.0)):
-        compared.written(
-            tmp_path / algorithm, [compared.overall(algorithm=algorithm, mean=mean_ms, std=None)], algorithm=algorithm
-        )
-    assert "gemm has the least time, 1 ms a pass, but not beyond" in shown(tmp_path).sentences[0]
-
-
 def test_a_layer_has_its_whole_shape(tmp_path: Path):
     compared.written(tmp_path / "run", layers=[compared.layer(), compared.layer(position=1, stride="1x1", groups=3)])
-    assert shown(tmp_path).tables["layers"]["shape"].tolist() == [
+    assert reports.shown(tmp_path).tables["layers"]["shape"].tolist() == [
         "3 → 64, 11x11, stride 4x4, padding 2x2, of 64x64",
         "3 → 64, 11x11, padding 2x2, groups 3, of 64x64",
     ]
@@ -407,7 +315,7 @@ def test_a_layer_has_its_whole_shape(tmp_path: Path):
 def test_runs_with_different_versions_of_cudnn_are_compared_neither_unasked_nor_asked(tmp_path: Path):
     one = reports.profile(tmp_path / "one", "alexnet", "gemm")
     other = reports.profile(tmp_path / "other", "alexnet", "gemm", environment={"cudnn": "9.24.0"})
-    assert len(shown(tmp_path).tables["pairs"]) == 0
+    assert len(reports.shown(tmp_path).tables["pairs"]) == 0
     (line,) = content(folders.read([tmp_path]), [one, other]).tables["pairs"].to_dict("records")
     assert line["fault"] == "A and B ran with cuDNN 9.19.0 and 9.24.0: they are not compared"
 
@@ -415,8 +323,8 @@ def test_runs_with_different_versions_of_cudnn_are_compared_neither_unasked_nor_
 def test_every_picture_has_at_most_eight_series(tmp_path: Path):
     for number in range(12):
         reports.profile(tmp_path, "alexnet", f"plan:{number}", slower=1 + number / 10)
-    for picture in figures.pictures(shown(tmp_path), ["scaling", "energy", "roofline"]):
+    for picture in figures.pictures(reports.shown(tmp_path), ["scaling", "energy", "roofline"]):
         names = {row["algorithm"] for row in picture.rows if row["algorithm"]}
         assert len(names) == 8, picture.exhibit.name
-    by_layer = next(each for each in figures.pictures(shown(tmp_path)) if each.exhibit.name == "layer-times")
+    by_layer = next(each for each in figures.pictures(reports.shown(tmp_path)) if each.exhibit.name == "layer-times")
     assert len({row["algorithm"] for row in by_layer.rows}) == 8
