@@ -1,4 +1,4 @@
-"""Tables of results as data frames: time against image size, the slowest layers, energy.
+"""Result tables as data frames: time against image size, the slowest layers, energy.
 
 python examples/analysis.py results/2_quick
 """
@@ -14,13 +14,13 @@ root = Path(sys.argv[1] if len(sys.argv) > 1 else "results")
 
 
 def read(kind: str) -> pd.DataFrame:
-    """Return the tables of a kind of all runs below the folder, without what an --overwrite has kept."""
+    """Return one kind of table of all runs below the folder, without results that --overwrite moved aside."""
     paths = [path for path in sorted(root.rglob(f"*_{kind}.csv")) if "before-" not in str(path)]
     return pd.concat(map(pd.read_csv, paths), ignore_index=True)
 
 
 overall, layers = read("overall"), read("layers")
-overall = overall[overall["status"] == "ok"]  # others have a reason in the place of figures
+overall = overall[overall["status"] == "ok"]  # other rows have a reason instead of figures
 
 print("time of a pass, ms")
 print(overall.pivot_table(index=["model", "input_size"], columns="algorithm", values="mean").round(3).to_string())

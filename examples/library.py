@@ -1,4 +1,4 @@
-"""The best algorithm for each layer of a model of your own: the library in one call.
+"""Time of each layer of your own model by several algorithms, in one library call.
 
 python examples/library.py
 """

@@ -1,4 +1,4 @@
-"""A model of one's own, for `run_profile.py --model examples/own_model.py:make`: two convolutions, one of them bare."""
+"""Custom model for `run_profile.py --model examples/own_model.py:make`, with modules and one functional convolution."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Own(nn.Module):
-    """A stem, a depthwise convolution that is a function's call, and a head."""
+    """Stem, depthwise convolution as a functional call, body and head."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
