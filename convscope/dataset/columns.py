@@ -1,7 +1,7 @@
 """Columns of a file of samples: unit, meaning, and the values that are allowed.
 
-This is their one source: the table of docs/data.md is `markdown()`, which a test holds, and the documents of a
-published data set are made of it. Types, and whether a cell may be empty, are those of `SampleRow`.
+The documents of a published data set are made of it; a test compares it with the catalogue of all tables,
+docs/columns.csv. Types, and whether a cell may be empty, are those of `SampleRow`.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ _KINDS = {field.name: str(field.type) for field in dataclasses.fields(SampleRow)
 COLUMNS = (
     Column("gpu_name", "", "the card, as its driver names it; of measurements on a CPU, the processor"),
     Column("algorithm", "",
-           "the algorithm asked for, named as everywhere in this project, or who chose: `torch`, `torch benchmark`"),
-    Column("batch_size", "count", "images"),
+           "requested algorithm, or what chose it: `torch` (PyTorch's default), `torch benchmark` (its search)"),
+    Column("batch_size", "count", "images in a call"),
     Column("in_channels", "count", "channels of the input, of all groups"),
     Column("out_channels", "count", "channels of the output: filters"),
     Column("in_height_px", "pixels", "height of the input without padding; empty where the source does not say it"),
     Column("in_width_px", "pixels", "width of the input without padding; empty where the source does not say it"),
-    Column("kernel_size", "", "height and width of the filters: `3x3`", pattern=PAIR),
-    Column("stride", "", "by height and width", pattern=PAIR),
-    Column("padding", "", "at each side, by height and width", pattern=PAIR),
-    Column("dilation", "", "by height and width", pattern=PAIR),
+    Column("kernel_size", "", "size of the filters, height x width: `3x3`", pattern=PAIR),
+    Column("stride", "", "stride, height x width", pattern=PAIR),
+    Column("padding", "", "padding at each side, height x width", pattern=PAIR),
+    Column("dilation", "", "dilation, height x width", pattern=PAIR),
     Column("groups", "count", "groups of channels"),
     Column("dtype", "", "data type of input, filters and output", tuple(ELEMENT_BYTES)),
     Column("math", "", "arithmetic that float32 may use; 16-bit types say `tf32`", MATHS),
@@ -75,11 +75,11 @@ COLUMNS = (
     Column("timing_method", "", "how the time was taken"),
     Column("energy_j", "J", "energy of one call, replayed alone"),
     Column("energy_uncertainty_j", "J", "two standard deviations of the energy"),
-    Column("workspace_bytes", "bytes", "memory that the algorithm needs beside its tensors"),
+    Column("workspace_bytes", "bytes", "scratch memory that the algorithm needs besides its tensors"),
     Column("relative_error", "1", "error of the output against float64, relative"),
     Column("ran_algorithm", "",
-           "what really ran: the algorithm that the kernels show, or for a choice the plan with the same kernels"),
-    Column("ran_provider", "", "library that computed"),
+           "algorithm that ran, as its kernels show; of a choice the plan with the same kernels"),
+    Column("ran_provider", "", "library that computed it"),
     Column("kernels", "", "kernels that ran: a JSON object of their counts by name, or names with `;` between"),
     Column("cudnn", "", "version of cuDNN"),
     Column("driver", "", "version of the driver"),
@@ -89,12 +89,6 @@ COLUMNS = (
     Column("input_size", "pixels", "side of the model's square image"),
     Column("layer", "", "name of the layer in the model"),
     Column("status", "", "`ok` has a time; any other says why there is none", STATUSES),
-    Column("reason", "", "of a status other than `ok`"),
+    Column("reason", "", "why the status is not `ok`"),
 )  # fmt: skip
 BY_NAME = {column.name: column for column in COLUMNS}
-
-
-def markdown() -> str:
-    """Return the columns as the table of docs/data.md."""
-    rows = [f"| {column.name} | {column.unit} | {column.description} |" for column in COLUMNS]
-    return "\n".join(["| column | unit | |", "| --- | --- | --- |", *rows]) + "\n"

@@ -1,0 +1,490 @@
+"""Writer of docs/commands.md and docs/columns.md: options from the commands' parsers, columns from the schemas.
+
+python docs/generate.py            # write both
+python docs/generate.py --check    # write nothing; exit code 1 and the names of files that are not current
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from convscope.__main__ import COMMANDS, FLAGS, MEASURED
+from convscope.atlas import rows as atlas
+from convscope.cli import completion, programs
+from convscope.conv3d import rows as conv3d
+from convscope.dataset.package.merging import Conflict
+from convscope.dataset.samples import WORK, SampleRow
+from convscope.dataset.totals import TotalRow
+from convscope.inference import rows as inference
+from convscope.prediction.evaluation import Score, WorkspaceScore
+from convscope.profiling import rows as profiling
+from convscope.selection import command as selection
+from convscope.selection.evaluation import Regret
+from convscope.storage.schema import Schema
+from convscope.training import rows as training
+from convscope.verification import rows as verification
+
+DOCS = Path(__file__).resolve().parent
+GENERATED = "<!-- Written by docs/generate.py: do not edit. -->"
+CATALOGUE = DOCS / "columns.csv"
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One table of the reference.
+
+    Attributes:
+        key: its name in the catalogue: "profile/overall".
+        file: its file on disk.
+        text: what a row is.
+        types: the type of each column by its name, in the order of the table: "int | None".
+    """
+
+    key: str
+    file: str
+    text: str
+    types: Mapping[str, str]
+
+    @property
+    def title(self) -> str:
+        """Heading of the table; no two are the same."""
+        study, _, name = self.key.partition("/")
+        return f"{study.capitalize()}: {name.replace('_', ' ')}"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """Entry of the catalogue."""
+
+    table: str
+    column: str
+    unit: str
+    text: str
+
+
+TITLES = {
+    "profile": "Profile: `run_profile.py`",
+    "training": "Training: `run_training.py`",
+    "inference": "Inference: `run_inference.py`",
+    "conv3d": "3-D convolutions: `run_conv3d.py`",
+    "verify": "Support, choice, first call: `run_verify.py`",
+    "plans": "Plans: `run_verify.py --plans`",
+    "dataset": "Data: samples, totals, conflicts",
+    "predict": "Prediction: `convscope predict`",
+    "select": "Selection: `convscope select evaluate`",
+}
+BESIDE = {
+    "profile": "Beside them `run.json`, described in [reliability.md](reliability.md). Guide: "
+    "[profile.md](profile.md).",
+    "training": "Beside them `run.json`, `summary.txt`, `batch_size.png`, `memory.png`, and `profiles/<cell>/` with a "
+    "trace for each process and the curves. Guide: [training.md](training.md).",
+    "inference": "Beside it `run.json`, `table.md` (engines side by side), `latency.png` (against batch size, with the "
+    "floor), `pareto.png` (images/s against latency) and `server.png` (p99 against rate). The same command again "
+    "measures what is missing and what could not be measured; `--overwrite` measures the cells of the command again, "
+    "leaves all others, and keeps the old tables in `<folder>/before-<time>`. Guide: [inference.md](inference.md).",
+    "conv3d": "Beside them `run.json` with the request, the environment and the ceilings. The same command again in "
+    "the same folder adds what is missing; `--overwrite` measures the cells of the command again, leaves all others, "
+    "and keeps the old tables in `<folder>/before-<time>`. Guide: [conv3d.md](conv3d.md).",
+    "verify": "A folder for each model, card, size and arithmetic, in `results/support/`, `results/choice/` and "
+    "`results/first_call/`. Guide: [verification.md](verification.md).",
+    "plans": "In `results/plans/<model>_…/`. Guide: [plans.md](plans.md).",
+    "dataset": "In `datapackage.json` of a published data set each column has its unit, type and allowed values. "
+    "Guide: [data.md](data.md).",
+    "predict": "Guide: [prediction.md](prediction.md).",
+    "select": "Guide: [selection.md](selection.md).",
+}
+ROWS = {
+    "profile/overall": ("<model>_<algorithm>_overall.csv", "a row for each input size"),
+    "profile/layers": ("<model>_<algorithm>_layers.csv", "a row for each call of a convolution and input size"),
+    "profile/work": (
+        "<model>_<algorithm>_work.csv",
+        "a row for the kernels of one name (on a CPU the operators) in one module and input size, the longest first; "
+        "the rows of a size are all kernels of its pass",
+    ),
+    "training/training": (
+        "training.csv",
+        "a row for each model, batch size, number of processes, eager or compiled, launched kernel by kernel or "
+        "captured; times are means over the measured steps of the first process",
+    ),
+    "training/epochs": ("epochs.csv", "a row for each epoch"),
+    "training/operators": ("operators.csv", "a row for each operator and phase of the trace"),
+    "training/kernels": ("kernels.csv", "a row for each kernel of the trace"),
+    "training/memory": ("memory.csv", "a row for each allocation or release in the trace"),
+    "inference/inference": (
+        "inference.csv",
+        "a row for each model, engine, batch size, number of GPUs and scenario, under load also for each rate",
+    ),
+    "conv3d/conv3d": ("conv3d.csv", "a row for each layer, implementation and layout"),
+    "conv3d/samples": ("samples.csv", "a row for each sample of a time"),
+    "conv3d/stress": ("stress.csv", "a row for each random shape and implementation"),
+    "conv3d/end_to_end": ("end_to_end.csv", "a row for the whole network with each implementation"),
+    "conv3d/breakdown": ("breakdown.csv", "a row for each kind of layer in the network with each implementation"),
+    "verify/support": ("support.csv", "a row for each layer and algorithm of cuDNN (`--support`)"),
+    "verify/choice": ("choice.csv", "a row for each layer and candidate (`--choice`)"),
+    "verify/passes": ("passes.csv", "a row for each choice that was judged as a whole pass (`--choice`)"),
+    "verify/first_call": ("first_call.csv", "a row for each layer and way to convolve (`--first-call`)"),
+    "verify/first_passes": ("first_passes.csv", "a row for each way to convolve (`--first-call`)"),
+    "plans/plans": ("plans.csv", "a row for each shape and candidate, the fastest first"),
+    "plans/passes": ("passes.csv", "a row for each choice that was judged as a whole pass"),
+    "plans/plan_layers": ("plan_layers.csv", "a row for each call of a convolution, with the first call of its shape"),
+    "plans/plan_times": ("plan_times.csv", "a row for each shape and candidate in each round"),
+    "dataset/samples": (
+        "samples.csv, samples.parquet",
+        "a row for one convolution by one algorithm on one card; the Parquet file of a published data set also "
+        "numbers the rows from 0 (`sample`)",
+    ),
+    "dataset/totals": ("totals.csv", "a row for one pass of a whole model"),
+    "dataset/conflicts": ("conflicts.csv", "a row for two repeats that do not agree, by their numbers"),
+    "predict/scores": ("predict evaluate --json", "an entry for each target, split, predictor or baseline, and group"),
+    "predict/workspace": ("predict evaluate --target workspace --json", "the same of predicted workspaces"),
+    "predict/predictions": ("predict apply -o FILE", "a row for each requested layer and algorithm"),
+    "select/regret": ("select evaluate --json", "an entry for each line of the evaluation"),
+}
+
+
+def tables() -> list[Listed]:
+    """Return every table of every study, in the order of the page."""
+    found = {key: _types(row_type) for key, row_type in _row_types().items()}
+    types = found["dataset/samples"]
+    asked = {name: types[name] for name in ("gpu_name", *WORK, "model", "layer", "input_size")}
+    predicted = dict.fromkeys(("predicted_ms", "low90_ms", "high90_ms"), "float")
+    found["predict/predictions"] = asked | predicted | {"outside": "str"}
+    return [Listed(key, *about, found[key]) for key, about in ROWS.items()]
+
+
+def _row_types() -> dict[str, type[Any]]:
+    found: dict[str, type[Any]] = {}
+    schemas: dict[str, Sequence[Schema]] = {
+        "profile": [profiling.SCHEMA],
+        "training": [training.SCHEMA],
+        "inference": [inference.SCHEMA],
+        "conv3d": [conv3d.SCHEMA],
+        "verify": [verification.SUPPORT, verification.CHOICE, verification.FIRST_CALL],
+        "plans": [atlas.PLANS],
+    }
+    for study, several in schemas.items():
+        every = [part.tables.items() for schema in several for part in schema.parts]
+        found |= {f"{study}/{name}": form.row_type for items in every for name, form in items}
+    if {*found} != {key for key in ROWS if key.split("/")[0] in schemas}:
+        raise SystemExit(f"docs/generate.py: ROWS has other tables than the schemas: {sorted({*found} ^ {*ROWS})}")
+    others = {"dataset/samples": SampleRow, "dataset/totals": TotalRow, "dataset/conflicts": Conflict}
+    return found | others | {"predict/scores": Score, "predict/workspace": WorkspaceScore, "select/regret": Regret}
+
+
+def _types(row_type: type[Any]) -> dict[str, str]:
+    return {field.name: str(field.type) for field in dataclasses.fields(row_type)}
+
+
+def catalogue(path: Path = CATALOGUE) -> list[Meaning]:
+    """Read the catalogue of columns; `*` stands for all tables, `profile/*` for those of a study."""
+    with path.open(newline="") as file:
+        return [Meaning(*row) for row in list(csv.reader(file))[1:]]
+
+
+def meaning(entries: Mapping[tuple[str, str], Meaning], table: str, column: str) -> Meaning:
+    """Return the entry for a column: that of its table, else of its study, else of all.
+
+    Raises:
+        KeyError: the catalogue has none.
+    """
+    for key in (table, f"{table.partition('/')[0]}/*", "*"):
+        if (key, column) in entries:
+            return entries[key, column]
+    raise KeyError(f"docs/columns.csv has no entry for {column} of {table}")
+
+
+TYPES = {"str": "text", "int": "integer", "float": "number", "bool": "True, False"}
+
+
+def columns_page() -> str:
+    """Return docs/columns.md."""
+    entries = {(each.table, each.column): each for each in catalogue()}
+    lines = [
+        GENERATED, "", "# Columns", "",
+        "Every column of every table, with its type, unit and meaning. A value that is absent is an empty cell, never "
+        "0. Counts have the unit `count`, ratios and relative errors the unit `1`. Tables of results are CSV files in "
+        "the folder of their run. [numbers.md](numbers.md) explains how the main figures are measured.", "",
+    ]  # fmt: skip
+    study = ""
+    for table in tables():
+        if table.key.partition("/")[0] != study:
+            study = table.key.partition("/")[0]
+            lines += [f"## {TITLES[study]}", "", BESIDE[study], ""]
+        names = " or ".join(f"`{each}`" for each in table.file.split(", "))
+        lines += [f"### {table.title}", "", f"{names}: {table.text}.", ""]
+        lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
+        for column, kind in table.types.items():
+            found = meaning(entries, table.key, column)
+            shown = TYPES[kind.removesuffix(" | None")]
+            lines.append(f"| `{column}` | {shown} | {found.unit} | {found.text} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+EXIT_CODES = (
+    ("0", "all", "Done. Of a measuring command: everything requested was measured."),
+    ("1", "`profile`", "Some sizes have no figures; their rows say why."),
+    ("1", "`verify`", "NOT CONFIRMED. With `--support`: rules and card differ."),
+    ("1", "`train`", "A cell could not be trained."),
+    (
+        "1",
+        "`infer`",
+        "A cell could not be measured although its engine is available, or an engine named with `--engines` could not "
+        "be measured at all (not installed, or it needs a GPU).",
+    ),
+    (
+        "1",
+        "`conv3d`",
+        "A result is wrong, an implementation failed, or nothing that was requested can run on this machine.",
+    ),
+    ("1", "`status`", "Something failed, was stopped or is stale."),
+    ("1", "`compare`", "A pass is slower; with `--layers`, a pass or a layer."),
+    (
+        "1",
+        "`plans diff`",
+        "Something besides `faster`, `same`, `ambiguous` and `not compared` is among the layers.",
+    ),
+    ("1", "`dataset package`", "Two rows have the same key, run included, and differ."),
+    ("1", "`check`", "Something is wrong in a data set or a file of samples."),
+    ("1", "`figures`", "There is nothing to draw."),
+    ("1", "`local`", "A run of the file failed."),
+    ("2", "all", "Bad input, a folder that is held or that cannot be written from the start: one line says what."),
+    ("3", "`status`", "Nothing failed, something is queued or running."),
+    ("70", "measuring commands", "The GPU, or this process's hold on it, was lost."),
+    ("74", "all", "The folder cannot be written any more; or the standard output could not be written (disk full)."),
+    (
+        "75",
+        "measuring commands",
+        "Stopped by TERM, INT, HUP or USR1: the size at hand had 20 s to be finished. A second INT ends at once.",
+    ),
+    (
+        "85",
+        "measuring commands",
+        "Stopped by USR2, SLURM's warning: the size at hand was finished; or the next size would have outlasted the "
+        "job.",
+    ),
+)
+
+
+UNSAID = {
+    "--batch-size": "images in a batch",
+    "--seed": "seed of all random numbers",
+    "--dtype": "data type",
+    "--json": "print JSON, for programs",
+    "--warmup": "calls before the first that counts",
+    "--measure": "samples of each time",
+    "--unsupported": "for layers that the algorithm does not support: stop before measuring; run implicit precomp gemm "
+    "(on a CPU PyTorch); leave them to PyTorch, without a time",
+    "--list-models": "print the names of the models",
+    "--dataset": "images to train on",
+    "--epochs": "passes through the training images",
+    "--momentum": "momentum of SGD",
+    "--weight-decay": "weight decay of SGD",
+    "--num-classes": "classes of the model",
+    "--image-size": "side of the images, pixels",
+    "--into": "folder of the files",
+    "--stage": "only these stages",
+    "--state": "only combinations in these states",
+    "check_status.sh --model": "only these models",
+    "check_status.sh --algorithm": "only these algorithms",
+    "check_status.sh --gpu": "only these GPUs",
+    "FILE": "file of combinations",
+    "FILE …": "files to import",
+    "SHELL": "shell to complete in",
+}
+"""What options do whose parser does not say it, by option, or by program and option."""
+
+
+def commands_page() -> str:
+    """Return docs/commands.md."""
+    lines = [
+        GENERATED, "", "# Commands", "",
+        "`convscope COMMAND`, or `python -m convscope COMMAND`. `convscope COMMAND --help` prints the options of one, "
+        "`convscope --version` the version. In a checkout `run_profile.py`, `run_verify.py`, `run_training.py`, "
+        "`run_inference.py`, `run_conv3d.py` and `run_dataset.py` are `profile`, `verify`, `train`, `infer`, `conv3d` "
+        "and `dataset collect`, with the same options.", "",
+        "| command | purpose |", "| --- | --- |",
+        *(f"| [`{name}`](#{name}) | {_cell(what)} |" for name, (_, what) in COMMANDS.items()), "",
+    ]  # fmt: skip
+    for name in COMMANDS:
+        lines += [f"## {name}", "", *_command(name)]
+    lines += ["## Exit codes", "", "| code | command | meaning |", "| ---: | --- | --- |"]
+    lines += [f"| {code} | {of} | {text} |" for code, of, text in EXIT_CODES]
+    lines += ["", "After 70, 74, 75 and 85 the same command continues with the sizes that are missing. Of several runs "
+              "(`--batch-sizes`, `--study`) the highest exit code counts; bad input of one leaves the others, a signal "
+              "ends all after the size at hand. [reliability.md](reliability.md) has the details."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _command(name: str) -> Iterator[str]:
+    """Yield the section of a command, with those of its subcommands."""
+    module, what = COMMANDS[name]
+    same = ""
+    if name in FLAGS:
+        same = f"`convscope verify {FLAGS[name][0]}`, with the options of [`verify`](#verify)."
+    if module == COMMANDS["verify"][0] and same:
+        yield from (_sentence(what), "", f"`convscope {name} --model M …` is {same}", "")
+        return
+    parser = completion._of(module)
+    yield from (_sentence(re.sub(r"^`[^:]*`: ", "", parser.description or what)), "")
+    if same:
+        yield from (f"With options alone, `convscope {name} --model M …` is {same}", "")
+    elif parser.epilog:
+        yield from (_sentence(parser.epilog), "")
+    yield from _options(f"convscope {name}", parser)
+    for below, own in _subcommands(name, parser).items():
+        yield from (f"### {name} {below}", "", *own)
+
+
+def _subcommands(name: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
+    """Return the section of each subcommand."""
+    found: dict[str, list[str]] = {}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            helps = {each.dest: each.help or "" for each in action._choices_actions}
+            for below, own in action.choices.items():
+                collects = (name, below) == ("dataset", "collect")
+                of = programs.module(MEASURED[name]).parser() if collects else own
+                text = [_sentence(helps[below]), ""] if below in helps else []
+                found[below] = [*text, *_options(f"convscope {name} {below}", of)]
+    if name == "select":
+        text = ["Regret of a selection on layers that were not learned, beside simple choices.", ""]
+        found["evaluate"] = [*text, *_options("convscope select evaluate", selection._evaluation_parser())]
+    return found
+
+
+def _options(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield usage and options of a parser; the last line is empty."""
+    shown = [each for each in parser._actions if each.dest != "help" and each.help != argparse.SUPPRESS]
+    below = [each for each in shown if isinstance(each, argparse._SubParsersAction)]
+    plain = [each for each in shown if each not in below]
+    words = [_invocation(each) for each in plain if each.required and each.option_strings]
+    needed = [group._group_actions for group in parser._mutually_exclusive_groups if group.required]
+    words += [f"({' | '.join(map(_invocation, group))})" for group in needed]
+    words += ["[options]"] if any(each.option_strings and not each.required for each in plain) else []
+    words += [_invocation(each) for each in plain if not each.option_strings]
+    words += ["|".join(each.choices) + " …" for each in below]
+    yield from ("```", *_wrapped([name, *words]), "```", "")
+    if plain:
+        yield from ("| option | default | meaning |", "| --- | --- | --- |")
+        yield from (f"| {_names(each)} | {_default(each)} | {_help(parser, each)} |" for each in plain)
+        yield ""
+    for group in parser._mutually_exclusive_groups:
+        several = ", ".join(f"`{each.option_strings[0]}`" for each in group._group_actions)
+        yield from (f"{'Exactly' if group.required else 'At most'} one of {several}.", "")
+
+
+def _wrapped(words: Sequence[str]) -> Iterator[str]:
+    """Yield words as lines of at most 100 signs, those behind the first indented."""
+    line = ""
+    for word in words:
+        if line and len(line) + len(word) > 99:
+            yield line + " \\"
+            line = "   "
+        line += f" {word}" if line else word
+    yield line
+
+
+def _invocation(action: argparse.Action) -> str:
+    """Return an option with its argument: "--model NAME"."""
+    return " ".join(filter(None, [*action.option_strings[:1], _argument(action)]))
+
+
+def _argument(action: argparse.Action) -> str:
+    """Return the placeholder of an argument, "" for a flag."""
+    if action.nargs == 0:
+        return ""
+    if isinstance(action.metavar, tuple):
+        return " ".join(action.metavar)
+    plain = "CHOICE" if action.choices is not None and action.option_strings else action.dest.upper()
+    name = action.metavar or ("N" if action.type is int else plain)
+    forms = {"?": f"[{name}]", "*": f"[{name} …]", "+": f"{name} …"}
+    return forms.get(str(action.nargs), name)
+
+
+def _names(action: argparse.Action) -> str:
+    """Return the names of an option as a cell, with its argument behind the last."""
+    given = _argument(action)
+    if not action.option_strings:
+        return f"`{given}`"
+    *others, last = action.option_strings
+    return ", ".join(f"`{each}`" for each in (*others, f"{last} {given}".rstrip()))
+
+
+def _default(action: argparse.Action) -> str:
+    if action.required and action.option_strings:
+        return "required"
+    value = action.default
+    if action.nargs == 0 or value in (None, (), [], "", argparse.SUPPRESS):
+        return ""
+    if isinstance(value, tuple):
+        return f"`{' '.join(map(str, value))}`"
+    if isinstance(value, list):
+        listed = ", ".join(f"`{each}`" for each in value)
+        return listed if len(value) < 10 else ""
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return what an option does, then its choices."""
+    name = action.option_strings[-1] if action.option_strings else _argument(action)
+    said = action.help or UNSAID.get(f"{parser.prog} {name}") or UNSAID.get(name, "")
+    text = _cell(said % (vars(action) | {"prog": parser.prog}))
+    if action.choices is None:
+        return text
+    return "; ".join(filter(None, [text, f"one of {', '.join(f'`{each}`' for each in action.choices)}"]))
+
+
+def _sentence(text: str) -> str:
+    """Return a description as a sentence."""
+    plain = _cell(text)
+    return f"{plain[:1].upper()}{plain[1:]}{'' if plain.endswith('.') else '.'}"
+
+
+def _cell(text: str) -> str:
+    """Return text as a cell of a table: on one line, options and paths as code, long lists with spaces."""
+    words = [word.replace(",", ", ") if word.count(",") > 3 else word for word in text.split()]
+    parts = " ".join(words).split("`")  # every second one is code already
+    parts[::2] = [_CODE.sub(r"`\g<0>`", part).replace("*", "\\*") for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")
+
+
+_CODE = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*|[^\s<`]*(?:<[^>`]*>[^\s;,)<`]*)+")
+"""An option, or a path with a placeholder: "results/<stage>/<model>_…"."""
+
+PAGES = {"commands.md": commands_page, "columns.md": columns_page}
+
+
+def stale(folder: Path = DOCS) -> dict[str, str]:
+    """Return the pages of a folder that are not as they would be written, with their new text."""
+    found = {name: page() for name, page in PAGES.items()}
+    return {
+        name: text
+        for name, text in found.items()
+        if not (folder / name).exists() or (folder / name).read_text() != text
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the pages; return 1 where `--check` finds one that is not current."""
+    parser = argparse.ArgumentParser(description="Write docs/commands.md and docs/columns.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 where a page is not current")
+    check = parser.parse_args(arguments).check
+    old = stale()
+    for name, text in old.items():
+        if not check:
+            (DOCS / name).write_text(text)
+        print(f"docs/{name}: {'not current: python docs/generate.py writes it' if check else 'written'}")
+    return int(check and bool(old))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
