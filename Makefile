@@ -13,7 +13,7 @@ SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --kee
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser lint resolve cuda12 gpu-test clean
+.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser site lint resolve cuda12 gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -46,6 +46,10 @@ slurm:  ## a SLURM for tests/slurm, unpacked into .slurm/ where the system has n
 browser:  ## a Chromium for tests/report, from Debian's packages, where there is none and it can be installed
 	tests/report/install.sh
 
+site: $(READY)  ## the documents as a site, in site/; fails at a page that is not current, a broken link or any other warning
+	$(BIN)/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -73,4 +77,4 @@ $(READY): pyproject.toml setup.py constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(CUDA12) .slurm
+	rm -rf $(VENV) $(CUDA12) .slurm site
