@@ -1,67 +1,137 @@
-"""The README names every column, option and file that there is."""
+"""The documents name every column, option and file that there is, and their links have targets."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
+from collections import Counter
 from pathlib import Path
+from types import ModuleType
 
+import markdown
 import pytest
 from fakes import ROOT
+from pymdownx.slugs import slugify
 
-from convscope.dataset import importers, splits
-from convscope.dataset.samples import SampleRow
-from convscope.dataset.totals import TotalRow
+from convscope import errors
+from convscope.cli import signals
+from convscope.dataset import columns, importers, splits
+from convscope.dataset.package import words
 from convscope.inference.engines import catalogue
-from convscope.inference.rows import InferenceRow
-from convscope.prediction.evaluation import Score, WorkspaceScore
-from convscope.profiling.rows import LayerRow, OverallRow, WorkRow
-from convscope.selection.evaluation import Regret
-from convscope.storage.table import columns
-from convscope.training.rows import TABLES
 
-README, TRAINING = (ROOT / "README.md").read_text(), (ROOT / "docs" / "training.md").read_text()
-INFERENCE = (ROOT / "docs" / "inference.md").read_text()
-DATA, PREDICTION = (ROOT / "docs" / "data.md").read_text(), (ROOT / "docs" / "prediction.md").read_text()
-
-SELECTION = (ROOT / "docs" / "selection.md").read_text()
+DOCS = ROOT / "docs"
+README, DATA = (ROOT / "README.md").read_text(), (DOCS / "data.md").read_text()
+INFERENCE, LIBRARY = (DOCS / "inference.md").read_text(), (DOCS / "library.md").read_text()
 
 
-@pytest.mark.parametrize("column", sorted({*columns(OverallRow), *columns(LayerRow), *columns(WorkRow)}))
-def test_every_column_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", README.split("## Columns")[1])
+def script(path: Path) -> ModuleType:
+    """Return a program of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"docs_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found
+    spec.loader.exec_module(found)
+    return found
 
 
-@pytest.mark.parametrize("column", sorted({column for form in TABLES.values() for column in form.columns}))
-def test_every_column_of_a_training_study_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", TRAINING.split("## Columns")[1])
+generate, hooks = script(DOCS / "generate.py"), script(DOCS / "hooks.py")
+ENTRIES = {(each.table, each.column): each for each in generate.catalogue()}
+COLUMNS = [(table.key, column) for table in generate.tables() for column in table.types]
+UNITS = {
+    "_per_s": "1/s", "_qps": "1/s", "_ms": "ms", "_us": "µs", "_s": "s", "_j": "J", "_w": "W", "_bytes": "bytes",
+    "_pct": "%", "_c": "°C", "_mhz": "MHz", "_px": "pixels",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("column", columns(InferenceRow))
-def test_every_column_of_an_inference_study_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", INFERENCE.split("## Columns")[1])
+def test_the_catalogue_has_each_column_of_each_table_and_no_other():
+    used = {generate.meaning(ENTRIES, *column) for column in COLUMNS}
+    assert [each for each in generate.catalogue() if each not in used] == []
 
 
-@pytest.mark.parametrize("column", columns(SampleRow))
-def test_every_column_of_samples_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", DATA.split("## Columns")[1])
+def test_the_catalogue_has_each_column_once():
+    assert [column for column, count in Counter((each.table, each.column) for each in generate.catalogue()).items()
+            if count > 1] == []  # fmt: skip
 
 
-@pytest.mark.parametrize("column", columns(TotalRow))
-def test_every_column_of_totals_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", DATA.split("column of totals")[1].split("## Splits")[0])
+def test_what_means_the_same_everywhere_is_in_several_tables():
+    used = Counter(generate.meaning(ENTRIES, *column) for column in COLUMNS)
+    assert [each.column for each, count in used.items() if each.table == "*" and count == 1] == []
 
 
-PREDICTED = ("predicted_ms", "low90_ms", "high90_ms")
+@pytest.mark.parametrize("entry", ENTRIES.values(), ids=lambda entry: f"{entry.table} {entry.column}")
+def test_a_column_has_a_meaning_and_the_unit_of_its_name(entry):
+    assert entry.text
+    assert "|" not in entry.text
+    unit = next((unit for suffix, unit in UNITS.items() if entry.column.endswith(suffix)), entry.unit)
+    assert entry.unit == unit
 
 
-@pytest.mark.parametrize("column", sorted({*columns(Score), *columns(WorkspaceScore), *PREDICTED}))
-def test_every_column_of_an_evaluation_and_of_predictions_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", PREDICTION.split("## Columns")[1])
+def test_a_column_that_the_catalogue_lacks_is_named():
+    with pytest.raises(KeyError, match="no entry for cost of profile/overall"):
+        generate.meaning(ENTRIES, "profile/overall", "cost")
 
 
-@pytest.mark.parametrize("column", columns(Regret))
-def test_every_column_of_regrets_is_explained(column: str):
-    assert re.search(rf"\b{column}\b", SELECTION.split("column of `--json`")[1])
+def test_the_columns_of_a_published_data_set_are_described_as_in_the_catalogue():
+    published = {column.name: (column.unit, column.description) for column in columns.COLUMNS}
+    listed = [each for each in generate.catalogue() if each.table == "dataset/samples"]
+    assert {each.column: (each.unit, each.text) for each in listed} == published
+    conflicts = {each.column: each.text for each in generate.catalogue() if each.table == "dataset/conflicts"}
+    assert conflicts == words.OF_CONFLICTS
+
+
+def test_the_generated_pages_are_current():
+    assert [*generate.stale()] == []
+
+
+def test_the_check_names_pages_that_are_not_current(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setitem(generate.PAGES, "columns.md", lambda: "other text")
+    assert generate.main(["--check"]) == 1
+    assert capsys.readouterr().out == "docs/columns.md: not current: python docs/generate.py writes it\n"
+
+
+def test_every_exit_code_is_in_the_table():
+    of_errors = [each.exit_code for each in vars(errors).values() if hasattr(each, "exit_code")]
+    named = {int(code) for code, *_ in generate.EXIT_CODES}
+    assert named >= {0, 3, signals.STOPPED, signals.ENDED, *of_errors}
+
+
+def test_the_example_of_the_library_is_the_script():
+    code = LIBRARY.split("```python\n")[1].split("```")[0]
+    assert (ROOT / "examples" / "library.py").read_text().endswith(code)
+
+
+def test_the_library_page_has_every_name_that_the_package_exports():
+    groups = re.findall(r"if name in \((.*?)\):", (ROOT / "convscope" / "__init__.py").read_text())
+    exported = sorted(re.findall(r'"(\w+)"', " ".join(groups)))
+    assert sorted(re.findall(r"^\| `convscope\.(\w+)` \|", LIBRARY, re.MULTILINE)) == exported
+    assert sorted(re.findall(r"^::: [\w.]+?(\w+)$", LIBRARY, re.MULTILINE)) == exported
+
+
+def test_every_page_is_in_the_navigation_once():
+    navigation = (ROOT / "mkdocs.yml").read_text().split("\nnav:")[1].split("\nvalidation:")[0]
+    assert sorted(re.findall(r"[\w-]+\.md", navigation)) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+@pytest.mark.parametrize(
+    ("link", "on_the_site"),
+    [
+        ("[plans](plans.md#pin)", "[plans](plans.md#pin)"),
+        ("[benchmarks/README.md](../benchmarks/README.md)", "benchmarks/README.md"),
+        ("[the table](../benchmarks/README.md#fidelitypy)", "the table (`benchmarks/README.md`)"),
+        ("[a site](https://example.org)", "[a site](https://example.org)"),
+    ],
+)
+def test_a_link_out_of_the_documents_is_text_on_the_site(link: str, on_the_site: str):
+    assert hooks.on_page_markdown(link) == on_the_site
+
+
+def test_a_link_to_a_folder_is_links_to_its_files_on_the_site():
+    found = hooks.on_page_markdown("[tables](support_h200/)")
+    assert "[vgg16.csv](support_h200/vgg16.csv)" in found
 
 
 @pytest.mark.parametrize("kind", splits.KINDS)
@@ -100,7 +170,43 @@ def test_every_file_of_the_project_that_a_document_names_is_there(document: Path
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 
-def test_every_target_of_a_link_is_there():
-    links = re.findall(r"\]\(([^)#]+)", README)
-    assert links
-    assert all((ROOT / link).exists() for link in links)
+def prose(path: Path) -> str:
+    """Return a document without its code."""
+    return re.sub(r"`[^`\n]*`", "`code`", re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL))
+
+
+def anchors(path: Path) -> Counter[str]:
+    """Return the anchors of a document's headings by GitHub's rule."""
+    text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower() for heading in headings]
+    return Counter(re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain)
+
+
+def anchors_of_the_site(path: Path) -> set[str]:
+    """Return the anchors of a page's headings as MkDocs gives them."""
+    settings = {"toc": {"slugify": slugify(case="lower")}}  # as in mkdocs.yml
+    page = markdown.markdown(
+        path.read_text(), extensions=["tables", "pymdownx.superfences", "toc"], extension_configs=settings
+    )
+    return {*re.findall(r'<h\d id="([^"]*)"', page)}
+
+
+LINKING = sorted([*DOCUMENTS, *ROOT.glob("*.md"), *ROOT.glob("examples/*.*")])
+
+
+@pytest.mark.parametrize("document", dict.fromkeys(LINKING), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_has_its_target(document: Path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(document)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        assert path.exists(), target
+        if anchor:
+            assert anchors(path)[anchor] == 1, f"{target}: no such heading, or several"
+            assert path.parent != DOCS or anchor in anchors_of_the_site(path), f"{target}: another anchor on the site"
+
+
+def test_the_anchors_of_the_site_are_made_by_the_rule_that_is_tested():
+    assert "pymdownx.slugs.slugify {kwds: {case: lower}}" in (ROOT / "mkdocs.yml").read_text()

@@ -1,8 +1,6 @@
-"""Columns of samples: one table of them, from which the page, the documents and the checks are made."""
+"""Columns of samples: one table of them, from which the documents and the checks are made."""
 
 from __future__ import annotations
-
-from fakes import ROOT
 
 from convscope.dataset import columns
 from convscope.dataset.collect.group import STATUS
@@ -12,11 +10,6 @@ from convscope.dataset.samples import SAMPLES
 
 def test_every_column_of_a_sample_is_described_in_order():
     assert [column.name for column in columns.COLUMNS] == SAMPLES.columns
-
-
-def test_the_page_has_the_table_that_the_columns_give():
-    page = (ROOT / "docs" / "data.md").read_text()
-    assert page.split("## Columns")[1].endswith("\n\n" + columns.markdown())
 
 
 def test_units_in_names_are_the_units():
