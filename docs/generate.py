@@ -186,7 +186,11 @@ def _types(row_type: type[Any]) -> dict[str, str]:
 def catalogue(path: Path = CATALOGUE) -> list[Meaning]:
     """Read the catalogue of columns; `*` stands for all tables, `profile/*` for those of a study."""
     with path.open(newline="") as file:
-        return [Meaning(*row) for row in list(csv.reader(file))[1:]]
+        rows = list(csv.reader(file))
+    for number, row in enumerate(rows, 1):
+        if len(row) != 4:
+            raise SystemExit(f"{path}, row {number}: {len(row)} cells where 4 belong: quote a meaning that has commas")
+    return [Meaning(*row) for row in rows[1:]]
 
 
 def meaning(entries: Mapping[tuple[str, str], Meaning], table: str, column: str) -> Meaning:
@@ -231,8 +235,12 @@ def columns_page() -> str:
 
 EXIT_CODES = (
     ("0", "all", "Done. Of a measuring command: everything requested was measured."),
-    ("1", "`profile`", "Some sizes have no figures; their rows say why."),
-    ("1", "`verify`", "NOT CONFIRMED. With `--support`: rules and card differ."),
+    ("1", "`profile`", "Some sizes have no figures; their rows say why. With `--estimate`: nothing is known of a run."),
+    (
+        "1",
+        "`verify`, `choice`, `plans`",
+        "NOT CONFIRMED; with `--support`, rules and card differ; or a model could not be measured, with its reason.",
+    ),
     ("1", "`train`", "A cell could not be trained."),
     (
         "1",
@@ -252,6 +260,7 @@ EXIT_CODES = (
         "`plans diff`",
         "Something besides `faster`, `same`, `ambiguous` and `not compared` is among the layers.",
     ),
+    ("1", "`dataset collect`", "A group of shapes could not be measured."),
     ("1", "`dataset package`", "Two rows have the same key, run included, and differ."),
     ("1", "`check`", "Something is wrong in a data set or a file of samples."),
     ("1", "`figures`", "There is nothing to draw."),
