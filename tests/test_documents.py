@@ -1,4 +1,4 @@
-"""The documents name every column, option and file that there is, and their links have targets."""
+"""The documents: every column, option, file and link in them exists; the README is short, and its code runs."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from types import ModuleType
 
 import markdown
 import pytest
-from fakes import ROOT
+from fakes import ROOT, reports
 from pymdownx.slugs import slugify
 
 from convscope import errors
+from convscope.__main__ import COMMANDS
 from convscope.cli import signals
 from convscope.dataset import columns, importers, splits
 from convscope.dataset.package import words
 from convscope.inference.engines import catalogue
 
 DOCS = ROOT / "docs"
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
 README, DATA = (ROOT / "README.md").read_text(), (DOCS / "data.md").read_text()
 INFERENCE, LIBRARY = (DOCS / "inference.md").read_text(), (DOCS / "library.md").read_text()
 
@@ -154,13 +156,13 @@ DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("*/R
 
 
 def test_every_package_stands_once_in_the_folder_map():
-    folders = README.split("## Folders")[1].split("```")[1]
+    folders = ARCHITECTURE.split("## Folders")[1].split("```")[1]
     named = [word for line in folders.splitlines()[3:-1] for word in re.findall(r"(\w+)/ ", line[:30])]
     assert sorted(named) == PACKAGES
 
 
 def test_every_package_stands_once_in_the_order_of_imports():
-    table = (ROOT / "docs" / "architecture.md").read_text().split("## ")[0]
+    table = ARCHITECTURE.split("## ")[0]
     assert sorted(re.findall(r"^\| `(\w+)/`", table, re.MULTILINE)) == PACKAGES
 
 
@@ -210,3 +212,45 @@ def test_every_link_has_its_target(document: Path):
 
 def test_the_anchors_of_the_site_are_made_by_the_rule_that_is_tested():
     assert "pymdownx.slugs.slugify {kwds: {case: lower}}" in (ROOT / "mkdocs.yml").read_text()
+
+
+def test_every_guide_is_reached_from_the_readme():
+    linked = {(ROOT / name).resolve() for name in re.findall(r"\]\(([^)#]+)", README)}
+    for page in [page for page in linked if page.suffix == ".md"]:
+        linked |= {(page.parent / name).resolve() for name in re.findall(r"\]\(([^)#]+)", page.read_text())}
+    assert [page.name for page in (ROOT / "docs").glob("*.md") if page.resolve() not in linked] == []
+
+
+def test_the_readme_has_at_most_130_lines():
+    assert len(README.splitlines()) <= 130
+
+
+COMMAND = re.compile(r"^(?:\$ )?convscope (\w+)", re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_that_a_document_shows_is_one(document: Path):
+    assert set(COMMAND.findall("\n".join(blocks(document, "")))) <= set(COMMANDS)
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """Return the fenced blocks of a document in a language, "" for those without one."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_readme_reads_results_in_pandas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    for algorithm in ("gemm", "torch"):
+        reports.profile(tmp_path / "results", "alexnet", algorithm)
+    monkeypatch.chdir(tmp_path)
+    exec(blocks(ROOT / "README.md", "python")[0], {})
+    printed = capsys.readouterr().out
+    assert all(word in printed for word in ("mean_ms", "energy_j", "alexnet", "gemm", "torch"))
+
+
+def test_the_readme_measures_a_module(capsys: pytest.CaptureFixture[str]):
+    code = blocks(ROOT / "README.md", "python")[1]
+    assert '["torch", "gemm"]' in code
+    exec(code.replace('["torch", "gemm"]', '["torch", "direct"]'), {})
+    assert "direct" in capsys.readouterr().out
