@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convscope.cli.exclusions import OF_STAGES, OF_STUDY, OF_SUBMISSION, refuse_contradictions, refuse_own_sizes
+from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
 from convscope.convolution.names import KINDS, MODELS, check_model, listed, takes_usual_sizes, with_arguments
@@ -39,13 +41,16 @@ def parser() -> OneLineParser:
     sizes.add_argument("--test", action="store_true", help="1 input size")
     sizes.add_argument("--quick", action="store_true", help="10 input sizes")
     sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
-    made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help="pixels")
+    ends = "smallest and largest size in pixels (default 224 512)"
+    made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help=ends)
+    square = "square images of this size, or these, in pixels: 224 or 224,320"
+    made.add_argument("--input-size", dest="input_sizes", type=whole_numbers, metavar="PX,…", help=square)
     shape = "images that are not square, height x width in pixels: 480x640; one size"
     made.add_argument("--input-shape", metavar="HxW", help=shape)
     batches = made.add_mutually_exclusive_group()
     batches.add_argument("--batch-size", type=int, default=1)
     several = "one run each, one after the other, each in a folder of its own"
-    batches.add_argument("--batch-sizes", type=_whole_numbers, metavar="N,N,…", help=several)
+    batches.add_argument("--batch-sizes", type=whole_numbers, metavar="N,N,…", help=several)
     study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
     made.add_argument("--study", type=Path, metavar="FILE", help=study)
     made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="warm-up passes")
@@ -67,6 +72,12 @@ def parser() -> OneLineParser:
     made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
     made.add_argument("--seed", type=int, default=0)
+    _add_energy(made)
+    _add_lists(made)
+    return made
+
+
+def _add_energy(made: OneLineParser) -> None:
     without = "leave the energy window out (a second a size)"
     made.add_argument("--no-energy", dest="energy", action="store_false", help=without)
     load = "seconds of load before the window"
@@ -76,6 +87,9 @@ def parser() -> OneLineParser:
     made.add_argument("--energy-budget", dest="energy_budget_s", type=float, default=5.0, metavar="S", help=longest)
     made.add_argument("--layer-energy", action="store_true", help="energy of each layer, replayed alone")
     made.add_argument("--check-power", action="store_true", help="test the power sensors (30 s)")
+
+
+def _add_lists(made: OneLineParser) -> None:
     made.add_argument("--list-models", action="store_true")
     made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
     made.add_argument("--list-combinations", action="store_true", help="what ./3_full_run.sh --matrix FILE reads")
@@ -85,14 +99,6 @@ def parser() -> OneLineParser:
     made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
     made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
     made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
-    return made
-
-
-def _whole_numbers(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
-        raise argparse.ArgumentTypeError(f"{text!r}: say different numbers with commas between, such as 1,8,32")
-    return [int(part) for part in parts]
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -109,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
     lists = options.list_models, options.list_algorithms, options.list_combinations
     asks_to_list = any(lists) or options.check_cuda or options.check_power
     if options.study:
-        made.refuse_ignored(arguments, BESIDE_NO_STUDY, "--study")
+        made.refuse_ignored(arguments, OF_STUDY, "--study")
     elif not asks_to_list and not (options.model and (options.algorithm or options.algorithm_file)):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
     if asks_to_list:
@@ -117,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
         made.refuse_ignored(arguments, ("batch_sizes", "algorithm_file", *of_model), "a list")
     else:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
-        _refuse_contradictions(made, arguments, options)
+        refuse_contradictions(made, arguments, options)
     measures = not (asks_to_list or options.estimate)
 
     def work(stop: StopSignal) -> int:
@@ -137,13 +143,6 @@ def main(arguments: list[str] | None = None) -> int:
         return _profile(options, stop)
 
     return command(NAME, work, GRACE_S if measures else 0)
-
-
-def _refuse_contradictions(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
-    if not options.energy:
-        made.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
-    if options.input_shape:
-        made.refuse_ignored(arguments, ("test", "quick", "num_sizes", "input_range"), "--input-shape")
 
 
 def _profile(options: argparse.Namespace, stop: StopSignal) -> int:
@@ -226,18 +225,8 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
     return 0 if (overall["status"] == "ok").all() else 1
 
 
-# What a stage sets itself, or what measures nothing.
-OF_STAGES = (
-    *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
-    *("models", "algorithms", "algorithm_file", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
-)
-# What a line of a matrix cannot set either: it is for the whole submission.
-OF_SUBMISSION = ("device", "output_dir", "overwrite", "retry", "any_card", "take_over")
-
-
 def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> int:
     from convscope.cli import fields
-    from convscope.errors import InputError
     from convscope.profiling import preflight
     from convscope.profiling.request import run_elsewhere
 
@@ -249,16 +238,15 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     made.refuse_ignored(arguments, OF_STAGES, "a stage")
     if options.num_sizes is not None and stages != [STAGES[-1]]:
         made.error(f"--num-sizes is {STAGES[-1]}'s: the stages before it have their own number of sizes")
-    _refuse_contradictions(made, arguments, options)
+    refuse_contradictions(made, arguments, options)
     given = sys.argv[1:] if arguments is None else arguments
 
     def make(model: str, algorithm: str, gpu: str, stage: str, settings: Sequence[str]) -> Run:
         own = fields.flags(fields.check(settings), stage)
         made.refuse_ignored(own, (*OF_STAGES, *OF_SUBMISSION), "a line of a matrix")
         line = made.parse_args([*given, *own])
-        _refuse_contradictions(made, [*given, *own], line)
-        if line.input_shape and stage != STAGES[-1]:
-            raise InputError(f"--input-shape is {STAGES[-1]}'s: it is one size, the stages before it have their own")
+        refuse_contradictions(made, [*given, *own], line)
+        refuse_own_sizes(line, stage)
         changed = vars(line) | {"model": model, "algorithm": algorithm, "gpu": gpu}
         flags = {flag: flag_stage == stage for flag, flag_stage in STAGE_FLAGS.items()}
         return _request(argparse.Namespace(**changed | flags), run_elsewhere)
@@ -268,15 +256,6 @@ def _check_stages(made: OneLineParser, arguments: Sequence[str] | None, options:
     reuse = {name: getattr(options, name) for name in ("overwrite", "retry", "output_dir")}
     print(json.dumps(reuse | {"requests": requests}))
     return 0
-
-
-# What a study file says itself, or what asks for something else.
-BESIDE_NO_STUDY = (
-    *("model", "model_args", "algorithm", "num_sizes", "input_range", "input_shape", "batch_size", "batch_sizes"),
-    *("dtype", "layout", "warmup", "measure", "math", "unsupported", "max_workspace", "provider", "pretrained", "seed"),
-    *("no_energy", "energy_warmup", "energy_precision", "energy_budget", "layer_energy", "check_power"),
-    *("list_models", "list_algorithms", "models", "algorithms", "algorithm_file", "check_cuda"),
-)
 
 
 def _study_items(made: OneLineParser, options: argparse.Namespace, gpu: str | None) -> list[Item]:
@@ -299,7 +278,7 @@ def _with_line(
     from convscope.errors import InputError
 
     line = made.parse_args(flags)
-    _refuse_contradictions(made, flags, line)
+    refuse_contradictions(made, flags, line)
     kept = {name: getattr(options, name) for name in ("device", "test", "quick")}
     if options.test or options.quick:
         kept["num_sizes"] = None

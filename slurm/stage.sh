@@ -241,7 +241,7 @@ suffix() { # FLAG …
             --batch-size) [[ ! $value =~ ^[0-9]{1,9}$ ]] || batch=$((10#$value)) ;;
             --dt | --dty | --dtyp | --dtype) [[ ! $value =~ ^[a-z0-9]{1,20}$ ]] || dtype=$value ;;
             --layo | --layou | --layout) [[ ! $value =~ ^[a-z0-9]{1,20}$ ]] || layout=$value ;;
-            --input-s | --input-sh | --input-sha | --input-shap | --input-shape)
+            --input-sh | --input-sha | --input-shap | --input-shape)
                 [[ ! ${value,,} =~ ^([0-9]{1,9})x([0-9]{1,9})$ ]] ||
                     shape=$((10#${BASH_REMATCH[1]}))x$((10#${BASH_REMATCH[2]}))
                 ;;

@@ -17,7 +17,7 @@ _NAMING = {
     "batch-size": ("--batch-size", r"\d{1,9}"),
     "dtype": ("--dt", r"[a-z0-9]{1,20}"),
     "layout": ("--layo", r"[a-z0-9]{1,20}"),
-    "input-shape": ("--input-s", r"\d{1,9}[xX]\d{1,9}"),
+    "input-shape": ("--input-sh", r"\d{1,9}[xX]\d{1,9}"),
 }
 """Options that name a folder: the shortest abbreviation that `run_profile.py` takes, and the form of the value."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import warnings
 from typing import TYPE_CHECKING
@@ -77,6 +78,14 @@ def math_for(device_type: str, wanted: str | None) -> str:
     if device_type == "cpu" and wanted == "tf32":
         raise InputError("--math tf32 needs a CUDA device: a CPU computes in fp32")
     return wanted
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Return the numbers of "1,8,32", for argparse, which prints the line of its error."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts) or len(set(map(int, parts))) < len(parts):
+        raise argparse.ArgumentTypeError(f"{text!r}: say different numbers with commas between, such as 1,8,32")
+    return [int(part) for part in parts]
 
 
 def parse_bytes(option: str, text: str) -> int:

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from convscope.cli import programs
-from convscope.cli.fields import naming
+from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, one_line, split_flags
 from convscope.cluster import submission
 from convscope.cluster.submission import Work
@@ -127,11 +127,13 @@ def _combination(
 
 def requested_sizes(stage: str, flags: Sequence[str]) -> int:
     """Return the number of sizes that `run_profile.py` measures in a stage with these flags."""
-    if naming(flags).get("input_shape"):
-        return 1
     parser = OneLineParser(prog="run_profile.py", add_help=False)
     parser.add_argument("--num-sizes", type=int)
-    return parser.parse_known_args(list(flags))[0].num_sizes or SIZES_BY_STAGE[stage]
+    parser.add_argument("--input-size", type=whole_numbers, default=())
+    parser.add_argument("--input-shape")
+    given = parser.parse_known_args(list(flags))[0]
+    named = 1 if given.input_shape else len(given.input_size)
+    return named or given.num_sizes or SIZES_BY_STAGE[stage]
 
 
 def plan(planner: submission.Planner, combinations: Sequence[Combination]) -> submission.Plan:

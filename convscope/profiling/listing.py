@@ -175,8 +175,9 @@ def print_lists(options: argparse.Namespace) -> int:
 
     Return 1 where there is no usable GPU, else 0.
     """
+    sizes = sorted(options.input_sizes or options.input_range)
     if options.list_algorithms:
-        size = parse_shape(options.input_shape) if options.input_shape else options.input_range[0]
+        size = parse_shape(options.input_shape) if options.input_shape else sizes[0]
         model = options.model and with_arguments(options.model, options.model_args)
         precision = (options.dtype, options.layout)
         print(algorithm_list(model, options.batch_size, size, options.device, *precision))
@@ -184,7 +185,7 @@ def print_lists(options: argparse.Namespace) -> int:
         print(power_check(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
-        chosen = (options.models, options.algorithms, gpu, tuple(options.input_range), options.unsupported)
+        chosen = (options.models, options.algorithms, gpu, (sizes[0], sizes[-1]), options.unsupported)
         print(combination_list(*chosen, options.dtype, options.layout, options.batch_size), end="")
     if options.check_cuda:
         text, usable = cuda_report()

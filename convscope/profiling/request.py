@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,8 @@ def make_run(
         source: of the model, in place of the one that has its name.
         gpu: the GPU's name in the folder; None takes that of the device.
         stage: None goes by the number of sizes.
-        settings: further fields of `Run`; `math` may be None: tf32 on a GPU, fp32 on a CPU.
+        settings: further fields of `Run`; `math` may be None: tf32 on a GPU, fp32 on a CPU; `input_sizes` stand in
+            place of a number of sizes and their range.
 
     Raises:
         InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
@@ -187,8 +189,13 @@ def _decided(
     stage: str | None,
     math: str | None = None,
     input_shape: str | None = None,
+    input_sizes: Iterable[int] | None = None,
     **settings: Any,
 ) -> Run:
+    named = tuple(sorted(set(input_sizes or ())))
+    for size in named:
+        at_least("--input-size", size, 1)
+        at_most("--input-size", size, INTEGER_MOST)
     shape = parse_shape(input_shape) if input_shape else None
     if shape:
         num_sizes, input_size_range = 1, (max(shape), max(shape))
@@ -197,7 +204,7 @@ def _decided(
         algorithm=algorithm,
         stage=stage or stage_of(num_sizes),
         gpu=gpu,
-        input_sizes=spread_sizes(num_sizes, input_size_range),
+        input_sizes=named or spread_sizes(num_sizes, input_size_range),
         device=device,
         math=options.math_for(device.split(":")[0], math),
         input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from convscope.cluster import history, submission
+from convscope.cluster import history, matrix, submission
 from convscope.cluster.submission import Planner, Requests
 from convscope.errors import InputError
 from convscope.storage.paths import STAGES, Combination
@@ -150,6 +150,31 @@ def test_images_that_are_not_square_are_for_the_last_stage():
     ] == [640]
     with pytest.raises(InputError, match="--input-shape is 3_full's: it is one size"):
         submission.requests([each], ["2_quick"], ["--input-shape", "480x640"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("flags", "settings"), [(["--input-size", "320"], []), ([], ["input_size=320"])])
+def test_input_sizes_are_for_the_last_stage(flags: list[str], settings: list[str]):
+    each = submission.find("alexnet", "gemm", "l40s", flags=flags, settings=settings)
+    assert each.folder_name == "alexnet_gemm_l40s"
+    assert submission.requests([each], ["3_full"], flags).runs[each, "3_full"]["input_sizes"] == [320]
+    with pytest.raises(InputError, match="--input-size is 3_full's: the stages before it have their own"):
+        submission.requests([each], ["2_quick"], flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        ([], 100),
+        (["--num-sizes", "7", "--seed", "1"], 7),
+        (["--input-size", "224"], 1),
+        (["--input-size=224,256"], 2),
+        (["--input-shape", "480x640"], 1),
+        (["--input-shape", "224x224"], 1),
+    ],
+)
+def test_sizes_of_a_stage_are_counted_by_its_flags(flags: list[str], count: int):
+    assert matrix.requested_sizes("3_full", flags) == count
 
 
 def test_a_combination_of_another_batch_size_has_another_folder(tmp_path: Path):

@@ -195,6 +195,13 @@ def test_images_that_are_not_square_are_one_size_with_a_folder_of_its_own(
     assert run.image_size(640) == (tuple(map(int, kept.split("x"))) if kept else 640)
 
 
+def test_sizes_may_be_named_one_by_one():
+    run = run_elsewhere("alexnet", "gemm", gpu="h200", input_sizes=[320, 224])
+    assert (run.input_sizes, run.folder_name) == ((224, 320), "alexnet_gemm_h200")
+    with pytest.raises(InputError, match="--input-size 0: it must be at least 1"):
+        run_elsewhere("alexnet", "gemm", gpu="h200", input_sizes=[0, 224])
+
+
 @pytest.mark.parametrize("shape", ["480", "0x5", "4x", "axb", "480x640x3", "-1x5"])
 def test_what_is_no_height_and_width_is_refused(shape: str):
     with pytest.raises(InputError, match="say height and width in pixels, such as 480x640"):

@@ -111,6 +111,30 @@ def test_images_that_are_not_square_are_one_size_by_their_longer_side(call, tmp_
     assert "input_shape 48x64, now 64x48" in again.err
 
 
+@pytest.mark.parametrize(("asked", "sizes"), [("64", [64]), ("96,64", [64, 96])])
+def test_square_images_are_asked_for_by_their_sizes(call, tmp_path: Path, asked: str, sizes: list[int]):
+    sizeless = [*TINY[:4], "--device", "cpu", *TINY[-5:]]
+    printed = call(*sizeless, "--input-size", asked, "--output-dir", str(tmp_path))
+    assert (printed.code, printed.err) == (0, "")
+    assert sorted(pd.read_csv(tmp_path / "tiny_direct_overall.csv")["input_size"]) == sizes
+    assert json.loads((tmp_path / "run.json").read_text())["run"]["input_sizes"] == sizes
+
+
+def test_one_input_size_is_a_range_of_one_size(call, tmp_path: Path):
+    sizeless = [*TINY[:4], "--device", "cpu", *TINY[-5:], "--output-dir", str(tmp_path)]
+    assert call(*sizeless, "--num-sizes", "1", "--input-range", "64", "64").code == 0
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert call(*sizeless, "--input-size", "64").code == 0
+    again = json.loads((tmp_path / "run.json").read_text())
+    assert (again["run"], len(again["starts"])) == (run["run"], 1)
+
+
+def test_layers_are_listed_at_the_input_size(call):
+    printed = call("--list-algorithms", "--model", TINY[1], "--device", "cpu", "--input-size", "80,64")
+    assert printed.code == 0
+    assert printed.out.startswith("tiny at 64 px, batch 1 ")
+
+
 STUDY = """
 models = ["torchvision:tiny"]
 algorithms = ["direct", "gemm"]
@@ -142,6 +166,7 @@ def test_a_study_runs_what_is_for_the_device_that_is_here(call, tmp_path: Path, 
 
 
 CHECKED = "alexnet\tgemm\th200\tinput_shape=480x640\n"
+SIZED = "alexnet\tgemm\th200\tinput_size=224\n"
 
 
 @pytest.mark.parametrize(
@@ -149,6 +174,8 @@ CHECKED = "alexnet\tgemm\th200\tinput_shape=480x640\n"
     [
         (["--num-sizes", "25"], CHECKED, "--input-shape makes no use of --num-sizes: leave it out"),
         (["--input-range", "64", "96"], CHECKED, "--input-shape makes no use of --input-range: leave it out"),
+        (["--num-sizes", "25"], SIZED, "--input-size makes no use of --num-sizes: leave it out"),
+        (["--input-shape", "48x64"], SIZED, "--input-size makes no use of --input-shape: leave it out"),
         (
             ["--energy-budget", "3"],
             "alexnet\tgemm\th200\tno_energy=true\n",

@@ -1,0 +1,46 @@
+"""Options of `run_profile.py` that exclude each other: those beside a study, in a stage, in a line of a matrix."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from convscope.cli.parser import OneLineParser
+from convscope.errors import InputError
+from convscope.storage.paths import STAGES
+
+OF_STAGES = (
+    *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
+    *("models", "algorithms", "algorithm_file", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
+)
+"""Options that a stage sets itself, or that measure nothing."""
+OF_SUBMISSION = ("device", "output_dir", "overwrite", "retry", "any_card", "take_over")
+"""Options of a whole submission: a line of a matrix cannot set them either."""
+OF_STUDY = (
+    *("model", "model_args", "algorithm", "num_sizes", "input_range", "input_shape", "input_size", "batch_size"),
+    *("batch_sizes", "dtype", "layout", "warmup", "measure", "math", "unsupported", "max_workspace", "provider"),
+    *("pretrained", "seed", "no_energy", "energy_warmup", "energy_precision", "energy_budget", "layer_energy"),
+    *("check_power", "list_models", "list_algorithms", "models", "algorithms", "algorithm_file", "check_cuda"),
+)
+"""Options that a study file sets itself, or that ask for something else."""
+
+
+def refuse_contradictions(parser: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
+    """End the program with one line where options of a profile exclude each other; `options` are those parsed."""
+    if not options.energy:
+        parser.refuse_ignored(arguments, ("energy_warmup", "energy_precision", "energy_budget"), "--no-energy")
+    others = ("test", "quick", "num_sizes", "input_range")
+    if options.input_sizes:
+        parser.refuse_ignored(arguments, (*others, "input_shape"), "--input-size")
+    if options.input_shape:
+        parser.refuse_ignored(arguments, others, "--input-shape")
+
+
+def refuse_own_sizes(options: argparse.Namespace, stage: str) -> None:
+    """Raise InputError where options name the sizes of a stage that has its own."""
+    if stage == STAGES[-1]:
+        return
+    if options.input_shape:
+        raise InputError(f"--input-shape is {STAGES[-1]}'s: it is one size, the stages before it have their own")
+    if options.input_sizes:
+        raise InputError(f"--input-size is {STAGES[-1]}'s: the stages before it have their own sizes")
