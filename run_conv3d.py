@@ -23,7 +23,8 @@ NAME = "run_conv3d.py"
 
 def parser() -> OneLineParser:
     """Return the command line; the flags of the study that this one follows are understood as well."""
-    made = OneLineParser(prog=NAME, description=__doc__)
+    examples = "--params cosmoflow --verify --compare", "--params unet3d --batch-size 1 --plots"
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     made.add_argument("--params", "--paramscsv", default="cosmoflow", metavar="SET",
                       help="cosmoflow, unet3d, c3d, r3d_18, a CSV file, or model:torchvision:NAME")  # fmt: skip
     made.add_argument("--first-layer", "--currlayer", type=int, default=0, metavar="N", help="counted from 0")

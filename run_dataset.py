@@ -25,7 +25,8 @@ def parser() -> OneLineParser:
     from convscope.dataset.collect.request import BATCHES, FAMILIES, SETTINGS, SIZES
 
     count = sum(map(len, FAMILIES.values()))
-    made = OneLineParser(prog=NAME, description=__doc__)
+    examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     made.add_argument("--budget-minutes", type=float, metavar="N", help="begin nothing that would end later")
     models = f"default {count} models of {len(FAMILIES)} kinds"
     made.add_argument("--models", nargs="+", metavar="NAME", help=models)

@@ -36,7 +36,8 @@ ENGINES = [
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog=NAME, description=__doc__)
+    examples = "--model resnet50 --batch-sizes 1,8,64", "--model resnet50 --scenario server --qps 500,1000 --slo-ms 15"
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     add = made.add_argument
     add("--model", default="resnet50", metavar="NAME", help=f"{', '.join(MODELS)}; {KINDS}")
     made.add_model_args()

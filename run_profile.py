@@ -30,12 +30,16 @@ STAGE_FLAGS = dict(zip(("test", "quick"), STAGES, strict=False))
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog=NAME, description=__doc__)
+    examples = (
+        "--model resnet50 --algorithm gemm --input-size 224",
+        "--model alexnet --algorithm direct --device cpu --quick",
+    )
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     made.add_argument("--model", help=f"{', '.join(MODELS)}; {KINDS}")
     made.add_model_args()
     which = made.add_mutually_exclusive_group()
     which.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
-    plans = "in its place a document of python -m convscope plans export: the plan of each layer, at one size"
+    plans = "in its place a document of convscope plans export: the plan of each layer, at one size"
     which.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--test", action="store_true", help="1 input size")

@@ -28,7 +28,11 @@ NAME = "run_training.py"
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog=NAME, description=__doc__)
+    examples = (
+        "--model resnet18 --dataset digits --device cpu",
+        "--model resnet50 --stem imagenet --dataset synthetic --input-size 224 --batch-sizes 16,32",
+    )
+    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
     made.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME",
                       help=f"resnet18, resnet34, resnet50; {KINDS}; several make a matrix")  # fmt: skip
     made.add_model_args()

@@ -49,6 +49,7 @@ def _of(module: str) -> argparse.ArgumentParser:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=NAME,
+        examples=("bash", "zsh"),
         description="A script that completes commands, options and their choices.",
         epilog='bash: eval "$(convscope completion bash)" in ~/.bashrc; zsh: _convscope in a folder of fpath.',
     )

@@ -21,8 +21,35 @@ from convscope.storage.lock import release_all
 _kept: list[DeviceFaultError] = []
 
 
+USAGE_LINES_MOST = 3
+
+
 class OneLineParser(argparse.ArgumentParser):
-    """Prints one line for bad arguments, exit code 2."""
+    """Prints one line for bad arguments, exit code 2; with examples its help begins with them.
+
+    Args:
+        examples: arguments of each: "--model alexnet --algorithm direct".
+    """
+
+    def __init__(self, *arguments: Any, examples: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._examples = tuple(examples)
+
+    def format_help(self) -> str:
+        """Return the help text; examples stand behind a usage that is short enough to see both."""
+        whole, usage = super().format_help(), self.format_usage()
+        if not self._examples:
+            return whole
+        lines = (f"  {self.prog} {each}".rstrip() for each in self._examples)
+        short = usage if usage.count("\n") <= USAGE_LINES_MOST else self._needed_usage()
+        return "\n".join([short, "examples:", *lines, whole.removeprefix(usage)])
+
+    def _needed_usage(self) -> str:
+        """Return the usage with those arguments alone that must be given."""
+        formatter = self._get_formatter()
+        needed = [each for each in self._actions if each.required or not each.option_strings]
+        formatter.add_usage(None, needed, [])
+        return f"{formatter.format_help().rstrip()} [OPTION …]\n"
 
     def error(self, message: str) -> NoReturn:
         """End the program with this message on one line."""

@@ -21,6 +21,27 @@ _INSIDE = "convscope.programs.profiler"  # its name where `profiler` may be anot
 _SITES = ("site-packages", "dist-packages")
 
 
+COMMANDS = {
+    "run_profile": "profile",
+    "run_verify": "verify",
+    "run_training": "train",
+    "run_inference": "infer",
+    "run_conv3d": "conv3d",
+    "run_dataset": "dataset",
+}
+"""Command of `convscope` that a program is the work of."""
+
+
+def has_files() -> bool:
+    """Tell whether the user has the programs as files: in a checkout, unless the script `convscope` was started."""
+    return IS_CHECKOUT and Path(next(iter(sys.argv), "")).name != "convscope"
+
+
+def called(program: str) -> str:
+    """Return the name that the user runs a program by: "run_profile.py", from a wheel "convscope profile"."""
+    return f"{program}.py" if has_files() else f"convscope {COMMANDS[program]}"
+
+
 def command(program: str) -> list[str]:
     """Return the command that runs a program in a child: "run_verify"."""
     return [sys.executable, str(PROGRAMS / f"{program}.py")]

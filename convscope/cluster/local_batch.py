@@ -24,7 +24,7 @@ from typing import Any
 from tqdm import tqdm
 
 from convscope import gpus
-from convscope.cli import fields
+from convscope.cli import fields, programs
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
 from convscope.cluster import matrix, progress, submission
@@ -268,8 +268,13 @@ def _combinations(options: argparse.Namespace, gpu: str, flags: Sequence[str]) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Run a matrix here, one process a GPU. After -- stands what run_profile.py is given."
-    parser = OneLineParser(prog="python -m convscope local", description=description)
+    options = f"Behind -- stand options for {programs.called('run_profile')}."
+    description = f"Run a matrix here, one process a GPU. {options}"
+    examples = (
+        "combinations.tsv --stages 1_sanity 2_quick",
+        "study.toml --study --stages 3_full --gpus 0,1 -- --no-energy",
+    )
+    parser = OneLineParser(prog="convscope local", description=description, examples=examples)
     parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
     matrix.add_relative_to(parser)

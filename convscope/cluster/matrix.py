@@ -73,7 +73,9 @@ def read_study(
     own = programs.environment()
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=stand, env=own)
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
+        message = (
+            done.stderr.strip().splitlines() or [f"{programs.called('run_profile')} ended with {done.returncode}"]
+        )[-1]
         raise InputError(message.removeprefix("run_profile.py: "))
     lines = done.stdout.splitlines()
     if excluded := [line for line in lines if line.startswith("#")]:
@@ -213,8 +215,13 @@ def _count(text: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    description = "Cut a matrix into the files of job arrays. After -- stands what run_profile.py is given."
-    parser = OneLineParser(prog="python -m convscope matrix", description=description)
+    options = f"Behind -- stand options for {programs.called('run_profile')}."
+    description = f"Cut a matrix into the files of job arrays. {options}"
+    examples = (
+        "combinations.tsv --stages 3_full --into parts",
+        "study.toml --study --stages 2_quick 3_full --into parts --dry-run -- --no-energy",
+    )
+    parser = OneLineParser(prog="convscope matrix", description=description, examples=examples)
     parser.add_argument("file", type=Path, metavar="FILE")
     submission.add_stages(parser)
     parser.add_argument("--study", action="store_true", help="FILE is a study file")

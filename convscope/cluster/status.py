@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from convscope import slurm
-from convscope.cli import display, terminal
+from convscope.cli import display, programs, terminal
 from convscope.cli.display import or_dash
 from convscope.cli.parser import OneLineParser, note_by, one_line, reader_has_gone
 from convscope.cli.terminal import LiveTable, Piece, bar
@@ -26,7 +26,13 @@ from convscope.convolution import algorithms
 from convscope.errors import InputError
 from convscope.storage.paths import RESULTS, STAGES, now_utc, slug
 
-NAME = "check_status.sh"
+NAME = "check_status.sh" if programs.has_files() else "convscope status"
+COMMAND = f"./{NAME}" if programs.has_files() else NAME
+BEGINNING = (
+    "./1_sanity_check.sh MODEL ALGORITHM GPU"
+    if programs.has_files()
+    else "convscope profile --model MODEL --algorithm ALGORITHM"
+)
 FAILED = 1
 STILL_OPEN = 3
 """The exit code while something is queued or running, and nothing failed."""
@@ -96,7 +102,7 @@ def _again(standings: Sequence[Standing]) -> list[str]:
         why = "others may have written what it would run: submit it by hand"
         lines += ["", *(one_line(f"not offered: {who}: {why}") for who in unsafe)]
     if any(each.bad_input for each in standings):
-        lines += ["", f"bad input is not offered again: correct the command; ./{NAME} --forget takes it off this list"]
+        lines += ["", f"bad input is not offered again: correct the command; {COMMAND} --forget takes it off this list"]
     return lines
 
 
@@ -205,7 +211,7 @@ def _show(found: Survey, total: int, options: argparse.Namespace) -> bool:
     """Print what was found; return False where the reader has gone (`| head`)."""
     text = as_json(found.standings) if options.json else table(found)
     if not found.standings:
-        none = "nothing here yet: ./1_sanity_check.sh MODEL ALGORITHM GPU begins"
+        none = f"nothing here yet: {BEGINNING} begins"
         why = f"nothing matches this filter (without it: {total})" if total else none
         text = text if options.json else "\n".join([why, *map(one_line, _remarks(found))])
         if options.json:
@@ -262,6 +268,7 @@ def _algorithm(text: str) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=NAME,
+        examples=("--stage 3_full --gpu h200", "--state failed stale --json"),
         description="Where every combination stands in each stage.",
         epilog="Exit code: 1 where something failed or is stale, else 3 where something is queued or running, else 0.",
     )

@@ -65,7 +65,9 @@ def requests(
     own = programs.environment()
     done = subprocess.run(command, input=lines, capture_output=True, text=True, check=False, env=own)
     if done.returncode:
-        message = (done.stderr.strip().splitlines() or [f"run_profile.py ended with {done.returncode}"])[-1]
+        message = (
+            done.stderr.strip().splitlines() or [f"{programs.called('run_profile')} ended with {done.returncode}"]
+        )[-1]
         raise InputError(message.removeprefix("run_profile.py: "))
     sys.stderr.write(done.stderr)
     answer = json.loads(done.stdout)
@@ -267,9 +269,10 @@ def _is_word(flag: str) -> bool:
 
 def _parser() -> argparse.ArgumentParser:
     description = (
-        "Whether a combination can run, and the stages it still needs. After -- stands what run_profile.py is given."
+        "Whether a combination can run, and the stages it still needs. "
+        f"Behind -- stand options for {programs.called('run_profile')}."
     )
-    parser = OneLineParser(prog="python -m convscope stages", description=description)
+    parser = OneLineParser(prog="convscope stages", description=description)
     parser.add_argument("model")
     parser.add_argument("algorithm")
     parser.add_argument("gpu")

@@ -46,7 +46,11 @@ def _cards(names: Iterable[str]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope import", description=__doc__, allow_abbrev=False)
+    examples = (
+        "--format neusight Tesla_P4.csv.gz Tesla_T4.csv.gz -o samples.csv",
+        '--format klab layers.csv --gpu "NVIDIA L4" --algorithm gemm --model vgg16',
+    )
+    parser = OneLineParser(prog="convscope import", description=__doc__, allow_abbrev=False, examples=examples)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", required=True, choices=importers.FORMATS, help="form of the files")
     parser.add_argument("-o", "--output", type=Path, help="default samples.csv, of totals totals.csv")

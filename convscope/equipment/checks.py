@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope import gpus, slurm
+from convscope.cli import programs
 from convscope.cudnn import library
 from convscope.errors import SensorError, StopError
 from convscope.power import nvml, rapl
@@ -29,8 +30,8 @@ PACKAGES = (
     ("matplotlib", "pictures of the studies", "study"),
     ("nvidia-ml-py", "power and energy of a card", ""),
     ("timm", "models by timm:NAME", "models"),
-    ("onnxruntime", "an engine of run_inference.py", "inference"),
-    ("mlcommons-loadgen", "MLPerf's scenarios of run_inference.py", "inference"),
+    ("onnxruntime", f"an engine of {programs.called('run_inference')}", "inference"),
+    ("mlcommons-loadgen", f"MLPerf's scenarios of {programs.called('run_inference')}", "inference"),
     ("altair", "convscope report", "report"),
     ("lightgbm", "convscope predict", "predict"),
 )

@@ -29,6 +29,7 @@ def _named(found: Sequence[checks.Finding]) -> list[checks.Finding]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope env", description=__doc__, allow_abbrev=False)
+    examples = "", "--json"
+    parser = OneLineParser(prog="convscope env", description=__doc__, allow_abbrev=False, examples=examples)
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

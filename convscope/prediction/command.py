@@ -281,7 +281,8 @@ def _print_chosen(frame: pd.DataFrame) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope predict", description=__doc__, allow_abbrev=False)
+    examples = "fit samples.csv", 'apply predictor.json --model vgg16 --gpu "Tesla T4" --math fp32'
+    parser = OneLineParser(prog="convscope predict", description=__doc__, allow_abbrev=False, examples=examples)
     commands = parser.add_subparsers(dest="command", required=True, metavar="fit|evaluate|apply|calibrate")
     fit = commands.add_parser("fit", help="learn from samples", allow_abbrev=False)
     evaluate = commands.add_parser("evaluate", help="how wrong it is, split by split", allow_abbrev=False)

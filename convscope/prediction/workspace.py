@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
 
+from convscope.cli import programs
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import splits
 from convscope.errors import InputError
@@ -155,7 +156,7 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
 def check(frame: pd.DataFrame) -> None:
     """Raise InputError where none of the samples has a workspace."""
     if frame.empty:
-        advice = "run_dataset.py measures some on a GPU; imported samples have none"
+        advice = f"{programs.called('run_dataset')} measures some on a GPU; imported samples have none"
         raise InputError(f"no sample has a workspace (column {COLUMN}) and sizes: {advice}")
 
 

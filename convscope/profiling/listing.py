@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from convscope import gpus
-from convscope.cli import driver
+from convscope.cli import driver, programs
 from convscope.cli.display import table
 from convscope.cli.options import at_least, find_device, gpu_count
 from convscope.convolution import algorithms, assignment, backends, models
@@ -76,7 +76,7 @@ def _why_not(
     if nowhere := algorithms.why_not_on_device(algorithm, device_type):
         return nowhere
     if algorithm.name == algorithms.PLANNED:
-        return "a document of plans is for run_profile.py --algorithm-file"
+        return f"a document of plans is for {programs.called('run_profile')} --algorithm-file"
     reasons = assignment.why_not_each(algorithm, layers, device_type, None, *precision)
     ruled_out = any(reasons) if unsupported == "error" else all(reasons)
     return next(filter(None, reasons)) if ruled_out else None

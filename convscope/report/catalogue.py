@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from convscope.cli.programs import called
 from convscope.report import charts
 from convscope.report.charts import Spec
 from convscope.report.tables import overview
@@ -27,10 +28,12 @@ VIEWS = {
 }
 OF_STUDIES = ("training", "inference", "conv3d")
 """Views whose exhibits are left out one by one where no folder has their table."""
+VERIFY = called("run_verify")
 MEASURED_BY = {
-    "scaling": "run_profile.py", "heat": "run_profile.py", "layers": "run_profile.py", "roofline": "run_profile.py",
-    "energy": "run_profile.py on a card whose power can be read", "choice": "run_verify.py --plans",
-    "training": "run_training.py", "inference": "run_inference.py", "conv3d": "run_conv3d.py",
+    **dict.fromkeys(("scaling", "heat", "layers", "roofline"), called("run_profile")),
+    "energy": f"{called('run_profile')} on a card whose power can be read",
+    "choice": f"{VERIFY} --plans",
+    "training": called("run_training"), "inference": called("run_inference"), "conv3d": called("run_conv3d"),
     "compare": "two runs of the same work",
 }  # fmt: skip
 """Programs whose runs fill a view that is left out."""
@@ -176,7 +179,7 @@ EXHIBITS = (
         "candidates",
         (*WHERE, "size", "layer", "candidate", "mean_ms", "std_ms", "regret_us", "regret_ci99_us", "workspace_mib",
          "energy_mj", "relative_error", "kernels", "outcome", "reason"), needs="mean_ms",
-        without="No run has tried several candidates: run_verify.py --choice or --plans does.",
+        without=f"No run has tried several candidates: {VERIFY} --choice or --plans does.",
         draws=lambda domain: charts.bars("mean_ms", "candidate", "std_ms", None, []),
         order="mean_ms", only="mean_ms", one="layer", top=(("candidate", 15, ""),),
     ),
@@ -184,7 +187,7 @@ EXHIBITS = (
         "support", "layers", "What each layer can use", "The library's answer for each layer and algorithm.",
         "support",
         (*WHERE, "size", "layer", "algorithm", "status", "reason", "same_kernels_as", "workspace_mib",
-         "relative_error", "kernels"), needs="status", without="No run has asked: run_verify.py --support does.",
+         "relative_error", "kernels"), needs="status", without=f"No run has asked: {VERIFY} --support does.",
     ),
     Exhibit(
         "roofline", "roofline", "Layers under the card's ceilings",
@@ -217,7 +220,7 @@ EXHIBITS = (
         "choice_passes",
         (*RUN, "fused", "cudnn", "size", "convolutions_by", "mean_ms", "gain_pct", "gain_ci99_pct", "saved_us",
          "saved_ci99_us", "regret_us", "regret_ci99_us", "energy_mj", "energy_ci_mj", "std_ms", "rounds", "run"),
-        needs="mean_ms", without="No run has compared choices: run_verify.py --choice or --plans does.",
+        needs="mean_ms", without=f"No run has compared choices: {VERIFY} --choice or --plans does.",
         draws=lambda domain: charts.gains("gain_pct", "gain_ci99_pct", "model_at", "convolutions_by",
                                           domain["convolutions_by"]),
         panel="panel_of_models", order="-gain_pct", only="gain_pct",
@@ -230,14 +233,14 @@ EXHIBITS = (
         (*WHERE, "fused", "cudnn", "size", "layer", "fastest", "fastest_ms", "frugal", "frugal_mj", "smallest",
          "smallest_mib", *charts.REGRETS), needs="fastest", draws=lambda domain: charts.regrets("layer"),
         order="-torch_regret_us", only="torch_regret_us", top=(("layer", 15, ""),),
-        without="No run has compared choices: run_verify.py --choice or --plans does.",
+        without=f"No run has compared choices: {VERIFY} --choice or --plans does.",
     ),
     Exhibit(
         "first-passes", "choice", "What the first pass costs", "Search, plans and compilation before the first pass.",
         "first_passes",
         (*WHERE, "size", "convolutions_by", "extra_ms", "first_layers_ms", "library_ms", "mean_of_ms", "saved_us",
          "saved_ci99_us", "pays_after"), needs="extra_ms",
-        without="No run has measured it: run_verify.py --first-call does.",
+        without=f"No run has measured it: {VERIFY} --first-call does.",
     ),
     Exhibit(
         "training", "training", "Where the time of a training step goes", "Means over the measured steps.", "training",

@@ -16,7 +16,7 @@ from convscope.report.public import without_origin
 from convscope.storage.paths import RESULTS
 from convscope.storage.table import write_atomically
 
-NAME = "python -m convscope report"
+NAME = "convscope report"
 
 
 def add_folders(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +61,10 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=NAME,
+        examples=(
+            "results -o report.html",
+            "results --compare results/2_quick/alexnet_direct_cpu results/2_quick/alexnet_smm_cpu",
+        ),
         description="One HTML file that shows what runs found: tables and charts, with nothing from outside.",
         epilog="Reads runs of all studies. Folders that cannot be read are named in the page, and here.",
     )

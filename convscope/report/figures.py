@@ -26,7 +26,7 @@ from convscope.report.tables.frames import records
 from convscope.storage.paths import slug
 from convscope.storage.table import write_atomically
 
-NAME = "python -m convscope figures"
+NAME = "convscope figures"
 MM_PX = 72 / 25.4
 """A pixel of a specification is a point of a PDF."""
 WIDTHS_MM = {"1column": 85.0, "2column": 178.0}
@@ -266,6 +266,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> OneLineParser:
     parser = OneLineParser(
         prog=NAME,
+        examples=("figures results --view scaling", "figures results/3_full --public"),
         description="The report's charts for a paper: PDF, SVG and PNG, one column (85 mm) and two (178 mm) wide.",
         epilog="Each is titled with model, card, batch, data type and layout. At most eight series are drawn.",
     )

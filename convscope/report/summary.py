@@ -14,7 +14,7 @@ from convscope.report.exhibits import Content
 from convscope.report.labels import DOUBTS, number, title
 from convscope.report.tables.frames import records
 
-NAME = "python -m convscope summary"
+NAME = "convscope summary"
 COLUMNS = (
     *("algorithm", "size", "mean_ms", "ci95_ms", "time_ratio", "energy_mj", "energy_ci_mj", "memory_mib"),
     "replaced_layers",
@@ -90,7 +90,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> OneLineParser:
     text = "What runs found, in a few lines of Markdown for a README or an issue."
-    parser = OneLineParser(prog=NAME, description=text)
+    examples = "results", "results/3_full --json"
+    parser = OneLineParser(prog=NAME, description=text, examples=examples)
     command.add_folders(parser)
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

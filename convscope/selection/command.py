@@ -212,8 +212,9 @@ def _regret_cells(each: Regret) -> tuple[str, ...]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope select", description=__doc__, allow_abbrev=False)
-    parser.add_argument("model", metavar="MODEL", help="a model of any source, as run_profile.py --model takes it")
+    examples = "resnet50 --input-size 224 --samples samples.csv", "evaluate samples.csv"
+    parser = OneLineParser(prog="convscope select", description=__doc__, allow_abbrev=False, examples=examples)
+    parser.add_argument("model", metavar="MODEL", help="a model of any source, as convscope profile --model takes it")
     text = "of the images, in pixels"
     parser.add_argument("--input-size", "--size", dest="size", type=int, required=True, metavar="PX", help=text)
     text = "default %(default)s"

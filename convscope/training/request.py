@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torchvision
 
+from convscope.cli import programs
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, models
 from convscope.convolution.sources.source import Source
@@ -99,7 +100,8 @@ def check(training: Training) -> Training:
         raise InputError(f"--num-classes {training.classes}: {training.dataset} has {datasets.CLASSES}")
     algorithm = algorithms.find(training.algorithm)
     if algorithm.name in algorithms.MIXTURES:
-        raise InputError(f"{algorithm.name} is for run_profile.py and run_verify.py: choose another --algorithm")
+        others = " and ".join(map(programs.called, ("run_profile", "run_verify")))
+        raise InputError(f"{algorithm.name} is for {others}: choose another --algorithm")
     if (reason := algorithms.why_not_on_device(algorithm, training.device_type)) is not None:
         raise InputError(f"{reason}: choose another --algorithm, or another --device")
     plain = training.dtype == "float32" and training.layout == "nchw" and not training.compiled

@@ -115,7 +115,8 @@ def _shown(found: Result, most: int) -> Iterator[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope check", description=__doc__, allow_abbrev=False)
+    examples = "data/h200", "results/dataset/h200/samples.csv --most 20"
+    parser = OneLineParser(prog="convscope check", description=__doc__, allow_abbrev=False, examples=examples)
     parser.add_argument("data", nargs="+", type=Path, metavar="DATA", help="folder of a data set, or file of samples")
     text = "errors of each that are shown; default %(default)s"
     parser.add_argument("--most", type=int, default=1000, metavar="N", help=text)

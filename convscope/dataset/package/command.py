@@ -57,9 +57,10 @@ def _said(made: folder.Package, again: int, url: str) -> list[str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope dataset", description=__doc__, allow_abbrev=False)
+    examples = "collect --budget-minutes 60", "package results/dataset/h200/samples.csv -o data/h200"
+    parser = OneLineParser(prog="convscope dataset", description=__doc__, allow_abbrev=False, examples=examples)
     commands = parser.add_subparsers(dest="command", required=True, metavar="collect|package")
-    commands.add_parser("collect", help="measure the samples: run_dataset.py, as with options alone")
+    commands.add_parser("collect", help="measure the samples, as convscope dataset does with options alone")
     package = commands.add_parser("package", help="Parquet, splits, documents, a card", allow_abbrev=False)
     package.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples, CSV or Parquet")
     text = "folder to write, data/<gpu>"

@@ -328,7 +328,11 @@ _percent.__name__ = "percentage"  # argparse says "invalid percentage value"
 
 def _parser() -> argparse.ArgumentParser:
     about = "Two runs of the same work side by side. Exit code 1: something is slower; 0: nothing is."
-    made = OneLineParser(prog="convscope compare", description=about)
+    examples = (
+        "results/2_quick/alexnet_direct_cpu results/2_quick/alexnet_smm_cpu",
+        "before after --layers --tolerance 2",
+    )
+    made = OneLineParser(prog="convscope compare", description=about, examples=examples)
     made.add_argument("a", type=Path, metavar="A", help="folder of the run to compare with")
     made.add_argument("b", type=Path, metavar="B", help="folder of the run to judge")
     until = "up to here it is the same (%(default)g)"

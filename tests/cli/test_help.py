@@ -1,0 +1,104 @@
+"""Help texts: two examples behind the usage of every command, each of them a line that the command takes."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+import run_dataset
+from convscope import __main__ as program
+from convscope.cli import programs
+from convscope.cli.parser import OneLineParser, split_flags
+from convscope.selection import command as selection
+
+WITHOUT = ("verify", "choice", "plans")
+COMMANDS = [name for name in program.COMMANDS if name not in WITHOUT]
+LINE_MOST = 120
+
+
+def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    with pytest.raises(SystemExit) as ended:
+        program.main([*words, "--help"])
+    assert ended.value.code == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def examples_in(lines: list[str]) -> list[str]:
+    """Return the examples of a help text, each with the name of its program."""
+    at = lines.index("examples:")
+    return [line.strip() for line in lines[at + 1 : lines.index("", at)]]
+
+
+def parser_for(name: str, words: list[str]) -> tuple[OneLineParser, list[str]]:
+    """Return the parser that a command takes these words by, and the words that it is given."""
+    if (name, words[:1]) == ("dataset", ["collect"]):
+        return run_dataset.parser(), words[1:]
+    if (name, words[:1]) == ("select", ["evaluate"]):
+        return selection._evaluation_parser(), words[1:]
+    module = program.COMMANDS[name][0]
+    if module.startswith("run_"):
+        return programs.module(module).parser(), words
+    return importlib.import_module(f"convscope.{module}")._parser(), split_flags(words)[0]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_begins_with_two_examples_that_the_command_takes(name: str, capsys: pytest.CaptureFixture[str]):
+    lines = help_of(capsys, name)
+    assert lines.index("examples:") <= 6, "the usage is long"
+    examples = examples_in(lines)
+    assert len(examples) == 2
+    for example in examples:
+        assert len(example) + 2 <= LINE_MOST
+        parser, words = parser_for(name, shlex.split(example)[len(parser_name(lines).split()) :])
+        assert f"{example} ".startswith(f"{parser_name(lines)} ")
+        parser.parse_args(words)
+
+
+def parser_name(lines: list[str]) -> str:
+    """Return the name of the program in the first words of its help."""
+    words = lines[0].removeprefix("usage: ").split()
+    return " ".join(words[:2]) if words[0] == "convscope" else words[0]
+
+
+@pytest.mark.parametrize("name", ["profile", "train", "infer", "conv3d", "compare", "report", "local", "dataset"])
+def test_examples_have_the_name_by_which_the_program_was_started(name: str, capsys: pytest.CaptureFixture[str]):
+    assert all(example.startswith(f"convscope {name} ") for example in examples_in(help_of(capsys, name)))
+
+
+@pytest.mark.parametrize("file", ["run_profile", "run_training", "run_inference", "run_conv3d", "run_dataset"])
+def test_a_program_of_a_checkout_has_examples_with_its_own_name(file: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        programs.module(file).main(["--help"])
+    assert all(each.startswith(f"{file}.py ") for each in examples_in(capsys.readouterr().out.splitlines()))
+
+
+def test_a_long_usage_is_what_must_be_given(capsys: pytest.CaptureFixture[str]):
+    assert help_of(capsys, "profile")[0] == "usage: convscope profile [OPTION …]"
+    assert help_of(capsys, "select")[0] == "usage: convscope select --input-size PX MODEL [OPTION …]"
+
+
+@pytest.mark.parametrize(
+    ("is_checkout", "first", "said"),
+    [
+        (True, "/somewhere/run_training.py", "run_profile.py"),
+        (True, "/venv/bin/convscope", "convscope profile"),
+        (False, "/venv/bin/convscope", "convscope profile"),
+        (False, "/venv/lib/site-packages/convscope/__main__.py", "convscope profile"),
+    ],
+)
+def test_advice_names_a_program_as_the_user_can_run_it(
+    is_checkout: bool, first: str, said: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(programs, "IS_CHECKOUT", is_checkout)
+    monkeypatch.setattr("sys.argv", [first])
+    assert programs.called("run_profile") == said
+
+
+def test_every_program_has_a_command_of_the_same_work():
+    files = {path.stem for path in Path(run_dataset.__file__).parent.glob("run_*.py")}
+    assert programs.COMMANDS.keys() == files
+    for file, name in programs.COMMANDS.items():
+        assert file in (program.COMMANDS[name][0], program.MEASURED.get(name))
