@@ -47,12 +47,12 @@ def parser() -> OneLineParser:
     made.add_argument("--layout", choices=("ncdhw", "ndhwc", "both"), default="both",
                       help="of inputs and outputs: contiguous, channels last, or both (default)")  # fmt: skip
     made.add_argument("--load-tuned", "--loadprecompiled", nargs="?", const="", metavar="FILE",
-                      help="take the blocks chosen earlier (a tuned.json; alone: this card's), time none")  # fmt: skip
+                      help="use block shapes chosen earlier, time none (a tuned.json; alone: this card's)")  # fmt: skip
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--output-dir", metavar="DIR", help="default results/conv3d/<set>_<batch>_<math>_<gpu>")
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
-    any_card = "go on with a folder that another card of the same name began"
+    made.add_argument("--overwrite", action="store_true", help="measure again; earlier results are kept")
+    any_card = "resume a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()
     return made

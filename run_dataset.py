@@ -27,7 +27,7 @@ def parser() -> OneLineParser:
     count = sum(map(len, FAMILIES.values()))
     examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
     made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
-    made.add_argument("--budget-minutes", type=float, metavar="N", help="begin nothing that would end later")
+    made.add_argument("--budget-minutes", type=float, metavar="N", help="begin nothing that would end after N minutes")
     models = f"default {count} models of {len(FAMILIES)} kinds"
     made.add_argument("--models", nargs="+", metavar="NAME", help=models)
     sizes = f"of square images; default {len(SIZES)} from {SIZES[0]} to {SIZES[-1]}"
@@ -40,7 +40,7 @@ def parser() -> OneLineParser:
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
     made.add_argument(
-        "--list", action="store_true", help="print what there is to measure and what has been; measure nothing"
+        "--list", action="store_true", help="print how much is measured and how much is left; measure nothing"
     )
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")

@@ -46,12 +46,20 @@ def parser() -> OneLineParser:
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
     add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
     add("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
-    add("--input-size", "--image-size", dest="image_size", type=int, default=224, metavar="PX", help="pixels")
+    add(
+        "--input-size", "--image-size", dest="image_size", type=int, default=224, metavar="PX", help="side, default 224"
+    )
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N; with --gpus auto or cpu")
     add("--gpus", type=int, default=1, metavar="N", help="one process a GPU, each a share of the batch")
     add("--warmup", type=int, default=10, metavar="N", help="calls before the first that counts")
     add("--measure", type=int, default=100, metavar="N", help="calls whose latency is taken, of the scenario batch")
-    add("--min-seconds", type=float, default=1.0, metavar="S", help="of throughput; at least, of each run of MLPerf's")
+    add(
+        "--min-seconds",
+        type=float,
+        default=1.0,
+        metavar="S",
+        help="least time of a throughput, and of a run of MLPerf's",
+    )
     add("--pretrained", action="store_true", help="trained weights, downloaded")
     add("--weights", default="", metavar="FILE", help="trained weights: a state dict that torch.save wrote")
     add("--images", default="", metavar="DIR", help="photographs for trained weights; default: two of scikit-learn")
@@ -60,14 +68,14 @@ def parser() -> OneLineParser:
     add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
     add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")
     add("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
-    add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="a request waits so long for others")
+    add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="longest wait of a request for others")
     add("--seeds", type=int, default=3, metavar="N", help="runs of MLPerf's scenarios, each with another seed")
     add("--resident", action="store_true", help="MLPerf's scenarios: images lie on the device, nothing is copied")
     add("--with-copies", action="store_true", help="scenario batch: a call copies from and to host memory")
     add("--keep", action="store_true", help="keep compiled files (.pt2, .onnx, .plan), with a program that runs them")
     add("--output-dir", metavar="DIR", help="default results/inference/<model>_<dtype>_<gpu>")
-    add("--overwrite", action="store_true", help="measure again what is there")
-    add("--any-card", action="store_true", help="go on with a folder that another card of the same name began")
+    add("--overwrite", action="store_true", help="measure again; earlier results are kept")
+    add("--any-card", action="store_true", help="resume a folder that another card of the same name began")
     made.add_take_over()
     return made
 

@@ -39,11 +39,11 @@ def parser() -> OneLineParser:
     made.add_model_args()
     which = made.add_mutually_exclusive_group()
     which.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
-    plans = "in its place a document of convscope plans export: the plan of each layer, at one size"
+    plans = "plan of each layer, in place of --algorithm: a document of convscope plans export; one size"
     which.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
     sizes = made.add_mutually_exclusive_group()
-    sizes.add_argument("--test", action="store_true", help="1 input size")
-    sizes.add_argument("--quick", action="store_true", help="10 input sizes")
+    sizes.add_argument("--test", action="store_true", help="1 input size (stage 1_sanity)")
+    sizes.add_argument("--quick", action="store_true", help="10 input sizes (stage 2_quick)")
     sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
     ends = "smallest and largest size in pixels (default 224 512)"
     made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help=ends)
@@ -53,17 +53,17 @@ def parser() -> OneLineParser:
     made.add_argument("--input-shape", metavar="HxW", help=shape)
     batches = made.add_mutually_exclusive_group()
     batches.add_argument("--batch-size", type=int, default=1)
-    several = "one run each, one after the other, each in a folder of its own"
+    several = "one run each, one after the other, each in its own folder"
     batches.add_argument("--batch-sizes", type=whole_numbers, metavar="N,N,…", help=several)
-    study = "the runs that a file lists for the GPU that is here (examples/study.toml), one after the other"
+    study = "run the combinations of a study file that are for this GPU, one after the other (examples/study.toml)"
     made.add_argument("--study", type=Path, metavar="FILE", help=study)
     made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="warm-up passes")
     made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
     folder = "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each in DIR"
     made.add_argument("--output-dir", metavar="DIR", help=folder)
-    made.add_argument("--overwrite", action="store_true", help="measure again; what is there is kept")
+    made.add_argument("--overwrite", action="store_true", help="measure again; earlier results are kept")
     made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
-    any_card = "go on with a folder that another card of the same name began"
+    any_card = "resume a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -96,11 +96,13 @@ def _add_energy(made: OneLineParser) -> None:
 def _add_lists(made: OneLineParser) -> None:
     made.add_argument("--list-models", action="store_true")
     made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
-    made.add_argument("--list-combinations", action="store_true", help="what ./3_full_run.sh --matrix FILE reads")
+    made.add_argument(
+        "--list-combinations", action="store_true", help="print a matrix, as the stages and convscope local read it"
+    )
     made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
     made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
     made.add_argument("--estimate", action="store_true", help="GPU-hours that this would take; measures nothing")
-    made.add_argument("--check-cuda", action="store_true", help="say what is here to measure with")
+    made.add_argument("--check-cuda", action="store_true", help="print versions and GPUs of this machine")
     made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
     made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
 
@@ -201,6 +203,7 @@ def _profile_each(runs: Sequence[Run], options: argparse.Namespace, stop: StopSi
 def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: StopSignal) -> int:
     """Measure one run into a folder, None for its own under `results/`; return the exit code."""
     from convscope.cli import terminal
+    from convscope.cli.display import several
     from convscope.profiling.comparison import earlier
     from convscope.profiling.report import beside_earlier, pictures, results_table, work_line
     from convscope.profiling.rows import profile_store
@@ -223,7 +226,7 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
     print(f"results: {folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
-        line = f"{NAME}: stopped {why} with {len(overall)} sizes in the folder: the same command goes on"
+        line = f"{NAME}: stopped {why} with {several(len(overall), 'size')} in the folder: the same command goes on"
         print(line, file=sys.stdout if code == STOPPED else sys.stderr, flush=True)
         return code
     return 0 if (overall["status"] == "ok").all() else 1

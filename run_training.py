@@ -42,15 +42,25 @@ def parser() -> OneLineParser:
     sizes.add_argument("--batch-size", type=int, default=32, help="of each process, default 32")
     sizes.add_argument("--batch-sizes", type=_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
     made.add_argument("--epochs", type=int, default=5)
-    made.add_argument("--max-steps", type=int, metavar="N", help="end after so many steps")
-    made.add_argument("--skip-steps", type=int, default=10, metavar="N", help="first steps, not counted; of few half")
+    made.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps")
+    made.add_argument(
+        "--skip-steps", type=int, default=10, metavar="N", help="first steps, left out of means; half of a short run"
+    )
     made.add_argument("--learning-rate", type=float, default=0.01, help="falls to 0 along a cosine")
     made.add_argument("--momentum", type=float, default=0.9)
     made.add_argument("--weight-decay", type=float, default=5e-4, metavar="X")
     made.add_argument("--fused-optimizer", action="store_true", help="all parameters are updated by one kernel")
     made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images")
     made.add_argument("--num-classes", type=int, default=10)
-    made.add_argument("--input-size", "--image-size", dest="image_size", type=int, default=32, metavar="PX")
+    made.add_argument(
+        "--input-size",
+        "--image-size",
+        dest="image_size",
+        type=int,
+        default=32,
+        metavar="PX",
+        help="side of the images in pixels, default 32",
+    )
     made.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar", help="how a ResNet begins")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; torchrun: auto or cpu")
     made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 by autocast")
@@ -71,8 +81,8 @@ def parser() -> OneLineParser:
         metavar="DIR",
         help="default results/training/<dataset>_<algorithm>_<gpu>_<other settings>",
     )
-    made.add_argument("--overwrite", action="store_true", help="measure again what is there")
-    any_card = "go on with a folder that another card of the same name began"
+    made.add_argument("--overwrite", action="store_true", help="measure again; earlier results are kept")
+    any_card = "resume a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()
     return made

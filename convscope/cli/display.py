@@ -28,6 +28,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool =
     return "\n".join("  ".join(cells).rstrip() for cells in zip(*columns, strict=True))
 
 
+def several(count: float, noun: str, spec: str = "") -> str:
+    """Return a number, by a format, with its noun: "1 run", "3 runs"."""
+    return f"{count:{spec}} {noun}" + ("" if count == 1 else "s")
+
+
 def or_dash(value: float | None, spec: str, unit: str = "") -> str:
     """Return a number by a format, with its unit behind it; "-" for None and NaN."""
     return "-" if value is None or value != value else format(value, spec) + unit

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from convscope import gpus
 from convscope.cli import driver
+from convscope.cli.display import several
 from convscope.errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ def find_device(name: str) -> torch.device:
     if kind != "cuda" or (index and not index.isdecimal()) or name.endswith(":"):
         raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N")
     if int(index or 0) >= count:
-        raise InputError(f"--device {name}: PyTorch sees {count} CUDA devices here; --device cpu measures on the CPU")
+        raise InputError(
+            f"--device {name}: PyTorch sees {several(count, 'CUDA device')} here; --device cpu measures on the CPU"
+        )
     return torch.device(f"cuda:{int(index or 0)}")
 
 

@@ -28,7 +28,7 @@ class OneLineParser(argparse.ArgumentParser):
     """Prints one line for bad arguments, exit code 2; with examples its help begins with them.
 
     Args:
-        examples: arguments of each: "--model alexnet --algorithm direct".
+        examples: the arguments of each, without its program: "--model alexnet --algorithm direct".
     """
 
     def __init__(self, *arguments: Any, examples: Sequence[str] = (), **settings: Any) -> None:
@@ -40,7 +40,7 @@ class OneLineParser(argparse.ArgumentParser):
         whole, usage = super().format_help(), self.format_usage()
         if not self._examples:
             return whole
-        lines = (f"  {self.prog} {each}".rstrip() for each in self._examples)
+        lines = (f"  {_typed(self.prog)} {each}".rstrip() for each in self._examples)
         short = usage if usage.count("\n") <= USAGE_LINES_MOST else self._needed_usage()
         return "\n".join([short, "examples:", *lines, whole.removeprefix(usage)])
 
@@ -57,7 +57,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def add_take_over(self) -> None:
         """Add the option of every command that locks a folder."""
-        unknown = "take over a folder whose holder has ended, where nobody can tell from here whether it has"
+        unknown = "take over a folder that is locked by a process on another machine, if that has ended"
         self.add_argument("--take-over", action="store_true", help=unknown)
 
     def add_model_args(self) -> None:
@@ -82,6 +82,11 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _dest(self, name: str) -> str:
         return self._option_string_actions[f"--{name.replace('_', '-')}"].dest
+
+
+def _typed(program: str) -> str:
+    """Return the words that start a program: "python run_profile.py", "./check_status.sh"."""
+    return f"python {program}" if program.endswith(".py") else f"./{program}" if program.endswith(".sh") else program
 
 
 @contextlib.contextmanager

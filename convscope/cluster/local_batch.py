@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from convscope import gpus
 from convscope.cli import fields, programs
+from convscope.cli.display import several
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, answered
 from convscope.cluster import matrix, progress, submission
@@ -66,7 +67,8 @@ def devices(names: str, visible: str | None, library: Any = None) -> list[Device
     chosen = entries or [str(index) for index in range(len(uuids))]
     unknown = [entry for entry in chosen if not (entry.isdecimal() and int(entry) < len(uuids))]
     if unknown or not chosen or len(set(chosen)) < len(chosen):
-        raise InputError(f"--gpus {names or 'all'}: here are {len(uuids)} GPUs: name each once, 0 to {len(uuids) - 1}")
+        has = f"this machine has {several(len(uuids), 'GPU')}"
+        raise InputError(f"--gpus {names or 'all'}: {has}: name each once, 0 to {len(uuids) - 1}")
     return [Device(f"GPU {entry}", uuids[int(entry)]) for entry in chosen]
 
 
@@ -279,7 +281,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
     matrix.add_relative_to(parser)
     parser.add_argument(
-        "--stages", nargs="+", choices=STAGES, required=True, help="in this order, up to one that fails"
+        "--stages",
+        nargs="+",
+        choices=STAGES,
+        required=True,
+        metavar="STAGE",
+        help=f"{' '.join(STAGES)}: in this order, up to one that fails",
     )
     parser.add_argument("--gpu", metavar="NAME", default="local", help="for lines that name none (local: what is here)")
     parser.add_argument("--gpus", metavar="0,1,…", default="", help="one process for each of these (all)")

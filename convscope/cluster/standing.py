@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convscope import slurm
+from convscope.cli.display import several
 from convscope.cli.parser import uncollected
 from convscope.cli.signals import ENDED, STOPPED
 from convscope.cluster import plain_files, progress
@@ -175,7 +176,7 @@ def _complete(folder: Progress) -> Standing:
     if not folder.bad:
         return Standing(folder, "done")
     counts = ", ".join(f"{count} {status}" for status, count in folder.bad.items())
-    return Standing(folder, "failed", f"of {folder.done} sizes {counts}; last: {folder.reason}")
+    return Standing(folder, "failed", f"of {several(folder.done, 'size')} {counts}; last: {folder.reason}")
 
 
 def _ended(folder: Progress, view: View) -> Standing | None:

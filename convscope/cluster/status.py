@@ -269,7 +269,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog=NAME,
         examples=("--stage 3_full --gpu h200", "--state failed stale --json"),
-        description="Where every combination stands in each stage.",
+        description="Status of every combination in each stage.",
         epilog="Exit code: 1 where something failed or is stale, else 3 where something is queued or running, else 0.",
     )
     parser.add_argument("--stage", nargs="+", choices=STAGES, type=str.lower)

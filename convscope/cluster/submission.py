@@ -283,6 +283,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def add_stages(parser: argparse.ArgumentParser) -> None:
     """Add the options of what is submitted: stages, the first of them that was asked for, GPUs that there are."""
-    parser.add_argument("--stages", nargs="+", choices=STAGES, required=True, help="in order")
+    parser.add_argument(
+        "--stages", nargs="+", choices=STAGES, required=True, metavar="STAGE", help=f"in order: {' '.join(STAGES)}"
+    )
     parser.add_argument("--first", choices=STAGES, help="redo those before it only where they are missing")
     parser.add_argument("--known-gpus", nargs="+", default=(), metavar="NAME", help="refuse other names")

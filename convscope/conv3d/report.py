@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, table
+from convscope.cli.display import Figures, grid, interval_or_dash, or_dash, several, table
 from convscope.conv3d.rows import Conv3dRow, EndToEndRow, StressRow
 from convscope.convolution.roofline import Ceilings
 
@@ -87,7 +87,7 @@ def stress_line(rows: Sequence[StressRow]) -> str:
     worst = max((row.elementwise_error / row.tolerance for row in rows if row.elementwise_error and row.tolerance),
                 default=0.0)  # fmt: skip
     outcomes = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
-    return f"stress test: {shapes} shapes: {outcomes}; largest error {worst:.2f} of its tolerance"
+    return f"stress test: {several(shapes, 'shape')}: {outcomes}; largest error {worst:.2f} of its tolerance"
 
 
 def _whole(row: EndToEndRow, shares: Mapping[tuple[str, str | None], float]) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from convscope.cli.display import several
 from convscope.cli.parser import OneLineParser
 from convscope.dataset import importers, samples, totals
 from convscope.errors import InputError
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     rows = [row for path in options.files for row in importers.samples(path, options.format, **given)]
     out = options.output or Path("samples.csv")
     count = samples.write(out, rows)
-    print(f"{count} samples of {_cards(row.gpu_name for row in rows)}: {out}")
+    print(f"{several(count, 'sample')} of {_cards(row.gpu_name for row in rows)}: {out}")
     return 0
 
 
@@ -37,7 +38,7 @@ def _totals(options: argparse.Namespace, given: Mapping[str, str], alone: bool) 
     rows = [row for path in options.files for row in importers.measured_totals(path, **given)]
     out = options.output or Path("totals.csv")
     count = totals.write(out, rows)
-    print(f"{count} totals of whole models on {_cards(row.gpu_name for row in rows)}: {out}")
+    print(f"{several(count, 'total')} of whole models on {_cards(row.gpu_name for row in rows)}: {out}")
     return 0
 
 
@@ -50,7 +51,12 @@ def _parser() -> argparse.ArgumentParser:
         "--format neusight Tesla_P4.csv.gz Tesla_T4.csv.gz -o samples.csv",
         '--format klab layers.csv --gpu "NVIDIA L4" --algorithm gemm --model vgg16',
     )
-    parser = OneLineParser(prog="convscope import", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope import",
+        description="Convert other people's measurements to a file of samples, or of totals of whole models.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     parser.add_argument("--format", required=True, choices=importers.FORMATS, help="form of the files")
     parser.add_argument("-o", "--output", type=Path, help="default samples.csv, of totals totals.csv")

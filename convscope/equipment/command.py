@@ -30,6 +30,11 @@ def _named(found: Sequence[checks.Finding]) -> list[checks.Finding]:
 
 def _parser() -> argparse.ArgumentParser:
     examples = "", "--json"
-    parser = OneLineParser(prog="convscope env", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope env",
+        description="Equipment of this machine: what can be measured here, and what to do about the rest.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     parser.add_argument("--json", action="store_true", help="for programs")
     return parser

@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from convscope import gpus
-from convscope.cli.display import table
+from convscope.cli.display import several, table
 from convscope.convolution import algorithms
 from convscope.errors import ElsewhereError
 from convscope.profiling.request import Run
@@ -149,7 +149,7 @@ def _by_same(run: Run, sizes: Sequence[int], earlier: Sequence[Earlier]) -> Esti
     if not known:
         return None
     seconds = START_S + sum(size_s(known, size, fixed_s(run)) for size in sizes)
-    basis = f"{len(known)} earlier {'size' if len(known) == 1 else 'sizes'} of the same run"
+    basis = f"{several(len(known), 'earlier size')} of the same run"
     factor = _factor_of_sizes(known, fixed_s(run))
     return Estimate(
         run, len(sizes), seconds, factor or ASSUMED_FACTOR, basis + ("" if factor else ", too few to check")
@@ -277,7 +277,7 @@ def _summary(gpu: str, every: Sequence[Estimate]) -> str:
     total_s = sum(each.seconds or 0.0 for each in known)
     factor = sum((each.seconds or 0.0) * each.factor for each in known) / total_s if total_s else 1.0
     unit = "hours on the CPU" if gpu == "cpu" else "GPU-hours"
-    runs = f"{len(known)} {'run' if len(known) == 1 else 'runs'}, {sum(each.sizes for each in known)} sizes"
+    runs = f"{several(len(known), 'run')}, {several(sum(each.sizes for each in known), 'size')}"
     text = f"{gpu}: {total_s / 3600:.2f} {unit} for {runs}"
     if total_s:
         text += f", within a factor of {factor:.1f}, from " + "; ".join(dict.fromkeys(e.basis for e in known[:3]))

@@ -263,7 +263,7 @@ def counter_window(samples: Sequence[Sample], start_s: float, end_s: float, sour
     inside = [tick for tick in ticks(samples) if start_s <= tick.time_s <= end_s]
     if len(inside) < 2:
         raise WindowError(
-            f"the energy counter ticked {len(inside)} times in {end_s - start_s:.2f} s, a window needs two"
+            f"the energy counter ticked {_often(len(inside))} in {end_s - start_s:.2f} s, a window needs two"
         )
     first, last = inside[0], inside[-1]
     energy_j, duration_s = last.energy_j - first.energy_j, last.time_s - first.time_s
@@ -322,7 +322,7 @@ def power_window(
     readings = _powers(samples, start_s, end_s)
     changes = 1 + sum(a != b for a, b in pairwise(readings))
     if changes < 2:
-        raise WindowError(f"the power reading changed {changes - 1} times in {end_s - start_s:.2f} s")
+        raise WindowError(f"the power reading changed {_often(changes - 1)} in {end_s - start_s:.2f} s")
     energy_j = integrate(samples, start_s, end_s)
     scatter_w = float(np.std(readings, ddof=1)) / math.sqrt(changes)
     lag_j = averaging_s * (max(readings) - min(readings)) / math.sqrt(3)
@@ -376,9 +376,13 @@ def too_short(needed_s: float, precision: float, limit_s: float, anew: int = 0, 
     needs = f"no energy: {100 * precision:g} % needs a window of {needed_s:.1f} s"
     if not anew:
         return f"{needs}, {limit_s:g} s are allowed"
-    times = "once" if anew == 1 else f"{anew} times"
+    times = _often(anew)
     why = "the device ran out of work, or kept step with the sensor"
     return f"{needs}, it began anew {times} with {left_s:.1f} s of {limit_s:g} left ({why})"
+
+
+def _often(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def needed_s(duration_s: float, relative_uncertainty: float, precision: float) -> float:

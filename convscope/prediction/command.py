@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from convscope.cli.display import or_dash, table
+from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import MATHS, at_least
 from convscope.cli.parser import OneLineParser
 from convscope.cudnn.shape import ELEMENT_BYTES
@@ -68,7 +68,8 @@ def _fit(options: argparse.Namespace) -> int:
     document.write(options.output, made, kept)
     half = made.widths[intervals.EVERY]["90"]
     factor = "" if half is None else f", 90 % within a factor of {np.exp(half):.2f} for another {made.unit}"
-    print(f"{made.target} of {len(kept)} samples of {', '.join(made.learned['gpu_names'])}{factor}: {options.output}")
+    of = f"{several(len(kept), 'sample')} of {', '.join(made.learned['gpu_names'])}"
+    print(f"{made.target} of {of}{factor}: {options.output}")
     return 0
 
 
@@ -78,7 +79,7 @@ def _fit_workspace(options: argparse.Namespace, made: WorkspacePredictor, kept: 
     never = sum(made.estimate.always.get(name) is False for name in names)
     kinds = f"of {len(names)} algorithms {never} never need any, {len(made.estimate.formulas)} follow a formula"
     cards_ = ", ".join(made.learned["gpu_names"])
-    print(f"workspace of {len(kept)} samples of {cards_}, {kinds}: {options.output}")
+    print(f"workspace of {several(len(kept), 'sample')} of {cards_}, {kinds}: {options.output}")
     return 0
 
 
@@ -270,7 +271,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     name = measured["gpu_name"].iloc[0]
     rests = np.abs(np.expm1(np.array(corrected.corrections[name].rests)))
     off = f"{100 * float(np.mean(rests)):.1f} % off where each is left out"
-    print(f"{name}: corrected by {len(rests)} samples, {off}: {options.output or options.predictor}")
+    print(f"{name}: corrected by {several(len(rests), 'sample')}, {off}: {options.output or options.predictor}")
     return 0
 
 
@@ -282,16 +283,21 @@ def _print_chosen(frame: pd.DataFrame) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     examples = "fit samples.csv", 'apply predictor.json --model vgg16 --gpu "Tesla T4" --math fp32'
-    parser = OneLineParser(prog="convscope predict", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope predict",
+        description="Predict time, energy and workspace of convolutions from samples.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="fit|evaluate|apply|calibrate")
     fit = commands.add_parser("fit", help="learn from samples", allow_abbrev=False)
-    evaluate = commands.add_parser("evaluate", help="how wrong it is, split by split", allow_abbrev=False)
+    evaluate = commands.add_parser("evaluate", help="errors of the predictions, split by split", allow_abbrev=False)
     apply = commands.add_parser("apply", help="predict", allow_abbrev=False)
     calibrate = commands.add_parser("calibrate", help="correct it for another card", allow_abbrev=False)
     for each in (fit, evaluate):
         each.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples")
         each.add_argument("--target", choices=TARGETS, default="time", help="default %(default)s")
-    text = "what intervals are to hold for that was not learned: other rows, layers, …; default %(default)s"
+    text = "new data that intervals hold for: other rows, layers, …; default %(default)s"
     fit.add_argument("--unit", choices=splits.KINDS, default="layer", help=text)
     fit.add_argument("-o", "--output", type=Path, default=Path("predictor.json"), help="default %(default)s")
     text = "what is held back; default rows layer"
@@ -304,21 +310,21 @@ def _parser() -> argparse.ArgumentParser:
         each.add_argument("--gpu", metavar="NAME", help="the card to predict for, as its driver names it")
         each.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
     calibrate.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="samples of the card")
-    text = "print the N of these that are worth measuring (with --gpu, on that card), and stop"
+    text = "print the N samples most worth measuring (with --gpu, on that card), and stop"
     calibrate.add_argument("--choose", type=int, metavar="N", help=text)
     _add_asked(apply)
     for each in (fit, evaluate, apply, calibrate):
-        text = "facts of a card that is not known: NAME:fp32_tflops=…,bandwidth_gbps=…,sm_count=…"
+        text = "facts of an unknown card: NAME:fp32_tflops=…,bandwidth_gbps=…,sm_count=…"
         each.add_argument("--card", action="append", default=[], metavar="FACTS", help=text)
     return parser
 
 
 def _add_asked(apply: argparse.ArgumentParser) -> None:
     """Add what `apply` predicts."""
-    text = "samples, for their card or that of --gpu; one without a time has another status than ok"
+    text = "samples, for their card or that of --gpu; those without a time have another status than ok"
     apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
     apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")
-    text = "measured totals of whole models (convscope import writes them), for the share that the sum is of"
+    text = "measured totals of whole models, from convscope import: print the share that the layers add up to"
     apply.add_argument("--totals", type=Path, metavar="FILE", help=text)
     apply.add_argument("--algorithm", nargs="+", metavar="NAME", help="default: those that were learned")
     apply.add_argument("--input-size", type=int, default=224, metavar="PX", help="default %(default)s")

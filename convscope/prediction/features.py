@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from convscope.cli.display import several
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset.samples import SHAPE
 from convscope.errors import InputError
@@ -62,7 +63,8 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
     """
     lacking = [name for name in SHAPE if frame[name].isna().any()]
     if lacking:
-        raise InputError(f"{int(frame[lacking].isna().any(axis=1).sum())} samples lack {', '.join(lacking)}: drop them")
+        without = several(int(frame[lacking].isna().any(axis=1).sum()), "sample")
+        raise InputError(f"{without} without {', '.join(lacking)}: drop them")
     cards = {name: card(name, given) for name in frame["gpu_name"].unique()}
     of_row = [cards[name] for name in frame["gpu_name"]]
     shape = _Shape(frame)

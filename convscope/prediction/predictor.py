@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from convscope.cli.display import several
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
@@ -140,7 +141,7 @@ class Predictor:
         names = sorted(measured["gpu_name"].unique())
         if len(names) != 1 or len(measured) < calibration.FEWEST:
             least = f"at least {calibration.FEWEST} samples of one card are needed"
-            raise InputError(f"calibrate: {len(measured)} samples of {', '.join(names)}: {least}")
+            raise InputError(f"calibrate: {several(len(measured), 'sample')} of {', '.join(names)}: {least}")
         kept = measured.iloc[np.linspace(0, len(measured) - 1, min(len(measured), calibration.MOST)).astype(int)]
         bare = dataclasses.replace(self, corrections={k: v for k, v in self.corrections.items() if k != names[0]})
         given = features(kept, self.cards)
@@ -174,7 +175,9 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         InputError: there are too few, or they do not say what is held out.
     """
     if len(frame) < FEWEST:
-        raise InputError(f"{len(frame)} samples with sizes and a measured {target}: at least {FEWEST} are needed")
+        raise InputError(
+            f"{several(len(frame), 'sample')} with sizes and a measured {target}: at least {FEWEST} are needed"
+        )
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted)

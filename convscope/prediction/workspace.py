@@ -19,6 +19,7 @@ import pandas as pd
 from scipy.optimize import nnls
 
 from convscope.cli import programs
+from convscope.cli.display import several
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import splits
 from convscope.errors import InputError
@@ -137,7 +138,9 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
     """
     check(frame)
     if len(frame) < FEWEST:
-        raise InputError(f"{len(frame)} samples with sizes and a measured {TARGET}: at least {FEWEST} are needed")
+        raise InputError(
+            f"{several(len(frame), 'sample')} with sizes and a measured {TARGET}: at least {FEWEST} are needed"
+        )
     given = features(frame, cards)
     held_out = np.full(len(frame), np.nan)
     number_of = splits.folds(splits.labels(frame, unit))

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from convscope.cli.display import several
 from convscope.convolution import swap
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import Observation, check_listed, observe
@@ -293,7 +294,7 @@ class Bench:
                 self.release()
                 placed.append(self._in_placement(given, index))
         except torch.OutOfMemoryError:
-            self._note_once(f"times rest on {len(placed)} placements: there is no memory to move weights in")
+            self._note_once(f"times rest on {several(len(placed), 'placement')}: there is no memory to move weights in")
         finally:
             self.release()
         return placed, peak_bytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convscope.cli import options
+from convscope.cli.display import several
 from convscope.cli.options import INTEGER_MOST, at_least, at_most
 from convscope.convolution import algorithms, names
 from convscope.errors import InputError
@@ -271,7 +272,7 @@ def spread_sizes(count: int, bounds: tuple[int, int]) -> tuple[int, ...]:
     if high < low:
         raise InputError(f"--input-range {low} {high}: the first number is the smaller one")
     if count > high - low + 1:
-        raise InputError(f"--num-sizes {count}: between {low} and {high} pixels are only {high - low + 1} sizes")
+        raise InputError(f"--num-sizes {count}: {low} to {high} pixels are only {several(high - low + 1, 'size')}")
     return spread(count, low, high)
 
 

@@ -259,7 +259,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         advice = "choose another folder"
         raise InputError(f"cannot write figures to {options.directory} ({error.strerror}): {advice}") from None
-    print(one_line(f"{options.directory}: {len(paths)} files" if paths else "nothing to draw"))
+    print(one_line(f"{options.directory}: {several(len(paths), 'file')}" if paths else "nothing to draw"))
     return 0 if paths else 1
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Hashable
 from typing import Any
 
+from convscope.cli import display
 from convscope.cli.parser import one_line
 
 LONGEST = 160
@@ -172,8 +173,8 @@ def number(value: Any, doubt: Any = None) -> str:
 
 
 def several(count: float, noun: str) -> str:
-    """Return a number with its noun: "1 run", "3 runs"."""
-    return f"{count:,.0f} {noun}" + ("" if count == 1 else "s")
+    """Return a number, with commas between thousands, and its noun: "1 run", "3,000 runs"."""
+    return display.several(count, noun, ",.0f")
 
 
 def kernel_names(cell: Hashable) -> str:

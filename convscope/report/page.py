@@ -25,7 +25,7 @@ from convscope.errors import InputError
 from convscope.report import charts
 from convscope.report.catalogue import MEASURED_BY, SETTINGS, VIEWS, Exhibit
 from convscope.report.exhibits import Content, has_rows
-from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, number, title
+from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, number, several, title
 from convscope.report.tables.method import EXPLAINED
 from convscope.storage.paths import now_utc
 
@@ -182,7 +182,7 @@ def _exhibit(exhibit: Exhibit, content: Content) -> str:
         return f'{section}{head}<p class="none">{escape(exhibit.without)}</p></section>'
     rows = visible(exhibit, content.tables)
     columns = columns_of(exhibit, content.tables)
-    count = f"{len(rows):,} rows" if len(rows) <= ROWS_STATIC else f"{ROWS_STATIC} of {len(rows):,} rows"
+    count = several(len(rows), "row") if len(rows) <= ROWS_STATIC else f"{ROWS_STATIC} of {len(rows):,} rows"
     tools = (
         f'<div class="tools"><span class="count">{count}</span>'
         '<button type="button" class="more" data-script hidden>more rows</button>'

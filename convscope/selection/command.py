@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.cli.display import or_dash, table
+from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import MATHS, at_least, parse_bytes
 from convscope.cli.parser import OneLineParser
 from convscope.cudnn.shape import ELEMENT_BYTES
@@ -77,7 +77,7 @@ def _select(options: argparse.Namespace) -> int:
             f"repeats of {measured.contradictions} candidates contradict each other: their interval holds all of them"
         )
     where = f"{here.gpu_name}, {f'cuDNN {here.cudnn}' if here.cudnn else 'no cuDNN'}"
-    print(f"{len(pins.layers)} layers for {where}: {options.output}")
+    print(f"{several(len(pins.layers), 'layer')} for {where}: {options.output}")
     return 0
 
 
@@ -164,17 +164,19 @@ def _sums(found: Sequence[Selected], objective: str) -> Iterator[str]:
             saved, low, high = map(sum, zip(*(gain(one, other) for one, other in pairs), strict=True))
             percent = 100 * saved / own[0]
             more = f": {_interval(saved, low, high, target)} less, {percent:.1f} %" if low != high else ""
-            of = "" if len(pairs) == len(found) else f" of {len(found)}"
+            every = several(len(found), "convolution")
+            among = every if len(pairs) == len(found) else f"{len(pairs)} of {every}"
             yield (
-                f"{target} of {len(pairs)}{of} convolutions: {_interval(*chosen, target)} {UNITS[target][0]}, "
+                f"{target} of {among}: {_interval(*chosen, target)} {UNITS[target][0]}, "
                 f"PyTorch's {_interval(*own, target)}{more}"
             )
     values = [each.choice.chosen.value(objective) for each in found]
     counts = [sum(value is not None and value.by == by for value in values) for by in ("measured", "predicted")]
     changed = sum(each.choice.is_changed for each in found)
     yield (
-        f"{changed} layers changed, {len(found) - changed} left to PyTorch; by {counts[0]} measured, {counts[1]} "
-        f"predicted, {values.count(None)} unknown; ends of intervals are added up; no other kinds of layers are in it"
+        f"{several(changed, 'layer')} changed, {len(found) - changed} left to PyTorch; by {counts[0]} measured, "
+        f"{counts[1]} predicted, {values.count(None)} unknown; ends of intervals are added up; "
+        "no other kinds of layers are in it"
     )
 
 
@@ -213,7 +215,12 @@ def _regret_cells(each: Regret) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     examples = "resnet50 --input-size 224 --samples samples.csv", "evaluate samples.csv"
-    parser = OneLineParser(prog="convscope select", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope select",
+        description="Choose an algorithm or plan for each convolution of a model; select evaluate: the regret.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     parser.add_argument("model", metavar="MODEL", help="a model of any source, as convscope profile --model takes it")
     text = "of the images, in pixels"
     parser.add_argument("--input-size", "--size", dest="size", type=int, required=True, metavar="PX", help=text)
@@ -238,7 +245,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _evaluation_parser() -> argparse.ArgumentParser:
-    parser = OneLineParser(prog="convscope select evaluate", description=__doc__, allow_abbrev=False)
+    parser = OneLineParser(
+        prog="convscope select evaluate",
+        description="Regret of the choice on layers that were held back.",
+        allow_abbrev=False,
+    )
     parser.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples")
     parser.add_argument("--target", choices=("time", "energy"), default="time", help="default %(default)s")
     text = "what is held back together, each in turn; default layer"
@@ -256,5 +267,5 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outside", action="store_true", help=text)
     text = "of intervals of predictions, in percent; default %(default)s, as that of measured times"
     parser.add_argument("--level", type=int, choices=intervals.LEVELS, default=95, help=text)
-    text = "facts of a card that is not known: NAME:fp32_tflops=…,bandwidth_gbps=…,sm_count=…"
+    text = "facts of an unknown card: NAME:fp32_tflops=…,bandwidth_gbps=…,sm_count=…"
     parser.add_argument("--card", action="append", default=[], metavar="FACTS", help=text)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.cli.display import Figures, grid, or_dash, size_axis, table
+from convscope.cli.display import Figures, grid, or_dash, several, size_axis, table
 from convscope.storage.table import columns
 from convscope.training.operators import ACTIVATION, CONVOLUTION, COPIES, NORMALISATION
 from convscope.training.rows import TrainingKey, TrainingRow
@@ -120,8 +120,9 @@ def _metrics(cell: Cell) -> list[str]:
     elif not pd.isna(cell["reason"]):
         lines.append(cell["reason"])
     lines.append(f"loss {cell['loss']:.4f}, accuracy {or_dash(cell['accuracy_pct'], '.1f', ' %')} on held-out images")
+    over = several(cell["steps"], "step", ".0f")
     return [f"- {line}" for line in lines] + [
-        f"  over {cell['steps']:.0f} steps, the first {cell['skipped_steps']:.0f} left out; {cell['timing_method']}"
+        f"  over {over}, the first {cell['skipped_steps']:.0f} left out; {cell['timing_method']}"
     ]
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from convscope.cli.display import several
 from convscope.convolution import algorithms, assignment, backends, models, swap
 from convscope.convolution.operator import card_check
 from convscope.distributed import Ranks
@@ -108,7 +109,7 @@ class Trainer:
         if not self._training.captured:
             return skipped
         if total <= WARM_UP_STEPS:
-            raise InputError(f"{total} steps, of which --capture replays none of the first {WARM_UP_STEPS}")
+            raise InputError(f"{several(total, 'step')}, of which --capture replays none of the first {WARM_UP_STEPS}")
         return max(skipped, WARM_UP_STEPS)
 
     def _assigned(self, model: str, batch_size: int) -> dict[str, str]:

@@ -14,6 +14,13 @@ from convscope.cli import programs
 from convscope.cli.parser import OneLineParser, split_flags
 from convscope.selection import command as selection
 
+
+@pytest.fixture(autouse=True)
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a terminal of 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+
+
 WITHOUT = ("verify", "choice", "plans")
 COMMANDS = [name for name in program.COMMANDS if name not in WITHOUT]
 LINE_MOST = 120
@@ -29,7 +36,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
 def examples_in(lines: list[str]) -> list[str]:
     """Return the examples of a help text, each with the name of its program."""
     at = lines.index("examples:")
-    return [line.strip() for line in lines[at + 1 : lines.index("", at)]]
+    return [line.strip().removeprefix("./") for line in lines[at + 1 : lines.index("", at)]]
 
 
 def parser_for(name: str, words: list[str]) -> tuple[OneLineParser, list[str]]:
@@ -72,7 +79,7 @@ def test_examples_have_the_name_by_which_the_program_was_started(name: str, caps
 def test_a_program_of_a_checkout_has_examples_with_its_own_name(file: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         programs.module(file).main(["--help"])
-    assert all(each.startswith(f"{file}.py ") for each in examples_in(capsys.readouterr().out.splitlines()))
+    assert all(each.startswith(f"python {file}.py ") for each in examples_in(capsys.readouterr().out.splitlines()))
 
 
 def test_a_long_usage_is_what_must_be_given(capsys: pytest.CaptureFixture[str]):

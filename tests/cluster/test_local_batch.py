@@ -75,7 +75,7 @@ def test_gpus_are_those_that_cuda_shows():
 
 @pytest.mark.parametrize("wanted", ["3", "0,0", "0,cpu", "x"])
 def test_gpus_that_are_not_here_are_refused_in_one_line(wanted: str):
-    with pytest.raises(InputError, match=f"--gpus {wanted}: here are 3 GPUs: name each once, 0 to 2"):
+    with pytest.raises(InputError, match=f"--gpus {wanted}: this machine has 3 GPUs: name each once, 0 to 2"):
         local_batch.devices(wanted, None, library())
 
 

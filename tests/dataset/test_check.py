@@ -166,14 +166,14 @@ def test_kernels_of_another_algorithm_are_an_error(tmp_path: Path, changes: dict
 def test_a_name_that_says_what_else_ran_is_right_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     kernels = '{"cudnn::cnn::conv2d_grouped_direct_kernel": 1}'
     assert of_rows(tmp_path, changed(algorithm="gemm", ran_algorithm="direct", kernels=kernels)) == []
-    assert "1 samples called gemm ran direct, as they say" in capsys.readouterr().out
+    assert "1 sample called gemm ran direct, as they say" in capsys.readouterr().out
 
 
 def test_what_was_not_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert of_rows(tmp_path, changed(gpu_name="a processor", kernels=None)) == []
     out = capsys.readouterr().out
-    assert "1 samples were not checked against the card's limits: no peaks are known of a processor" in out
-    assert "1 samples were not checked against their kernels: these are not known" in out
+    assert "1 sample not checked against the card's limits: no peaks are known of a processor" in out
+    assert "1 sample not checked against their kernels: these are not known" in out
 
 
 def test_only_so_many_errors_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

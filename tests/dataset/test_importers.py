@@ -100,7 +100,7 @@ def test_the_command_writes_samples(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "samples.csv"
     path = written(tmp_path, NEUSIGHT)
     assert program.main(["import", "--format", "neusight", str(path), "-o", str(out)]) == 0
-    assert capsys.readouterr().out == f"1 samples of Tesla P4: {out}\n"
+    assert capsys.readouterr().out == f"1 sample of Tesla P4: {out}\n"
     assert samples.read([out])["mean_ms"].tolist() == [1.25]
     assert program.main(["import", "--format", "klab", str(path)]) == 2
     assert "no klab file: it has no column layer" in capsys.readouterr().err

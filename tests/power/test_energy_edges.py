@@ -61,7 +61,7 @@ def test_ticks_on_the_bounds_are_inside(start_s: float, end_s: float, first_s: f
 
 
 def test_a_window_of_one_tick_is_refused_with_its_length():
-    with pytest.raises(WindowError, match=r"ticked 1 times in 1\.50 s, a window needs two"):
+    with pytest.raises(WindowError, match=r"ticked once in 1\.50 s, a window needs two"):
         energy.counter_window(LOOKS, 0.5, 2.0)
 
 

@@ -57,7 +57,7 @@ def test_channels_that_fill_their_units_wholly_are_seen():
 
 
 def test_a_sample_without_sizes_or_with_odd_ones_is_refused():
-    with pytest.raises(InputError, match="1 samples lack in_height_px: drop them"):
+    with pytest.raises(InputError, match="1 sample without in_height_px: drop them"):
         features(frame(ROW, dataclasses.replace(ROW, in_height_px=None)), {})
     with pytest.raises(InputError, match="stride is '2': write height and width, 3x3"):
         features(frame(dataclasses.replace(ROW, stride="2")), {})

@@ -144,7 +144,7 @@ def test_without_both_clocks_the_times_decide(missing: int | None):
 def test_fallbacks_of_both_runs_stand_behind_the_reason():
     found = judged(overall(fallback_layers=2, samples=1), overall(fallback_layers=1))
     spread = "a single sample says nothing of its spread"
-    assert found.reason == f"{spread}, A ran 2 layers with a fallback, B ran 1 layers with a fallback"
+    assert found.reason == f"{spread}, A ran 2 layers with a fallback, B ran 1 layer with a fallback"
     assert judged(overall(fallback_layers=0), PASS).reason == ""
 
 

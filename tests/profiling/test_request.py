@@ -72,7 +72,7 @@ def test_on_a_gpu_the_math_is_tf32_and_energy_is_measured():
         ({"seed": -1}, "--seed -1: it must be at least 0"),
         ({"input_size_range": (0, 64)}, "--input-range 0: it must be at least 1"),
         ({"input_size_range": (96, 64)}, "--input-range 96 64: the first number is the smaller one"),
-        ({"num_sizes": 34}, "--num-sizes 34: between 64 and 96 pixels are only 33 sizes"),
+        ({"num_sizes": 34}, "--num-sizes 34: 64 to 96 pixels are only 33 sizes"),
         ({"unsupported": "ignore"}, "--unsupported ignore: choose one of error, fallback, skip"),
         ({"math": "fp16"}, "--math fp16: choose one of tf32, fp32"),
         ({"math": "tf32"}, "--math tf32 needs a CUDA device: a CPU computes in fp32"),

@@ -18,6 +18,7 @@ import pytest
 from fakes import both
 from fakes.killing import CONVOLUTIONS, STEM, Victims, assert_whole, is_at_work, wait_for
 
+from convscope.cli.display import several
 from convscope.profiling.rows import profile_store
 from convscope.storage import lock
 
@@ -155,7 +156,8 @@ def test_a_signal_ends_a_run_between_two_sizes_without_a_lock_and_the_same_comma
     said = Path(f"{folder}.log").read_text().splitlines()[-1]
     done = means(folder)
     assert said == (
-        f"run_profile.py: stopped by {sent.name[3:]} with {len(done)} sizes in the folder: the same command goes on"
+        f"run_profile.py: stopped by {sent.name[3:]} with {several(len(done), 'size')} in the folder: "
+        "the same command goes on"
     )
     assert 0 < len(done) < 16
     tables = {f"{STEM}_{name}.csv" for name in ("overall", "layers", "work")}

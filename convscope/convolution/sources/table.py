@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from convscope.cli.display import several
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import dimensions
 from convscope.errors import InputError
@@ -38,7 +39,7 @@ def parse(text: str, where: str, rank: int) -> list[Layer]:
         for cells in reader:
             place = f"{where}, line {reader.line_num}"
             if len(cells) != len(wanted):
-                raise InputError(f"{place}: {len(cells)} cells where {len(wanted)} belong")
+                raise InputError(f"{place}: {several(len(cells), 'cell')} where {len(wanted)} belong")
             layers.append(_layer(dict(zip(wanted, cells, strict=True)), len(layers), place, rank))
     except csv.Error as error:
         raise InputError(f"{where}, line {reader.line_num}: {error}") from None

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convscope.cli.display import several
 from convscope.cli.options import at_least
 from convscope.cli.parser import OneLineParser, one_line
 from convscope.dataset.check import folder, reading, rows
@@ -41,9 +42,9 @@ def main(arguments: Sequence[str]) -> int:
         found = check(path)
         for line in _shown(found, options.most):
             print(one_line(line))
-        verdict = f"{len(found.errors)} errors" if found.errors else "holds"
+        verdict = f"{several(len(found.errors), 'error')}" if found.errors else "holds"
         looked = f"{found.checked.floors} against the card's limits, {found.checked.kernels} against their kernels"
-        print(f"{path}: {verdict}: {found.samples} samples, {looked}")
+        print(f"{path}: {verdict}: {several(found.samples, 'sample')}, {looked}")
         code = 1 if found.errors else code
     return code
 
@@ -97,14 +98,14 @@ def _of_rows(path: Path, found: reading.Reading, result: Result) -> None:
     renamed = [*_renamed(found.rows)]
     result.remarks += [f"{path}: {each}" for each in renamed]
     for reason, count in result.checked.not_checked.items():
-        result.remarks.append(f"{path}: {count} samples were not checked {reason}")
+        result.remarks.append(f"{path}: {several(count, 'sample')} not checked {reason}")
 
 
 def _renamed(every: Sequence[SampleRow]) -> Iterator[str]:
     """Yield how often a name ran as another algorithm, and says so."""
     counted = Counter((row.algorithm, row.ran_algorithm) for row in every if rows.is_renamed(row))
     for (name, ran), count in sorted(counted.items(), key=str):
-        yield f"{count} samples called {name} ran {ran}, as they say"
+        yield f"{several(count, 'sample')} called {name} ran {ran}, as they say"
 
 
 def _shown(found: Result, most: int) -> Iterator[str]:
@@ -116,7 +117,12 @@ def _shown(found: Result, most: int) -> Iterator[str]:
 
 def _parser() -> argparse.ArgumentParser:
     examples = "data/h200", "results/dataset/h200/samples.csv --most 20"
-    parser = OneLineParser(prog="convscope check", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope check",
+        description="Check data sets and files of samples. Exit code 1: something is wrong; 0: nothing is.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     parser.add_argument("data", nargs="+", type=Path, metavar="DATA", help="folder of a data set, or file of samples")
     text = "errors of each that are shown; default %(default)s"
     parser.add_argument("--most", type=int, default=1000, metavar="N", help=text)

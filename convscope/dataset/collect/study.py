@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from convscope.cli import programs
-from convscope.cli.display import table
+from convscope.cli.display import several, table
 from convscope.cli.signals import StopSignal
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage
@@ -61,7 +61,9 @@ class CollectStudy:
                 if self.stop():
                     break
                 self._longest_s = max(self._longest_s, time.monotonic() - started_s)
-                self.note(f"{self._write()} samples; {group.path.name} took {time.monotonic() - started_s:.0f} s")
+                self.note(
+                    f"{several(self._write(), 'sample')}; {group.path.name} took {time.monotonic() - started_s:.0f} s"
+                )
             self._write()
         for name in failed:
             self.note(f"{name} could not be measured: see {self.folder / GROUPS / name / LOG}")

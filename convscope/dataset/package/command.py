@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from convscope.cli.display import several
 from convscope.cli.parser import OneLineParser, one_line, report_error
 from convscope.dataset.package import folder, merging
 from convscope.dataset.package.facts import Release
@@ -35,13 +36,14 @@ def main(arguments: Sequence[str]) -> int:
     folder.write(options.output, made)
     for line in _said(made, again, options.url):
         print(one_line(line))
-    print(f"{len(rows)} samples, {len(made.files)} files, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
+    counts = f"{several(len(rows), 'sample')}, {several(len(made.files), 'file')}"
+    print(f"{counts}, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
     return 0
 
 
 def _said(made: folder.Package, again: int, url: str) -> list[str]:
     """Return what is to be known of a merge: rows in several files, conflicts, splits that there are none of."""
-    lines = [f"{again} rows stood in several files, and are kept once"] if again else []
+    lines = [f"kept once although in several files: {several(again, 'row')}"] if again else []
     for each in made.conflicts[:_SHOWN]:
         what = f"{each.status} and {each.other_status}"
         if each.kind == merging.TIMES:
@@ -58,7 +60,12 @@ def _said(made: folder.Package, again: int, url: str) -> list[str]:
 
 def _parser() -> argparse.ArgumentParser:
     examples = "collect --budget-minutes 60", "package results/dataset/h200/samples.csv -o data/h200"
-    parser = OneLineParser(prog="convscope dataset", description=__doc__, allow_abbrev=False, examples=examples)
+    parser = OneLineParser(
+        prog="convscope dataset",
+        description="Collect samples, or package those of one or several runs as a data set to publish.",
+        allow_abbrev=False,
+        examples=examples,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="collect|package")
     commands.add_parser("collect", help="measure the samples, as convscope dataset does with options alone")
     package = commands.add_parser("package", help="Parquet, splits, documents, a card", allow_abbrev=False)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from convscope.cli.display import interval_or_dash, or_dash, table
+from convscope.cli.display import interval_or_dash, or_dash, several, table
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.profiling.comparison import judgement
@@ -190,7 +190,7 @@ def _compare_pass(size: int, a: OverallRow | None, b: OverallRow | None, toleran
         return Comparison(size, "not compared", f"only in {'A' if a else 'B'}")
     compared = _judged(partial(Comparison, size), a, b, (a, b), 0.0, tolerance_pct)
     fallbacks = ("A", a.fallback_layers), ("B", b.fallback_layers)
-    fell_back = [f"{name} ran {count:.0f} layers with a fallback" for name, count in fallbacks if count]
+    fell_back = [f"{name} ran {several(count, 'layer', '.0f')} with a fallback" for name, count in fallbacks if count]
     reason = ", ".join(filter(None, (compared.reason, *fell_back)))
     a_j, b_j = a.energy_per_inference_j, b.energy_per_inference_j
     return dataclasses.replace(compared, reason=reason, a_w=a.power_mean_w, b_w=b.power_mean_w, a_j=a_j, b_j=b_j)
@@ -335,7 +335,7 @@ def _parser() -> argparse.ArgumentParser:
     made = OneLineParser(prog="convscope compare", description=about, examples=examples)
     made.add_argument("a", type=Path, metavar="A", help="folder of the run to compare with")
     made.add_argument("b", type=Path, metavar="B", help="folder of the run to judge")
-    until = "up to here it is the same (%(default)g)"
+    until = "a difference up to this counts as none (%(default)g)"
     made.add_argument("--tolerance", type=_percent, default=TOLERANCE_PCT, metavar="PCT", help=until)
     also = "list the layers too, and let them decide the exit code too"
     made.add_argument("--layers", action="store_true", help=also)
