@@ -42,6 +42,7 @@ def parser() -> OneLineParser:
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; measure nothing"
     )
+    made.add_argument("--json", action="store_true", help="with --list: for programs")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
     made.add_argument("--output-dir", metavar="DIR", help="default results/dataset/<gpu>")
@@ -55,7 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     Returns the exit code: 0, 1 where a group of shapes could not be measured, 2 for bad input, 75 where TERM, INT or
     USR1 ended it before its end, 85 where USR2 did.
     """
-    options = parser().parse_args(arguments)
+    made = parser()
+    options = made.parse_args(arguments)
+    if options.json and not options.list:
+        made.error("--json goes with --list")
     return command(NAME, lambda stop: _collect(options, stop))
 
 
@@ -71,7 +75,7 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     note = note_by(NAME)
     study = CollectStudy(asked, folder, stop, note, None if minutes is None else 60 * minutes)
     code = 0 if options.list else study.run(options.take_over)
-    print(study.standing())
+    print(study.standing(options.json))
     if not options.list:
         print(f"saved: {folder / SAMPLES}")
     if stop():

@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.cli.exclusions import OF_STAGES, OF_STUDY, OF_SUBMISSION, refuse_contradictions, refuse_own_sizes
+from convscope.cli.exclusions import (
+    OF_STAGES,
+    OF_STUDY,
+    OF_SUBMISSION,
+    refuse_contradictions,
+    refuse_json,
+    refuse_own_sizes,
+)
 from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
@@ -102,6 +109,8 @@ def _add_lists(made: OneLineParser) -> None:
     made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
     made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
     made.add_argument("--estimate", action="store_true", help="GPU-hours that this would take; measures nothing")
+    as_json = "print --list-models, --list-algorithms or --estimate for programs"
+    made.add_argument("--json", action="store_true", help=as_json)
     made.add_argument("--check-cuda", action="store_true", help="print versions and GPUs of this machine")
     made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
     made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
@@ -130,6 +139,7 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
         refuse_contradictions(made, arguments, options)
+    refuse_json(made, options)
     measures = not (asks_to_list or options.estimate)
 
     def work(stop: StopSignal) -> int:
@@ -138,7 +148,9 @@ def main(arguments: list[str] | None = None) -> int:
         if options.study:
             return _print_study(made, options) if asks_to_list else _profile_study(made, options, stop)
         if options.list_models:
-            print("\n".join(listed()))  # without PyTorch, whose import takes seconds
+            print(
+                json.dumps(listed(), indent=1) if options.json else "\n".join(listed())
+            )  # without PyTorch, whose import takes seconds
             asked = options.list_algorithms, options.list_combinations, options.check_cuda, options.check_power
             if not any(asked):
                 return 0
@@ -344,7 +356,7 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
             runs = [run for run, _ in preflight.by_layers(runs, note_by(NAME))]
     earlier = estimate.read(RESULTS)
     found = [estimate.estimate(run, earlier, options.overwrite) for run in runs]
-    print(estimate.report(found))
+    print(estimate.document(found) if options.json else estimate.report(found))
     return 0 if all(each.seconds is not None for each in found) else 1
 
 

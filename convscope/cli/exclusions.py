@@ -11,7 +11,17 @@ from convscope.storage.paths import STAGES
 
 OF_STAGES = (
     *("model", "algorithm", "gpu", "test", "quick", "list_models", "list_algorithms", "list_combinations"),
-    *("models", "algorithms", "algorithm_file", "check_cuda", "check_power", "batch_sizes", "study", "estimate"),
+    *(
+        "models",
+        "algorithms",
+        "algorithm_file",
+        "check_cuda",
+        "check_power",
+        "batch_sizes",
+        "study",
+        "estimate",
+        "json",
+    ),
 )
 """Options that a stage sets itself, or that measure nothing."""
 OF_SUBMISSION = ("device", "output_dir", "overwrite", "retry", "any_card", "take_over")
@@ -34,6 +44,14 @@ def refuse_contradictions(parser: OneLineParser, arguments: Sequence[str] | None
         parser.refuse_ignored(arguments, (*others, "input_shape"), "--input-size")
     if options.input_shape:
         parser.refuse_ignored(arguments, others, "--input-shape")
+
+
+def refuse_json(parser: OneLineParser, options: argparse.Namespace) -> None:
+    """End the program with one line where --json is given beside anything but the one list or estimate it is for."""
+    lists = ("list_models", "list_algorithms", "list_combinations", "check_cuda", "check_power", "estimate")
+    asked = [name for name in lists if getattr(options, name)]
+    if options.json and asked not in (["list_models"], ["list_algorithms"], ["estimate"]):
+        parser.error("--json goes with one of --list-models, --list-algorithms, --estimate")
 
 
 def refuse_own_sizes(options: argparse.Namespace, stage: str) -> None:

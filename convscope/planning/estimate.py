@@ -259,6 +259,17 @@ def report(found: Sequence[Estimate]) -> str:
     return "\n".join(lines)
 
 
+def document(found: Sequence[Estimate]) -> str:
+    """Return estimates as JSON, an object a run; seconds are null where nothing is known."""
+    named = ("model", "algorithm", "gpu", "batch_size", "dtype", "layout", "input_shape")
+    rows = [
+        {name: getattr(each.run, name) for name in named}
+        | {"sizes": each.sizes, "seconds": each.seconds, "factor": each.factor, "basis": each.basis}
+        for each in found
+    ]
+    return json.dumps(rows, indent=1)
+
+
 def _name(run: Run) -> str:
     others = suffix(run.batch_size, run.dtype, run.layout, run.input_shape).split("_")
     return ", ".join(filter(None, (run.model, run.algorithm, run.gpu, *others)))

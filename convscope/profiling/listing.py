@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Sequence
 
@@ -83,20 +84,48 @@ def _why_not(
 
 
 def algorithm_list(
-    model: str | None, batch_size: int, input_size: Size, device_name: str, dtype: str = "float32", layout: str = "nchw"
+    model: str | None,
+    batch_size: int,
+    input_size: Size,
+    device_name: str,
+    dtype: str = "float32",
+    layout: str = "nchw",
+    as_json: bool = False,
 ) -> str:
     """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
     On a GPU cuDNN decides, without one its rules, and the text says so.
+
+    Args:
+        as_json: a list of objects, one a line of the text, in place of the text.
     """
     if model is None:
-        cells = [(a.name, a.cpu_provider or "-", ", ".join(a.cuda_providers) or "-", a.title) for a in _named()]
-        cells.append((algorithms.PLAN_PATTERN, "-", algorithms.GRAPH, "an engine of cuDNN with values of its knobs"))
+        every = [(a.name, a.cpu_provider, a.cuda_providers, a.title) for a in _named()]
+        every.append(
+            (algorithms.PLAN_PATTERN, None, (algorithms.GRAPH,), "an engine of cuDNN with values of its knobs")
+        )
+        if as_json:
+            return _objects(("algorithm", "cpu", "gpu", "title"), every)
+        cells = [(name, cpu or "-", ", ".join(gpu) or "-", title) for name, cpu, gpu, title in every]
         return table(("algorithm", "CPU", "GPU", "what it is"), cells)
     at_least("--batch-size", batch_size, 1)
     device = find_device(device_name)
     name = models.check_name(model)
     layers = models.convolutions(name, input_size, batch_size)
+    rows = _usable(name, layers, device, dtype, layout)
+    if as_json:
+        return _objects(("algorithm", "on", "usable_layers", "layers", "why_not"), rows)
+    where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
+    size = input_size if isinstance(input_size, int) else "×".join(map(str, input_size))
+    title = f"{slug(name)} at {size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
+    lines = [(algorithm, on, f"{usable} of {every}", why or "") for algorithm, on, usable, every, why in rows]
+    return title + "\n" + table(("algorithm", "on", "layers", "why not"), lines)
+
+
+def _usable(
+    name: str, layers: Sequence[Layer], device: torch.device, dtype: str, layout: str
+) -> list[tuple[str, str, int, int, str | None]]:
+    """Return algorithm, kind of device, layers that can use it, all layers, and why the others cannot."""
     check = card_check(device, dtype=dtype)
     rows = []
     for kind in ("cpu", "cuda"):
@@ -107,12 +136,13 @@ def algorithm_list(
                 every_reason = assignment.why_not_each(algorithm, layers, kind, check, dtype, layout)
             usable = sum(reason is None for reason in every_reason)
             no_device = algorithms.why_not_on_device(algorithm, kind)
-            reason = no_device or "; ".join(algorithms.refusals(every_reason, slug(name)))
-            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", f"{usable} of {len(layers)}", reason))
-    where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
-    size = input_size if isinstance(input_size, int) else "×".join(map(str, input_size))
-    title = f"{slug(name)} at {size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
-    return title + "\n" + table(("algorithm", "on", "layers", "why not"), rows)
+            why = no_device or "; ".join(algorithms.refusals(every_reason, slug(name))) or None
+            rows.append((algorithm.name, "GPU" if kind == "cuda" else "CPU", usable, len(layers), why))
+    return rows
+
+
+def _objects(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    return json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1)
 
 
 def _named() -> list[Algorithm]:
@@ -180,7 +210,7 @@ def print_lists(options: argparse.Namespace) -> int:
         size = parse_shape(options.input_shape) if options.input_shape else sizes[0]
         model = options.model and with_arguments(options.model, options.model_args)
         precision = (options.dtype, options.layout)
-        print(algorithm_list(model, options.batch_size, size, options.device, *precision))
+        print(algorithm_list(model, options.batch_size, size, options.device, *precision, options.json))
     if options.check_power:
         print(power_check(options.device))
     if options.list_combinations:

@@ -176,6 +176,15 @@ def test_what_was_not_checked_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "1 sample not checked against their kernels: these are not known" in out
 
 
+def test_a_check_is_printed_for_programs_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "samples.csv"
+    samples.write(path, [dataclasses.replace(ROWS[0], math="int8"), changed(gpu_name="a processor", kernels=None)])
+    assert program.main(["check", str(path), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["path"], found["samples"], len(found["errors"])) == (str(path), 2, 1)
+    assert found["not_checked"]["against the card's limits: no peaks are known of a processor"] == 1
+
+
 def test_only_so_many_errors_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     samples.write(tmp_path / "samples.csv", [dataclasses.replace(row, math="int8") for row in ROWS[:9]])
     assert program.main(["check", str(tmp_path / "samples.csv"), "--most", "2"]) == 1

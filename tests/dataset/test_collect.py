@@ -149,6 +149,15 @@ def test_the_list_says_how_much_is_left(collected: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines()[1].split() == ["fp32", "1", "10", "5", "5"]
 
 
+def test_the_list_is_printed_for_programs_too(collected: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main([*command(collected, "--list", "--json"), "--sizes", "64", "96"]) == 0
+    part = {"setting": "fp32", "batch_size": 1, "shapes": 10, "measured": 5, "left": 5}
+    assert json.loads(capsys.readouterr().out)[0] == part
+    with pytest.raises(SystemExit):
+        run_dataset.main(command(collected, "--json"))
+    assert "--json goes with --list" in capsys.readouterr().err
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Commands that would measure; each ends with the next code of `codes`."""

@@ -219,6 +219,34 @@ def test_hours_are_estimated_without_measuring(call, study_file: str, monkeypatc
     assert [*tmp_path.iterdir()] == [Path(study_file)]
 
 
+def test_hours_are_estimated_for_programs_too(call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr("convscope.storage.paths.RESULTS", tmp_path)
+    printed = call("--study", study_file, "--estimate", "--json")
+    rows = json.loads(printed.out)
+    assert printed.code == 1
+    assert {(row["gpu"], row["seconds"] is None) for row in rows} == {("cpu", True), ("h200", False)}
+    assert {row["sizes"] for row in rows} == {1}
+
+
+def test_lists_are_printed_for_programs_too(call):
+    assert "vgg16" in json.loads(call("--list-models", "--json").out)
+    every = json.loads(call("--list-algorithms", "--json").out)
+    assert {"algorithm": "torch", "cpu": "torch"}.items() <= next(a for a in every if a["algorithm"] == "torch").items()
+    asked = ("--list-algorithms", "--model", TINY[1], "--device", "cpu", "--json")
+    rows = json.loads(call(*asked).out)
+    direct = next(row for row in rows if (row["algorithm"], row["on"]) == ("direct", "CPU"))
+    assert (direct["usable_layers"], direct["layers"], direct["why_not"]) == (3, 3, None)
+
+
+@pytest.mark.parametrize(
+    "asked", [TINY, ["--check-cuda"], ["--list-models", "--list-algorithms"], ["--list-combinations"]]
+)
+def test_what_is_no_list_is_not_for_programs(call, asked: list[str]):
+    printed = call(*asked, "--json")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err.startswith("run_profile.py: --json goes with one of --list-models, --list-algorithms, --est")
+
+
 @pytest.mark.long
 def test_a_reader_that_has_gone_away_is_no_error():
     listing = f"{sys.executable} {ROOT / 'run_profile.py'} --list-models"

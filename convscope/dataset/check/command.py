@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from convscope.cli.display import several
 from convscope.cli.options import at_least
@@ -37,6 +39,10 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     at_least("--most", options.most, 1)
+    if options.json:
+        every = {str(path): check(path) for path in options.data}
+        print(json.dumps([_document(*each) for each in every.items()], indent=1))
+        return int(any(found.errors for found in every.values()))
     code = 0
     for path in options.data:
         found = check(path)
@@ -47,6 +53,13 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{path}: {verdict}: {several(found.samples, 'sample')}, {looked}")
         code = 1 if found.errors else code
     return code
+
+
+def _document(path: str, found: Result) -> dict[str, Any]:
+    checked = {"limits": found.checked.floors, "kernels": found.checked.kernels}
+    unchecked = dict(found.checked.not_checked)
+    numbers = {"samples": found.samples, "checked": checked, "not_checked": unchecked}
+    return {"path": path, "errors": found.errors, **numbers, "remarks": found.remarks}
 
 
 def check(path: Path) -> Result:
@@ -126,4 +139,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("data", nargs="+", type=Path, metavar="DATA", help="folder of a data set, or file of samples")
     text = "errors of each that are shown; default %(default)s"
     parser.add_argument("--most", type=int, default=1000, metavar="N", help=text)
+    parser.add_argument("--json", action="store_true", help="for programs; every error")
     return parser

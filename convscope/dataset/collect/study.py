@@ -6,6 +6,7 @@ groups whenever one is done, so that it never has part of a group.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -74,8 +75,12 @@ class CollectStudy:
         found = sorted((self.folder / GROUPS).glob(f"*/{ABOUT}"))
         return [GroupFolder.read(path.parent) for path in found]
 
-    def standing(self) -> str:
-        """Return as text how many shapes of each part of the range there are, and how many have been measured."""
+    def standing(self, as_json: bool = False) -> str:
+        """Return as text how many shapes of each part of the range there are, and how many have been measured.
+
+        Args:
+            as_json: a list of objects, one a part, in place of a table.
+        """
         done: set[tuple[str, coverage.Key]] = set()
         for each in self.folders():
             done |= each.known if self._samples(each) else set()
@@ -83,8 +88,12 @@ class CollectStudy:
         for stratum in coverage.strata(self.asked):
             shapes = {(stratum.setting, key) for key in coverage.shapes_of(self.asked, stratum)}
             counts = len(shapes), len(shapes & done), len(shapes - done)
-            lines.append((stratum.setting, str(stratum.batch_size), *map(str, counts)))
-        return table(("setting", "batch size", "shapes", "measured", "left"), lines)
+            lines.append((stratum.setting, stratum.batch_size, *counts))
+        if as_json:
+            names = ("setting", "batch_size", "shapes", "measured", "left")
+            return json.dumps([dict(zip(names, line, strict=True)) for line in lines], indent=1)
+        cells = [tuple(map(str, line)) for line in lines]
+        return table(("setting", "batch size", "shapes", "measured", "left"), cells)
 
     def _groups(self) -> Iterator[GroupFolder]:
         """Yield the groups to measure: those that were begun, then new ones."""
