@@ -105,7 +105,7 @@ def _combinations(
     for each in combinations:
         other = folders.setdefault(each.folder_name, each)
         if other != each:
-            raise InputError(f"{path}: {each} stands there twice, with other settings: a folder holds one run")
+            raise InputError(f"{path}: {each} is listed twice, with different settings: a folder holds one run")
     return list(combinations)
 
 
@@ -145,7 +145,7 @@ def plan(planner: submission.Planner, combinations: Sequence[Combination]) -> su
         InputError: as `Planner.plan`; --output-dir.
     """
     if planner.requests.output_dir:
-        raise InputError("--output-dir does not go with --matrix: every combination needs a folder of its own")
+        raise InputError("--output-dir does not go with --matrix: every combination needs its own folder")
     found, every = planner.plan(combinations), len(combinations)
     if found.finished:
         print(f"{found.finished} of {every} combinations are finished and left out", file=sys.stderr)

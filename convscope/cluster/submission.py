@@ -131,7 +131,7 @@ class Planner:
         if odd and not overwrite:
             raise InputError(
                 f"{each}: {folder} holds a run with other settings ({'; '.join(odd)}): leave the combination out, "
-                "or --overwrite measures it anew and keeps what is there beside it"
+                "or --overwrite measures it anew and keeps the earlier results"
             )
         return not odd and all(status not in ("", *RETRIED) for status in self._statuses(each, stage))
 

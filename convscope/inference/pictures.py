@@ -26,7 +26,7 @@ _KINDS = (".jpg", ".jpeg", ".png")
 
 
 def scenes(count: int, side_px: int, seed: int) -> torch.Tensor:
-    """Return images of random scenes, count × 3 × side × side, normalized; no two are alike.
+    """Return images of random scenes, count × 3 × side × side, normalised; no two are alike.
 
     A scene is made of discs that hide each other, with random colours and places, their radii spread by r^-3: the
     "dead leaves" model (Lee, Mumford and Huang, "Occlusion Models for Natural Images", IJCV 41, 2001).
@@ -53,7 +53,7 @@ def _scene(seed: int, number: int) -> torch.Tensor:
 
 
 def photographs(count: int, side_px: int, seed: int, folder: Path | None = None) -> torch.Tensor:
-    """Return parts of photographs, count × 3 × side × side, normalized.
+    """Return parts of photographs, count × 3 × side × side, normalised.
 
     Args:
         folder: has them as JPEG or PNG files; without it they are the two that scikit-learn brings.
@@ -96,7 +96,7 @@ def _pixels(picture: NDArray[np.uint8]) -> torch.Tensor:
 
 
 def parts(pictures: list[torch.Tensor], count: int, side_px: int, seed: int) -> torch.Tensor:
-    """Return square parts of pictures (3 × height × width, 0 to 1) in turn, normalized: of random place and size.
+    """Return square parts of pictures (3 × height × width, 0 to 1) in turn, normalised: of random place and size.
 
     Every second one is turned left to right.
     """

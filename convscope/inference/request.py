@@ -137,7 +137,7 @@ def check(inference: Inference) -> Inference:
     for size in inference.batch_sizes:
         if size * inference.image_size_px**2 > _PIXELS_MOST:
             images = f"{inference.image_size_px}×{inference.image_size_px} images"
-            raise InputError(f"--batch-sizes {size}: so many {images} have more than {_PIXELS_MOST:.0e} pixels")
+            raise InputError(f"--batch-sizes {size}: a batch of {images} has more than {_PIXELS_MOST:.0e} pixels")
     _check_load(inference)
     sizes = {SINGLE_STREAM: (1,), MULTI_STREAM: (MULTI_STREAM_SAMPLES,)}.get(inference.scenario, inference.batch_sizes)
     source = models.find_source(inference.model)

@@ -170,8 +170,8 @@ def _check_sizes(training: Training) -> None:
     side_px = training.image_size_px
     for batch_size in training.batch_sizes:
         if batch_size * side_px**2 > _PIXELS_MOST:
-            images = f"so many {side_px}×{side_px} images"
-            raise InputError(f"--batch-size {batch_size}: {images} have more than {_PIXELS_MOST:.0e} pixels")
+            images = f"a batch of {side_px}×{side_px} images"
+            raise InputError(f"--batch-size {batch_size}: {images} has more than {_PIXELS_MOST:.0e} pixels")
 
 
 def folder_name(training: Training) -> str:

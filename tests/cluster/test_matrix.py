@@ -63,7 +63,7 @@ def test_settings_stand_in_the_file_of_an_array(tmp_path: Path):
 
 def test_two_lines_of_one_folder_with_other_settings_are_refused(tmp_path: Path):
     path = written(tmp_path, "vgg16\tgemm\th200\twarmup=5\nvgg16\tgemm\th200\twarmup=6\n")
-    with pytest.raises(InputError, match="vgg16, gemm, h200 stands there twice, with other settings"):
+    with pytest.raises(InputError, match="vgg16, gemm, h200 is listed twice, with different settings"):
         matrix.read(path)
 
 
@@ -113,7 +113,7 @@ def test_the_file_of_an_array_is_new_each_time_and_never_half_there(tmp_path: Pa
 
 def test_one_folder_for_all_combinations_is_refused():
     planner = submission.Planner(submission.Requests({}, False, False, "x"), ["2_quick"], "2_quick")
-    with pytest.raises(InputError, match="every combination needs a folder of its own"):
+    with pytest.raises(InputError, match="every combination needs its own folder"):
         matrix.plan(planner, [WHO])
 
 

@@ -254,7 +254,7 @@ def test_one_gpu_may_be_measured_after_several(tmp_path: Path):
         ({"processes": 0}, "--gpus 0: it must be at least 1"),
         ({"min_seconds": 0.0}, "--min-seconds 0.0: a number above 0"),
         ({"slo_ms": float("nan")}, "--slo-ms nan: a number above 0"),
-        ({"batch_sizes": (10**10,)}, "--batch-sizes 10000000000: so many 32×32 images have more than 1e+12 pixels"),
+        ({"batch_sizes": (10**10,)}, "--batch-sizes 10000000000: a batch of 32×32 images has more than 1e+12 pixels"),
         ({"qps": (1e13,), "scenario": "server"}, "--qps 10000000000000: it must be at most 100000"),
         (
             {"qps": (1e4,), "scenario": "server", "min_seconds": 1e4 + 1},

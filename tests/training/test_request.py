@@ -50,7 +50,7 @@ CAPTURED = {"captured": True, "device": "cuda:0", "math": "tf32", "fused_optimiz
         ({"profile_memory": True}, "--profile-memory is a part of the trace"),
         ({"workers": 100_000}, "--num-workers 100000: at most "),
         ({"classes": 10**30}, f"--num-classes {10**30}: it must be at most 2147483647"),
-        ({"image_size_px": 10**6}, "--batch-size 4: so many 1000000×1000000 images have more than 1e+12 pixels"),
+        ({"image_size_px": 10**6}, "--batch-size 4: a batch of 1000000×1000000 images has more than 1e+12 pixels"),
     ],
 )
 def test_what_cannot_be_asked_is_one_line(changes: dict, said: str):
