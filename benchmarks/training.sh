@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# The figures of docs/training.md, on one GPU (about two and a half minutes without the folders fused and
-# fused_synthetic, which have not been timed); with two GPUs the scaling rows too.
+# The figures of docs/training.md, on one GPU (about six minutes); with two GPUs the scaling rows too.
 #   benchmarks/training.sh DIR     writes everything under DIR, one folder a table
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/training.sh DIR}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,6 +52,31 @@ class Picture:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class Axis:
+    """Vertical axis of lines that have their names at their ends."""
+
+    least: float
+    most: float
+    is_log: bool
+
+    @classmethod
+    def around(cls, values: Sequence[float], is_log: bool) -> Axis:
+        """Return the axis of some values: from 0, or from a little below the least where it is logarithmic."""
+        positive = [value for value in values if value > 0]
+        if is_log and positive:
+            room = (max(positive) / min(positive)) ** 0.05
+            return cls(min(positive) / room, max(positive) * room, True)
+        return cls(0.0, 1.05 * max(values), False)
+
+    def from_top_px(self, value: float) -> float:
+        """Return the place of a value, in pixels from the top."""
+        if not self.is_log:
+            return HEIGHT_PX * (1 - value / self.most)
+        whole = math.log(self.most / self.least)
+        return HEIGHT_PX * math.log(self.most / max(value, self.least)) / whole
+
+
 def pictures(content: Content, views: Sequence[str] = tuple(VIEWS)) -> Iterator[Picture]:
     """Yield every picture of some views."""
     for exhibit in content.exhibits:
@@ -84,10 +110,17 @@ def _reduced(exhibit: Exhibit, panel: str, rows: pd.DataFrame) -> Picture:
     return Picture(exhibit, panel, records(rows), "; ".join(remarks))
 
 
-def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
-    """Return a chart with its data, as wide as a column, with a title that says what it is of."""
+def specification(picture: Picture, spec: Spec, width_px: float, is_log: bool = False) -> Spec:
+    """Return a chart with its data, as wide as a column, titled with its model and setting.
+
+    Args:
+        is_log: logarithmic axes where the page offers them.
+    """
     rows = picture.rows
     drawn = json.loads(json.dumps(spec))
+    is_log = is_log and picture.exhibit.has_log
+    if is_log:
+        drawn = _logarithmic(drawn)
     if "layer" in drawn:
         drawn["layer"] = [layer for layer in drawn["layer"] if _has_data(layer, rows)]
     drawn, meta = _present(drawn, rows), drawn.get("usermeta", {})
@@ -102,9 +135,8 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
         drawn["height"] = HEIGHT_PX
     padding = {"left": 4, "top": 4, "bottom": 4, "right": 6}
     if labels := meta.get("labels"):
-        most = 1.05 * max(float(row[labels["y"]]) for row in rows)
-        texts = _end_labels(rows, labels, most)
-        _label_lines(drawn, texts, labels["series"], most)
+        axis = Axis.around([float(row[labels["y"]]) for row in rows], is_log)
+        _label_lines(drawn, _end_labels(rows, labels, axis), labels["series"], axis)
     subtitle = picture.panel + (f" ({picture.remark})" if picture.remark else "")
     titled = {
         "text": textwrap.wrap(picture.exhibit.title, int(width_px / TITLE_PX)),
@@ -115,6 +147,21 @@ def specification(picture: Picture, spec: Spec, width_px: float) -> Spec:
     if "rows" in meta and "columns" not in meta:
         look["legend"]["layout"] = {"top": {"anchor": "end", "direction": "vertical"}}
     found: Spec = drawn | {"data": data, "width": width_px, "config": look, "title": titled, "padding": padding}
+    return found
+
+
+def _logarithmic(part: Any) -> Any:
+    """Return a chart whose quantitative axes are logarithmic, as the page makes them."""
+    if isinstance(part, list):
+        return [_logarithmic(each) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {name: _logarithmic(value) for name, value in part.items()}
+    for name in ("x", "y"):
+        channel = found.get(name)
+        if isinstance(channel, dict) and channel.get("type") == "quantitative":
+            scale = {key: value for key, value in (channel.get("scale") or {}).items() if key != "zero"}
+            channel["scale"] = scale | {"type": "log", "nice": False}
     return found
 
 
@@ -169,13 +216,13 @@ def _present(part: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     return found
 
 
-def _end_labels(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], most: float) -> list[dict[str, Any]]:
+def _end_labels(rows: Sequence[Mapping[str, Any]], labels: Mapping[str, str], axis: Axis) -> list[dict[str, Any]]:
     """Return the name of each line with its place in pixels from the top, so far apart that none covers another."""
     ends: dict[str, Mapping[str, Any]] = {}
     for row in sorted(rows, key=lambda row: float(row[labels["x"]])):
         ends[str(row[labels["series"]])] = row
     down = sorted(ends.items(), key=lambda end: -float(end[1][labels["y"]]))
-    places = spread([HEIGHT_PX * (1 - float(row[labels["y"]]) / most) for _, row in down], LABEL_GAP_PX, HEIGHT_PX)
+    places = spread([axis.from_top_px(float(row[labels["y"]])) for _, row in down], LABEL_GAP_PX, HEIGHT_PX)
     return [
         {"text": name, labels["series"]: name, "place": place} for (name, _), place in zip(down, places, strict=True)
     ]
@@ -193,11 +240,12 @@ def spread(places: Sequence[float], gap: float, end: float) -> list[float]:
     return found
 
 
-def _label_lines(drawn: Spec, texts: Sequence[Mapping[str, Any]], series: str, most: float) -> None:
+def _label_lines(drawn: Spec, texts: Sequence[Mapping[str, Any]], series: str, axis: Axis) -> None:
     """Write the name of each line right of the plot, in the line's colour, in place of a legend."""
     for layer in drawn["layer"]:
         encoding = layer["encoding"]
-        encoding["y"]["scale"] = {"domain": [0, most], "nice": False}
+        kind = {"type": "log"} if axis.is_log else {}
+        encoding["y"]["scale"] = {"domain": [axis.least, axis.most], "nice": False} | kind
         for channel in ("color", "strokeDash", "shape"):
             if channel in encoding:
                 encoding[channel]["legend"] = None
@@ -229,8 +277,12 @@ def draw(spec: Spec, kind: str) -> bytes:
     return vl_convert.vegalite_to_svg(spec).encode()
 
 
-def write(content: Content, folder: Path, views: Sequence[str]) -> list[Path]:
-    """Write every picture in each width and format; return the files."""
+def write(content: Content, folder: Path, views: Sequence[str], is_log: bool = False) -> list[Path]:
+    """Write every picture in each width and format; return the files.
+
+    Args:
+        is_log: logarithmic axes where the page offers them.
+    """
     paths: list[Path] = []
     stems: dict[str, int] = {}
     for picture in pictures(content, views):
@@ -238,7 +290,7 @@ def write(content: Content, folder: Path, views: Sequence[str]) -> list[Path]:
         stems[stem] = stems.get(stem, 0) + 1
         stem += f"_{stems[stem]}" if stems[stem] > 1 else ""
         for name, width_mm in WIDTHS_MM.items():
-            spec = specification(picture, content.specs[picture.exhibit.name], width_mm * MM_PX)
+            spec = specification(picture, content.specs[picture.exhibit.name], width_mm * MM_PX, is_log)
             for kind in FORMATS:
                 paths.append(folder / f"{stem}_{name}.{kind}")
                 write_atomically(paths[-1], draw(spec, kind))
@@ -255,7 +307,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options.directory.mkdir(parents=True, exist_ok=True)
         with uncollected():
-            paths = write(command.read(options), options.directory, options.view or tuple(VIEWS))
+            paths = write(command.read(options), options.directory, options.view or tuple(VIEWS), options.log)
     except OSError as error:
         advice = "choose another folder"
         raise InputError(f"cannot write figures to {options.directory} ({error.strerror}): {advice}") from None
@@ -274,4 +326,5 @@ def _parser() -> OneLineParser:
     command.add_folders(parser)
     shown = ", ".join(VIEWS)
     parser.add_argument("--view", nargs="+", choices=list(VIEWS), metavar="VIEW", help=f"of these views alone: {shown}")
+    parser.add_argument("--log", action="store_true", help="logarithmic axes, where the page offers them")
     return parser

@@ -158,3 +158,35 @@ def test_a_folder_that_cannot_be_made_is_bad_input(tmp_path: Path, capsys: pytes
     (tmp_path / "file").touch()
     assert main(["figures", str(tmp_path / "file" / "figures"), str(tmp_path)]) == 2
     assert "choose another folder" in capsys.readouterr().err
+
+
+def test_axes_are_logarithmic_where_that_is_asked_for_and_the_page_offers_it(tmp_path: Path):
+    for algorithm in ("gemm", "fft"):
+        reports.profile(tmp_path, "alexnet", algorithm)
+    found = content(folders.read([tmp_path]))
+    plain, log = (figures.specification(picture(found, "time"), found.specs["time"], 505, on) for on in (False, True))
+    for spec, kind in ((plain, None), (log, "log")):
+        for layer in spec["layer"][:-1]:  # the last has the names
+            assert [layer["encoding"][name]["scale"].get("type") for name in "xy"] == [kind, kind]
+    assert plain["layer"][0]["encoding"]["y"]["scale"]["domain"][0] == 0
+    svg = figures.draw(log, "svg").decode()
+    assert ">gemm<" in svg
+    assert ">fft<" in svg
+    heat = (
+        figures.specification(picture(found, "heat-time"), found.specs["heat-time"], 505, on) for on in (False, True)
+    )
+    assert next(heat) == next(heat)
+
+
+def test_the_name_of_a_line_is_at_its_end_on_a_logarithmic_axis_too():
+    axis = figures.Axis.around([1.0, 10.0, 100.0], is_log=True)
+    places = [axis.from_top_px(value) for value in (100.0, 10.0, 1.0)]
+    assert places[1] == pytest.approx(figures.HEIGHT_PX / 2)
+    assert 0 < places[0] < places[1] < places[2] < figures.HEIGHT_PX
+    assert figures.Axis.around([0.0, 1.0], is_log=False).from_top_px(0.0) == figures.HEIGHT_PX
+
+
+def test_log_axes_are_written_by_the_command(tmp_path: Path, measured: Path):
+    folder = tmp_path / "figures"
+    assert main(["figures", str(folder), str(measured), "--view", "scaling", "--log"]) == 0
+    assert len(list(folder.glob("*.svg"))) == 2
