@@ -39,9 +39,9 @@ def test_the_analysis_prints_times_layers_and_energy(
     script("analysis.py", [str(measured / "results")], monkeypatch)
     times, slowest, energy = capsys.readouterr().out.split("\n\n")
     assert times.splitlines()[-1].split() == ["320", "3.0", "2.4"]
-    assert slowest.splitlines()[2].split() == ["alexnet", "gemm", "features.0", "1.50", "gemm"]
+    assert slowest.splitlines()[2].split() == ["h200", "alexnet", "gemm", "features.0", "1.50", "gemm"]
     assert len(slowest.splitlines()) == 10
-    assert energy.splitlines()[2].split() == ["alexnet", "gemm", "128", "0.60", "0.00", "400.0"]
+    assert energy.splitlines()[2].split() == ["h200", "alexnet", "gemm", "128", "0.60", "0.00", "400.0"]
     assert "old" not in times
 
 
