@@ -17,7 +17,7 @@ WIDTH_PX, TOP_PX = 1120, 590
 
 
 def main() -> None:
-    """Write the first screen, and an exhibit each."""
+    """Write the first screen, and a chart of each exhibit."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("page", type=Path)
     options.add_argument("folder", type=Path)
@@ -25,14 +25,14 @@ def main() -> None:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with sync_playwright() as started:
         browser = started.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": WIDTH_PX, "height": 2400})
+        page = browser.new_page(viewport={"width": WIDTH_PX, "height": 2400}, device_scale_factor=2)
         page.goto(asked.page.resolve().as_uri())
         page.wait_for_selector("html[data-drawn=all]", state="attached")
         page.screenshot(
             path=asked.folder / "report_overview.png", clip={"x": 0, "y": 0, "width": WIDTH_PX, "height": TOP_PX}
         )
         for name, exhibit in EXHIBITS.items():
-            page.locator(f"#{exhibit}").screenshot(path=asked.folder / f"{name}.png")
+            page.locator(f"#{exhibit} .charts svg").first.screenshot(path=asked.folder / f"{name}.png")
         browser.close()
 
 
