@@ -20,10 +20,10 @@ from convscope.cli.exclusions import (
     refuse_json,
     refuse_own_sizes,
 )
-from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
-from convscope.convolution.names import KINDS, MODELS, check_model, listed, takes_usual_sizes, with_arguments
+from convscope.convolution.names import check_model, listed, takes_usual_sizes, with_arguments
+from convscope.profiling.options import EXAMPLES, add_options
 from convscope.storage.paths import RESULTS, SIZES_BY_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -37,83 +37,9 @@ STAGE_FLAGS = dict(zip(("test", "quick"), STAGES, strict=False))
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    examples = (
-        "--model resnet50 --algorithm gemm --input-size 224",
-        "--model alexnet --algorithm direct --device cpu --quick",
-    )
-    made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
-    made.add_argument("--model", help=f"{', '.join(MODELS)}; {KINDS}")
-    made.add_model_args()
-    which = made.add_mutually_exclusive_group()
-    which.add_argument("--algorithm", help="a name that --list-algorithms prints, with spaces or underscores")
-    plans = "plan of each layer, in place of --algorithm: a document of convscope plans export; one size"
-    which.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
-    sizes = made.add_mutually_exclusive_group()
-    sizes.add_argument("--test", action="store_true", help="1 input size (stage 1_sanity)")
-    sizes.add_argument("--quick", action="store_true", help="10 input sizes (stage 2_quick)")
-    sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
-    ends = "smallest and largest size in pixels (default 224 512)"
-    made.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help=ends)
-    square = "square images of this size, or these, in pixels: 224 or 224,320"
-    made.add_argument("--input-size", dest="input_sizes", type=whole_numbers, metavar="PX,…", help=square)
-    shape = "images that are not square, height x width in pixels: 480x640; one size"
-    made.add_argument("--input-shape", metavar="HxW", help=shape)
-    batches = made.add_mutually_exclusive_group()
-    batches.add_argument("--batch-size", type=int, default=1)
-    several = "one run each, one after the other, each in its own folder"
-    batches.add_argument("--batch-sizes", type=whole_numbers, metavar="N,N,…", help=several)
-    study = "run the combinations of a study file that are for this GPU, one after the other (examples/study.toml)"
-    made.add_argument("--study", type=Path, metavar="FILE", help=study)
-    made.add_argument("--warmup", dest="warmup_iters", type=int, default=10, metavar="N", help="warm-up passes")
-    made.add_argument("--measure", dest="measure_iters", type=int, default=20, metavar="N", help="measured passes")
-    folder = "default results/<stage>/<model>_<algorithm>_<gpu>…; with --batch-sizes or --study a folder each in DIR"
-    made.add_argument("--output-dir", metavar="DIR", help=folder)
-    made.add_argument("--overwrite", action="store_true", help="measure again; earlier results are kept")
-    made.add_argument("--retry", action="store_true", help="measure sizes again that failed or ran out of memory")
-    any_card = "resume a folder that another card of the same name began"
-    made.add_argument("--any-card", action="store_true", help=any_card)
-    made.add_take_over()
-    made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    made.add_argument("--gpu", metavar="NAME", help="the GPU's name in the folder; checked against the card")
-    made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
-    made.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float32")
-    made.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="nhwc: channels last")
-    made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
-    made.add_argument("--max-workspace", metavar="BYTES", help="rule out larger workspaces: 512MB, 2GiB (GPU only)")
-    made.add_argument("--provider", choices=("cudnn", "triton"), help="for direct, winograd; default cudnn if it can")
-    made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
-    made.add_argument("--seed", type=int, default=0)
-    _add_energy(made)
-    _add_lists(made)
+    made = OneLineParser(prog=NAME, description=__doc__, examples=EXAMPLES)
+    add_options(made)
     return made
-
-
-def _add_energy(made: OneLineParser) -> None:
-    without = "leave the energy window out (a second a size)"
-    made.add_argument("--no-energy", dest="energy", action="store_false", help=without)
-    load = "seconds of load before the window"
-    made.add_argument("--energy-warmup", dest="energy_warmup_s", type=float, default=0.2, metavar="S", help=load)
-    made.add_argument("--energy-precision", type=float, default=0.01, metavar="P", help="uncertainty over energy")
-    longest = "longest window, seconds"
-    made.add_argument("--energy-budget", dest="energy_budget_s", type=float, default=5.0, metavar="S", help=longest)
-    made.add_argument("--layer-energy", action="store_true", help="energy of each layer, replayed alone")
-    made.add_argument("--check-power", action="store_true", help="test the power sensors (30 s)")
-
-
-def _add_lists(made: OneLineParser) -> None:
-    made.add_argument("--list-models", action="store_true")
-    made.add_argument("--list-algorithms", action="store_true", help="with --model: how many layers can use each")
-    made.add_argument(
-        "--list-combinations", action="store_true", help="print a matrix, as the stages and convscope local read it"
-    )
-    made.add_argument("--models", nargs="+", metavar="NAME", help="for --list-combinations; default the six")
-    made.add_argument("--algorithms", nargs="+", metavar="NAME", help="for --list-combinations; default all")
-    made.add_argument("--estimate", action="store_true", help="GPU-hours that this would take; measures nothing")
-    as_json = "print --list-models, --list-algorithms or --estimate for programs"
-    made.add_argument("--json", action="store_true", help=as_json)
-    made.add_argument("--check-cuda", action="store_true", help="print versions and GPUs of this machine")
-    made.add_argument("--check-stages", metavar="STAGE,…", help=argparse.SUPPRESS)  # convscope/profiling/preflight.py
-    made.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # with it: they are to run here
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -64,6 +64,7 @@ WITHOUT_TORCH = (
     ),
     *("pinning.command", "convolution.names", "profiling.comparison", "profiling.preflight", "profiling.request"),
     "profiling.tracing",
+    "profiling.options",
 )
 WITH_TORCH = ("dataset.collect.", "prediction.network", "selection.network")
 TOP = [ROOT / "profiler.py", *sorted(ROOT.glob("run_*.py"))]
