@@ -42,7 +42,7 @@ def parser() -> OneLineParser:
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; measure nothing"
     )
-    made.add_argument("--json", action="store_true", help="with --list: for programs")
+    made.add_argument("--json", action="store_true", help="with --list: print JSON, for programs")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
     made.add_argument("--output-dir", metavar="DIR", help="default results/dataset/<gpu>")

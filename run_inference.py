@@ -63,7 +63,7 @@ def parser() -> OneLineParser:
     add("--pretrained", action="store_true", help="trained weights, downloaded")
     add("--weights", default="", metavar="FILE", help="trained weights: a state dict that torch.save wrote")
     add("--images", default="", metavar="DIR", help="photographs for trained weights; default: two of scikit-learn")
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, metavar="N", help="seed of weights, images and request times (default 0)")
     add("--no-energy", action="store_true", help="leave the power sensors alone")
     add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
     add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")

@@ -33,35 +33,46 @@ def parser() -> OneLineParser:
         "--model resnet50 --stem imagenet --dataset synthetic --input-size 224 --batch-sizes 16,32",
     )
     made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
+    _add_data(made)
+    _add_optimizer(made)
+    _add_settings(made)
+    _add_results(made)
+    return made
+
+
+def _add_data(made: OneLineParser) -> None:
     made.add_argument("--model", nargs="+", default=["resnet18"], metavar="NAME",
                       help=f"resnet18, resnet34, resnet50; {KINDS}; several make a matrix")  # fmt: skip
     made.add_model_args()
-    made.add_argument("--dataset", choices=("digits", "cifar10", "synthetic"), default="digits")
+    images = "images to train on (default digits); synthetic: one batch of noise on the device"
+    made.add_argument("--dataset", choices=("digits", "cifar10", "synthetic"), default="digits", help=images)
     made.add_argument("--data-dir", default="data", metavar="DIR", help="where cifar-10-batches-py is")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--batch-size", type=int, default=32, help="of each process, default 32")
     sizes.add_argument("--batch-sizes", type=_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
-    made.add_argument("--epochs", type=int, default=5)
+    made.add_argument("--epochs", type=int, default=5, metavar="N", help="passes over the training images (default 5)")
     made.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps")
-    made.add_argument(
-        "--skip-steps", type=int, default=10, metavar="N", help="first steps, left out of means; half of a short run"
-    )
-    made.add_argument("--learning-rate", type=float, default=0.01, help="falls to 0 along a cosine")
-    made.add_argument("--momentum", type=float, default=0.9)
-    made.add_argument("--weight-decay", type=float, default=5e-4, metavar="X")
+    skipped = "first steps, left out of means (default 10); half of a short run"
+    made.add_argument("--skip-steps", type=int, default=10, metavar="N", help=skipped)
+
+
+def _add_optimizer(made: OneLineParser) -> None:
+    rate = "learning rate of SGD (default 0.01); falls to 0 along a cosine"
+    made.add_argument("--learning-rate", type=float, default=0.01, metavar="X", help=rate)
+    made.add_argument("--momentum", type=float, default=0.9, metavar="X", help="momentum of SGD (default 0.9)")
+    decay = "weight decay of SGD (default 0.0005)"
+    made.add_argument("--weight-decay", type=float, default=5e-4, metavar="X", help=decay)
     made.add_argument("--fused-optimizer", action="store_true", help="all parameters are updated by one kernel")
-    made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images")
-    made.add_argument("--num-classes", type=int, default=10)
-    made.add_argument(
-        "--input-size",
-        "--image-size",
-        dest="image_size",
-        type=int,
-        default=32,
-        metavar="PX",
-        help="side of the images in pixels, default 32",
-    )
-    made.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar", help="how a ResNet begins")
+    made.add_argument("--num-workers", type=int, default=0, metavar="N", help="processes that load images (default 0)")
+    classes = "classes of the model (default 10); another number needs --dataset synthetic"
+    made.add_argument("--num-classes", type=int, default=10, metavar="N", help=classes)
+    made.add_argument("--input-size", "--image-size", dest="image_size", type=int, default=32, metavar="PX",
+                      help="side of the images in pixels, default 32")  # fmt: skip
+
+
+def _add_settings(made: OneLineParser) -> None:
+    stem = "how a ResNet begins (default cifar)"
+    made.add_argument("--stem", choices=("cifar", "imagenet"), default="cifar", help=stem)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N; torchrun: auto or cpu")
     made.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="bfloat16 by autocast")
     made.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="nhwc is channels last")
@@ -70,22 +81,22 @@ def parser() -> OneLineParser:
     made.add_argument("--algorithm", default="torch", help="for the convolutions' forward pass; gradients by PyTorch")
     made.add_argument("--compile", action="store_true", help="torch.compile")
     made.add_argument("--capture", action="store_true", help="each step is a CUDA graph; with --fused-optimizer")
-    made.add_argument("--seed", type=int, default=42)
+    seed = "seed of weights, image order and synthetic images (default 42)"
+    made.add_argument("--seed", type=int, default=42, metavar="N", help=seed)
     made.add_argument("--deterministic", action="store_true", help="the same losses each time")
+
+
+def _add_results(made: OneLineParser) -> None:
     made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
     made.add_argument("--enable-pytorch-profiler", action="store_true", help="trace three steps after the timing")
     made.add_argument("--profile-memory", action="store_true", help="with it, follow the allocator")
     made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
-    made.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="default results/training/<dataset>_<algorithm>_<gpu>_<other settings>",
-    )
+    folder = "default results/training/<dataset>_<algorithm>_<gpu>_<other settings>"
+    made.add_argument("--output-dir", metavar="DIR", help=folder)
     made.add_argument("--overwrite", action="store_true", help="measure again; earlier results are kept")
     any_card = "resume a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()
-    return made
 
 
 def _numbers(text: str) -> list[int]:

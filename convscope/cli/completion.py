@@ -53,5 +53,5 @@ def _parser() -> OneLineParser:
         description="A script that completes commands, options and their choices.",
         epilog='bash: eval "$(convscope completion bash)" in ~/.bashrc; zsh: _convscope in a folder of fpath.',
     )
-    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS)
+    parser.add_argument("shell", choices=shtab.SUPPORTED_SHELLS, help="shell to complete in")
     return parser

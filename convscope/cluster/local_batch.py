@@ -277,7 +277,7 @@ def _parser() -> argparse.ArgumentParser:
         "study.toml --study --stages 3_full --gpus 0,1 -- --no-energy",
     )
     parser = OneLineParser(prog="convscope local", description=description, examples=examples)
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file of combinations, one per line")
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
     matrix.add_relative_to(parser)
     parser.add_argument(

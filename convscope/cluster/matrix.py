@@ -222,12 +222,12 @@ def _parser() -> argparse.ArgumentParser:
         "study.toml --study --stages 2_quick 3_full --into parts --dry-run -- --no-energy",
     )
     parser = OneLineParser(prog="convscope matrix", description=description, examples=examples)
-    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE", help="file of combinations, one per line")
     submission.add_stages(parser)
     parser.add_argument("--study", action="store_true", help="FILE is a study file")
     parser.add_argument("--gpu", metavar="NAME", help="for lines that name none")
     add_relative_to(parser)
-    parser.add_argument("--into", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--most", type=_count, default=1000, metavar="N", help="lines in a file")
+    parser.add_argument("--into", type=Path, required=True, metavar="DIR", help="folder to write the files to")
+    parser.add_argument("--most", type=_count, default=1000, metavar="N", help="most lines in a file (default 1000)")
     parser.add_argument("--dry-run", action="store_true", help="write nothing")
     return parser

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         examples=examples,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="files to import, all of one form")
     parser.add_argument("--format", required=True, choices=importers.FORMATS, help="form of the files")
     parser.add_argument("-o", "--output", type=Path, help="default samples.csv, of totals totals.csv")
     text = "of a klab table, which does not say it"

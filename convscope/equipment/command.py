@@ -36,5 +36,5 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         examples=examples,
     )
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser

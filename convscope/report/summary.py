@@ -93,5 +93,5 @@ def _parser() -> OneLineParser:
     examples = "results", "results/3_full --json"
     parser = OneLineParser(prog=NAME, description=text, examples=examples)
     command.add_folders(parser)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser

@@ -139,5 +139,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("data", nargs="+", type=Path, metavar="DATA", help="folder of a data set, or file of samples")
     text = "errors of each that are shown; default %(default)s"
     parser.add_argument("--most", type=int, default=1000, metavar="N", help=text)
-    parser.add_argument("--json", action="store_true", help="for programs; every error")
+    parser.add_argument("--json", action="store_true", help="print JSON with every error, for programs")
     return parser

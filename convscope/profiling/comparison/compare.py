@@ -340,5 +340,5 @@ def _parser() -> argparse.ArgumentParser:
     also = "list the layers too, and let them decide the exit code too"
     made.add_argument("--layers", action="store_true", help=also)
     made.add_argument("--across", action="store_true", help="compare runs of different GPU, software or math too")
-    made.add_argument("--json", action="store_true", help="for programs")
+    made.add_argument("--json", action="store_true", help="print JSON, for programs")
     return made
