@@ -150,7 +150,7 @@ def _plain(each: Standing) -> dict[str, object]:
 
 
 def exit_code(standings: Sequence[Standing]) -> int:
-    """Return 1 where something failed or is stale, else 3 where something is queued or running, else 0."""
+    """Return 1 if something failed, was stopped or is stale; else 3 if something is queued or running; else 0."""
     states = {each.state for each in standings}
     return FAILED if states & {*TROUBLED} else STILL_OPEN if states & {*OPEN} else 0
 
@@ -270,13 +270,16 @@ def _parser() -> argparse.ArgumentParser:
         prog=NAME,
         examples=("--stage 3_full --gpu h200", "--state failed stale --json"),
         description="Status of every combination in each stage.",
-        epilog="Exit code: 1 where something failed or is stale, else 3 where something is queued or running, else 0.",
+        epilog="Exit code: 1 if something failed, was stopped or is stale; else 3 if something is queued or running; "
+        "else 0.",
     )
-    parser.add_argument("--stage", nargs="+", choices=STAGES, type=str.lower)
-    parser.add_argument("--model", nargs="+", metavar="NAME")
-    parser.add_argument("--algorithm", nargs="+", metavar="NAME", type=_algorithm)
-    parser.add_argument("--gpu", nargs="+", metavar="NAME")
-    parser.add_argument("--state", nargs="+", choices=STATES, type=str.lower)
+    parser.add_argument("--stage", nargs="+", choices=STAGES, type=str.lower, help="only these stages (default all)")
+    parser.add_argument("--model", nargs="+", metavar="NAME", help="only these models (default all)")
+    algorithms_shown = "only these algorithms (default all)"
+    parser.add_argument("--algorithm", nargs="+", metavar="NAME", type=_algorithm, help=algorithms_shown)
+    parser.add_argument("--gpu", nargs="+", metavar="NAME", help="only these GPUs (default all)")
+    states = "only combinations in these states (default all)"
+    parser.add_argument("--state", nargs="+", choices=STATES, type=str.lower, help=states)
     again = parser.add_mutually_exclusive_group()
     watch = "again every S seconds (10), until nothing is queued or running"
     again.add_argument("--watch", nargs="?", type=_seconds, const=10.0, metavar="S", help=watch)
@@ -284,5 +287,5 @@ def _parser() -> argparse.ArgumentParser:
     again.add_argument("--wait", nargs="?", type=_seconds, const=30.0, metavar="S", help=wait)
     forget = "take jobs off the list that measured nothing and never will: bad input, cancelled before they started"
     again.add_argument("--forget", action="store_true", help=forget)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
