@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print("usage: convscope COMMAND …\n")
-        print("\n".join(f"  {command:10}{what}" for command, (_, what) in COMMANDS.items()))
+        width = max(map(len, COMMANDS)) + 2
+        print("\n".join(f"  {command:{width}}{what}" for command, (_, what) in COMMANDS.items()))
         print("\nconvscope COMMAND --help lists the options of one, convscope --version prints the version.")
         return 0
     if name == "--version":
@@ -88,7 +89,9 @@ def _run(name: str, arguments: Sequence[str]) -> int:
     if name == "completion":
         return int(importlib.import_module(f"convscope.{module}").main(arguments, COMMANDS))
     if module.startswith("run_"):
-        return programs.run(f"convscope {name}", module, [*FLAGS.get(name, []), *arguments])
+        flags = FLAGS.get(name, [])
+        same = f"convscope {name} is convscope verify {' '.join(flags)}: that flag is set, say the others."
+        return programs.run(f"convscope {name}", module, [*flags, *arguments], same if flags else None)
     return int(importlib.import_module(f"convscope.{module}").main(arguments))
 
 

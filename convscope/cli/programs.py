@@ -68,15 +68,20 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *filter(None, [os.environ.get("PYTHONPATH")])])}
 
 
-def run(name: str, program: str, arguments: Sequence[str]) -> int:
-    """Run a program here; return its exit code. In its usage and errors it has this name: "convscope profile"."""
+def run(name: str, program: str, arguments: Sequence[str], description: str | None = None) -> int:
+    """Run a program here; return its exit code.
+
+    Args:
+        name: name of the program in its usage and errors: "convscope profile".
+        description: text at the top of its help; None for its own.
+    """
     found = module(program)
-    before = found.NAME
-    vars(found)["NAME"] = name
+    before = {"NAME": found.NAME, "__doc__": found.__doc__}
+    vars(found).update({"NAME": name, "__doc__": description or found.__doc__})
     try:
         return int(found.main([*arguments]))
     finally:
-        vars(found)["NAME"] = before
+        vars(found).update(before)
 
 
 def module(program: str) -> ModuleType:

@@ -70,6 +70,12 @@ def parser_name(lines: list[str]) -> str:
     return " ".join(words[:2]) if words[0] == "convscope" else words[0]
 
 
+def test_the_list_of_commands_has_a_space_behind_each_name(capsys: pytest.CaptureFixture[str]):
+    assert program.main(["--help"]) == 0
+    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert dict(lines) == {name: text for name, (_, text) in program.COMMANDS.items()}
+
+
 @pytest.mark.parametrize("name", ["profile", "train", "infer", "conv3d", "compare", "report", "local", "dataset"])
 def test_examples_have_the_name_by_which_the_program_was_started(name: str, capsys: pytest.CaptureFixture[str]):
     assert all(example.startswith(f"convscope {name} ") for example in examples_in(help_of(capsys, name)))

@@ -42,6 +42,15 @@ def test_help_shows_the_commands_name(name: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out.startswith(f"usage: convscope {name} ")
 
 
+def test_help_says_what_a_command_stands_for(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        program.main(["choice", "--help"])
+    assert "convscope choice is convscope verify --choice: that flag is set" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        program.main(["verify", "--help"])
+    assert "Prove which convolution algorithm ran in a CNN" in capsys.readouterr().out
+
+
 def test_a_program_has_its_own_name_again_afterwards(capsys: pytest.CaptureFixture[str]):
     asked = ["--model", "lenet", "--algorithm", "gemm"]
     assert program.main(["profile", *asked]) == 2
