@@ -283,33 +283,14 @@ EXIT_CODES = (
 )
 
 
+# Options of commands whose parsers do not say what they do; every other option has its text in its parser.
 UNSAID = {
-    "--batch-size": "images in a batch",
-    "--seed": "seed of all random numbers",
-    "--dtype": "data type",
-    "--json": "print JSON, for programs",
-    "--warmup": "calls before the first that counts",
-    "--measure": "samples of each time",
-    "--unsupported": "for layers that the algorithm does not support: stop before measuring; run implicit precomp gemm "
-    "(on a CPU PyTorch); leave them to PyTorch, without a time",
-    "--list-models": "print the names of the models",
-    "--dataset": "images to train on",
-    "--epochs": "passes through the training images",
-    "--momentum": "momentum of SGD",
-    "--weight-decay": "weight decay of SGD",
-    "--num-classes": "classes of the model",
-    "--image-size": "side of the images, pixels",
-    "--into": "folder of the files",
-    "--stage": "only these stages",
-    "--state": "only combinations in these states",
-    "check_status.sh --model": "only these models",
-    "check_status.sh --algorithm": "only these algorithms",
-    "check_status.sh --gpu": "only these GPUs",
-    "FILE": "file of combinations",
-    "FILE …": "files to import",
-    "SHELL": "shell to complete in",
+    "verify --batch-size": "images per batch",
+    "verify --unsupported": "for layers that the algorithm does not support; error: stop before measuring; fallback: "
+    "run implicit precomp gemm, on a CPU PyTorch; skip: run PyTorch, without a time of the layer",
+    "verify --seed": "seed of weights and images",
+    "plans diff --json": "print JSON, for programs",
 }
-"""What options do whose parser does not say it, by option, or by program and option."""
 
 
 def commands_page() -> str:
@@ -323,8 +304,9 @@ def commands_page() -> str:
         "| command | purpose |", "| --- | --- |",
         *(f"| [`{name}`](#{name}) | {_cell(what)} |" for name, (_, what) in COMMANDS.items()), "",
     ]  # fmt: skip
+    every = parsers()
     for name in COMMANDS:
-        lines += [f"## {name}", "", *_command(name)]
+        lines += [f"## {name}", "", *_command(name, every)]
     lines += ["## Exit codes", "", "| code | command | meaning |", "| ---: | --- | --- |"]
     lines += [f"| {code} | {of} | {text} |" for code, of, text in EXIT_CODES]
     lines += ["", "After 70, 74, 75 and 85 the same command continues with the sizes that are missing. Of several runs "
@@ -333,47 +315,52 @@ def commands_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(name: str) -> Iterator[str]:
-    """Yield the section of a command, with those of its subcommands."""
-    module, what = COMMANDS[name]
+def parsers() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command and subcommand by its name: "plans", "plans diff".
+
+    A command that is nothing but `verify` with a flag has none.
+    """
+    found = {name: completion._of(module) for name, (module, _) in COMMANDS.items() if not _is_verify(name)}
+    for name, parser in [*found.items()]:
+        found |= {f"{name} {below}": own for action in _subparsers(parser) for below, own in action.choices.items()}
+    found["dataset collect"] = programs.module(MEASURED["dataset"]).parser()
+    return found | {"select evaluate": selection._evaluation_parser()}
+
+
+def _is_verify(name: str) -> bool:
+    return name in FLAGS and COMMANDS[name][0] == COMMANDS["verify"][0]
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> list[argparse._SubParsersAction[Any]]:
+    return [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+
+
+def _command(name: str, every: Mapping[str, argparse.ArgumentParser]) -> Iterator[str]:
+    """Yield the section of a command, with those of its subcommands; `every` as `parsers` returns them."""
+    what = COMMANDS[name][1]
     same = ""
     if name in FLAGS:
         same = f"`convscope verify {FLAGS[name][0]}`, with the options of [`verify`](#verify)."
-    if module == COMMANDS["verify"][0] and same:
+    if _is_verify(name):
         yield from (_sentence(what), "", f"`convscope {name} --model M …` is {same}", "")
         return
-    parser = completion._of(module)
+    parser = every[name]
     yield from (_sentence(re.sub(r"^`[^:]*`: ", "", parser.description or what)), "")
     if same:
         yield from (f"With options alone, `convscope {name} --model M …` is {same}", "")
     elif parser.epilog:
         yield from (_sentence(parser.epilog), "")
-    yield from _options(f"convscope {name}", parser)
-    for below, own in _subcommands(name, parser).items():
-        yield from (f"### {name} {below}", "", *own)
-
-
-def _subcommands(name: str, parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """Return the section of each subcommand."""
-    found: dict[str, list[str]] = {}
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            helps = {each.dest: each.help or "" for each in action._choices_actions}
-            for below, own in action.choices.items():
-                collects = (name, below) == ("dataset", "collect")
-                of = programs.module(MEASURED[name]).parser() if collects else own
-                text = [_sentence(helps[below]), ""] if below in helps else []
-                found[below] = [*text, *_options(f"convscope {name} {below}", of)]
-    if name == "select":
-        text = ["Regret of a selection on layers that were not learned, beside simple choices.", ""]
-        found["evaluate"] = [*text, *_options("convscope select evaluate", selection._evaluation_parser())]
-    return found
+    yield from _options(name, parser)
+    texts = {f"{name} {each.dest}": each.help for action in _subparsers(parser) for each in action._choices_actions}
+    for below in [key for key in every if key.startswith(f"{name} ")]:
+        text = texts.get(below) or "Regret of a selection on layers that were not learned, beside simple choices."
+        yield from (f"### {below}", "", _sentence(text), "", *_options(below, every[below]))
 
 
 def _options(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield usage and options of a parser; the last line is empty."""
+    """Yield usage and options of a command's parser; the last line is empty."""
     shown = [each for each in parser._actions if each.dest != "help" and each.help != argparse.SUPPRESS]
-    below = [each for each in shown if isinstance(each, argparse._SubParsersAction)]
+    below = _subparsers(parser)
     plain = [each for each in shown if each not in below]
     words = [_invocation(each) for each in plain if each.required and each.option_strings]
     needed = [group._group_actions for group in parser._mutually_exclusive_groups if group.required]
@@ -381,10 +368,10 @@ def _options(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     words += ["[options]"] if any(each.option_strings and not each.required for each in plain) else []
     words += [_invocation(each) for each in plain if not each.option_strings]
     words += ["|".join(each.choices) + " …" for each in below]
-    yield from ("```", *_wrapped([name, *words]), "```", "")
+    yield from ("```", *_wrapped([f"convscope {name}", *words]), "```", "")
     if plain:
         yield from ("| option | default | meaning |", "| --- | --- | --- |")
-        yield from (f"| {_names(each)} | {_default(each)} | {_help(parser, each)} |" for each in plain)
+        yield from (f"| {_names(each)} | {_default(each)} | {_help(name, parser, each)} |" for each in plain)
         yield ""
     for group in parser._mutually_exclusive_groups:
         several = ", ".join(f"`{each.option_strings[0]}`" for each in group._group_actions)
@@ -442,11 +429,11 @@ def _default(action: argparse.Action) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return what an option does, then its choices."""
-    name = action.option_strings[-1] if action.option_strings else _argument(action)
-    said = action.help or UNSAID.get(f"{parser.prog} {name}") or UNSAID.get(name, "")
+def _help(name: str, parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return what an option of a command does, without the default that has its own column, then its choices."""
+    said = action.help or UNSAID[f"{name} {action.option_strings[-1]}"]
     text = _cell(said % (vars(action) | {"prog": parser.prog}))
+    text = re.sub(r" \(default [^)]*\)", "", text) if _default(action) else text
     if action.choices is None:
         return text
     return "; ".join(filter(None, [text, f"one of {', '.join(f'`{each}`' for each in action.choices)}"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import re
 import sys
@@ -94,6 +95,25 @@ def test_the_check_names_pages_that_are_not_current(
     monkeypatch.setitem(generate.PAGES, "columns.md", lambda: "other text")
     assert generate.main(["--check"]) == 1
     assert capsys.readouterr().out == "docs/columns.md: not current: python docs/generate.py writes it\n"
+
+
+FROZEN = ("verify", "plans diff")  # commands whose parsers say less, and docs/generate.py the rest
+
+
+def test_every_option_has_a_help_text_in_its_parser():
+    silent = {
+        f"{name} {action.option_strings[-1] if action.option_strings else action.dest}"
+        for name, parser in generate.parsers().items()
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    }
+    assert {each for each in silent if not each.startswith(FROZEN)} == set()
+    assert silent == generate.UNSAID.keys()
+
+
+def test_the_parsers_of_all_commands_are_looked_through():
+    assert {name.split()[0] for name in generate.parsers()} == {*COMMANDS} - {"choice"}
+    assert {"plans diff", "dataset collect", "select evaluate"} <= generate.parsers().keys()
 
 
 def test_every_exit_code_is_in_the_table():
