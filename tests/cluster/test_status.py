@@ -131,6 +131,7 @@ def test_without_any_results_the_first_step_is_named(tmp_path: Path, capsys: pyt
     ("events", "queue", "code"),
     [
         (("submitted", "started", "ended 1"), "", 1),
+        (("submitted", "started", "ended 75"), "", 1),
         (("submitted",), "7|PENDING|Priority|1:00|7\n", 3),
         (("submitted", "started"), "7|RUNNING|None|1:00|7\n", 3),
         (("ended 0",), "", 0),
