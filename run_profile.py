@@ -235,15 +235,22 @@ def _with_line(
 
 def _print_study(made: OneLineParser, options: argparse.Namespace) -> int:
     gpu = "cpu" if options.device == "cpu" else options.gpu
-    print(*(item.text for item in _study_items(made, options, gpu)), sep="\n")
+    print(*(item.text for item in _named_items(made, options, gpu)), sep="\n")
     return 0
+
+
+def _named_items(made: OneLineParser, options: argparse.Namespace, gpu: str | None) -> list[Item]:
+    """Return the combinations of a study, those for one GPU where --gpu names it."""
+    from convscope.planning import study
+
+    every = _study_items(made, options, gpu)
+    return study.of_gpu(every, options.gpu, options.study) if options.gpu else every
 
 
 def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopSignal) -> int:
     """Run the combinations of a study that are for the GPU that is here; return the highest exit code."""
     from convscope.cli import fields
     from convscope.cli.options import find_device, folder_gpu
-    from convscope.errors import InputError
     from convscope.planning import study
     from convscope.profiling import tracing
 
@@ -251,12 +258,7 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
     with tracing.kept(at_once=options.device != "cpu"):
         gpu = folder_gpu(options.gpu, find_device(options.device))
         every = _study_items(made, options, gpu)
-        here = [item for item in every if item.line[2] == gpu]
-        if not here:
-            gpus = ", ".join(dict.fromkeys(item.line[2] for item in every))
-            raise InputError(
-                f"{options.study} is for {gpus}, and here is {gpu}: run it there, or add {gpu} to its gpus"
-            )
+        here = study.of_gpu(every, gpu, options.study, "and here is {0}: run it there, or add {0} to its gpus")
         lines = [item.line for item in here if item.why_not is None]
         print(*(item.text for item in here if item.why_not), sep="\n", end="\n" if len(lines) < len(here) else "")
         runs = [_request(_with_line(made, options, line[:3], fields.flags(line[3:]))) for line in lines]
@@ -272,7 +274,7 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
 
     gpu = "cpu" if options.device == "cpu" else options.gpu
     if options.study:
-        runs = [item.run for item in _study_items(made, options, gpu) if item.run and item.why_not is None]
+        runs = [item.run for item in _named_items(made, options, gpu) if item.run and item.why_not is None]
     else:
         model = with_arguments(options.model, options.model_args)
         named = {"model": model, "gpu": gpu or _gpu_here(options.device)}

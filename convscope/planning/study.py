@@ -138,6 +138,22 @@ def items(study: Study, gpu: str | None, make: MakeRun, note: Callable[[str], No
     return [Item(item.line, *next(checked)) if item.run else item for item in found]
 
 
+def of_gpu(every: Sequence[Item], gpu: str, path: Path, where: str = "not for {0}: add {0} to its gpus") -> list[Item]:
+    """Return the combinations of a study that are for one GPU.
+
+    Args:
+        where: end of the message where there are none; `{0}` is the GPU.
+
+    Raises:
+        InputError: there are none.
+    """
+    found = [item for item in every if item.line[2] == gpu.lower()]
+    if not found:
+        others = ", ".join(dict.fromkeys(item.line[2] for item in every))
+        raise InputError(f"{path} is for {others}, {where.format(gpu.lower())}")
+    return found
+
+
 def _why_not_on(line: Sequence[str]) -> str | None:
     """Return why nothing runs the algorithm on this kind of device, by this provider, in this data type and layout."""
     algorithm, kind = algorithms.find(line[1]), "cpu" if line[2] == "cpu" else "cuda"

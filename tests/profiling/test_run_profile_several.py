@@ -219,6 +219,25 @@ def test_hours_are_estimated_without_measuring(call, study_file: str, monkeypatc
     assert [*tmp_path.iterdir()] == [Path(study_file)]
 
 
+@pytest.mark.parametrize("asked", ["--estimate", "--list-combinations"])
+def test_a_named_gpu_is_the_only_one_of_a_study_that_is_looked_at(
+    call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
+):
+    monkeypatch.setattr("convscope.storage.paths.RESULTS", tmp_path)
+    assert "cpu" in call("--study", study_file, asked).out
+    printed = call("--study", study_file, asked, "--gpu", "H200")
+    assert printed.code == 0
+    assert "h200" in printed.out
+    assert "cpu" not in printed.out
+
+
+@pytest.mark.parametrize("asked", ["--estimate", "--list-combinations"])
+def test_a_named_gpu_that_a_study_is_not_for_is_refused(call, study_file: str, asked: str):
+    printed = call("--study", study_file, asked, "--gpu", "h100")
+    assert (printed.code, printed.out) == (2, "")
+    assert printed.err == f"run_profile.py: {study_file} is for cpu, h200, not for h100: add h100 to its gpus\n"
+
+
 def test_hours_are_estimated_for_programs_too(call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("convscope.storage.paths.RESULTS", tmp_path)
     printed = call("--study", study_file, "--estimate", "--json")
