@@ -240,8 +240,8 @@ def test_every_guide_is_reached_from_the_readme():
     assert [page.name for page in (ROOT / "docs").glob("*.md") if page.resolve() not in linked] == []
 
 
-def test_the_readme_has_at_most_130_lines():
-    assert len(README.splitlines()) <= 130
+def test_the_readme_has_at_most_130_lines_beside_comments():
+    assert len([line for line in README.splitlines() if not line.startswith("<!--")]) <= 130
 
 
 COMMAND = re.compile(r"^(?:\$ )?convscope (\w+)", re.MULTILINE)
