@@ -5,7 +5,6 @@ A marker is a comment on the line above a block, which no reader of the page see
     <!-- run -->                          each command ends with 0 and prints what stands below it
     <!-- run: exit 2 -->                  the last command ends with 2; `exit 0 2 2` has a code for each command
     <!-- run: commands 1 3 -->            only these commands; the others need a GPU, a cluster or a network
-    <!-- run: with --dry-run -->          each command gets this option too
     <!-- run: output not compared -->     what it prints depends on measured values
 
 Several are separated by commas. In a block with lines that begin with `$ ` these are the commands, and the lines up to
@@ -19,18 +18,20 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import gzip
-import itertools
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from fakes import ROOT, compared, drawn_samples, reports
 
 from convscope.dataset import samples
+from convscope.dataset.samples import SampleRow
 from convscope.storage import environment
 
 TIMEOUT_S = 120
@@ -60,7 +61,6 @@ class Asked:
 
     exit_codes: tuple[int, ...] = ()
     commands: tuple[int, ...] = ()
-    option: str = ""
     compared: bool = True
 
 
@@ -72,8 +72,6 @@ def asked(text: str) -> Asked:
             settings = dataclasses.replace(settings, exit_codes=tuple(map(int, found[1].split())))
         elif found := re.fullmatch(r"commands? ([\d ]+)", each):
             settings = dataclasses.replace(settings, commands=tuple(map(int, found[1].split())))
-        elif found := re.fullmatch(r"with (--\S+)", each):
-            settings = dataclasses.replace(settings, option=f" {found[1]}")
         elif each == "output not compared":
             settings = dataclasses.replace(settings, compared=False)
         else:
@@ -109,7 +107,7 @@ def commands(text: str, marker: str = "") -> list[Command]:
     if len(codes) != len(chosen):
         raise ValueError(f"{len(codes)} exit codes for {len(chosen)} commands")
     return [
-        Command(line + settings.option, code, output if settings.compared and not settings.option else None)
+        Command(line, code, output if settings.compared else None)
         for (line, output), code in zip(chosen, codes, strict=True)
     ]
 
@@ -126,7 +124,7 @@ VERDICT = r"(?:faster|slower|same|ambiguous)"
 EQUAL = (
     (r"[█▉▊▋▌▍▎▏]+", "█"),
     (r"(?<![\w.])[-+±]?\d[\d.,]*(?:e[-+]?\d+)?%?|(?<=\.)\d+", "#"),
-    (r"(?<!\S)-(?!\S)", "#"),  # nothing was measured: energy on a CPU without counters
+    (r"(?<!\S)-(?!\S)|(?<=ms  )# W$", "#"),  # nothing was measured: energy on a CPU without counters
     (rf"# {VERDICT}(?:, # {VERDICT})*", "# VERDICT"),
     (rf"\b(?:{VERDICT}\b|a tie\b)", "VERDICT"),
     (r"^work: .*", "work: …"),  # in the order of the shares; the smallest ones are left out
@@ -156,10 +154,147 @@ def difference(shown: list[str], printed: list[str]) -> str:
     return "\n".join(difflib.unified_diff(expected, found, "document", "program", lineterm=""))
 
 
+# ---- the parser and the comparison
+
+
+PAGE = """
+<!-- run -->
+```
+$ echo one; echo two
+one
+two
+
+$ printf '%s\\n' \\
+    three   # a remark
+three
+```
+
+```
+not marked
+```
+
+<!-- run: commands 1 3, exit 0 2 -->
+```
+first   # a remark
+second
+third --option '#1'
+```
+"""
+
+
+def test_the_commands_of_marked_blocks_are_found_with_their_outputs_and_exit_codes():
+    one, two = marked(PAGE)
+    assert one == [
+        Command("echo one; echo two", output=("one", "two", "")),
+        Command("printf '%s\\n'     three", output=("three",)),
+    ]
+    assert two == [Command("first"), Command("third --option '#1'", 2)]
+
+
+def test_one_exit_code_is_that_of_the_last_command():
+    assert [each.exit_code for each in commands("one\ntwo\n", "exit 2")] == [0, 2]
+
+
+def test_output_may_be_left_out_of_the_comparison():
+    assert commands("$ one\nprinted\n", "output not compared") == [Command("one")]
+
+
+@pytest.mark.parametrize(
+    ("page", "reason"),
+    [
+        ("<!-- run: quickly -->\n```\none\n```\n", "a marker of a block has no setting 'quickly'"),
+        ("<!-- run: exit 0 2 -->\n```\none\n```\n", "2 exit codes for 1 commands"),
+        ("<!-- run -->\n```\nprinted\n$ one\n```\n", "a block begins with output: printed"),
+        ("<!-- run -->\n\n```\none\n```\n", "a marker is not directly above a block"),
+        ("<!-- run -->\n```python\none\n```\n", "a marker is not directly above a block"),
+    ],
+)
+def test_a_marker_that_cannot_be_followed_is_refused(page: str, reason: str):
+    with pytest.raises(ValueError, match=reason):
+        marked(page)
+
+
+SHOWN = """
+…
+size  mean ± std, ms   slowest, ms (% of the pass)
+ 64   11.976 ± 0.249   features.8 1.009 (8 %), features.6 0.778 (6 %)
+work: matrix product 71 %, convolution 27 %
+  body  ████████▎  3e-05
+224  472.8136  18.9580  -96.0  -99.1 … -92.9  faster
+layers: 1 slower, 7 ambiguous
+energy  -
+saved: …/results/alexnet_cpu
+"""
+PRINTED = """
+command: it
+versions: 1.2.3
+size  mean ± std, ms  slowest, ms (% of the pass)
+64    9.1 ± 0.10      features.10 2.1 (12 %), features.0 1,000.5 (3 %)
+work: convolution 90 %, matrix product 7 %, copy 1 %
+  body  ███  1.5
+224  4.8  18.9  +1.0  +0.1 … +2.9  slower
+layers: 5 faster
+energy  12.5
+saved: results/alexnet_cpu
+"""
+
+
+def test_numbers_bars_spaces_and_verdicts_about_times_may_differ():
+    assert difference(SHOWN.splitlines(), PRINTED.splitlines()) == ""
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        ("slowest, ms", "fastest, ms"),
+        ("energy  12.5", "energy  none"),
+        ("alexnet_cpu", "vgg16_cpu"),
+        ("  body  ███  1.5\n", ""),
+        ("energy  12.5\n", "energy  12.5\nanother line\n"),
+        ("layers: 5 faster", "layers: 5 failed"),
+    ],
+)
+def test_a_changed_word_and_a_missing_or_another_line_are_seen(there: str, here: str):
+    assert PRINTED.count(there) == 1
+    assert "--- document" in difference(SHOWN.splitlines(), PRINTED.replace(there, here).splitlines())
+
+
+def test_a_number_in_a_name_is_no_figure():
+    assert difference(["vgg16 fp32"], ["vgg19 fp32"]) != ""
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (Command("echo one", output=("one",)), ""),
+        (Command("echo one >&2", output=("one",)), ""),
+        (Command("exit 3", 3), ""),
+        (Command("exit 3"), "exit code 3, not 0"),
+        (Command("false | cat"), "exit code 1, not 0"),
+        (Command("true", 2), "exit code 0, not 2"),
+        (Command("echo one", output=("two",)), "-two\n+one"),
+        (Command("true", output=("one",)), "-one"),
+    ],
+)
+def test_a_command_runs_and_is_compared(tmp_path: Path, command: Command, reason: str):
+    variables, place = workplace(tmp_path), tmp_path / ".place"
+    place.write_text(str(tmp_path))
+    found = failure(command, tmp_path, variables, place)
+    assert reason in found
+    assert bool(reason) == bool(found)
+
+
+def test_the_commands_of_a_block_share_a_folder(tmp_path: Path):
+    variables, place = workplace(tmp_path), tmp_path / ".place"
+    place.write_text(str(tmp_path))
+    for line, output in (("mkdir inner && cd inner", ()), ("pwd", ("…/inner",)), ("test -e ../run_profile.py", ())):
+        assert failure(Command(line, output=output), tmp_path, variables, place) == ""
+
+
 # ---- where the commands run
 
 
-PROGRAMS = ("*.py", "*.sh", "convscope", "slurm", "examples", "benchmarks", "tests", "docs", "pyproject.toml", ".venv")
+PROGRAMS = ("*.py", "*.sh", "slurm", "examples", "benchmarks")
 FOREIGN = ("SLURM", "SBATCH", "CONVSCOPE", "PYTHONDONTWRITEBYTECODE")
 """Beginnings of names of variables that the commands do not see; without bytecode each would compile for seconds."""
 SBATCH = """#!/bin/sh
@@ -190,18 +325,19 @@ def workplace(folder: Path) -> dict[str, str]:
     }
 
 
-def failure(command: Command, folder: Path, variables: dict[str, str]) -> str:
-    """Run a command; return why it is not as the document says, "" if it is."""
+def failure(command: Command, folder: Path, variables: dict[str, str], place: Path) -> str:
+    """Run a command where the last one of its block ended; return why it is not as the document says, "" if it is."""
+    script = f'cd -- "$(<"$PLACE")" && trap \'pwd >"$PLACE"\' EXIT\n{command.line}'
     done = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command.line], cwd=folder, env=variables, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True, check=False, timeout=TIMEOUT_S,
+        ["timeout", str(TIMEOUT_S), "bash", "-o", "pipefail", "-c", script], env=variables | {"PLACE": str(place)},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if done.returncode != command.exit_code:
         return f"$ {command.line}\nexit code {done.returncode}, not {command.exit_code}:\n{done.stdout}"
     if command.output is None:
         return ""
     printed = done.stdout
-    for here, there in ((f"{folder}/", ""), (environment.processor_name(), CPU)):
+    for here, there in ((variables["HOME"], "/home/me"), (f"{folder}/", ""), (environment.processor_name(), CPU)):
         printed = printed.replace(here, there)
     differs = difference([*command.output], printed.splitlines())
     return differs and f"$ {command.line}\n{differs}\n\n{done.stdout}"
@@ -213,19 +349,35 @@ def runs_to_report(folder: Path) -> None:
             reports.profile(folder / "results", model, algorithm)
 
 
+def run_on_this_cpu(path: Path, algorithm: str, mean_ms: dict[int, float]) -> None:
+    """Write a run of AlexNet as the commands of a page would, with a mean time for each size."""
+    here = dataclasses.replace(environment.read(torch.device("cpu")), cpu_threads=1, cuda_visible_devices="")
+    passes = [
+        compared.overall(
+            model="alexnet", algorithm=algorithm, input_size=px, mean=mean_ms[px], timing_method="time.perf_counter"
+        )
+        for px in mean_ms
+    ]
+    layers = [
+        compared.layer(
+            algorithm=algorithm, input_size=px, layer=name, position=at, mean_ms=mean_ms[px] / 9,
+            in_height_px=px, in_width_px=px, timing_method="time.perf_counter",
+        )
+        for px in mean_ms for at, name in enumerate(f"features.{number}" for number in (0, 3, 6, 8, 10))
+    ]  # fmt: skip
+    compared.written(
+        path / f"alexnet_{algorithm}_cpu", passes, layers, dataclasses.asdict(here), algorithm=algorithm, gpu="cpu",
+        input_sizes=tuple(mean_ms), stage=path.name, device="cpu", energy=True,
+    )  # fmt: skip
+
+
 def runs_to_compare(folder: Path) -> None:
     for algorithm, factor in (("direct", 1.0), ("smm", 1.4)):
-        passes = [compared.overall(model="alexnet", algorithm=algorithm, input_size=size, mean=factor * size)
-                  for size in (64, 144, 224)]  # fmt: skip
-        layers = [
-            compared.layer(algorithm=algorithm, input_size=each.input_size, layer=f"features.{at}", position=at,
-                           mean_ms=factor)
-            for each in passes for at in range(5)
-        ]  # fmt: skip
-        here = {"gpu_name": None, "driver": None, "cuda": None, "cudnn": None, "cpu": environment.processor_name()}
-        path = folder / "results" / "2_quick" / f"alexnet_{algorithm}_cpu"
-        sizes = tuple(each.input_size for each in passes)
-        compared.written(path, passes, layers, here, algorithm=algorithm, input_sizes=sizes, device="cpu", gpu="cpu")
+        run_on_this_cpu(folder / "results" / "2_quick", algorithm, {px: factor * px for px in (64, 144, 224)})
+
+
+def first_run(folder: Path) -> None:
+    run_on_this_cpu(folder / "results" / "1_sanity", "direct", {224: 400.0})
 
 
 def tables_of_neusight(folder: Path) -> None:
@@ -244,8 +396,14 @@ def samples_of_two_nodes(folder: Path) -> None:
 
 
 def samples_of_two_cards(folder: Path) -> None:
-    rows = drawn_samples.drawn(200, ("Tesla P4", "Tesla P100-PCIE-16GB"))
-    samples.write(folder / "samples.csv", [dataclasses.replace(row, algorithm="torch benchmark") for row in rows])
+    """Write samples of 3×3 layers with up to 512 channels and filters."""
+    rows = list[SampleRow]()
+    for row in drawn_samples.drawn(200, ("Tesla P4", "Tesla P100-PCIE-16GB")):
+        channels = row.in_channels if row.in_channels == 3 else 2 * row.in_channels
+        wide = dataclasses.replace(row, in_channels=channels, out_channels=2 * row.out_channels)
+        mean_ms = drawn_samples.milliseconds(wide, *drawn_samples.CARDS[row.gpu_name])
+        rows.append(dataclasses.replace(wide, algorithm="torch benchmark", mean_ms=mean_ms))
+    samples.write(folder / "samples.csv", rows)
 
 
 def own_model(folder: Path) -> None:
@@ -254,7 +412,7 @@ def own_model(folder: Path) -> None:
 
 def own_model_and_combinations(folder: Path) -> None:
     (folder / ".home" / "nets").mkdir()
-    (folder / ".home" / "nets" / "own.py").symlink_to(ROOT / "examples" / "own_model.py")
+    shutil.copy(ROOT / "examples" / "own_model.py", folder / ".home" / "nets" / "own.py")
     (folder / ".home" / "convscope").symlink_to(folder)
     (folder / "matrix.tsv").write_text("vgg16\tgemm\tl40s\nvgg16\tgemm\tk9000\n")
 
@@ -266,12 +424,9 @@ def atlas(folder: Path) -> None:
 GIVEN: dict[str, Callable[[Path], None]] = {
     "README.md": atlas, "compare.md": runs_to_compare, "data.md": samples_of_two_nodes, "own-model.md": own_model,
     "prediction.md": samples_of_two_cards, "report.md": runs_to_report, "slurm.md": own_model_and_combinations,
+    "start.md": first_run,
 }  # fmt: skip
 """What the commands of a page find: files that other pages, a GPU or a reader would have made."""
-FIRST = {
-    "start.md": "python run_profile.py --model alexnet --algorithm direct --test --device cpu --warmup 1 --measure 2"
-}
-"""Commands that a page expects to have run: `make profile`, with fewer passes."""
 PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if MARKER.search(path.read_text())]
 
 
@@ -280,7 +435,9 @@ PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) 
 def test_the_marked_blocks_of_a_page_run_and_print_what_it_shows(page: Path, tmp_path: Path):
     variables = workplace(tmp_path)
     GIVEN.get(page.name, lambda _: None)(tmp_path)
-    before = [Command(FIRST[page.name])] if page.name in FIRST else []
-    for command in (*before, *itertools.chain(*marked(page.read_text()))):
-        if reason := failure(command, tmp_path, variables):
-            pytest.fail(reason, pytrace=False)
+    place = tmp_path / ".place"
+    for block in marked(page.read_text()):
+        place.write_text(str(tmp_path))
+        for command in block:
+            if reason := failure(command, tmp_path, variables, place):
+                pytest.fail(reason, pytrace=False)
