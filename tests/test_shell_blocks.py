@@ -5,7 +5,7 @@ A marker is a comment on the line above a block, which no reader of the page see
     <!-- run -->                          each command ends with 0 and prints what stands below it
     <!-- run: exit 2 -->                  the last command ends with 2; `exit 0 2 2` has a code for each command
     <!-- run: commands 1 3 -->            only these commands; the others need a GPU, a cluster or a network
-    <!-- run: output not compared -->     what it prints depends on measured values
+    <!-- run: output not compared -->     what it prints depends on measured values; `output of 1 2 not compared`
 
 Several are separated by commas. In a block with lines that begin with `$ ` these are the commands, and the lines up to
 the next one are its output; a block without them has only commands, and their output is not compared. The blocks of a
@@ -57,11 +57,11 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """The settings of a marker."""
+    """The settings of a marker; commands count from 1, and `not_compared` is None for all of them."""
 
     exit_codes: tuple[int, ...] = ()
     commands: tuple[int, ...] = ()
-    compared: bool = True
+    not_compared: tuple[int, ...] | None = ()
 
 
 def asked(text: str) -> Asked:
@@ -72,8 +72,9 @@ def asked(text: str) -> Asked:
             settings = dataclasses.replace(settings, exit_codes=tuple(map(int, found[1].split())))
         elif found := re.fullmatch(r"commands? ([\d ]+)", each):
             settings = dataclasses.replace(settings, commands=tuple(map(int, found[1].split())))
-        elif each == "output not compared":
-            settings = dataclasses.replace(settings, compared=False)
+        elif found := re.fullmatch(r"output(?: of ([\d ]+))? not compared", each):
+            numbers = tuple(map(int, found[1].split())) if found[1] else None
+            settings = dataclasses.replace(settings, not_compared=numbers)
         else:
             raise ValueError(f"a marker of a block has no setting {each!r}")
     return settings
@@ -100,16 +101,15 @@ def transcript(text: str) -> Iterator[tuple[str, tuple[str, ...] | None]]:
 def commands(text: str, marker: str = "") -> list[Command]:
     """Return the commands of a block that run."""
     settings, found = asked(marker), [*transcript(text)]
+    hidden = range(1, len(found) + 1) if settings.not_compared is None else settings.not_compared
+    found = [(line, None if number in hidden else output) for number, (line, output) in enumerate(found, 1)]
     chosen = [found[number - 1] for number in settings.commands] or found
     codes = settings.exit_codes or (0,)
     if len(codes) == 1:
         codes = (0,) * (len(chosen) - 1) + codes
     if len(codes) != len(chosen):
         raise ValueError(f"{len(codes)} exit codes for {len(chosen)} commands")
-    return [
-        Command(line, code, output if settings.compared else None)
-        for (line, output), code in zip(chosen, codes, strict=True)
-    ]
+    return [Command(line, code, output) for (line, output), code in zip(chosen, codes, strict=True)]
 
 
 def marked(page: str) -> list[list[Command]]:
@@ -196,7 +196,9 @@ def test_one_exit_code_is_that_of_the_last_command():
 
 
 def test_output_may_be_left_out_of_the_comparison():
-    assert commands("$ one\nprinted\n", "output not compared") == [Command("one")]
+    text = "$ one\nprinted\n$ two\nprinted\n"
+    assert commands(text, "output not compared") == [Command("one"), Command("two")]
+    assert commands(text, "output of 1 not compared") == [Command("one"), Command("two", output=("printed",))]
 
 
 @pytest.mark.parametrize(
@@ -428,6 +430,11 @@ GIVEN: dict[str, Callable[[Path], None]] = {
 }  # fmt: skip
 """What the commands of a page find: files that other pages, a GPU or a reader would have made."""
 PAGES = [path for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))) if MARKER.search(path.read_text())]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_the_markers_of_a_page_can_be_read(page: Path):
+    assert all(marked(page.read_text()))
 
 
 @pytest.mark.long
