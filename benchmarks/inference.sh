@@ -4,6 +4,7 @@
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
 # compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
+# families: EfficientNet-B0, MobileNetV3, ConvNeXt-Tiny and ViT-S at batch 1 and 256 (ENGINES=… names others)
 # server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them); gpus: all batches by one GPU and by two
 # All parts but the last two go into one folder: a cell that is there is not measured again.
 set -uo pipefail
@@ -35,6 +36,13 @@ for part in "$@"; do
         compiled)
             infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile,compile-graph,compile-overhead,aot,aot-graph
             ;;
+        families)
+            for name in torchvision:efficientnet_b0 torchvision:mobilenet_v3_large torchvision:convnext_tiny \
+                timm:vit_small_patch16_224; do
+                infer families "${name##*:}" "${flags[@]}" --model "$name" --batch-sizes 1,256 \
+                    --engines "${ENGINES:-eager,graph,graph-unfolded,fused,compile-overhead}"
+            done
+            ;;
         choice) infer batch choice "${flags[@]}" --batch-sizes "$sizes" --engines cudnn-best ;;
         server)
             infer server server "${model[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
@@ -45,7 +53,7 @@ for part in "$@"; do
             infer gpus gpus_2 "${flags[@]}" --batch-sizes "${sizes#1,},512" --engines eager,fused --gpus 2
             ;;
         *)
-            echo "unknown part $part: goals sweep most compiled choice server gpus" >&2
+            echo "unknown part $part: goals sweep most compiled choice families server gpus" >&2
             exit 2
             ;;
     esac

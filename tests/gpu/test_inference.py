@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import subprocess
 import sys
@@ -14,9 +15,9 @@ import torch
 from torch import nn
 
 import run_inference
-from convscope.inference.engines import fused_steps
+from convscope.inference.engines import fused_steps, tails
 from convscope.inference.engines.runners import LocalRunner
-from convscope.kernels import pooling
+from convscope.kernels.channels_last import depthwise, pooling
 
 QUICK = ["--min-seconds", "0.5"]
 
@@ -53,6 +54,52 @@ def test_maxima_by_the_kernel_are_pytorchs(size: tuple[int, ...], options: dict[
     assert pooling.takes(x, (3, 3))
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("channels", "size", "options"),
+    [
+        (96, 112, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        (240, 29, {"kernel_size": 5, "padding": 2}),
+        (384, 14, {"kernel_size": 7, "padding": 3}),
+        (5, 17, {"kernel_size": (3, 2), "stride": (1, 3), "padding": (1, 0), "dilation": (2, 1)}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["", "relu6", "silu", "hardswish", "gelu"])
+def test_depthwise_convolutions_by_the_kernel_are_right(
+    channels: int, size: int, options: dict[str, Any], kind: str, dtype: torch.dtype
+):
+    conv = nn.Conv2d(channels, channels, groups=channels, **options).cuda().to(dtype)
+    x = torch.randn(4, channels, size, size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
+    precise = copy.deepcopy(conv).double()
+    with torch.inference_mode():
+        found = tails.DepthwiseConvolution(conv, kind)(x)
+        exact = tails.PLAIN[kind](precise(x.double()))
+    assert depthwise.takes(x, (conv.kernel_size[0], conv.kernel_size[1]))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+    assert float((found.double() - exact).abs().max()) <= limit * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("kind", tails.PLAIN)
+def test_bias_and_activation_by_the_kernel_are_right(kind: str):
+    conv = nn.Conv2d(32, 48, 3, padding=1).cuda().half()
+    x = torch.randn(4, 32, 15, 17, device="cuda").half().contiguous(memory_format=torch.channels_last)
+    precise = copy.deepcopy(conv).double()
+    with torch.inference_mode():
+        found = tails.TailedConvolution(conv, kind)(x)
+        exact = tails.PLAIN[kind](precise(x.double()))
+    assert float((found.double() - exact).abs().max()) <= 3e-3 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("model", ["torchvision:efficientnet_b0", "torchvision:mobilenet_v3_large"])
+def test_networks_with_other_activations_run_by_the_kernels(tmp_path: Path, model: str):
+    table = measured(tmp_path, "--model", model, "--engines", "eager,graph,fused", "--batch-sizes", "8")
+    assert (table["status"] == "ok").all()
+    assert (table["image_error"] <= table["image_tolerance"]).all()
+    remark = table.set_index("engine").loc["fused", "remark"]
+    assert "best of 7" in remark
 
 
 def test_a_graph_keeps_what_it_reads_alive():

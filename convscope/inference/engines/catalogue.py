@@ -24,7 +24,7 @@ from convscope.convolution import algorithms, backends, models, operator, swap
 from convscope.convolution.fusion import graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
-from convscope.inference.engines import compilers, exported, fused_steps, variants
+from convscope.inference.engines import compilers, exported, fused_steps, tails, variants
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -69,16 +69,20 @@ def fused(workload: Workload) -> Engine:
     """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
     workload.needs_gpu("fused")
     folded, remark = workload.folded()
-    _, count = graphs.fused(copy.deepcopy(folded), fused_steps.step_of)
+    trial, count = graphs.fused(copy.deepcopy(folded), fused_steps.step_of)
+    has_tails = any(tails.with_tails(trial))
 
     def build(variant: Variant) -> LocalRunner:
         make = partial(fused_steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
         if variant.pools:
             fused_steps.with_maxima(model)
+        if variant.tails:
+            tails.with_tails(model)
         return _captured(workload, model)
 
-    return _fastest(workload, build, variants.FUSED_STEPS, f"{remark}, {count} convolutions fused with their ReLU")
+    steps = [step for step in variants.FUSED_STEPS if has_tails or "tails" not in step]
+    return _fastest(workload, build, steps, f"{remark}, {count} convolutions fused with their ReLU")
 
 
 def _captured(workload: Workload, model: nn.Module) -> LocalRunner:

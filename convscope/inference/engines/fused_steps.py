@@ -90,7 +90,7 @@ class MaximumPooling(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the maxima of windows."""
-        from convscope.kernels import pooling  # imports Triton
+        from convscope.kernels.channels_last import pooling  # imports Triton
 
         kernel, stride, padding, dilation = self._options
         if not x.is_cuda or not pooling.takes(x, kernel):

@@ -2,7 +2,7 @@
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
 images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not;
-max pooling by PyTorch or by a kernel of this project's.
+max pooling, depthwise convolutions and activations by PyTorch or by kernels of this project.
 The fastest depends on the batch and the card: no rule decides.
 """
 
@@ -36,12 +36,14 @@ class Variant:
         channels: number of channels that images are padded to with zeros, 0 for no padding.
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
         pools: maxima of windows are taken by this project's kernel.
+        tails: depthwise convolutions, and activations with the bias before them, are this project's kernels.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
 
     channels: int = 0
     products: bool = False
     pools: bool = False
+    tails: bool = False
     searched: bool = False
 
     def __str__(self) -> str:
@@ -52,11 +54,13 @@ class Variant:
             parts.append("1x1 as matrix products")
         if self.pools:
             parts.append("max pooling by Triton")
+        if self.tails:
+            parts.append("depthwise and activations by Triton")
         return ", ".join(parts)
 
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
-    *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}),
+    *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

@@ -53,19 +53,27 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
     times_ms = {(0, False): 5.0, (4, False): 4.0, (8, False): 3.0, (8, True): 3.5}
     runner, variant, count = variants.fastest(
         maker(
-            tried, lambda variant: times_ms[variant.channels, variant.products] - variant.searched - variant.pools / 10
+            tried,
+            lambda variant: (
+                times_ms[variant.channels, variant.products]
+                - variant.searched
+                - variant.pools / 10
+                - variant.tails / 100
+            ),
         ),
         CPU,
         FUSED_STEPS,
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
-        (8, False, True),
+        (8, False, True), (8, False, True),
     ]  # fmt: skip
-    assert [each.pools for each, _ in tried] == [False, False, False, False, False, True, True]
-    assert (variant, count) == (Variant(channels=8, searched=True, pools=True), 6)
+    assert [each.pools for each, _ in tried] == [False, False, False, False, False, True, True, True]
+    assert [each.tails for each, _ in tried] == [False, False, False, False, False, False, True, True]
+    assert (variant, count) == (Variant(channels=8, searched=True, pools=True, tails=True), 7)
     assert runner is tried[-1][1]
-    assert str(variant) == "plans searched, images padded to 8 channels, max pooling by Triton"
+    said = "plans searched, images padded to 8 channels, max pooling by Triton, depthwise and activations by Triton"
+    assert str(variant) == said
 
 
 def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Variant, Engine]]):
@@ -93,7 +101,7 @@ def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]
         return 1.0 + variant.channels
 
     _, variant, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (variant, count) == (Variant(channels=4), 5)
+    assert (variant, count) == (Variant(channels=4), 6)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import max_pool2d
 
-from convscope.kernels import pooling
+from convscope.kernels.channels_last import pooling
 
 # images, channels, height, width; kernel, stride, padding, dilation
 CASES = {

@@ -1,0 +1,130 @@
+"""Convolutions with the activation that follows them, and depthwise convolutions, for the engine `fused`.
+
+cuDNN's fused call of PyTorch ends with ReLU, and takes no groups. What it leaves alone in EfficientNet, MobileNet and
+ConvNeXt is done here by kernels of this project: bias and activation in one, a depthwise convolution with both in one.
+They are for channels last on a GPU; for other tensors PyTorch's steps follow each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from convscope.convolution import models
+from convscope.cudnn.shape import output_extents
+
+ACTIVATIONS: dict[type[nn.Module], str] = {
+    nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Hardsigmoid: "hardsigmoid",
+    nn.Sigmoid: "sigmoid", nn.GELU: "gelu",
+}  # fmt: skip
+"""Modules of activations, and their names in `kernels.channels_last.activations`; GELU in its exact form alone."""
+PLAIN: dict[str, Any] = {
+    "": lambda y: y, "relu": torch.relu, "relu6": nn.functional.relu6, "silu": nn.functional.silu,
+    "hardswish": nn.functional.hardswish, "hardsigmoid": nn.functional.hardsigmoid, "sigmoid": torch.sigmoid,
+    "gelu": nn.functional.gelu,
+}  # fmt: skip
+
+
+class TailedConvolution(nn.Module):
+    """A convolution, then its bias and activation in one kernel.
+
+    Args:
+        kind: a key of `PLAIN`.
+    """
+
+    def __init__(self, conv: nn.Conv2d, kind: str) -> None:
+        super().__init__()
+        self.weight, self.kind = conv.weight, kind
+        self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
+        self.options: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activation(convolution(x) + bias)."""
+        from convscope.kernels.channels_last import activations  # imports Triton
+
+        if x.is_cuda:
+            y = nn.functional.conv2d(x, self.weight, None, *self.options)
+            if activations.takes(y):
+                return activations.do(y, self.bias, self.kind)
+        y = nn.functional.conv2d(x, self.weight, self.bias, *self.options)
+        found: torch.Tensor = PLAIN[self.kind](y)
+        return found
+
+
+class DepthwiseConvolution(TailedConvolution):
+    """A depthwise convolution with its bias and activation, all in one kernel."""
+
+    taps: torch.Tensor
+
+    def __init__(self, conv: nn.Conv2d, kind: str) -> None:
+        super().__init__(conv, kind)
+        self.register_buffer("taps", self.weight.detach().flatten(1).t().contiguous())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activation(convolution(x) + bias)."""
+        from convscope.kernels.channels_last import depthwise  # imports Triton
+
+        kernel: Any = tuple(self.weight.shape[2:])
+        if not x.is_cuda or not depthwise.takes(x, kernel):
+            return super().forward(x)
+        stride, padding, dilation, _ = self.options
+        size: Any = output_extents(x.shape[2:], kernel, padding, stride, dilation)
+        return depthwise.convolve(x, self.taps, self.bias, kernel, stride, padding, dilation, tuple(size), self.kind)
+
+
+def with_tails(model: nn.Module) -> tuple[int, int]:
+    """Put these modules in the place of convolutions that end in an activation, and of depthwise ones, in a trace.
+
+    A convolution keeps its place and takes the activation along: its output has no other user, so nothing between the
+    two can tell.
+
+    Args:
+        model: as `fusion.graphs.fused` returns it; it is changed in place. One that is no trace stays as it is.
+
+    Returns:
+        the number of convolutions with an activation, and of depthwise convolutions with or without one.
+    """
+    if not isinstance(model, fx.GraphModule):
+        return 0, 0
+    tailed = depthwise = 0
+    for node in list(model.graph.nodes):
+        conv = _convolution(model, node)
+        if conv is None:
+            continue
+        following = next(iter(node.users)) if len(node.users) == 1 else None
+        kind = _activation(model, following) if following is not None else ""
+        is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
+        if not kind and not is_depthwise:
+            continue
+        made = (DepthwiseConvolution if is_depthwise else TailedConvolution)(conv, kind)
+        models.set_module(model, str(node.target), made)
+        if kind and following is not None:
+            following.replace_all_uses_with(node)
+            model.graph.erase_node(following)
+        tailed, depthwise = tailed + (not is_depthwise), depthwise + is_depthwise
+    model.delete_all_unused_submodules()
+    model.recompile()
+    return tailed, depthwise
+
+
+def _convolution(model: fx.GraphModule, node: fx.Node) -> nn.Conv2d | None:
+    """Return the plain convolution that a node, and no other, calls; None where it is something else."""
+    if node.op != "call_module" or node.kwargs:
+        return None
+    module = model.get_submodule(str(node.target))
+    if type(module) is not nn.Conv2d or models.peculiarity(module):
+        return None
+    calls = sum(each.op == "call_module" and each.target == node.target for each in model.graph.nodes)
+    is_usual = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return module if calls == 1 and is_usual else None
+
+
+def _activation(model: fx.GraphModule, node: fx.Node) -> str:
+    """Return the name of the activation that a node is, "" for none of those known."""
+    if node.op != "call_module" or node.kwargs or len(node.args) != 1:
+        return ""
+    module = model.get_submodule(str(node.target))
+    exact = getattr(module, "approximate", "none") == "none"
+    return ACTIVATIONS.get(type(module), "") if exact and not models.has_hooks(module) else ""

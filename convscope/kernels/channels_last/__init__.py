@@ -1,0 +1,1 @@
+"""Triton kernels of the engine `fused` for images with the channels last: pooling, depthwise, activations."""
