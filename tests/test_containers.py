@@ -75,4 +75,4 @@ def test_both_install_extras_that_there_are():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for recipe in (DOCKERFILE, DEFINITION):
         (extras,) = EXTRA.findall(recipe.read_text())
-        assert {*extras.split(",")} == {*project["optional-dependencies"]} - {"dev", "mutants"}
+        assert {*extras.split(",")} == {*project["optional-dependencies"]} - {"dev", "docs", "mutants"}
