@@ -54,7 +54,7 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck -x *.sh slurm/*.sh slurm/container/python tests/slurm/*.sh tests/report/*.sh benchmarks/*.sh .ci/run
+	$(BIN)/shellcheck -x *.sh slurm/*.sh tests/slurm/*.sh tests/report/*.sh benchmarks/*.sh .ci/run
 
 resolve: $(READY)  ## the pins fit together on every Python that the project is for; installs nothing
 	for pins in constraints.txt constraints-cuda12.txt; do for version in 3.10 3.11 3.12 3.13; do \

@@ -6,8 +6,6 @@
 #   CONVSCOPE_CONDA    a conda environment, by name or path
 #   CONVSCOPE_RESULTS  the folder of all results, such as one on scratch; without it results/ in the repository
 #   CONVSCOPE_VENV     a virtual environment; without either, .venv in the repository, else the Python that is active
-#   CONVSCOPE_CONTAINER  an Apptainer image with this project, in place of these environments: its Python runs
-#   CONVSCOPE_CONTAINER_OPTIONS  options of `apptainer exec`, default --nv; further folders with --bind
 
 config=${CONVSCOPE_CONFIG:-${XDG_CONFIG_HOME:-${HOME:-/nonexistent}/.config}/convscope}
 if [[ -r $config/site.sh ]]; then
@@ -46,23 +44,13 @@ load_modules() {
 }
 
 enter_environment() {
-    if [[ -n ${CONVSCOPE_CONTAINER:-} ]]; then
-        enter_container
-    elif [[ -n ${CONVSCOPE_CONDA:-} ]]; then
+    if [[ -n ${CONVSCOPE_CONDA:-} ]]; then
         enter_conda
     elif [[ -n ${CONVSCOPE_VENV:-} ]]; then
         enter_venv "$CONVSCOPE_VENV"
     elif [[ -e $root/.venv/bin/activate ]]; then
         enter_venv "$root/.venv"
     fi
-}
-
-enter_container() {
-    [[ -r $CONVSCOPE_CONTAINER ]] || { complain "no image $CONVSCOPE_CONTAINER: build it (containers/), or unset CONVSCOPE_CONTAINER" || return; }
-    command -v apptainer singularity >/dev/null || { complain "CONVSCOPE_CONTAINER is set, but there is no apptainer here: name its module in CONVSCOPE_MODULES" || return; }
-    export CONVSCOPE_CONTAINER
-    [[ -z ${CONVSCOPE_CONTAINER_OPTIONS+set} ]] || export CONVSCOPE_CONTAINER_OPTIONS
-    PATH=$root/slurm/container:$PATH
 }
 
 enter_venv() {
