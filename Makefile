@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 # the same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are run, whichever fails.
 SLURM_TESTS := tests/slurm
 # These take about as long as all the others together.
-HALF := $(addprefix tests/,cluster inference report storage training)
+HALF := $(addprefix tests/,cluster dataset inference report storage training)
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --keep-going --output-sync=target part-slurm part-half part-rest
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=

@@ -235,16 +235,8 @@ def _with_line(
 
 def _print_study(made: OneLineParser, options: argparse.Namespace) -> int:
     gpu = "cpu" if options.device == "cpu" else options.gpu
-    print(*(item.text for item in _named_items(made, options, gpu)), sep="\n")
+    print(*(item.text for item in _study_items(made, options, gpu)), sep="\n")
     return 0
-
-
-def _named_items(made: OneLineParser, options: argparse.Namespace, gpu: str | None) -> list[Item]:
-    """Return the combinations of a study, those for one GPU where --gpu names it."""
-    from convscope.planning import study
-
-    every = _study_items(made, options, gpu)
-    return study.of_gpu(every, options.gpu, options.study) if options.gpu else every
 
 
 def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopSignal) -> int:
@@ -258,7 +250,8 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
     with tracing.kept(at_once=options.device != "cpu"):
         gpu = folder_gpu(options.gpu, find_device(options.device))
         every = _study_items(made, options, gpu)
-        here = study.of_gpu(every, gpu, options.study, "and here is {0}: run it there, or add {0} to its gpus")
+        advice = f"and here is {gpu}: run it there, or add {gpu} to its gpus"
+        here = study.items_of_gpu(every, gpu, options.study, advice)
         lines = [item.line for item in here if item.why_not is None]
         print(*(item.text for item in here if item.why_not), sep="\n", end="\n" if len(lines) < len(here) else "")
         runs = [_request(_with_line(made, options, line[:3], fields.flags(line[3:]))) for line in lines]
@@ -267,14 +260,16 @@ def _profile_study(made: OneLineParser, options: argparse.Namespace, stop: StopS
 
 def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
     """Print the hours that the runs asked for will take; return 1 where nothing is known of one."""
-    from convscope.planning import estimate
+    from convscope.planning import estimate, study
     from convscope.profiling import preflight
     from convscope.profiling.request import run_elsewhere
     from convscope.storage.paths import RESULTS
 
     gpu = "cpu" if options.device == "cpu" else options.gpu
     if options.study:
-        runs = [item.run for item in _named_items(made, options, gpu) if item.run and item.why_not is None]
+        every = _study_items(made, options, gpu)
+        every = study.items_of_gpu(every, gpu, options.study, f"not for {gpu}: add {gpu} to its gpus") if gpu else every
+        runs = [item.run for item in every if item.run and item.why_not is None]
     else:
         model = with_arguments(options.model, options.model_args)
         named = {"model": model, "gpu": gpu or _gpu_here(options.device)}

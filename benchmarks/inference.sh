@@ -6,7 +6,7 @@
 # compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
 # families: EfficientNet-B0, MobileNetV3, ConvNeXt-Tiny and ViT-S at batch 1 and 256 (ENGINES=… names others)
 # server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them); gpus: all batches by one GPU and by two
-# All parts but the last two go into one folder: a cell that is there is not measured again.
+# goals, sweep, compiled, most and choice go into one folder: a cell that is there is not measured again.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
 shift

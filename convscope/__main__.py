@@ -90,7 +90,7 @@ def _run(name: str, arguments: Sequence[str]) -> int:
         return int(importlib.import_module(f"convscope.{module}").main(arguments, COMMANDS))
     if module.startswith("run_"):
         flags = FLAGS.get(name, [])
-        same = f"convscope {name} is convscope verify {' '.join(flags)}: that flag is set, say the others."
+        same = f"convscope {name} is convscope verify {' '.join(flags)}: that option is set; give the others."
         return programs.run(f"convscope {name}", module, [*flags, *arguments], same if flags else None)
     return int(importlib.import_module(f"convscope.{module}").main(arguments))
 

@@ -138,19 +138,18 @@ def items(study: Study, gpu: str | None, make: MakeRun, note: Callable[[str], No
     return [Item(item.line, *next(checked)) if item.run else item for item in found]
 
 
-def of_gpu(every: Sequence[Item], gpu: str, path: Path, where: str = "not for {0}: add {0} to its gpus") -> list[Item]:
+def items_of_gpu(every: Sequence[Item], gpu: str, path: Path, advice: str) -> list[Item]:
     """Return the combinations of a study that are for one GPU.
 
     Args:
-        where: end of the message where there are none; `{0}` is the GPU.
+        advice: end of the message where there are none.
 
     Raises:
         InputError: there are none.
     """
     found = [item for item in every if item.line[2] == gpu.lower()]
     if not found:
-        others = ", ".join(dict.fromkeys(item.line[2] for item in every))
-        raise InputError(f"{path} is for {others}, {where.format(gpu.lower())}")
+        raise InputError(f"{path} is for {', '.join(dict.fromkeys(item.line[2] for item in every))}, {advice}")
     return found
 
 

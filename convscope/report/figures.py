@@ -65,9 +65,9 @@ class Axis:
         """Return the axis of some values: from 0, or from a little below the least where it is logarithmic."""
         positive = [value for value in values if value > 0]
         if is_log and positive:
-            room = (max(positive) / min(positive)) ** 0.05
+            room = max((max(positive) / min(positive)) ** 0.05, 1.05)
             return cls(min(positive) / room, max(positive) * room, True)
-        return cls(0.0, 1.05 * max(values), False)
+        return cls(0.0, 1.05 * max(values) or 1.0, False)
 
     def from_top_px(self, value: float) -> float:
         """Return the place of a value, in pixels from the top."""
@@ -245,6 +245,8 @@ def _label_lines(drawn: Spec, texts: Sequence[Mapping[str, Any]], series: str, a
     for layer in drawn["layer"]:
         encoding = layer["encoding"]
         kind = {"type": "log"} if axis.is_log else {}
+        if axis.is_log:
+            layer["mark"]["clip"] = True  # an interval may reach far down
         encoding["y"]["scale"] = {"domain": [axis.least, axis.most], "nice": False} | kind
         for channel in ("color", "strokeDash", "shape"):
             if channel in encoding:

@@ -75,21 +75,21 @@ def test_depthwise_convolutions_by_the_kernel_are_right(
     precise = copy.deepcopy(conv).double()
     with torch.inference_mode():
         found = tails.DepthwiseConvolution(conv, kind)(x)
-        exact = tails.PLAIN[kind](precise(x.double()))
+        exact = tails.BY_PYTORCH[kind](precise(x.double()))
     assert depthwise.takes(x, (conv.kernel_size[0], conv.kernel_size[1]))
     assert found.is_contiguous(memory_format=torch.channels_last)
     limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     assert float((found.double() - exact).abs().max()) <= limit * float(exact.abs().max())
 
 
-@pytest.mark.parametrize("kind", tails.PLAIN)
+@pytest.mark.parametrize("kind", tails.BY_PYTORCH)
 def test_bias_and_activation_by_the_kernel_are_right(kind: str):
     conv = nn.Conv2d(32, 48, 3, padding=1).cuda().half()
     x = torch.randn(4, 32, 15, 17, device="cuda").half().contiguous(memory_format=torch.channels_last)
     precise = copy.deepcopy(conv).double()
     with torch.inference_mode():
         found = tails.TailedConvolution(conv, kind)(x)
-        exact = tails.PLAIN[kind](precise(x.double()))
+        exact = tails.BY_PYTORCH[kind](precise(x.double()))
     assert float((found.double() - exact).abs().max()) <= 3e-3 * float(exact.abs().max())
 
 

@@ -17,8 +17,10 @@ from triton.runtime.jit import JITFunction
 from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
+from convscope.inference.engines import tails
 from convscope.kernels import direct, winograd
 from convscope.kernels.blocks import Blocks2d
+from convscope.kernels.channels_last import activations, depthwise
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 
@@ -162,3 +164,29 @@ def test_depthwise_layers_in_channels_last_read_neighbouring_channels_together(c
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
     assert "fma.rn.f32" in ptx
+
+
+@pytest.mark.parametrize("kind", tails.BY_PYTORCH)
+def test_bias_and_activations_compile_and_move_16_bytes_at_once(compiled: list[Any], tmp_path: Path, kind: str):
+    y = torch.empty((8, 96, 14, 14), dtype=torch.float16, device=META, memory_format=torch.channels_last)
+    activations.do(y, torch.empty(96, dtype=torch.float16, device=META), kind)
+    ptx = compiled[-1].asm["ptx"]
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx
+    assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(("channels", "side"), [(96, 3), (240, 5), (384, 7), (24, 3)])
+def test_depthwise_convolutions_of_the_engine_compile_without_spills(
+    compiled: list[Any], tmp_path: Path, channels: int, side: int, dtype: str
+):
+    placed: Any = {"dtype": getattr(torch, dtype), "device": META}
+    x = torch.empty((4, channels, 28, 28), **placed, memory_format=torch.channels_last)
+    taps, bias = torch.empty((side * side, channels), **placed), torch.empty(channels, **placed)
+    pad = side // 2
+    depthwise.convolve(x, taps, bias, (side, side), (1, 1), (pad, pad), (1, 1), (28, 28), "silu")
+    ptx = compiled[-1].asm["ptx"]
+    assert "fma.rn.f32" in ptx
+    assert re.search(r"ld\.global\.v[24]\.b32", ptx) or channels % 16  # masked one by one
+    assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []

@@ -219,21 +219,25 @@ def test_hours_are_estimated_without_measuring(call, study_file: str, monkeypatc
     assert [*tmp_path.iterdir()] == [Path(study_file)]
 
 
-@pytest.mark.parametrize("asked", ["--estimate", "--list-combinations"])
-def test_a_named_gpu_is_the_only_one_of_a_study_that_is_looked_at(
-    call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str
+def test_the_estimate_of_a_study_keeps_to_a_named_gpu(
+    call, study_file: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("convscope.storage.paths.RESULTS", tmp_path)
-    assert "cpu" in call("--study", study_file, asked).out
-    printed = call("--study", study_file, asked, "--gpu", "H200")
+    assert "cpu" in call("--study", study_file, "--estimate").out
+    printed = call("--study", study_file, "--estimate", "--gpu", "H200")
     assert printed.code == 0
     assert "h200" in printed.out
     assert "cpu" not in printed.out
 
 
-@pytest.mark.parametrize("asked", ["--estimate", "--list-combinations"])
-def test_a_named_gpu_that_a_study_is_not_for_is_refused(call, study_file: str, asked: str):
-    printed = call("--study", study_file, asked, "--gpu", "h100")
+def test_the_list_of_a_study_has_all_its_gpus_also_beside_a_gpu_for_lines_without_one(call, study_file: str):
+    plain, named = (call("--study", study_file, "--list-combinations", *more) for more in ((), ("--gpu", "h200")))
+    assert named.out == plain.out
+    assert {line.split("\t")[2] for line in plain.out.splitlines() if not line.startswith("#")} == {"cpu", "h200"}
+
+
+def test_no_estimate_of_a_study_for_a_gpu_that_it_does_not_name(call, study_file: str):
+    printed = call("--study", study_file, "--estimate", "--gpu", "h100")
     assert (printed.code, printed.out) == (2, "")
     assert printed.err == f"run_profile.py: {study_file} is for cpu, h200, not for h100: add h100 to its gpus\n"
 

@@ -186,6 +186,13 @@ def test_the_name_of_a_line_is_at_its_end_on_a_logarithmic_axis_too():
     assert figures.Axis.around([0.0, 1.0], is_log=False).from_top_px(0.0) == figures.HEIGHT_PX
 
 
+@pytest.mark.parametrize(("value", "is_log"), [(5.0, True), (5.0, False), (0.0, False)])
+def test_an_axis_of_one_value_has_a_length(value: float, is_log: bool):
+    axis = figures.Axis.around([value], is_log)
+    assert 0 <= axis.from_top_px(value) <= figures.HEIGHT_PX
+    assert axis.least < axis.most
+
+
 def test_log_axes_are_written_by_the_command(tmp_path: Path, measured: Path):
     folder = tmp_path / "figures"
     assert main(["figures", str(folder), str(measured), "--view", "scaling", "--log"]) == 0

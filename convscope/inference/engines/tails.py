@@ -20,7 +20,7 @@ ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.Sigmoid: "sigmoid", nn.GELU: "gelu",
 }  # fmt: skip
 """Modules of activations, and their names in `kernels.channels_last.activations`; GELU in its exact form alone."""
-PLAIN: dict[str, Any] = {
+BY_PYTORCH: dict[str, Any] = {
     "": lambda y: y, "relu": torch.relu, "relu6": nn.functional.relu6, "silu": nn.functional.silu,
     "hardswish": nn.functional.hardswish, "hardsigmoid": nn.functional.hardsigmoid, "sigmoid": torch.sigmoid,
     "gelu": nn.functional.gelu,
@@ -31,25 +31,27 @@ class TailedConvolution(nn.Module):
     """A convolution, then its bias and activation in one kernel.
 
     Args:
-        kind: a key of `PLAIN`.
+        kind: a key of `BY_PYTORCH`.
     """
 
     def __init__(self, conv: nn.Conv2d, kind: str) -> None:
         super().__init__()
         self.weight, self.kind = conv.weight, kind
-        self.bias = conv.bias if conv.bias is not None else nn.Parameter(torch.zeros(conv.out_channels))
+        none = conv.weight.new_zeros(conv.out_channels)
+        self.bias = conv.bias if conv.bias is not None else nn.Parameter(none)
         self.options: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return activation(convolution(x) + bias)."""
+        if not x.is_cuda:
+            return self._by_pytorch(nn.functional.conv2d(x, self.weight, self.bias, *self.options))
         from convscope.kernels.channels_last import activations  # imports Triton
 
-        if x.is_cuda:
-            y = nn.functional.conv2d(x, self.weight, None, *self.options)
-            if activations.takes(y):
-                return activations.do(y, self.bias, self.kind)
-        y = nn.functional.conv2d(x, self.weight, self.bias, *self.options)
-        found: torch.Tensor = PLAIN[self.kind](y)
+        y = nn.functional.conv2d(x, self.weight, None, *self.options)
+        return activations.do(y, self.bias, self.kind) if activations.takes(y) else self._by_pytorch(y, self.bias)
+
+    def _by_pytorch(self, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        found: torch.Tensor = BY_PYTORCH[self.kind](y if bias is None else y + bias[:, None, None])
         return found
 
 
@@ -60,18 +62,25 @@ class DepthwiseConvolution(TailedConvolution):
 
     def __init__(self, conv: nn.Conv2d, kind: str) -> None:
         super().__init__(conv, kind)
-        self.register_buffer("taps", self.weight.detach().flatten(1).t().contiguous())
+        self.register_buffer("taps", packed(self.weight.detach()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return activation(convolution(x) + bias)."""
+        if not x.is_cuda:
+            return super().forward(x)
         from convscope.kernels.channels_last import depthwise  # imports Triton
 
         kernel: Any = tuple(self.weight.shape[2:])
-        if not x.is_cuda or not depthwise.takes(x, kernel):
+        if not depthwise.takes(x, kernel):
             return super().forward(x)
         stride, padding, dilation, _ = self.options
         size: Any = output_extents(x.shape[2:], kernel, padding, stride, dilation)
         return depthwise.convolve(x, self.taps, self.bias, kernel, stride, padding, dilation, tuple(size), self.kind)
+
+
+def packed(weight: torch.Tensor) -> torch.Tensor:
+    """Return the filters C × 1 × R × S of a depthwise convolution as the kernel reads them: R S × C."""
+    return weight.flatten(1).t().contiguous()
 
 
 def with_tails(model: nn.Module) -> tuple[int, int]:

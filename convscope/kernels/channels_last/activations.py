@@ -35,7 +35,7 @@ def activated(x, KIND: tl.constexpr):
     return x
 
 
-@triton.jit(do_not_specialize=["filters"])
+@triton.jit
 def finish(y, bias, elements, filters, KIND: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr):
     """Do BLOCK elements."""
     first = tl.program_id(0)

@@ -18,8 +18,8 @@ import triton.language as tl
 
 from convscope.kernels.channels_last.activations import DTYPES, activated
 
-TAPS_MOST = 49  # each is unrolled
-_CHANNELS, _ELEMENTS, _WARPS = (64, 32), 1024, 4  # of a program
+TAPS_MOST = 49  # those of a row are unrolled
+_CHANNELS, _ELEMENTS, _WARPS = (64, 32, 16), 1024, 4  # of a program
 _SHORT = 2**31 - 1
 
 
@@ -29,7 +29,7 @@ def depthwise2d_last(
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Do one block of pixels × channels; WHOLE: BLOCK_C divides the channels, so that no load of them needs a mask."""
+    """Do one block of pixels × channels; WHOLE: BLOCK_C divides the channels, so that pixels need no mask for them."""
     blocks = tl.cdiv(channels, BLOCK_C)
     c = (tl.program_id(0) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
     p = tl.program_id(0) // blocks
@@ -44,7 +44,7 @@ def depthwise2d_last(
         wanted = wanted & known[None, :]
     total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     total += tl.load(bias + c, mask=known, other=0.0).to(tl.float32)[None, :]
-    for r in tl.static_range(KERNEL_H):
+    for r in range(KERNEL_H):  # a loop: all taps at once would not fit the registers
         for s in tl.static_range(KERNEL_W):
             i, j = row + r * dil_h, col + s * dil_w
             inside = (i >= 0) & (i < in_h) & (j >= 0) & (j < in_w)
@@ -61,11 +61,6 @@ def takes(x: torch.Tensor, kernel: tuple[int, int]) -> bool:
     return is_last and x.dtype in DTYPES and kernel[0] * kernel[1] <= TAPS_MOST and x.numel() > 0
 
 
-def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return the filters C × 1 × R × S of a depthwise convolution as the kernel reads them: R S × C."""
-    return weight.flatten(1).t().contiguous()
-
-
 def convolve(
     x: torch.Tensor, taps: torch.Tensor, bias: torch.Tensor, kernel: tuple[int, int], stride: tuple[int, int],
     padding: tuple[int, int], dilation: tuple[int, int], size: tuple[int, int], kind: str = "",
@@ -74,7 +69,7 @@ def convolve(
 
     Args:
         x: N × C × H × W, as `takes` wants it.
-        taps: the filters, as `packed` returns them.
+        taps: the filters R S × C.
         kernel, stride, padding, dilation: rows and columns, as PyTorch's `conv2d` takes them.
         size: P and Q.
         kind: an activation of `activations.activated`.
@@ -82,7 +77,7 @@ def convolve(
     images, channels, in_h, in_w = x.shape
     y = torch.empty(images, channels, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     pixels = images * size[0] * size[1]
-    block_c = next((block for block in _CHANNELS if channels % block == 0), _CHANNELS[0])
+    block_c = min(_CHANNELS, key=lambda block: triton.cdiv(channels, block) * block)  # the least that are masked
     block_p = _ELEMENTS // block_c
     depthwise2d_last[(triton.cdiv(pixels, block_p) * triton.cdiv(channels, block_c),)](
         x, taps, bias, y, channels, in_h, in_w, *size, pixels, *stride, *padding, *dilation, KERNEL_H=kernel[0],

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from convscope.inference.engines.tails import packed
 from convscope.kernels.channels_last import activations, depthwise
 
 KINDS = {
@@ -38,9 +39,7 @@ def test_a_depthwise_convolution_is_pytorchs(case: str, kind: str, dtype: str):
     exact = KINDS[kind](
         functional.conv2d(x.double(), weight.double(), bias.double(), stride, padding, dilation, channels)
     )
-    found = depthwise.convolve(
-        x, depthwise.packed(weight), bias, kernel, stride, padding, dilation, tuple(exact.shape[2:]), kind
-    )
+    found = depthwise.convolve(x, packed(weight), bias, kernel, stride, padding, dilation, tuple(exact.shape[2:]), kind)
     assert found.is_contiguous(memory_format=torch.channels_last)
     limit = 1e-5 if dtype == "float32" else 2e-3
     assert float((found.double() - exact).abs().max()) <= limit * float(exact.abs().max())
@@ -69,7 +68,7 @@ def test_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(module, "_SHORT", 0)
     x, bias = drawn((2, 8, 6, 6)), torch.ones(8)
     weight = drawn((8, 1, 3, 3))
-    found = depthwise.convolve(x, depthwise.packed(weight), bias, (3, 3), (1, 1), (1, 1), (1, 1), (6, 6))
+    found = depthwise.convolve(x, packed(weight), bias, (3, 3), (1, 1), (1, 1), (1, 1), (6, 6))
     torch.testing.assert_close(found, functional.conv2d(x, weight, bias, 1, 1, 1, 8))
     torch.testing.assert_close(
         activations.do(x.clone(memory_format=torch.preserve_format), bias, "relu"), (x + 1).relu()
