@@ -70,84 +70,17 @@ class Meaning:
     text: str
 
 
-TITLES = {
-    "profile": "Profile: `run_profile.py`",
-    "training": "Training: `run_training.py`",
-    "inference": "Inference: `run_inference.py`",
-    "conv3d": "3-D convolutions: `run_conv3d.py`",
-    "verify": "Support, choice, first call: `run_verify.py`",
-    "plans": "Plans: `run_verify.py --plans`",
-    "dataset": "Data: samples, totals, conflicts",
-    "predict": "Prediction: `convscope predict`",
-    "select": "Selection: `convscope select evaluate`",
-}
-BESIDE = {
-    "profile": "Beside them `run.json`, described in [reliability.md](reliability.md). Guide: "
-    "[profile.md](profile.md).",
-    "training": "Beside them `run.json`, `summary.txt`, `batch_size.png`, `memory.png`, and `profiles/<cell>/` with a "
-    "trace for each process and the curves. Guide: [training.md](training.md).",
-    "inference": "Beside it `run.json`, `table.md` (engines side by side), `latency.png` (against batch size, with the "
-    "floor), `pareto.png` (images/s against latency) and `server.png` (p99 against rate). The same command again "
-    "measures what is missing and what could not be measured; `--overwrite` measures the cells of the command again, "
-    "leaves all others, and keeps the old tables in `<folder>/before-<time>`. Guide: [inference.md](inference.md).",
-    "conv3d": "Beside them `run.json` with the request, the environment and the ceilings. The same command again in "
-    "the same folder adds what is missing; `--overwrite` measures the cells of the command again, leaves all others, "
-    "and keeps the old tables in `<folder>/before-<time>`. Guide: [conv3d.md](conv3d.md).",
-    "verify": "A folder for each model, card, size and arithmetic, in `results/support/`, `results/choice/` and "
-    "`results/first_call/`. Guide: [verification.md](verification.md).",
-    "plans": "In `results/plans/<model>_…/`. Guide: [plans.md](plans.md).",
-    "dataset": "In `datapackage.json` of a published data set each column has its unit, type and allowed values. "
-    "Guide: [data.md](data.md).",
-    "predict": "Guide: [prediction.md](prediction.md).",
-    "select": "Guide: [selection.md](selection.md).",
-}
-ROWS = {
-    "profile/overall": ("<model>_<algorithm>_overall.csv", "a row for each input size"),
-    "profile/layers": ("<model>_<algorithm>_layers.csv", "a row for each call of a convolution and input size"),
-    "profile/work": (
-        "<model>_<algorithm>_work.csv",
-        "a row for the kernels of one name (on a CPU the operators) in one module and input size, the longest first; "
-        "the rows of a size are all kernels of its pass",
-    ),
-    "training/training": (
-        "training.csv",
-        "a row for each model, batch size, number of processes, eager or compiled, launched kernel by kernel or "
-        "captured; times are means over the measured steps of the first process",
-    ),
-    "training/epochs": ("epochs.csv", "a row for each epoch"),
-    "training/operators": ("operators.csv", "a row for each operator and phase of the trace"),
-    "training/kernels": ("kernels.csv", "a row for each kernel of the trace"),
-    "training/memory": ("memory.csv", "a row for each allocation or release in the trace"),
-    "inference/inference": (
-        "inference.csv",
-        "a row for each model, engine, batch size, number of GPUs and scenario, under load also for each rate",
-    ),
-    "conv3d/conv3d": ("conv3d.csv", "a row for each layer, implementation and layout"),
-    "conv3d/samples": ("samples.csv", "a row for each sample of a time"),
-    "conv3d/stress": ("stress.csv", "a row for each random shape and implementation"),
-    "conv3d/end_to_end": ("end_to_end.csv", "a row for the whole network with each implementation"),
-    "conv3d/breakdown": ("breakdown.csv", "a row for each kind of layer in the network with each implementation"),
-    "verify/support": ("support.csv", "a row for each layer and algorithm of cuDNN (`--support`)"),
-    "verify/choice": ("choice.csv", "a row for each layer and candidate (`--choice`)"),
-    "verify/passes": ("passes.csv", "a row for each choice that was judged as a whole pass (`--choice`)"),
-    "verify/first_call": ("first_call.csv", "a row for each layer and way to convolve (`--first-call`)"),
-    "verify/first_passes": ("first_passes.csv", "a row for each way to convolve (`--first-call`)"),
-    "plans/plans": ("plans.csv", "a row for each shape and candidate, the fastest first"),
-    "plans/passes": ("passes.csv", "a row for each choice that was judged as a whole pass"),
-    "plans/plan_layers": ("plan_layers.csv", "a row for each call of a convolution, with the first call of its shape"),
-    "plans/plan_times": ("plan_times.csv", "a row for each shape and candidate in each round"),
-    "dataset/samples": (
-        "samples.csv, samples.parquet",
-        "a row for one convolution by one algorithm on one card; the Parquet file of a published data set also "
-        "numbers the rows from 0 (`sample`)",
-    ),
-    "dataset/totals": ("totals.csv", "a row for one pass of a whole model"),
-    "dataset/conflicts": ("conflicts.csv", "a row for two repeats that do not agree, by their numbers"),
-    "predict/scores": ("predict evaluate --json", "an entry for each target, split, predictor or baseline, and group"),
-    "predict/workspace": ("predict evaluate --target workspace --json", "the same of predicted workspaces"),
-    "predict/predictions": ("predict apply -o FILE", "a row for each requested layer and algorithm"),
-    "select/regret": ("select evaluate --json", "an entry for each line of the evaluation"),
-}
+def _read(name: str) -> list[dict[str, str]]:
+    """Return the rows of a CSV file of docs/."""
+    with (DOCS / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+STUDIES = {row["study"]: row for row in _read("studies.csv")}
+"""Title of each study, and what lies beside its tables."""
+ROWS = {row["table"]: (row["file"], row["row"]) for row in _read("tables.csv")}
+"""File of each table, and what a row is."""
+EXIT_CODES = [(row["code"], row["commands"], row["meaning"]) for row in _read("exit_codes.csv")]
 
 
 def tables() -> list[Listed]:
@@ -221,7 +154,7 @@ def columns_page() -> str:
     for table in tables():
         if table.key.partition("/")[0] != study:
             study = table.key.partition("/")[0]
-            lines += [f"## {TITLES[study]}", "", BESIDE[study], ""]
+            lines += [f"## {STUDIES[study]['title']}", "", STUDIES[study]["beside"], ""]
         names = " or ".join(f"`{each}`" for each in table.file.split(", "))
         lines += [f"### {table.title}", "", f"{names}: {table.text}.", ""]
         lines += ["| column | type | unit | meaning |", "| --- | --- | --- | --- |"]
@@ -231,56 +164,6 @@ def columns_page() -> str:
             lines.append(f"| `{column}` | {shown} | {found.unit} | {found.text} |")
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
-
-
-EXIT_CODES = (
-    ("0", "all", "Done. Of a measuring command: everything requested was measured."),
-    ("1", "`profile`", "Some sizes have no figures; their rows say why. With `--estimate`: nothing is known of a run."),
-    (
-        "1",
-        "`verify`, `choice`, `plans`",
-        "NOT CONFIRMED; with `--support`, rules and card differ; or a model could not be measured, with its reason.",
-    ),
-    ("1", "`train`", "A cell could not be trained."),
-    (
-        "1",
-        "`infer`",
-        "A cell could not be measured although its engine is available, or an engine named with `--engines` could not "
-        "be measured at all (not installed, or it needs a GPU).",
-    ),
-    (
-        "1",
-        "`conv3d`",
-        "A result is wrong, an implementation failed, or nothing that was requested can run on this machine.",
-    ),
-    ("1", "`status`", "Something failed, was stopped or is stale."),
-    ("1", "`compare`", "A pass is slower; with `--layers`, a pass or a layer."),
-    (
-        "1",
-        "`plans diff`",
-        "Something besides `faster`, `same`, `ambiguous` and `not compared` is among the layers.",
-    ),
-    ("1", "`dataset collect`", "A group of shapes could not be measured."),
-    ("1", "`dataset package`", "Two rows have the same key, run included, and differ."),
-    ("1", "`check`", "Something is wrong in a data set or a file of samples."),
-    ("1", "`figures`", "There is nothing to draw."),
-    ("1", "`local`", "A run of the file failed."),
-    ("2", "all", "Bad input, a folder that is held or that cannot be written from the start: one line says what."),
-    ("3", "`status`", "Nothing failed, something is queued or running."),
-    ("70", "measuring commands", "The GPU, or this process's hold on it, was lost."),
-    ("74", "all", "The folder cannot be written any more; or the standard output could not be written (disk full)."),
-    (
-        "75",
-        "measuring commands",
-        "Stopped by TERM, INT, HUP or USR1: the size at hand had 20 s to be finished. A second INT ends at once.",
-    ),
-    (
-        "85",
-        "measuring commands",
-        "Stopped by USR2, SLURM's warning: the size at hand was finished; or the next size would have outlasted the "
-        "job.",
-    ),
-)
 
 
 # Options of commands whose parsers do not say what they do; every other option has its text in its parser.
