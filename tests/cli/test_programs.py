@@ -45,7 +45,7 @@ def test_help_shows_the_commands_name(name: str, capsys: pytest.CaptureFixture[s
 def test_help_says_what_a_command_stands_for(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         program.main(["choice", "--help"])
-    assert "convscope choice is convscope verify --choice: that flag is set" in capsys.readouterr().out
+    assert "convscope choice is convscope verify --choice: that option is set" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         program.main(["verify", "--help"])
     assert "Prove which convolution algorithm ran in a CNN" in capsys.readouterr().out
