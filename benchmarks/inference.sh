@@ -3,10 +3,11 @@
 #   benchmarks/inference.sh DIR [PART…]     writes everything under DIR; without a part: goals sweep
 # goals: batch 1 and 256 for two seconds each, by which images/s are judged
 # sweep: batch 1 to 256 through the engines that a graph launches, and those that are installed
-# compiled: compile and aot; most: compile-max (minutes a size); choice: cudnn-best; all at batch 1 to 256
+# compiled: compile in three ways, at five batch sizes; aot: both ways, at batch 1 and 256
+# most: compile-max, choice: cudnn-best, at batch 1 and 256 (minutes a size); SIZES=… names others
 # families: EfficientNet-B0, MobileNetV3, ConvNeXt-Tiny and ViT-S at batch 1 and 256 (ENGINES=… names others)
 # server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them); gpus: all batches by one GPU and by two
-# goals, sweep, compiled, most and choice go into one folder: a cell that is there is not measured again.
+# goals, sweep, compiled, aot, most and choice go into one folder: a cell that is there is not measured again.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
 shift
@@ -27,14 +28,16 @@ infer() { # folder, name of the log, then flags
 (($#)) || set -- goals sweep
 for part in "$@"; do
     case $part in
-        goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused --min-seconds 2 ;;
+        goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused,onnxruntime --min-seconds 2 ;;
         sweep)
             infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
                 --engines eager,graph,graph-unfolded,fused,onnxruntime,tensorrt
             ;;
-        most) infer batch most "${flags[@]}" --batch-sizes "$sizes" --engines compile-max ;;
+        most) infer batch most "${flags[@]}" --batch-sizes "${SIZES:-1,256}" --engines compile-max ;;
+        aot) infer batch aot "${flags[@]}" --batch-sizes "${SIZES:-1,256}" --engines aot,aot-graph ;;
         compiled)
-            infer batch compiled "${flags[@]}" --batch-sizes "$sizes" --engines compile,compile-graph,compile-overhead,aot,aot-graph
+            infer batch compiled "${flags[@]}" --batch-sizes "${SIZES:-1,4,16,64,256}" \
+                --engines compile,compile-graph,compile-overhead
             ;;
         families)
             for name in torchvision:efficientnet_b0 torchvision:mobilenet_v3_large torchvision:convnext_tiny \
@@ -43,7 +46,7 @@ for part in "$@"; do
                     --engines "${ENGINES:-eager,graph,graph-unfolded,fused,compile-overhead}"
             done
             ;;
-        choice) infer batch choice "${flags[@]}" --batch-sizes "$sizes" --engines cudnn-best ;;
+        choice) infer batch choice "${flags[@]}" --batch-sizes "${SIZES:-1,256}" --engines cudnn-best ;;
         server)
             infer server server "${model[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
                 --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RUN:-60}" ${RATES:+--qps "$RATES"}
@@ -53,7 +56,7 @@ for part in "$@"; do
             infer gpus gpus_2 "${flags[@]}" --batch-sizes "${sizes#1,},512" --engines eager,fused --gpus 2
             ;;
         *)
-            echo "unknown part $part: goals sweep most compiled choice families server gpus" >&2
+            echo "unknown part $part: goals sweep compiled aot most choice families server gpus" >&2
             exit 2
             ;;
     esac

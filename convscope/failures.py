@@ -25,11 +25,13 @@ _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was 
 _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _FULL_BY_CUDA = re.compile(r"(CUDA( driver)? error|Triton Error \[CUDA\]): out of memory")
+_FULL_BY_ONNX_RUNTIME = re.compile(r"CUDA failure 2: out of memory|Failed to allocate memory for requested buffer")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 # Classes of Triton's and PyTorch's by name: importing them takes seconds.
 _TRITON_LIMITS = {"OutOfResources"}
 _TRITON_FAILURES = {"PTXASError", "CompilationError"}
+_ONNX_RUNTIME = {"Fail", "NotImplemented", "RuntimeException", "InvalidArgument", "InvalidGraph", "EPFail"}
 _COMPILERS = {"TorchDynamoException", "OnnxExporterError", "CppCompileError", "InvalidCxxCompiler"}
 
 
@@ -81,6 +83,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
         # PyTorch's allocator on a CPU, and CUDA's libraries, have no type of their own for this.
         or "DefaultCPUAllocator: can't allocate memory" in text
         or bool(_FULL_BY_CUDA.match(text))
+        or bool(_FULL_BY_ONNX_RUNTIME.search(text))
         or (isinstance(error, RuntimeError) and bool(re.search(r"(CUDNN|CUBLAS)_STATUS_\w*ALLOC\w*FAILED", text)))
     )
 
@@ -103,6 +106,7 @@ def _is_failed(error: Exception) -> bool:
         or str(error).startswith(_REFUSED_BY_CUDA)
         or is_kernel_refusal(error)
         or _is_of(error, "torch", _COMPILERS)
+        or _is_of(error, "onnxruntime", _ONNX_RUNTIME)
     )
 
 

@@ -297,8 +297,6 @@ class InferenceStudy:
         self, engine: str, sizes: Sequence[int], stack: contextlib.ExitStack
     ) -> tuple[dict[int, Built], LoadTest]:
         """Build an engine for some batch sizes, and put images for requests into host memory."""
-        if self.inference.resident and engine == "onnxruntime" and self.device.type == "cuda":
-            raise BrokenError(Failure("unsupported", "onnxruntime copies images in each call: leave out --resident"))
         thread = stack.enter_context(PlanThread(self.device))
         engines = {
             size: self._together(lambda size=size: self._trial.set_up(engine, size, thread, stack))  # type: ignore[misc]

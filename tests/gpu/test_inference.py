@@ -164,6 +164,26 @@ def test_compiled_engines_agree(engine: str, tmp_path: Path):
     assert row["compile_s"] > 0
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_onnxruntime_runs_as_a_graph_in_pytorchs_stream(tmp_path: Path, dtype: str):
+    row = measured(tmp_path, "--engines", "onnxruntime", "--batch-sizes", "4", "--dtype", dtype).iloc[0]
+    if row["status"] == "unsupported":
+        pytest.skip(row["reason"])
+    assert row["status"] == "ok", row["reason"]
+    assert 0 < row["image_error"] <= row["image_tolerance"]
+    assert "its cuda graph" in row["remark"]
+    assert row["timing_method"].endswith("replay of its own cuda graph")
+
+
+def test_onnxruntime_waits_for_images_of_another_stream(tmp_path: Path):
+    asked = ["--scenario", "offline", "--engines", "onnxruntime", "--batch-sizes", "8", "--min-seconds", "1"]
+    row = measured(tmp_path, *asked, "--seeds", "1").iloc[0]
+    if row["status"] == "unsupported":
+        pytest.skip(row["reason"])
+    assert row["status"] == "ok", row["reason"]
+    assert 0 < row["image_error"] <= row["image_tolerance"]
+
+
 def test_the_peak_of_memory_is_the_engines_own(tmp_path: Path):
     after = measured(tmp_path / "after", "--engines", "eager,fused,graph", "--batch-sizes", "8").set_index("engine")
     alone = measured(tmp_path / "alone", "--engines", "graph", "--batch-sizes", "8").set_index("engine")

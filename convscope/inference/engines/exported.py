@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from convscope.errors import MissingError, WorkerError
-from convscope.inference.engines import runners
-from convscope.inference.engines.runners import RemoteRunner
+from convscope.inference.engines import runners, variants
+from convscope.inference.engines.runners import LocalRunner, RemoteRunner
 from convscope.inference.engines.workload import DTYPES, BuildCost, Engine, Workload
 
 _PROVIDERS = {
     "cuda": ("CUDAExecutionProvider", "onnxruntime-gpu in onnxruntime's place"),
     "cpu": ("CPUExecutionProvider", "onnxruntime"),
 }
+_NUMPY = {"float32": np.float32, "float16": np.float16}
 _NUMPY_METHOD = "time.perf_counter around a call in a process of its own, from NumPy array to NumPy array"
+_GRAPH = {"enable_cuda_graph": "1"}
+# Options of the CUDA provider that the fastest is chosen among; its search of cuDNN's algorithms is on by default. A
+# model with an operator that the provider lacks, which runs on the CPU then, can only be launched step by step.
+_ON_GPU: Mapping[str, Mapping[str, str]] = {
+    "its cuda graph, channels first": _GRAPH,
+    "its cuda graph, channels last": _GRAPH | {"prefer_nhwc": "1"},
+    "its cuda graph, channels first, bias fused": _GRAPH | {"fuse_conv_bias": "1"},
+    "its cuda graph, channels last, bias fused": _GRAPH | {"prefer_nhwc": "1", "fuse_conv_bias": "1"},
+    "launched step by step": {},
+}
 
 
 def onnxruntime(workload: Workload) -> Engine:
-    """Build an ONNX Runtime session, fed with NumPy, in a process that never imports PyTorch."""
+    """Build an ONNX Runtime session: on a GPU a CUDA graph, on a CPU fed with NumPy in a process without PyTorch."""
     if workload.dtype == "bfloat16":
         raise MissingError("onnxruntime is fed with NumPy, which has no bfloat16: choose --dtype float16 or float32")
     import onnxruntime as installed
@@ -31,13 +44,78 @@ def onnxruntime(workload: Workload) -> Engine:
     if provider not in installed.get_available_providers():
         raise MissingError(f"onnxruntime {installed.__version__} has no {provider}: pip install {package}")
     path, export = _exported(workload)
+    if workload.on_gpu:
+        return _fastest_session(workload, path, export)
     np.save(workload.folder / "input.npy", workload.given.to(DTYPES[workload.dtype]).numpy())
     files = path, workload.folder / "input.npy"
-    command = runners.module("onnx_worker", provider, torch.get_num_threads(), workload.math)
-    copied = ", copies to and from the device included" if workload.on_gpu else ""
-    runner = RemoteRunner("onnxruntime", command, files, workload.folder, _NUMPY_METHOD + copied)
+    command = runners.module("onnx_worker", torch.get_num_threads())
+    runner = RemoteRunner("onnxruntime", command, files, workload.folder, _NUMPY_METHOD)
     remark = f"{export.remark}, version {runner.version}"
     return runner, replace(export, compile_s=runner.load_s, remark=remark, layout="nchw")
+
+
+def _fastest_session(workload: Workload, path: Path, export: BuildCost) -> Engine:
+    """Build sessions of the CUDA provider with each of some options, and keep the fastest."""
+    import onnxruntime as installed
+
+    started_s = time.perf_counter()
+    given, stream = workload.input("nchw"), _capturing_stream(workload.device)
+    build = partial(_session_in_stream, workload, path, given, stream)
+    builds = {name: partial(build, options) for name, options in _ON_GPU.items()}
+    runner, name, tried = variants.fastest_of(builds, workload.device)
+    remark = f"{export.remark}, version {installed.__version__}; best of {tried}: {name}"
+    return runner, replace(export, compile_s=time.perf_counter() - started_s, remark=remark, layout="nchw")
+
+
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the thread's stream; instead of CUDA's default one, on which nothing can be captured, set a new one."""
+    stream = torch.cuda.current_stream(device)
+    if stream == torch.cuda.default_stream(device):
+        stream = torch.cuda.Stream(device)
+        torch.cuda.set_stream(stream)
+    return stream
+
+
+def tf32_option(math: str) -> dict[str, str]:
+    """Return the option of ONNX Runtime's CUDA provider that permits TF32 for float32, or forbids it."""
+    return {"use_tf32": str(int(math == "tf32"))}
+
+
+def _session_in_stream(
+    workload: Workload, path: Path, given: torch.Tensor, stream: torch.cuda.Stream, options: Mapping[str, str]
+) -> LocalRunner:
+    """Build a session that reads and writes PyTorch's tensors in a stream of PyTorch's."""
+    import onnxruntime as installed
+
+    provider, _ = _PROVIDERS["cuda"]
+    wanted = dict(options) | {"device_id": str(given.device.index), "user_compute_stream": str(stream.cuda_stream)}
+    session = installed.InferenceSession(str(path), providers=[(provider, wanted | tf32_option(workload.math))])
+    if provider not in session.get_providers():
+        raise WorkerError("onnxruntime could not load its CUDA provider: its version needs other CUDA libraries")
+    binding, (found,) = session.io_binding(), session.get_outputs()
+    output = torch.empty(found.shape, dtype=given.dtype, device=given.device)
+    for bind, name, tensor in (
+        (binding.bind_input, session.get_inputs()[0].name, given),
+        (binding.bind_output, found.name, output),
+    ):
+        bind(name, "cuda", tensor.device.index, _NUMPY[workload.dtype], tuple(tensor.shape), tensor.data_ptr())
+    unwaited = installed.RunOptions()
+    unwaited.add_run_config_entry("disable_synchronize_execution_providers", "1")
+
+    def step() -> torch.Tensor:
+        current = torch.cuda.current_stream(given.device)
+        if current == stream:
+            session.run_with_iobinding(binding, unwaited)
+            return output
+        stream.wait_stream(current)
+        session.run_with_iobinding(binding, unwaited)
+        current.wait_stream(stream)
+        return output
+
+    runner = workload.local(step, given, counted=False)
+    if options.items() >= _GRAPH.items():
+        runner.timing_method += ", replay of its own cuda graph"
+    return runner
 
 
 def tensorrt(workload: Workload) -> Engine:

@@ -1,7 +1,7 @@
 """Worker process that runs an ONNX model with ONNX Runtime and NumPy: PyTorch is never imported here.
 
-`python -m convscope.inference.engines.onnx_worker PROVIDER THREADS MATH MODEL INPUT [MODEL INPUT…]`, by
-`runners.RemoteRunner`.
+`python -m convscope.inference.engines.onnx_worker THREADS MODEL INPUT [MODEL INPUT…]`, by `runners.RemoteRunner`. It
+computes on the CPU; on a GPU PyTorch's stream and tensors are used (`exported`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,15 @@ from convscope.inference.engines import worker
 from convscope.inference.serving import mlperf
 
 
-def options_of(provider: str, math: str) -> dict[str, str]:
-    """Return the options of an execution provider: CUDA's takes TF32 for float32 unless it is forbidden."""
-    return {"use_tf32": str(int(math == "tf32"))} if provider == "CUDAExecutionProvider" else {}
-
-
 class Session:
     """A session of ONNX Runtime and its input: from NumPy array to NumPy array."""
 
-    def __init__(self, model: str, given: str, provider: str, threads: str, math: str) -> None:
+    def __init__(self, model: str, given: str, threads: str) -> None:
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = int(threads)
-        self._session = onnxruntime.InferenceSession(model, options, providers=[(provider, options_of(provider, math))])
+        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
         self._input = self._session.get_inputs()[0].name
         self.given = np.load(given)
         self.batch_size = len(self.given)
@@ -76,7 +71,7 @@ class Session:
 
 
 class OnnxEndpoint:
-    """Sessions by batch size, fed from images in memory; ONNX Runtime copies them to the device."""
+    """Sessions by batch size, fed from images in memory."""
 
     sizes: Sequence[int]
     overlaps = False
@@ -108,11 +103,11 @@ class OnnxEndpoint:
 
 def main(arguments: list[str]) -> None:
     """Load the models, answer, and serve commands until the input ends."""
-    provider, threads, math, *files = arguments
+    threads, *files = arguments
     say = worker.channel()
     started_s = time.perf_counter()
     pairs = zip(files[::2], files[1::2], strict=True)
-    sessions = [Session(model, given, provider, threads, math) for model, given in pairs]
+    sessions = [Session(model, given, threads) for model, given in pairs]
     for session in sessions:
         session.call()
     load_s = time.perf_counter() - started_s

@@ -103,6 +103,31 @@ def fastest(
     return runner, best.variant, len(trials)
 
 
+def fastest_of(builds: Mapping[str, Callable[[], LocalRunner]], device: torch.device) -> tuple[LocalRunner, str, int]:
+    """Build and time an engine in each of some ways in the calling thread, and build the fastest again.
+
+    Returns:
+        the runner, the name of its way, and the number of ways that could be timed.
+
+    Raises:
+        Exception: that of the first way, where none works.
+    """
+    times_ms: dict[str, float] = {}
+    errors: list[Exception] = []
+    for name, build in builds.items():
+        try:
+            times_ms[name] = _time_ms(build())
+        except Exception as error:
+            if failures.classify(error) is None:
+                raise
+            errors.append(error.with_traceback(None))
+        gc.collect()
+    if not times_ms:
+        raise errors[0]
+    best = min(times_ms, key=times_ms.__getitem__)
+    return builds[best](), best, len(times_ms)
+
+
 @dataclass
 class _Trial:
     variant: Variant

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from convscope.errors import WorkerError
-from convscope.inference.engines import onnx_worker, runners
+from convscope.inference.engines import exported, runners
 from convscope.inference.engines.runners import RemoteRunner
 
 READY = json.dumps({"load_s": 0.5, "version": "1", "has_torch": False})
@@ -32,7 +32,7 @@ def relu(folder: Path) -> tuple[list[str], list[Path]]:
     path, given = folder / "model.onnx", folder / "input.npy"
     torch.onnx.export(nn.ReLU().eval(), (torch.ones(2, 3),), str(path), dynamo=True, verbose=False)
     np.save(given, np.array([[1, -1, 2]] * 2, np.float32))
-    return runners.module("onnx_worker", "CPUExecutionProvider", 1, "fp32"), [path, given]
+    return runners.module("onnx_worker", 1), [path, given]
 
 
 def test_a_worker_does_what_it_is_asked(tmp_path: Path):
@@ -50,8 +50,7 @@ def test_a_worker_does_what_it_is_asked(tmp_path: Path):
 
 @pytest.mark.parametrize(("math", "permitted"), [("fp32", "0"), ("tf32", "1")])
 def test_onnxruntime_is_told_whether_it_may_use_tf32(math: str, permitted: str):
-    assert onnx_worker.options_of("CUDAExecutionProvider", math) == {"use_tf32": permitted}
-    assert onnx_worker.options_of("CPUExecutionProvider", math) == {}
+    assert exported.tf32_option(math) == {"use_tf32": permitted}
 
 
 def test_a_process_that_crashes_says_where(tmp_path: Path):
