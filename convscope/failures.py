@@ -22,6 +22,7 @@ _FAILED = (
 )
 # Beginnings of the messages with which CUDA and its libraries refuse a call.
 _REFUSED_BY_CUDA = ("CUDA error", "CUDA driver error", "cuDNN error", "FIND was unable", "GET was unable")
+_REFUSED_BY_ONNX_RUNTIME = "Error in execution: Non-zero status code"  # a call with bound tensors
 _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or a tensor map; the compiler
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _FULL_BY_CUDA = re.compile(r"(CUDA( driver)? error|Triton Error \[CUDA\]): out of memory")
@@ -103,7 +104,7 @@ def _is_failed(error: Exception) -> bool:
         return False
     return (
         isinstance(error, _FAILED)
-        or str(error).startswith(_REFUSED_BY_CUDA)
+        or str(error).startswith((*_REFUSED_BY_CUDA, _REFUSED_BY_ONNX_RUNTIME))
         or is_kernel_refusal(error)
         or _is_of(error, "torch", _COMPILERS)
         or _is_of(error, "onnxruntime", _ONNX_RUNTIME)

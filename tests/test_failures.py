@@ -14,6 +14,7 @@ import pytest
 import torch
 from fakes import ROOT, both, layer
 from fakes.swapping import SwapsNothing, subject_on
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from torch._inductor.exc import CppCompileError, InvalidCxxCompiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources, PTXASError
@@ -90,6 +91,11 @@ FULL = "aot: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 
         (torch._dynamo.exc.TorchDynamoException("\n no\nmore"), Failure("failed", "no")),
         (torch._dynamo.exc.Unsupported("no"), Failure("failed", "no")),
         (torch.onnx.OnnxExporterError("no"), Failure("failed", "no")),
+        (ort_errors.NotImplemented("no kernel"), Failure("failed", "no kernel")),
+        (ort_errors.RuntimeException("CUDA failure 2: out of memory ; GPU=0"),
+         Failure("oom", "CUDA failure 2: out of memory ; GPU=0")),
+        (RuntimeError("Error in execution: Non-zero status code returned while running Conv"),
+         Failure("failed", "Error in execution: Non-zero status code returned while running Conv")),
         (InvalidCxxCompiler(), Failure("failed", str(InvalidCxxCompiler()).splitlines()[0])),
         (CppCompileError(["g++"], "no"), Failure("failed", "C++ compile error")),
     ],

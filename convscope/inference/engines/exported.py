@@ -62,7 +62,7 @@ def _fastest_session(workload: Workload, path: Path, export: BuildCost) -> Engin
     given, stream = workload.input("nchw"), _capturing_stream(workload.device)
     build = partial(_session_in_stream, workload, path, given, stream)
     builds = {name: partial(build, options) for name, options in _ON_GPU.items()}
-    runner, name, tried = variants.fastest_of(builds, workload.device)
+    runner, name, tried = variants.fastest_of(builds)
     remark = f"{export.remark}, version {installed.__version__}; best of {tried}: {name}"
     return runner, replace(export, compile_s=time.perf_counter() - started_s, remark=remark, layout="nchw")
 
@@ -89,7 +89,9 @@ def _session_in_stream(
 
     provider, _ = _PROVIDERS["cuda"]
     wanted = dict(options) | {"device_id": str(given.device.index), "user_compute_stream": str(stream.cuda_stream)}
-    session = installed.InferenceSession(str(path), providers=[(provider, wanted | tf32_option(workload.math))])
+    quiet = installed.SessionOptions()
+    quiet.log_severity_level = 4  # what an option cannot do is raised too
+    session = installed.InferenceSession(str(path), quiet, providers=[(provider, wanted | tf32_option(workload.math))])
     if provider not in session.get_providers():
         raise WorkerError("onnxruntime could not load its CUDA provider: its version needs other CUDA libraries")
     binding, (found,) = session.io_binding(), session.get_outputs()

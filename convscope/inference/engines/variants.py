@@ -103,7 +103,7 @@ def fastest(
     return runner, best.variant, len(trials)
 
 
-def fastest_of(builds: Mapping[str, Callable[[], LocalRunner]], device: torch.device) -> tuple[LocalRunner, str, int]:
+def fastest_of(builds: Mapping[str, Callable[[], LocalRunner]]) -> tuple[LocalRunner, str, int]:
     """Build and time an engine in each of some ways in the calling thread, and build the fastest again.
 
     Returns:
@@ -121,7 +121,7 @@ def fastest_of(builds: Mapping[str, Callable[[], LocalRunner]], device: torch.de
             if failures.classify(error) is None:
                 raise
             errors.append(error.with_traceback(None))
-        gc.collect()
+        gc.collect()  # two are never in memory at once
     if not times_ms:
         raise errors[0]
     best = min(times_ms, key=times_ms.__getitem__)

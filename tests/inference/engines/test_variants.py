@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -114,3 +115,31 @@ def test_where_nothing_works_the_first_error_is_told(error: RuntimeError):
         variants.fastest(make, CPU, FUSED_STEPS)
     assert raised.value is error
     assert threading.active_count() <= before
+
+
+def test_the_fastest_of_some_ways_is_built_again():
+    times_ms = {"plain": 2.0, "refused": 0.0, "best": 1.0}
+    built: list[tuple[str, Engine]] = []
+
+    def make(name: str) -> Any:
+        if name == "refused":
+            raise RuntimeError("cuDNN error: none")
+        built.append((name, Engine(times_ms[name])))
+        return built[-1][1]
+
+    runner, name, count = variants.fastest_of({name: partial(make, name) for name in times_ms})
+    assert (name, count) == ("best", 2)
+    assert [(each, engine.closed) for each, engine in built] == [("plain", True), ("best", True), ("best", False)]
+    assert runner is built[-1][1]
+
+
+def test_where_no_way_works_the_first_error_is_told():
+    errors = [RuntimeError("cuDNN error: first"), RuntimeError("cuDNN error: second")]
+
+    def make(error: Exception) -> Any:
+        raise error
+
+    with pytest.raises(RuntimeError, match="first"):
+        variants.fastest_of({str(error): partial(make, error) for error in errors})
+    with pytest.raises(ValueError, match="a mistake"):
+        variants.fastest_of({"it": partial(make, ValueError("a mistake"))})
