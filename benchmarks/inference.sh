@@ -6,7 +6,8 @@
 # compiled: compile in three ways, at five batch sizes; aot: both ways, at batch 1 and 256
 # most: compile-max, choice: cudnn-best, at batch 1 and 256 (minutes a size); SIZES=… names others
 # families: EfficientNet-B0, MobileNetV3, ConvNeXt-Tiny and ViT-S at batch 1 and 256 (ENGINES=… names others)
-# server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them); gpus: all batches by one GPU and by two
+# server: rates of three runs of a minute each (SECONDS_A_RUN; RATES=100,200 names them)
+# scenarios: MLPerf's other three, in one folder with server; gpus: all batches by one GPU and by two
 # goals, sweep, compiled, aot, most and choice go into one folder: a cell that is there is not measured again.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/inference.sh DIR [PART…]}
@@ -51,12 +52,20 @@ for part in "$@"; do
             infer server server "${model[@]}" --scenario server --engines "${SERVER_ENGINE:-fused}" --slo-ms 15 \
                 --batch-sizes 1,4,16,64,128 --min-seconds "${SECONDS_A_RUN:-60}" ${RATES:+--qps "$RATES"}
             ;;
+        scenarios)
+            for name in single-stream multi-stream offline; do
+                batches=()
+                [[ $name == offline ]] && batches=(--batch-sizes "${SIZES:-256}")
+                infer server "$name" "${model[@]}" --scenario "$name" --min-seconds "${SECONDS_A_RUN:-60}" \
+                    --engines "${ENGINES:-eager,graph,fused,onnxruntime}" "${batches[@]}"
+            done
+            ;;
         gpus)
             infer gpus gpus_1 "${flags[@]}" --batch-sizes "$sizes,512" --engines eager,fused --gpus 1
             infer gpus gpus_2 "${flags[@]}" --batch-sizes "${sizes#1,},512" --engines eager,fused --gpus 2
             ;;
         *)
-            echo "unknown part $part: goals sweep compiled aot most choice families server gpus" >&2
+            echo "unknown part $part: goals sweep compiled aot most choice families server scenarios gpus" >&2
             exit 2
             ;;
     esac
