@@ -304,14 +304,14 @@ class UnifiedProfiler:
     Args:
         model: a module, of which a copy is measured, or a name (`names.KINDS`).
         algorithm: a name that `algorithms.find` knows, with spaces or underscores; a plan of cuDNN is one too.
-        num_sizes: number of sizes, spread evenly over `input_size_range` (pixels, both ends included).
+        num_sizes: number of sizes (100), spread evenly over `input_size_range` (224 to 512 px, both ends included).
         measure_energy: open a window of a second or more on the energy counter at each size.
         inputs: of a module, a tensor or a tuple of tensors: their sizes are the one size that is measured, and their
             batch is the batch size unless one is given. None gives it images.
         name: of a module in folders and tables; None takes its class's.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
-        settings: further fields of `profiling.request.Run`; `gpu`, its name in folders; `plans`, a file for "planned".
+        settings: further fields of `profiling.request.Run`, as `input_sizes`; `gpu`, its name in folders; `plans`, a file.
 
     Raises:
         InputError: a setting that cannot be.
@@ -322,10 +322,10 @@ class UnifiedProfiler:
         model: str | nn.Module,
         algorithm: str,
         batch_size: int | None = None,
-        num_sizes: int = 100,
+        num_sizes: int | None = None,
         warmup_iters: int = 10,
         measure_iters: int = 20,
-        input_size_range: tuple[int, int] = (224, 512),
+        input_size_range: tuple[int, int] | None = None,
         *,
         measure_energy: bool = True,
         inputs: torch.Tensor | Sequence[torch.Tensor] | None = None,

@@ -276,7 +276,7 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
         by_size = _by_batch_size(options)
         runs = [_request(argparse.Namespace(**vars(each) | named), run_elsewhere) for each in by_size]
         if not takes_usual_sizes(runs[0].model):  # its own size may be the only one
-            runs = [run for run, _ in preflight.by_layers(runs, note_by(NAME))]
+            runs = preflight.possible(runs, note_by(NAME))
     earlier = estimate.read(RESULTS)
     found = [estimate.estimate(run, earlier, options.overwrite) for run in runs]
     print(estimate.document(found) if options.json else estimate.report(found))
@@ -295,7 +295,8 @@ def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None
     from convscope.profiling.request import Run, make_run
 
     stage = next((stage for flag, stage in STAGE_FLAGS.items() if getattr(options, flag)), STAGES[-1])
-    count = SIZES_BY_STAGE[stage] if options.num_sizes is None else options.num_sizes
+    is_named = options.input_sizes or options.input_shape
+    count = SIZES_BY_STAGE[stage] if options.num_sizes is None and not is_named else options.num_sizes
     limit = options.max_workspace
     names = {field.name for field in dataclasses.fields(Run)}
     given = {name: value for name, value in vars(options).items() if name in names}
@@ -304,7 +305,7 @@ def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None
     return (make or make_run)(
         **given,
         num_sizes=count,
-        input_size_range=tuple(options.input_range),
+        input_size_range=options.input_range and tuple(options.input_range),
         stage=stage,
         max_workspace_bytes=parse_bytes("--max-workspace", limit) if limit else None,
     )

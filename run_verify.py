@@ -53,7 +53,7 @@ def parser() -> OneLineParser:
     what.add_argument("--plans", action="store_true", help="every plan of cuDNN's graph API, and what PyTorch's costs")
     first = "what the first pass costs: search, plans, compilation; when it has paid"
     what.add_argument("--first-call", action="store_true", help=first)
-    made.add_argument("--input-size", type=int, default=224, metavar="PX", help="pixels, default 224")
+    made.add_argument("--input-size", type=int, metavar="PX", help="pixels, default 224")
     made.add_argument("--batch-size", type=int, default=1)
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")

@@ -25,7 +25,13 @@ MODELS = {
     TINY_HF: 6,
     "layers.csv": 2,
 }
+OF_ONE_SIZE = (f"{OWN}:pair", "layers.csv")
 QUICK = ("--device", "cpu", "--no-energy", "--warmup", "1", "--measure", "2", "--num-sizes", "1")
+
+
+def sizes_of(model: str, *named: str) -> tuple[str, ...]:
+    """Return flags that name the sizes, none for a model that takes one size alone."""
+    return () if model in OF_ONE_SIZE else named
 
 
 @pytest.fixture
@@ -38,8 +44,8 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).name)
 def test_a_model_goes_from_its_name_to_its_tables(model: str, tmp_path: Path):
-    arguments = ["--model", model, "--algorithm", "direct", "--input-range", "64", "64", "--output-dir", "run"]
-    assert run_profile.main([*arguments, *QUICK]) == 0
+    arguments = ["--model", model, "--algorithm", "direct", *sizes_of(model, "--input-range", "64", "64")]
+    assert run_profile.main([*arguments, *QUICK, "--output-dir", "run"]) == 0
     (layers_path,) = tmp_path.glob("run/*_direct_layers.csv")
     layers = pd.read_csv(layers_path)
     assert len(layers) == MODELS[model]
@@ -52,10 +58,29 @@ def test_a_model_goes_from_its_name_to_its_tables(model: str, tmp_path: Path):
 @pytest.mark.usefixtures("table")
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: Path(model).name)
 def test_a_model_goes_from_its_name_to_a_choice(model: str, tmp_path: Path):
-    arguments = ["--model", model, "--choice", "--input-size", "64", "--rounds", "2", "--device", "cpu"]
+    arguments = ["--model", model, "--choice", *sizes_of(model, "--input-size", "64"), "--rounds", "2"]
+    arguments += ["--device", "cpu"]
     assert run_verify.main([*arguments, "--output-dir", "study"]) == 0
     (path,) = tmp_path.glob("study/*/choice.csv")
     assert len(set(pd.read_csv(path)["layer"])) == MODELS[model]
+
+
+def test_a_size_that_a_model_does_not_take_is_refused_by_each_command(capsys: pytest.CaptureFixture[str]):
+    model, cpu = f"{OWN}:pair", ("--device", "cpu")
+    for main, arguments in {
+        run_profile.main: ("--algorithm", "direct"),
+        run_verify.main: ("--choice",),
+    }.items():
+        assert main(["--model", model, *arguments, "--input-size", "320", *cpu]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.endswith("takes inputs of one size alone, 48 px: leave out --input-size, or say --input-size 48")
+    assert run_profile.main(["--list-algorithms", "--model", model, "--input-shape", "48x64", *cpu]) == 2
+    assert "48 px: leave out --input-shape, or say --input-size 48" in capsys.readouterr().err
+    assert run_profile.main(["--list-algorithms", "--model", model, *cpu]) == 0
+    assert "Pair at 48 px" in capsys.readouterr().out.replace("pair", "Pair")
+    assert run_profile.main(["--list-combinations", "--models", model, "--input-size", "320", *cpu]) == 0
+    assert all("takes inputs of one size" in line for line in capsys.readouterr().out.splitlines())
+    assert run_profile.main(["--estimate", "--model", model, "--algorithm", "direct", "--input-size", "320", *cpu]) == 2
 
 
 def test_other_code_under_the_same_name_does_not_join_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -327,7 +327,7 @@ def _add_asked(apply: argparse.ArgumentParser) -> None:
     text = "measured totals of whole models, from convscope import: print the share that the layers add up to"
     apply.add_argument("--totals", type=Path, metavar="FILE", help=text)
     apply.add_argument("--algorithm", nargs="+", metavar="NAME", help="default: those that were learned")
-    apply.add_argument("--input-size", type=int, default=224, metavar="PX", help="default %(default)s")
+    apply.add_argument("--input-size", type=int, metavar="PX", help="default 224")
     apply.add_argument("--batch-size", type=int, default=1, metavar="N", help="default %(default)s")
     apply.add_argument("--dtype", choices=ELEMENT_BYTES, default="float32", help="default %(default)s")
     apply.add_argument("--math", choices=MATHS, default="tf32", help="default %(default)s")

@@ -12,21 +12,27 @@ from convscope.cudnn.shape import dimensions
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
 
+_USUAL_PX = 224
+
 
 def samples(
-    model: str, input_size: int, batch_size: int, gpu_name: str, algorithms: Sequence[str], dtype: str, math: str,
-    layout: str,
+    model: str, input_size: int | None, batch_size: int, gpu_name: str, algorithms: Sequence[str], dtype: str,
+    math: str, layout: str,
 ) -> pd.DataFrame:  # fmt: skip
     """Return a row for each 2-D convolution of a model and each algorithm, without times.
 
     Args:
         model: a name, as `run_profile.py --model` takes it.
-        input_size: of the images, in pixels.
+        input_size: of the images, in pixels; None is the one that the model takes alone, or 224.
 
     Raises:
         InputError: there is no such model, it cannot take this size, or has no such convolution.
     """
-    layers = [each for each in models.convolutions(model, input_size, batch_size) if _is_plain(each)]
+    source = models.find_source(model)
+    if input_size is None:
+        input_size = source.fixed_px or _USUAL_PX
+    source.refuse_other_sizes([input_size], "this --input-size")
+    layers = [each for each in models.layers_of(source, input_size, batch_size) if _is_plain(each)]
     if not layers:
         raise InputError(f"{model} has no 2-D convolution that could be predicted")
     rows = [

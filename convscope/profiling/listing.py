@@ -19,12 +19,12 @@ from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
 from convscope.convolution.names import with_arguments
 from convscope.convolution.operator import card_check
-from convscope.convolution.sources.source import Size
+from convscope.convolution.sources.source import Size, Source
 from convscope.cudnn import library
 from convscope.errors import CudnnError, InputError, SensorError
 from convscope.power import nvml, sensor_test
 from convscope.profiling import report
-from convscope.profiling.request import parse_shape
+from convscope.profiling.request import RANGE_PX, parse_shape
 from convscope.storage import paths
 from convscope.storage.paths import RESULTS, slug
 from convscope.timing import graphs
@@ -39,6 +39,7 @@ def combination_list(
     dtype: str = "float32",
     layout: str = "nchw",
     batch_size: int = 1,
+    sizes_by: str = "",
 ) -> str:
     """Return a line for each combination: model, algorithm and, where one is named, GPU, separated by tabs.
 
@@ -51,6 +52,7 @@ def combination_list(
         input_range: smallest and largest size in pixels, both of which must be possible; a model that takes one size
             alone is asked about that.
         unsupported: "error" rules out an algorithm that one layer cannot use, else only one that no layer can use.
+        sizes_by: option that named the range, "" where it is a default.
 
     Raises:
         InputError: an unknown model or algorithm, or a batch of nothing.
@@ -61,14 +63,24 @@ def combination_list(
     settings = [f"{name}={value}" for name, value, usual in named if value != usual]
     lines = []
     for source in map(models.find_source, model_names or models.MODELS):
-        name, fixed_px = source.name, source.fixed_px
-        sizes = sorted(set(input_range)) if fixed_px is None else [fixed_px]
-        layers = [layer for size in sizes for layer in models.layers_of(source, size)]
+        name, (layers, other_size) = source.name, _layers(source, input_range, sizes_by)
         for algorithm in chosen:
-            why = _why_not(algorithm, layers, "cpu" if gpu == "cpu" else "cuda", unsupported, (dtype, layout))
+            device_type = "cpu" if gpu == "cpu" else "cuda"
+            why = other_size or _why_not(algorithm, layers, device_type, unsupported, (dtype, layout))
             fields = filter(None, (name, algorithm.name, gpu, *settings))
             lines.append(f"# {name} {algorithm.name}: {why}" if why else "\t".join(fields))
     return "\n".join(lines) + "\n"
+
+
+def _layers(source: Source, input_range: tuple[int, int], sizes_by: str) -> tuple[list[Layer], str | None]:
+    """Return the layers of a model at both ends of a range, and why it does not take them, None where it does."""
+    sizes = sorted(set(input_range))
+    try:
+        source.refuse_other_sizes(sizes, sizes_by)
+    except InputError as refused:
+        return [], str(refused)
+    asked = sizes if source.fixed_px is None else [source.fixed_px]
+    return [layer for size in asked for layer in models.layers_of(source, size)], None
 
 
 def _why_not(
@@ -91,6 +103,7 @@ def algorithm_list(
     dtype: str = "float32",
     layout: str = "nchw",
     as_json: bool = False,
+    sizes_by: str = "",
 ) -> str:
     """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
@@ -98,6 +111,10 @@ def algorithm_list(
 
     Args:
         as_json: a list of objects, one a line of the text, in place of the text.
+        sizes_by: option that named the size, "" where it is a default.
+
+    Raises:
+        InputError: there is no such model or device, or the model does not take the size.
     """
     if model is None:
         every = [(a.name, a.cpu_provider, a.cuda_providers, a.title) for a in _named()]
@@ -110,14 +127,16 @@ def algorithm_list(
         return table(("algorithm", "CPU", "GPU", "what it is"), cells)
     at_least("--batch-size", batch_size, 1)
     device = find_device(device_name)
-    name = models.check_name(model)
-    layers = models.convolutions(name, input_size, batch_size)
+    source = models.find_source(model)
+    source.refuse_other_sizes([input_size], sizes_by)
+    name, size = source.name, input_size if source.fixed_px is None else source.fixed_px
+    layers = models.layers_of(source, size, batch_size)
     rows = _usable(name, layers, device, dtype, layout)
     if as_json:
         return _objects(("algorithm", "on", "usable_layers", "layers", "why_not"), rows)
     where = f"on {torch.cuda.get_device_name(device)}" if device.type == "cuda" else "by rule, no GPU here to ask"
-    size = input_size if isinstance(input_size, int) else "×".join(map(str, input_size))
-    title = f"{slug(name)} at {size} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
+    extent = size if isinstance(size, int) else "×".join(map(str, size))
+    title = f"{slug(name)} at {extent} px, batch {batch_size}{paths.precision(dtype, layout)} ({where})"
     lines = [(algorithm, on, f"{usable} of {every}", why or "") for algorithm, on, usable, every, why in rows]
     return title + "\n" + table(("algorithm", "on", "layers", "why not"), lines)
 
@@ -205,20 +224,27 @@ def print_lists(options: argparse.Namespace) -> int:
 
     Return 1 where there is no usable GPU, else 0.
     """
-    sizes = sorted(options.input_sizes or options.input_range)
+    sizes = sorted(options.input_sizes or options.input_range or RANGE_PX)
     if options.list_algorithms:
         size = parse_shape(options.input_shape) if options.input_shape else sizes[0]
         model = options.model and with_arguments(options.model, options.model_args)
         precision = (options.dtype, options.layout)
-        print(algorithm_list(model, options.batch_size, size, options.device, *precision, options.json))
+        given = (model, options.batch_size, size, options.device, *precision, options.json, _sizes_by(options))
+        print(algorithm_list(*given))
     if options.check_power:
         print(power_check(options.device))
     if options.list_combinations:
         gpu = "cpu" if options.device == "cpu" else options.gpu
         chosen = (options.models, options.algorithms, gpu, (sizes[0], sizes[-1]), options.unsupported)
-        print(combination_list(*chosen, options.dtype, options.layout, options.batch_size), end="")
+        print(combination_list(*chosen, options.dtype, options.layout, options.batch_size, _sizes_by(options)), end="")
     if options.check_cuda:
         text, usable = cuda_report()
         print(text)
         return 0 if usable else 1
     return 0
+
+
+def _sizes_by(options: argparse.Namespace) -> str:
+    """Return the option that named the input sizes, "" where none did."""
+    by = {"input_shape": "--input-shape", "input_sizes": "--input-size", "input_range": "--input-range"}
+    return next((option for name, option in by.items() if getattr(options, name)), "")

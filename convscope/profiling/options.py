@@ -44,7 +44,7 @@ def _add_sizes(parser: OneLineParser) -> None:
     sizes.add_argument("--quick", action="store_true", help="10 input sizes (stage 2_quick)")
     sizes.add_argument("--num-sizes", type=int, metavar="N", help="N input sizes (default 100)")
     ends = "smallest and largest size in pixels (default 224 512)"
-    parser.add_argument("--input-range", type=int, nargs=2, default=(224, 512), metavar=("MIN", "MAX"), help=ends)
+    parser.add_argument("--input-range", type=int, nargs=2, metavar=("MIN", "MAX"), help=ends)
     square = "square images of this size, or these, in pixels: 224 or 224,320"
     parser.add_argument("--input-size", dest="input_sizes", type=whole_numbers, metavar="PX,…", help=square)
     shape = "images that are not square, height x width in pixels: 480x640; one size"

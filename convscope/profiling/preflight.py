@@ -135,6 +135,14 @@ def by_layers(runs: Sequence[Run], note: Callable[[str], None], is_here: bool = 
     return [(run, None if run.model in missing else why) for run, why in found]
 
 
+def possible(runs: Sequence[Run], note: Callable[[str], None]) -> list[Run]:
+    """Return requests as their models fit them, as `by_layers` does; InputError where layers or sizes rule one out."""
+    checked = by_layers(runs, note)
+    if reason := next((reason for _, reason in checked if reason), None):
+        raise InputError(reason)
+    return [run for run, _ in checked]
+
+
 class _Models:
     """Models that are asked about requests, each built once; PyTorch is imported."""
 

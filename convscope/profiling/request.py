@@ -38,6 +38,7 @@ class Run:
         input_shape: "480x640", height and width of images that are not square; None for square ones.
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
         plans_digest: of the document that has the plan of each layer, "" where the algorithm needs none.
+        sizes_by: option that named the sizes, "" where they are a default; an `InitVar`, so that no record has it.
     """
 
     model: str
@@ -65,6 +66,16 @@ class Run:
     layer_energy: bool = False
     max_workspace_bytes: int | None = None
     input_shape: str | None = None
+    sizes_by: dataclasses.InitVar[str] = ""
+
+    def __post_init__(self, sizes_by: str) -> None:
+        """Keep the option that named the sizes; `dataclasses.replace` hands it on."""
+        object.__setattr__(self, "sizes_by", sizes_by)
+
+    @property
+    def sizes_option(self) -> str:
+        """Option that named the sizes, "" where they are a default."""
+        return str(vars(self)["sizes_by"])
 
     @property
     def device_type(self) -> str:
@@ -89,6 +100,7 @@ class Run:
         return f"{slug(self.model)}_{slug(self.algorithm)}"
 
 
+RANGE_PX = (224, 512)
 UNSUPPORTED = ("error", "fallback", "skip")
 DTYPES = ("float32", "float16", "bfloat16")
 PROVIDERS = ("cudnn", "triton")
@@ -99,8 +111,8 @@ def make_run(
     model: str,
     algorithm: str,
     *,
-    num_sizes: int = SIZES_BY_STAGE[STAGES[-1]],
-    input_size_range: tuple[int, int] = (224, 512),
+    num_sizes: int | None = None,
+    input_size_range: tuple[int, int] | None = None,
     device: str = "auto",
     gpu: str | None = None,
     stage: str | None = None,
@@ -110,6 +122,8 @@ def make_run(
     """Decide every setting of a run. A model that takes one size alone is measured at that one.
 
     Args:
+        num_sizes: None is that of the last stage; 1 for an `input_shape`.
+        input_size_range: smallest and largest size; None is `RANGE_PX`.
         source: of the model, in place of the one that has its name.
         gpu: the GPU's name in the folder; None takes that of the device.
         stage: None goes by the number of sizes.
@@ -117,7 +131,8 @@ def make_run(
             place of a number of sizes and their range.
 
     Raises:
-        InputError: an unknown name, a number out of its range, a GPU that is not the one asked for.
+        InputError: an unknown name, a number out of its range, a GPU that is not the one asked for, sizes that are
+            named in two ways, or that the model does not take.
     """
     if source is None:
         names.check_model(model)  # before PyTorch is imported
@@ -133,14 +148,13 @@ def fitted(run: Run, source: Source) -> Run:
     """Return a run with what its model decides: the one size that it may take alone, and its digest.
 
     Raises:
-        InputError: trained weights or other inputs are asked for of a model that comes with its own.
+        InputError: trained weights or other inputs are asked for of a model that comes with its own, or other sizes
+            than the one that it takes.
     """
     if run.pretrained and not source.trained_weights:
         raise InputError(f"{run.model} brings its own weights: leave out --pretrained")
-    fixed_px = source.fixed_px
-    if run.input_shape and fixed_px is not None:
-        raise InputError(f"{run.model} takes the inputs that it comes with: leave out --input-shape")
-    sizes = run.input_sizes if fixed_px is None else (fixed_px,)
+    source.refuse_other_sizes([*map(run.image_size, run.input_sizes)], run.sizes_option)
+    sizes = run.input_sizes if source.fixed_px is None else (source.fixed_px,)
     return dataclasses.replace(run, input_sizes=sizes, model_digest=source.digest)
 
 
@@ -155,8 +169,8 @@ def run_elsewhere(
     algorithm: str,
     *,
     gpu: str,
-    num_sizes: int = SIZES_BY_STAGE[STAGES[-1]],
-    input_size_range: tuple[int, int] = (224, 512),
+    num_sizes: int | None = None,
+    input_size_range: tuple[int, int] | None = None,
     device: str = "auto",
     stage: str | None = None,
     **settings: Any,
@@ -185,27 +199,28 @@ def _decided(
     algorithm: str,
     device: str,
     gpu: str,
-    num_sizes: int,
-    input_size_range: tuple[int, int],
+    num_sizes: int | None,
+    input_size_range: tuple[int, int] | None,
     stage: str | None,
     math: str | None = None,
     input_shape: str | None = None,
     input_sizes: Iterable[int] | None = None,
     **settings: Any,
 ) -> Run:
-    named = tuple(sorted(set(input_sizes or ())))
-    for size in named:
-        at_least("--input-size", size, 1)
-        at_most("--input-size", size, INTEGER_MOST)
+    _check_one_way(num_sizes, input_size_range, input_sizes, input_shape)
     shape = parse_shape(input_shape) if input_shape else None
     if shape:
         num_sizes, input_size_range = 1, (max(shape), max(shape))
+    elif num_sizes is None:
+        num_sizes = SIZES_BY_STAGE[STAGES[-1]]
+    named = None if input_sizes is None else _named_sizes(input_sizes)
     run = Run(
         model=model,
         algorithm=algorithm,
         stage=stage or stage_of(num_sizes),
         gpu=gpu,
-        input_sizes=named or spread_sizes(num_sizes, input_size_range),
+        input_sizes=named or spread_sizes(num_sizes, input_size_range or RANGE_PX),
+        sizes_by="--input-shape" if shape else "--input-size" if named else "--input-range" if input_size_range else "",
         device=device,
         math=options.math_for(device.split(":")[0], math),
         input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,
@@ -213,6 +228,26 @@ def _decided(
     )
     _check(run)
     return run
+
+
+def _check_one_way(num_sizes: object, input_size_range: object, input_sizes: object, input_shape: object) -> None:
+    """Raise InputError where sizes are named in two ways, of which one would have no effect."""
+    spread = {"num_sizes": num_sizes, "input_size_range": input_size_range}
+    given = [name for name, value in spread.items() if value is not None]
+    ways = {"input_sizes": input_sizes is not None, "input_shape": bool(input_shape), " and ".join(given): given}
+    named = [name for name, is_given in ways.items() if is_given]
+    if len(named) > 1:
+        raise InputError(f"{', '.join(named)}: these name the sizes in {len(named)} ways, leave out all but one")
+
+
+def _named_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+    named = tuple(sorted(set(sizes)))
+    if not named:
+        raise InputError("input_sizes has no size: name some, such as [224, 320], or leave it out")
+    for size in named:
+        at_least("--input-size", size, 1)
+        at_most("--input-size", size, INTEGER_MOST)
+    return named
 
 
 def _check(run: Run) -> None:

@@ -320,8 +320,10 @@ def _requeued(store: Store, environment: Environment) -> bool:
     return earlier is not None and earlier["environment"].get("slurm_job_id") == environment.slurm_job_id
 
 
-AT_ONCE: Mapping[str, Any] = {"num_sizes": 1, "input_size_range": (224, 224), "unsupported": "skip"}
-"""Settings of one call, where it says nothing else: one size, and PyTorch runs what an algorithm cannot."""
+AT_ONCE: Mapping[str, Any] = {"num_sizes": 1, "unsupported": "skip"}
+"""Settings of one call, where it says nothing else: one size, 224, and PyTorch runs what an algorithm cannot."""
+SIZED = frozenset({"input_sizes", "input_shape"})
+"""Settings that name the sizes, in place of their number."""
 
 
 class Profiled(NamedTuple):
@@ -352,7 +354,8 @@ def measure_each(
         output_dir: keeps the tables, in a folder for each algorithm; None keeps none.
         settings: in place of those of `AT_ONCE`, and beside them.
     """
-    made = [make(algorithm, **{**AT_ONCE, **settings}) for algorithm in algorithms]
+    usual = {name: value for name, value in AT_ONCE.items() if name != "num_sizes" or not {*settings} & SIZED}
+    made = [make(algorithm, **{**usual, **settings}) for algorithm in algorithms]
     with tempfile.TemporaryDirectory() as folder, tracing.kept():
         tables = [each.run(Path(output_dir or folder) / each.request.folder_name) for each in made]
     return Profiled(*(pd.concat(parts, ignore_index=True) for parts in zip(*tables, strict=True)))

@@ -13,21 +13,21 @@ from convscope.selection.selector import Part, Work
 
 
 def parts(work: Work) -> tuple[Work, list[Part]]:
-    """Return the work with the model's name, digest and the one size that it may take, and its convolutions.
+    """Return the work with the model's name and digest, and its convolutions.
 
     Raises:
         InputError: there is no such model, it cannot take this size, or it has no convolution.
     """
     source = models.find_source(work.model)
-    size = work.input_size if source.fixed_px is None else source.fixed_px
-    layers = Network(source, work.batch_size).layers(size)
+    source.refuse_other_sizes([work.input_size], "this --input-size")
+    layers = Network(source, work.batch_size).layers(work.input_size)
     if not layers:
         raise InputError(f"{source.name} has no convolution")
     shapes: dict[str, set[tuple[object, ...]]] = {}
     for layer in layers:
         shapes.setdefault(layer.name, set()).add(layer.cost_key)
     found = [Part(layer, _why_left(layer, len(shapes[layer.name]) > 1)) for layer in layers]
-    return work.of(source.name, source.digest, size), found
+    return work.of(source.name, source.digest), found
 
 
 def _why_left(layer: Layer, several: bool) -> str | None:

@@ -43,9 +43,9 @@ class Work:
     layout: str
     digest: str = ""
 
-    def of(self, model: str, digest: str, input_size: int) -> Work:
+    def of(self, model: str, digest: str) -> Work:
         """Return the same work with what the model's source says."""
-        return dataclasses.replace(self, model=model, digest=digest, input_size=input_size)
+        return dataclasses.replace(self, model=model, digest=digest)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 from convscope.cli.options import at_least
 from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run
-from convscope.storage.paths import slug, suffix
+from convscope.storage.paths import STAGES, slug, suffix
 
 SUPPORT, CHOICE, PLANS, FIRST_CALL = "support", "choice", "plans", "first_call"
 
@@ -46,7 +46,7 @@ class Verification(Run):
 def make_verification(
     model: str,
     algorithm: str,
-    input_size: int,
+    input_size: int | None = None,
     *,
     question: str | None = None,
     dtype: str | None = None,
@@ -60,6 +60,7 @@ def make_verification(
     """Decide every setting of a verification.
 
     Args:
+        input_size: in pixels; None is the one that the model takes alone, or 224.
         dtype: of input and weights; None is float32, and float64 is for support only.
         fused, first, by_name: as in `Verification`.
         settings: those of `make_run`.
@@ -72,7 +73,8 @@ def make_verification(
     if dtype == "float64" and question != SUPPORT:
         raise InputError("--dtype float64 is for --support: choose float32, float16 or bfloat16")
     given = {"energy": False, **settings, "dtype": "float32" if dtype == "float64" else dtype}
-    run = make_run(model, algorithm, num_sizes=1, input_size_range=(input_size, input_size), **given)
+    given |= {"num_sizes": 1} if input_size is None else {"input_sizes": [input_size], "stage": STAGES[0]}
+    run = make_run(model, algorithm, **given)
     fields = dataclasses.asdict(run) | {"dtype": dtype}
     fields["measure_iters"] = 20 if run.device_type == "cuda" else 3
     return Verification(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fakes import ROOT
 from fakes.drawn_samples import drawn
 from fakes.workspaces import with_workspaces
 
@@ -16,6 +17,7 @@ from convscope.dataset import samples, totals
 from convscope.dataset.totals import TotalRow
 
 Capture = pytest.CaptureFixture[str]
+OF_ONE_SIZE = str(ROOT / "tests" / "fakes" / "own_models.py:pair")
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +202,10 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
         (["apply", "{predictor}"], "apply: say --samples FILE, or --model M with --gpu NAME"),
         (["apply", "{predictor}", "--model", "alexnet", "--gpu", "X1"], "no peaks are known of the GPU 'X1'"),
         (["apply", "{predictor}", "--model", "nonet", "--gpu", "Tesla T4"], "nonet"),
+        (
+            ["apply", "{predictor}", "--model", OF_ONE_SIZE, "--gpu", "Tesla T4", "--input-size", "64"],
+            "48 px: leave out",
+        ),
         (["apply", "{predictor}", "--model", "alexnet", "--gpu", "Tesla T4", "--batch-size", "0"], "at least 1"),
         (["calibrate", "{predictor}", "{samples}"], "at least 10 samples of one card are needed"),
         (["calibrate", "{predictor}", "{t4}", "--choose", "0"], "at least 1"),

@@ -21,7 +21,7 @@ OWN = ROOT / "tests" / "fakes" / "own_models.py"
 def answer(
     line: str,
     is_here: bool = False,
-    count: int = 2,
+    count: int | None = 2,
     note: Callable[[str], None] = lambda line: None,
     **settings: object,
 ) -> list[dict[str, object]]:
@@ -81,6 +81,12 @@ def test_where_pytorch_is_missing_the_layers_are_left_to_the_job():
 def test_a_model_of_one_size_is_asked_for_that():
     assert answer("torchvision:vit_b_16, gemm, l40s", count=10)[0]["input_sizes"] == (224,)
     assert answer(f"{OWN}:pair, direct, cpu", count=10)[0]["input_sizes"] == (48,)
+
+
+@pytest.mark.parametrize("model", ["torchvision:vit_b_16", f"{OWN}:pair"])
+def test_sizes_that_are_named_for_a_model_of_another_one_are_refused(model: str):
+    with pytest.raises(InputError, match=r"takes inputs of one size alone, \d+ px: leave out --input-size"):
+        answer(f"{model}, torch, cpu", count=None, input_sizes=[320])
 
 
 HERE_ALONE = {

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from fakes import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
 from convscope.cli.options import find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run, parse_shape, run_elsewhere, spread_sizes, stage_of
+from profiler import UnifiedProfiler
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
 ASKED: dict[str, Any] = {
@@ -206,3 +208,44 @@ def test_sizes_may_be_named_one_by_one():
 def test_what_is_no_height_and_width_is_refused(shape: str):
     with pytest.raises(InputError, match="say height and width in pixels, such as 480x640"):
         parse_shape(shape)
+
+
+@pytest.mark.parametrize(
+    ("given", "ways"),
+    [
+        ({"input_sizes": [224], "input_shape": "48x64"}, "input_sizes, input_shape: these name the sizes in 2 ways"),
+        ({"input_sizes": [224], "num_sizes": 3}, "input_sizes, num_sizes: these name"),
+        ({"input_shape": "48x64", "num_sizes": 3, "input_size_range": (64, 96)}, "input_shape, num_sizes and input_"),
+        ({"input_sizes": []}, "input_sizes has no size"),
+    ],
+)
+def test_sizes_are_named_in_one_way(given: dict[str, Any], ways: str):
+    with pytest.raises(InputError, match=f"^{ways}"):
+        make_run("alexnet", "direct", device="cpu", **given)
+
+
+def test_the_constructor_refuses_sizes_in_two_ways_with_a_value_error():
+    with pytest.raises(ValueError, match="input_sizes, input_shape: these name the sizes in 2 ways, leave out all but"):
+        UnifiedProfiler("alexnet", "direct", device="cpu", input_sizes=[224], input_shape="48x64")
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({"input_sizes": [320]}, "--input-size"),
+        ({"input_sizes": [48, 320]}, "--input-size"),
+        ({"input_size_range": (64, 96), "num_sizes": 2}, "--input-range"),
+        ({"input_shape": "40x48"}, "--input-shape"),
+    ],
+)
+def test_a_model_of_one_size_refuses_others_that_are_named(given: dict[str, Any], option: str):
+    model = f"{ROOT}/tests/fakes/own_models.py:pair"
+    line = f"pair takes inputs of one size alone, 48 px: leave out {option}, or say --input-size 48"
+    with pytest.raises(InputError, match=line):
+        make_run(model, "direct", device="cpu", **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"num_sizes": 10}, {"input_sizes": [48]}, {"input_shape": "48x48"}])
+def test_a_model_of_one_size_is_measured_at_that(given: dict[str, Any]):
+    run = make_run(f"{ROOT}/tests/fakes/own_models.py:pair", "direct", device="cpu", **given)
+    assert run.input_sizes == (48,)

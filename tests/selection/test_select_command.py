@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fakes import ROOT
 from fakes.drawn_samples import CARDS, drawn, milliseconds
 from fakes.workspaces import with_workspaces
 
@@ -27,6 +28,7 @@ from convscope.storage.environment import processor_name
 
 Capture = pytest.CaptureFixture[str]
 LAYERS = models.convolutions("alexnet", 64)
+OF_ONE_SIZE = str(ROOT / "tests" / "fakes" / "own_models.py:pair")
 MODEL = ["select", "alexnet", "--input-size", "64", "--math", "fp32"]
 
 
@@ -218,6 +220,10 @@ def test_evaluate_prints_the_regret_of_each_way(folder: Path, capsys: Capture):
         ([*MODEL, "--samples", "{samples}", "--batch", "0"], "--batch-size 0: it must be at least 1"),
         ([*MODEL, "--samples", "{samples}", "-o", "/no/plans.json"], "/no/plans.json cannot be written"),
         (["select", "nonet", "--size", "64", "--math", "fp32", "--samples", "{samples}"], "nonet"),
+        (
+            ["select", OF_ONE_SIZE, "--size", "64", "--math", "fp32", "--samples", "{samples}"],
+            "one size alone, 48 px: leave out this --input-size, or say --input-size 48",
+        ),
         (["select", "alexnet", "--size", "8", "--math", "fp32", "--samples", "{samples}"], "cannot take 8×8 images"),
         (["select", "evaluate", "{samples}"], "samples with sizes and a measured time: at least 100 are needed"),
         (["select", "evaluate", "{learned}", "--gpu", "h100"], "--gpu h100: name one of the samples' cards"),

@@ -8,7 +8,7 @@ import copy
 import os
 import random
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,17 @@ class Source(abc.ABC):
     def trained_weights(self) -> bool:
         """There are trained weights to be had (`build(pretrained=True)`)."""
         return True
+
+    def refuse_other_sizes(self, asked: Sequence[Size], option: str) -> None:
+        """Raise InputError where an option of the command line named sizes, and the model takes another one alone.
+
+        Args:
+            option: "" where the sizes are a default, which gives way to the model's own.
+        """
+        own_px = self.fixed_px
+        if option and own_px is not None and [*asked] != [own_px]:
+            advice = f"leave out {option}, or say --input-size {own_px}"
+            raise InputError(f"{self.name} takes inputs of one size alone, {own_px} px: {advice}")
 
     def build(self, seed: int, pretrained: bool = False) -> nn.Module:
         """Build the model in evaluation mode on the CPU, its weights drawn from `seed` unless `pretrained`.
