@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from convscope import gpus
-from convscope.convolution.sources.files import ModuleSource
+from convscope.convolution.sources.files import source_of
 from convscope.errors import SensorError, WindowError
 from convscope.pinning.document import Pins
 from convscope.pinning.planned import choosers, pins_in
@@ -311,10 +311,10 @@ class UnifiedProfiler:
         name: of a module in folders and tables; None takes its class's.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
-        settings: further fields of `profiling.request.Run`, as `input_sizes`; `gpu`, its name in folders; `plans`, a file.
+        settings: further fields of `profiling.request.Run`, `input_sizes` too; `gpu`, its name in folders; `plans`, a file.
 
     Raises:
-        InputError: a setting that cannot be.
+        InputError: a setting that cannot be, or two that exclude each other.
     """
 
     def __init__(
@@ -334,9 +334,10 @@ class UnifiedProfiler:
         note: Note = lambda line: print(line, file=sys.stderr),
         **settings: Any,
     ) -> None:
-        source = None if isinstance(model, str) else ModuleSource.of(model, inputs, name)
+        source = source_of(model, inputs, name)
         pins, settings = pins_in(algorithm, settings)
-        batch_size = batch_size or (source.batch_size if source else 1)
+        if batch_size is None:
+            batch_size = source.batch_size if source else 1
         run = make_run(
             source.name if source else str(model), algorithm, num_sizes=num_sizes, input_size_range=input_size_range,
             batch_size=batch_size, warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy,

@@ -10,6 +10,7 @@ import torch
 from fakes import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from convscope.cli.options import find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
@@ -227,6 +228,24 @@ def test_sizes_are_named_in_one_way(given: dict[str, Any], ways: str):
 def test_the_constructor_refuses_sizes_in_two_ways_with_a_value_error():
     with pytest.raises(ValueError, match="input_sizes, input_shape: these name the sizes in 2 ways, leave out all but"):
         UnifiedProfiler("alexnet", "direct", device="cpu", input_sizes=[224], input_shape="48x64")
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"inputs": torch.ones(1, 3, 8, 8)}, "model 'alexnet' makes no use of inputs: give them with a module alone"),
+        ({"inputs": torch.ones(1, 3, 8, 8), "name": "net"}, "makes no use of inputs and name"),
+        ({"batch_size": 0}, "--batch-size 0: it must be at least 1"),
+    ],
+)
+def test_the_constructor_leaves_no_argument_unused(given: dict[str, Any], why: str):
+    with pytest.raises(ValueError, match=why):
+        UnifiedProfiler("alexnet", "direct", device="cpu", **given)
+
+
+def test_the_constructor_refuses_sizes_beside_the_inputs_of_a_module():
+    with pytest.raises(ValueError, match="one size alone, 8 px: leave out --input-size"):
+        UnifiedProfiler(nn.Conv2d(3, 4, 3), "direct", inputs=torch.ones(1, 3, 8, 8), device="cpu", input_sizes=[224])
 
 
 @pytest.mark.parametrize(

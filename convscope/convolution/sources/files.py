@@ -199,6 +199,20 @@ class ModuleSource(FixedSource):
         return copy.deepcopy(self.module).cpu()
 
 
+def source_of(model: str | nn.Module, inputs: object = None, name: str | None = None) -> ModuleSource | None:
+    """Return the source of a module, None for a model that has a name.
+
+    Raises:
+        InputError: as `ModuleSource.of`; inputs or a name for a model that is named.
+    """
+    if not isinstance(model, str):
+        return ModuleSource.of(model, inputs, name)
+    given = [word for word, value in (("inputs", inputs), ("name", name)) if value is not None]
+    if given:
+        raise InputError(f"model {model!r} makes no use of {' and '.join(given)}: give them with a module alone")
+    return None
+
+
 def _settings(module: nn.Module) -> str:
     """Return the SHA-256 of the numbers and texts that a module and those in it hold as attributes."""
     plain = (bool, int, float, str, type(None))
