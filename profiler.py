@@ -311,7 +311,7 @@ class UnifiedProfiler:
         name: of a module in folders and tables; None takes its class's.
         stop: asked before each size; where it says True the sweep ends there, and `stopped` is True.
         note: called with one line where something is worth knowing.
-        settings: further fields of `profiling.request.Run`, `input_sizes` too; `gpu`, its name in folders; `plans`, a file.
+        settings: fields of `profiling.request.Run`, `input_sizes` too; `gpu`, its name in folders; `plans`, a file.
 
     Raises:
         InputError: a setting that cannot be, or two that exclude each other.
@@ -336,8 +336,7 @@ class UnifiedProfiler:
     ) -> None:
         source = source_of(model, inputs, name)
         pins, settings = pins_in(algorithm, settings)
-        if batch_size is None:
-            batch_size = source.batch_size if source else 1
+        batch_size = (source.batch_size if source else 1) if batch_size is None else batch_size
         run = make_run(
             source.name if source else str(model), algorithm, num_sizes=num_sizes, input_size_range=input_size_range,
             batch_size=batch_size, warmup_iters=warmup_iters, measure_iters=measure_iters, energy=measure_energy,
