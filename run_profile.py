@@ -16,6 +16,8 @@ from convscope.cli.exclusions import (
     OF_STAGES,
     OF_STUDY,
     OF_SUBMISSION,
+    lists_asked,
+    refuse_beside_lists,
     refuse_contradictions,
     refuse_json,
     refuse_own_sizes,
@@ -53,34 +55,31 @@ def main(arguments: list[str] | None = None) -> int:
     options = made.parse_args(arguments)
     if options.check_stages:
         return command(NAME, lambda stop: _check_stages(made, arguments, options), 0)
-    lists = options.list_models, options.list_algorithms, options.list_combinations
-    asks_to_list = any(lists) or options.check_cuda or options.check_power
+    asked = lists_asked(options)
     if options.study:
         made.refuse_ignored(arguments, OF_STUDY, "--study")
-    elif not asks_to_list and not (options.model and (options.algorithm or options.algorithm_file)):
+    elif not asked and not (options.model and (options.algorithm or options.algorithm_file)):
         made.error("say --model NAME and --algorithm NAME (--list-models and --list-algorithms print them)")
-    if asks_to_list:
-        of_model = () if options.list_algorithms and options.model else ("model_args",)
-        made.refuse_ignored(arguments, ("batch_sizes", "algorithm_file", *of_model), "a list")
+    if asked:
+        refuse_beside_lists(made, arguments, options, asked)
     else:
         made.refuse_ignored(arguments, ("models", "algorithms", "here"), "a profile")
         refuse_contradictions(made, arguments, options)
     refuse_json(made, options)
-    measures = not (asks_to_list or options.estimate)
+    measures = not (asked or options.estimate)
 
     def work(stop: StopSignal) -> int:
         if options.estimate:
             return _estimate(made, options)
         if options.study:
-            return _print_study(made, options) if asks_to_list else _profile_study(made, options, stop)
+            return _print_study(made, options) if asked else _profile_study(made, options, stop)
         if options.list_models:
             print(
                 json.dumps(listed(), indent=1) if options.json else "\n".join(listed())
             )  # without PyTorch, whose import takes seconds
-            asked = options.list_algorithms, options.list_combinations, options.check_cuda, options.check_power
-            if not any(asked):
+            if asked == ["list_models"]:
                 return 0
-        if asks_to_list:
+        if asked:
             from convscope.profiling import listing
 
             return listing.print_lists(options)

@@ -33,6 +33,18 @@ OF_STUDY = (
     *("check_power", "list_models", "list_algorithms", "models", "algorithms", "algorithm_file", "check_cuda"),
 )
 """Options that a study file sets itself, or that ask for something else."""
+_OF_MODEL = ("model_args", "input_size", "input_range", "input_shape", "batch_size", "device", "dtype", "layout")
+OF_LISTS: dict[str, tuple[str, ...]] = {
+    "list_models": (),
+    "list_algorithms": (),
+    "list_combinations": (
+        *("models", "algorithms", "gpu", "device", "unsupported", "dtype", "layout", "batch_size"),
+        *("input_size", "input_range"),
+    ),
+    "check_cuda": (),
+    "check_power": ("device",),
+}
+"""Lists and checks, and the options that each makes use of: --json and its model aside."""
 
 
 def refuse_contradictions(parser: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace) -> None:
@@ -46,10 +58,28 @@ def refuse_contradictions(parser: OneLineParser, arguments: Sequence[str] | None
         parser.refuse_ignored(arguments, others, "--input-shape")
 
 
+def lists_asked(options: argparse.Namespace) -> list[str]:
+    """Return the lists and checks that are asked for, in place of a measurement."""
+    return [name for name in OF_LISTS if getattr(options, name)]
+
+
+def refuse_beside_lists(
+    parser: OneLineParser, arguments: Sequence[str] | None, options: argparse.Namespace, asked: Sequence[str]
+) -> None:
+    """End the program with one line where an option has no effect on any of the lists and checks that are asked for."""
+    used = {"json", *OF_LISTS, *(name for each in asked for name in OF_LISTS[each])}
+    if "list_algorithms" in asked and options.model:
+        used |= {"model", *_OF_MODEL}
+    if options.study and asked == ["list_combinations"]:
+        used = {"study", "gpu", "device", "test", "quick", "json", *OF_LISTS}
+    by = " with ".join(f"--{name.replace('_', '-')}" for name in asked)
+    parser.refuse_ignored(arguments, [name for name in parser.option_names() if name not in used], by)
+    refuse_contradictions(parser, arguments, options)
+
+
 def refuse_json(parser: OneLineParser, options: argparse.Namespace) -> None:
     """End the program with one line where --json is given beside anything but the one list or estimate it is for."""
-    lists = ("list_models", "list_algorithms", "list_combinations", "check_cuda", "check_power", "estimate")
-    asked = [name for name in lists if getattr(options, name)]
+    asked = [*lists_asked(options), *(["estimate"] if options.estimate else [])]
     if options.json and asked not in (["list_models"], ["list_algorithms"], ["estimate"]):
         parser.error("--json goes with one of --list-models, --list-algorithms, --estimate")
 

@@ -80,6 +80,11 @@ class OneLineParser(argparse.ArgumentParser):
         if refused:
             self.error(f"{by} makes no use of {', '.join(refused)}: leave {'it' if len(refused) == 1 else 'them'} out")
 
+    def option_names(self) -> list[str]:
+        """Return the names of all options that `refuse_ignored` takes, without dashes: "max_workspace"."""
+        named = [each for each in self._actions if each.option_strings and each.default != argparse.SUPPRESS]
+        return [each.option_strings[0].lstrip("-").replace("-", "_") for each in named]
+
     def _dest(self, name: str) -> str:
         return self._option_string_actions[f"--{name.replace('_', '-')}"].dest
 

@@ -30,7 +30,42 @@ PROFILE = ["--model", "alexnet", "--algorithm", "torch", "--device", "cpu"]
         (
             run_profile.main,
             ["--list-combinations", "--batch-sizes", "1,8", "--model-args", "width=2"],
-            "a list makes no use of --batch-sizes, --model-args: leave them out",
+            "--list-combinations makes no use of --model-args, --batch-sizes: leave them out",
+        ),
+        (
+            run_profile.main,
+            ["--list-algorithms", "--device", "cpu"],
+            "--list-algorithms makes no use of --device: leave it out",
+        ),
+        (
+            run_profile.main,
+            ["--list-algorithms", *PROFILE, "--quick"],
+            "--list-algorithms makes no use of --algorithm, --quick: leave them out",
+        ),
+        (
+            run_profile.main,
+            ["--list-algorithms", "--model", "alexnet", "--input-size", "320", "--input-shape", "48x64"],
+            "--input-size makes no use of --input-shape: leave it out",
+        ),
+        (
+            run_profile.main,
+            ["--list-combinations", "--input-size", "320", "--input-range", "64", "96"],
+            "--input-size makes no use of --input-range: leave it out",
+        ),
+        (
+            run_profile.main,
+            ["--list-combinations", "--model", "alexnet", "--estimate"],
+            "--list-combinations makes no use of --model, --estimate: leave them out",
+        ),
+        (
+            run_profile.main,
+            ["--study", "x.toml", "--list-combinations", "--overwrite"],
+            "--list-combinations makes no use of --overwrite: leave it out",
+        ),
+        (
+            run_profile.main,
+            ["--list-models", "--check-cuda", "--gpu", "h200"],
+            "--list-models with --check-cuda makes no use of --gpu: leave it out",
         ),
         (run_inference.main, ["--slo-ms", "15"], "--scenario batch makes no use of --slo-ms: leave it out"),
         (
