@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.programs import again
 from convscope.cli.signals import STOPPED, StopSignal
@@ -41,7 +42,7 @@ def parser() -> OneLineParser:
     add = made.add_argument
     add("--model", default="resnet50", metavar="NAME", help=f"{', '.join(MODELS)}; {KINDS}")
     made.add_model_args()
-    add("--batch-sizes", type=_list_of(int), default=SIZES, metavar="N,N,…", help="of all GPUs together")
+    add("--batch-sizes", type=whole_numbers, default=SIZES, metavar="N,N,…", help="of all GPUs together")
     add("--engines", type=_list_of(str), metavar="NAME,…", help=",".join(ENGINES))
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
     add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
@@ -83,9 +84,12 @@ def parser() -> OneLineParser:
 def _list_of(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
     def read(text: str) -> list[T]:
         try:
-            return [kind(part.strip()) for part in text.split(",")]
+            found = [kind(part.strip()) for part in text.split(",")]
         except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r}: say numbers with commas between, such as 1,8,64") from None
+            raise argparse.ArgumentTypeError(f"{text!r}: say numbers with commas between, such as 500,1000") from None
+        if twice := next((each for each in found if found.count(each) > 1), None):
+            raise argparse.ArgumentTypeError(f"{text!r} has {twice} twice: say each once")
+        return found
 
     return read
 

@@ -226,8 +226,8 @@ def _with_line(
     kept = {name: getattr(options, name) for name in ("device", "test", "quick")}
     if options.test or options.quick:
         kept["num_sizes"] = None
-        if line.input_shape:
-            raise InputError("--test and --quick make no use of input_shapes: each is one size")
+        if line.input_shape or line.input_sizes:
+            raise InputError("--test and --quick make no use of named sizes: each has its own number of them")
     model, algorithm, gpu = names
     return argparse.Namespace(**vars(line) | kept | {"model": model, "algorithm": algorithm, "gpu": gpu})
 

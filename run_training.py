@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convscope.cli.options import whole_numbers
 from convscope.cli.parser import OneLineParser, as_program, command, note_by, say_nothing
 from convscope.cli.signals import STOPPED, StopSignal
 from convscope.convolution.names import KINDS, with_arguments
@@ -49,7 +50,7 @@ def _add_data(made: OneLineParser) -> None:
     made.add_argument("--data-dir", default="data", metavar="DIR", help="where cifar-10-batches-py is")
     sizes = made.add_mutually_exclusive_group()
     sizes.add_argument("--batch-size", type=int, default=32, help="of each process, default 32")
-    sizes.add_argument("--batch-sizes", type=_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
+    sizes.add_argument("--batch-sizes", type=whole_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
     made.add_argument("--epochs", type=int, default=5, metavar="N", help="passes over the training images (default 5)")
     made.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps")
     skipped = "first steps, left out of means (default 10); half of a short run"
@@ -97,13 +98,6 @@ def _add_results(made: OneLineParser) -> None:
     any_card = "resume a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
     made.add_take_over()
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: say numbers with commas between, such as 16,32,64") from None
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -260,7 +260,7 @@ take_fields() { # STAGE FIELD …
     shift
     fields=()
     for field in "$@"; do
-        [[ $field =~ ^[a-z][a-z_]*=[A-Za-z0-9][A-Za-z0-9._\ -]*$ ]] || die "${field@Q} is no setting: write option=value, such as batch_size=8"
+        [[ $field =~ ^[a-z][a-z_]*=[A-Za-z0-9][A-Za-z0-9.,_\ -]*$ ]] || die "${field@Q} is no setting: write option=value, such as batch_size=8"
         [[ $field != num_sizes=* || -z ${sizes[$of_stage]} ]] || continue # the other stages have their own number
         read -ra words <<<"${field#*=}"
         field=${field%%=*}

@@ -12,7 +12,7 @@ from typing import Any
 from convscope.errors import InputError
 from convscope.storage.paths import STAGES
 
-_FIELD = re.compile(r"[a-z][a-z_]{0,40}=[A-Za-z0-9][A-Za-z0-9._ -]{0,99}", re.ASCII)
+_FIELD = re.compile(r"[a-z][a-z_]{0,40}=[A-Za-z0-9][A-Za-z0-9.,_ -]{0,99}", re.ASCII)
 _NAMING = {
     "batch-size": ("--batch-size", r"\d{1,9}"),
     "dtype": ("--dt", r"[a-z0-9]{1,20}"),

@@ -51,7 +51,7 @@ SETTINGS: Mapping[str, type] = {
     "energy_budget": float,
 }
 """Further settings of all combinations, by their option's name, and the type of each."""
-SIZES: Mapping[str, str] = {"count": "num_sizes", "range": "input_range"}
+SIZES: Mapping[str, str] = {"count": "num_sizes", "range": "input_range", "list": "input_size"}
 _WORDS = {str: "text in quotes", int: "a whole number", float: "a number", bool: "true or false"}
 
 
@@ -225,6 +225,13 @@ def _sizes(value: object) -> tuple[str, ...]:
         if len(ends) != 2:
             raise InputError(f"range is {value['range']!r}: write smallest and largest size, range = [224, 512]")
         found.append(f"input_range={ends[0]} {ends[1]}")
+    if "list" in value:
+        if found:
+            raise InputError("list and the other keys of [sizes] exclude each other: it names each size")
+        sizes = _list("list", value["list"], int)
+        if len(set(sizes)) < len(sizes):
+            raise InputError("list has an entry twice")
+        found.append(f"input_size={','.join(map(str, sizes))}")
     return fields.check(found)
 
 

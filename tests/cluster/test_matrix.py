@@ -55,6 +55,32 @@ def test_further_columns_are_settings_and_the_first_four_name_the_folder(tmp_pat
     assert second.folder_name == "vgg16_gemm_l40s_b4_nhwc"
 
 
+def test_a_setting_may_be_a_list_with_commas(tmp_path: Path):
+    path = written(tmp_path, "vgg16\tgemm\tl40s\tinput_size=224,320\n")
+    (each,) = matrix.read(path)
+    (run,) = submission.requests([each], ["3_full"], []).runs.values()
+    assert run["input_sizes"] == [224, 320]
+    with pytest.raises(InputError, match="--input-size is 3_full's: the stages before it have their own sizes"):
+        submission.requests([each], ["2_quick"], [])
+
+
+@pytest.mark.parametrize(
+    ("field", "why"),
+    [
+        ("input_size=224,224", "'224,224': say different numbers with commas between"),
+        ("input_size=224,", "say different numbers with commas between"),
+        ("batch_size=1,8", "argument --batch-size: invalid int value: '1,8'"),
+        ("batch_sizes=1,8", "a line of a matrix makes no use of --batch-sizes"),
+        ("dtype=float16,float32", "argument --dtype: invalid choice: 'float16,float32'"),
+    ],
+)
+def test_a_list_that_a_setting_does_not_take_is_one_line(tmp_path: Path, field: str, why: str):
+    (each,) = matrix.read(written(tmp_path, f"vgg16\tgemm\tl40s\t{field}\n"))
+    with pytest.raises(InputError, match=why) as refused:
+        submission.requests([each], ["3_full"], [])
+    assert str(refused.value).count("\n") == 0
+
+
 def test_settings_stand_in_the_file_of_an_array(tmp_path: Path):
     line = "vgg16\tgemm\th200\tbatch_size=8\twarmup=5"
     (each,) = matrix.read(written(tmp_path, line))

@@ -122,7 +122,7 @@ def test_shell_and_python_agree_on_the_name_of_a_folder(tmp_path: Path, flags: l
     assert f"vgg16_gemm_h200{said}" == submission.find("vgg16", "gemm", "h200", flags=flags).folder_name
 
 
-SETTINGS = ("batch_size=8", "num_sizes=25", "input_range=64 128", "no_energy=true", "max_workspace=512MB")
+SETTINGS = ("batch_size=8", "num_sizes=25", "input_range=64 128", "no_energy=true", "max_workspace=512MB", "x=1,8")
 
 
 @pytest.mark.parametrize("stage", ["1_sanity", "3_full"])

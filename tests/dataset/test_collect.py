@@ -217,6 +217,8 @@ def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured:
         (["--settings", "tf32"], "--settings tf32: ai3 computes fp32 alone on a CPU"),
         (["--settings", "int8"], "--settings int8: choose some of fp32 tf32 float16,nhwc"),
         (["--sizes", "0"], "--sizes 0"),
+        (["--sizes", "224", "224"], "--sizes 224 224: a number stands twice, say each once"),
+        (["--batch-sizes", "1", "8", "1"], "--batch-sizes 1 8 1: a number stands twice"),
         (["--models", "resnet51"], "unknown model 'resnet51'"),
         (["--budget-minutes", "0"], "--budget-minutes 0.0: say how many minutes, above 0"),
         (["--rounds", "1"], "--rounds 1"),

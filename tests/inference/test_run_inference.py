@@ -161,7 +161,10 @@ def test_other_settings_have_a_folder_of_their_own(folder: Path, model: str, cap
     ("arguments", "said"),
     [
         (["--engines", "eager,none"], "--engines none: choose from eager"),
-        (["--batch-sizes", "1,x"], "'1,x': say numbers with commas between"),
+        (["--batch-sizes", "1,x"], "'1,x': say different numbers with commas between"),
+        (["--batch-sizes", "8,8"], "'8,8': say different numbers with commas between"),
+        (["--engines", "eager,graph,eager"], "'eager,graph,eager' has eager twice: say each once"),
+        (["--scenario", "server", "--qps", "5,x"], "'5,x': say numbers with commas between"),
         (["--batch-sizes", "0"], "--batch-sizes 0: it must be at least 1"),
         (["--model", "resnet18"], "unknown model 'resnet18'"),
         (["--math", "tf32"], "--math tf32 needs a CUDA device"),

@@ -57,6 +57,12 @@ def test_shapes_are_a_list_of_their_own(tmp_path: Path):
     assert [line[3:] for line in lines] == [("input_shape=480x640",), ("input_shape=64x32",)]
 
 
+def test_a_list_of_sizes_is_one_field(tmp_path: Path):
+    (line,) = study.read(written(tmp_path, NAMES + 'gpus = ["l40s"]\n[sizes]\nlist = [224, 320]\n')).lines()
+    assert line[3:] == ("input_size=224,320",)
+    assert run_profile.parser().parse_args(fields.flags(line[3:])).input_sizes == [224, 320]
+
+
 def test_a_file_without_gpus_is_for_the_one_that_is_named(tmp_path: Path):
     found = study.read(written(tmp_path, NAMES))
     assert found.lines("H200") == [("alexnet", "gemm", "h200")]
@@ -80,8 +86,10 @@ def test_a_file_without_gpus_is_for_the_one_that_is_named(tmp_path: Path):
         (NAMES + 'math = ["tf32", "fp32"]', "it must be text in quotes"),
         (NAMES + 'provider = "cudnn; rm"', "is no setting"),
         (NAMES + "sizes = 5", "write [sizes]"),
-        (NAMES + "[sizes]\nnumber = 5", "[sizes] has an unknown key 'number': choose of count, range"),
+        (NAMES + "[sizes]\nnumber = 5", "[sizes] has an unknown key 'number': choose of count, range, list"),
         (NAMES + "[sizes]\nrange = [1]", "write smallest and largest size"),
+        (NAMES + "[sizes]\nlist = [224, 224]", "list has an entry twice"),
+        (NAMES + "[sizes]\nlist = [224]\ncount = 1", "list and the other keys of [sizes] exclude each other"),
         (NAMES + 'input_shapes = ["5"]\n', "say height and width in pixels"),
         (NAMES + 'input_shapes = ["5x6"]\n[sizes]\ncount = 1', "input_shapes and [sizes] exclude each other"),
         ('models = ["vgg61"]\nalgorithms = ["gemm"]', "unknown model 'vgg61'"),

@@ -117,7 +117,8 @@ def test_three_epochs_on_digits_teach_a_model_to_tell_held_out_images(
     ("arguments", "said"),
     [
         (["--model", "resnet19"], "unknown model 'resnet19'"),
-        (["--batch-sizes", "4,x"], "'4,x': say numbers with commas between"),
+        (["--batch-sizes", "4,x"], "'4,x': say different numbers with commas between"),
+        (["--batch-sizes", "4,4"], "'4,4': say different numbers with commas between"),
         (["--batch-size", "0"], "--batch-size 0: it must be at least 1"),
         (["--dataset", "cifar10", "--data-dir", "nowhere"], "CIFAR-10 is not in nowhere"),
         (["--algorithm", "gemm"], "gemm needs a CUDA device"),

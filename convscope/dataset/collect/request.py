@@ -84,6 +84,8 @@ class Collection:
         for flag, values in (("--sizes", self.sizes), ("--batch-sizes", self.batch_sizes)):
             for value in values:
                 at_least(flag, value, 1)
+            if len(set(values)) < len(values):
+                raise InputError(f"{flag} {' '.join(map(str, values))}: a number stands twice, say each once")
         for name in self.models:
             names.check_model(name)
         for setting in self.settings:
