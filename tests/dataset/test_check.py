@@ -189,6 +189,12 @@ def test_only_so_many_errors_are_shown(tmp_path: Path, capsys: pytest.CaptureFix
     samples.write(tmp_path / "samples.csv", [dataclasses.replace(row, math="int8") for row in ROWS[:9]])
     assert program.main(["check", str(tmp_path / "samples.csv"), "--most", "2"]) == 1
     assert capsys.readouterr().out.splitlines()[2] == "and 7 more (--most 9 shows all)"
+    assert program.main(["check", str(tmp_path / "samples.csv"), "--most", "2", "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (len(found["errors"]), found["errors_left_out"], found["samples"]) == (2, 7, 9)
+    assert program.main(["check", str(tmp_path / "samples.csv"), "--json"]) == 1
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (len(found["errors"]), found["errors_left_out"]) == (9, 0)
 
 
 @pytest.mark.parametrize(

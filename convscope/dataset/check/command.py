@@ -20,6 +20,8 @@ from convscope.dataset.package.documents import DATAPACKAGE, SAMPLES_FILE
 from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 
+SHOWN = 1000
+
 
 @dataclass
 class Result:
@@ -38,15 +40,16 @@ def main(arguments: Sequence[str]) -> int:
         InputError: there is no such folder or file, or it is none of these.
     """
     options = _parser().parse_args(arguments)
-    at_least("--most", options.most, 1)
+    if options.most is not None:
+        at_least("--most", options.most, 1)
     if options.json:
         every = {str(path): check(path) for path in options.data}
-        print(json.dumps([_document(*each) for each in every.items()], indent=1))
+        print(json.dumps([_document(*each, options.most) for each in every.items()], indent=1))
         return int(any(found.errors for found in every.values()))
     code = 0
     for path in options.data:
         found = check(path)
-        for line in _shown(found, options.most):
+        for line in _shown(found, options.most or SHOWN):
             print(one_line(line))
         verdict = f"{several(len(found.errors), 'error')}" if found.errors else "holds"
         looked = f"{found.checked.floors} against the card's limits, {found.checked.kernels} against their kernels"
@@ -55,11 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     return code
 
 
-def _document(path: str, found: Result) -> dict[str, Any]:
+def _document(path: str, found: Result, most: int | None) -> dict[str, Any]:
     checked = {"limits": found.checked.floors, "kernels": found.checked.kernels}
     unchecked = dict(found.checked.not_checked)
     numbers = {"samples": found.samples, "checked": checked, "not_checked": unchecked}
-    return {"path": path, "errors": found.errors, **numbers, "remarks": found.remarks}
+    errors = {"errors": found.errors[:most], "errors_left_out": len(found.errors[most:]) if most else 0}
+    return {"path": path, **errors, **numbers, "remarks": found.remarks}
 
 
 def check(path: Path) -> Result:
@@ -137,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         examples=examples,
     )
     parser.add_argument("data", nargs="+", type=Path, metavar="DATA", help="folder of a data set, or file of samples")
-    text = "errors of each that are shown; default %(default)s"
-    parser.add_argument("--most", type=int, default=1000, metavar="N", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON with every error, for programs")
+    text = f"errors of each that are shown; default {SHOWN}, with --json all"
+    parser.add_argument("--most", type=int, metavar="N", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     return parser
