@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,8 +79,11 @@ def main_table(study: str) -> str:
     return {"profile": "overall", "first_call": "first_passes"}.get(study, study)
 
 
-def read(roots: Sequence[Path]) -> Found:
+def read(roots: Sequence[Path], studies: Collection[str] | None = None) -> Found:
     """Read every folder of results below the roots, each once, in the order of their paths.
+
+    Args:
+        studies: those whose folders are read; folders of others are neither read nor a fault. None is all.
 
     Raises:
         InputError: a root does not exist.
@@ -96,7 +99,8 @@ def read(roots: Sequence[Path]) -> Found:
         if not paths:
             found.faults.append(Fault(root, "no results below this folder: no run.json and no table"))
         for path in paths:
-            _read_folder(path, found)
+            if studies is None or not _is_of_others(path, studies):
+                _read_folder(path, found)
     return found
 
 
@@ -137,6 +141,14 @@ def _no_file(path: Path) -> str:
     return min(names, default="")
 
 
+def _is_of_others(path: Path, studies: Collection[str]) -> bool:
+    """Tell whether a folder is known to be of none of these studies."""
+    try:
+        return _study(path) not in studies
+    except InputError:
+        return _is_verification(path) and not {*studies} & VERIFICATIONS.keys()
+
+
 def _study(path: Path) -> str:
     """Return the study that wrote a folder."""
     for study in VERIFICATIONS:
@@ -148,6 +160,9 @@ def _study(path: Path) -> str:
         except InputError:
             continue
         return study
+    for study, schema in {**SCHEMAS, **VERIFICATIONS}.items():  # its run.json is damaged: tables tell the study
+        if study != "profile" and any((path / f"{name}.csv").exists() for name in schema.tables):
+            return study
     (PROFILE if not _is_verification(path) else SUPPORT).read(path / "run.json")  # which says what is wrong
     raise InputError("no table yet")
 

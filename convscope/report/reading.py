@@ -44,17 +44,16 @@ def read(*roots: str | os.PathLike[str]) -> Tables:
         InputError: a folder does not exist, or no profile can be read below any.
 
     Warns:
-        ReadWarning: a folder is damaged or half-finished; what can be read of it is returned.
+        ReadWarning: a profile is damaged or half-finished; what can be read of it is returned.
     """
     paths = [Path(root) for root in roots] or [RESULTS]
-    found = folders.read(paths)
+    found = folders.read(paths, ["profile"])
     for fault in found.faults:
         warnings.warn(f"{fault.path}: {fault.what}", ReadWarning, stacklevel=2)
-    profiles = [folder for folder in found.folders if folder.study == "profile"]
-    if not profiles:
+    if not found.folders:
         names = ", ".join(map(str, paths))
         raise InputError(f"no profile below {names}: give a folder of results, or measure one with convscope profile")
-    overall, layers, work = (_together(profiles, name) for name in Tables._fields)
+    overall, layers, work = (_together(found.folders, name) for name in Tables._fields)
     return Tables(overall.assign(mean_ms=overall["mean"]) if "mean" in overall else overall, layers, work)
 
 

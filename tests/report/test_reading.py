@@ -50,6 +50,20 @@ def test_a_damaged_folder_is_a_warning_and_the_others_are_read(tmp_path: Path):
     assert overall["algorithm"].unique().tolist() == ["gemm"]
 
 
+def test_faults_of_other_studies_are_no_warnings(tmp_path: Path, recwarn: pytest.WarningsRecorder):
+    reports.studies(tmp_path)
+    others = [path.parent for path in tmp_path.rglob("run.json") if not [*path.parent.glob("*_overall.csv")]]
+    assert len(others) > 5
+    for number, path in enumerate(sorted(others)):
+        if number % 2:
+            (path / "run.json").write_text("{")
+        for table in path.glob("*.csv"):
+            table.write_text("")
+    reports.profile(tmp_path, "alexnet", "gemm")
+    assert convscope.read(tmp_path).overall["algorithm"].unique().tolist() == ["gemm"]
+    assert [str(each.message) for each in recwarn] == []
+
+
 def test_a_folder_without_profiles_is_bad_input(tmp_path: Path):
     with pytest.raises(InputError, match=r"no profile below .*: give a folder of results"), pytest.warns(ReadWarning):
         convscope.read(tmp_path)
