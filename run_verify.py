@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from convscope.cli.options import find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
-from convscope.cli.programs import again
+from convscope.cli.programs import again, called
 from convscope.convolution.algorithms import AUTOTUNE, PLANNED
 from convscope.convolution.names import KINDS, MODELS, with_arguments
 from convscope.errors import InputError, StopError
@@ -155,7 +155,11 @@ def _verify(options: argparse.Namespace, model: str) -> int:
     own = {} if pins is None else {"plans_digest": pins.plans_digest}
     request = _request(options, model, options.algorithm or PLANNED, **own)
     if request.algorithm == "torch":
-        raise InputError("torch is the model as it is: there is nothing to verify; choose another algorithm")
+        me = called("run_verify")
+        picked = f"{me} --plans names the plan that PyTorch picked for each layer, {me} --choice what that costs"
+        raise InputError(
+            f"torch is the model as it is: there is nothing to verify; {picked}; or name another algorithm"
+        )
     with open_subject(request) as subject:
         evidence = gather(subject, _wanted(request, subject, pins))
     findings = verdict.checks(evidence)
