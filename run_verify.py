@@ -157,9 +157,7 @@ def _verify(options: argparse.Namespace, model: str) -> int:
     if request.algorithm == "torch":
         me = called("run_verify")
         picked = f"{me} --plans names the plan that PyTorch picked for each layer, {me} --choice what that costs"
-        raise InputError(
-            f"torch is the model as it is: there is nothing to verify; {picked}; or name another algorithm"
-        )
+        raise InputError(f"torch is the model as it is: there is nothing to verify; {picked}; or verify another one")
     with open_subject(request) as subject:
         evidence = gather(subject, _wanted(request, subject, pins))
     findings = verdict.checks(evidence)
