@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 from convscope.inference.engines.tails import packed
-from convscope.kernels.channels_last import activations, depthwise
+from convscope.kernels.channels_last import activations, depthwise, windows
 
 KINDS = {
     "": nn.Identity(), "relu": nn.ReLU(), "relu6": nn.ReLU6(), "silu": nn.SiLU(), "hardswish": nn.Hardswish(),
@@ -64,7 +64,7 @@ def test_what_is_not_a_number_stays_so(kind: str):
 
 
 def test_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
-    for module in (activations, depthwise):
+    for module in (activations, windows):
         monkeypatch.setattr(module, "_SHORT", 0)
     x, bias = drawn((2, 8, 6, 6)), torch.ones(8)
     weight = drawn((8, 1, 3, 3))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import max_pool2d
 
-from convscope.kernels.channels_last import pooling
+from convscope.kernels.channels_last import pooling, windows
 
 # images, channels, height, width; kernel, stride, padding, dilation
 CASES = {
@@ -50,7 +50,7 @@ def test_what_is_not_a_number_and_infinities_go_through_as_in_pytorch():
 
 
 def test_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pooling, "_SHORT", 0)
+    monkeypatch.setattr(windows, "_SHORT", 0)
     x = drawn((2, 8, 6, 6))
     assert torch.equal(pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (3, 3)), max_pool2d(x, 2))
 
