@@ -123,9 +123,9 @@ def read(path: Path) -> Pins:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({error}): name a file that convscope plans export wrote") from None
+        raise InputError(f"{path} cannot be read ({error}): name a file of convscope plans export or select") from None
     if not isinstance(document, dict) or document.get("form") != FORM:
-        raise InputError(f"{path} is no document of plans: convscope plans export writes one")
+        raise InputError(f"{path} is no document of plans: convscope plans export, or convscope select, writes one")
     if document.get("version") != VERSION:
         raise InputError(f"{path} has version {document.get('version')}, this is {VERSION}: export it again")
     columns = [field.name for field in dataclasses.fields(Pin)]

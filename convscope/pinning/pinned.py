@@ -87,11 +87,15 @@ class PinnedConv2d(nn.Module):
 
     Args:
         tell: called with the reason, once, where the original runs instead.
+
+    Attributes:
+        left: the reason of the first call in which the original ran instead; None where there was none.
     """
 
     def __init__(self, original: nn.Conv2d, pin: Pin, batch_size: int, dtype: str, layout: str, tell: Tell) -> None:
         super().__init__()
-        self.original, self._tell, self._told = original, tell, False
+        self.original, self._tell = original, tell
+        self.left: str | None = None
         self.algorithm, self._layout = pin.algorithm, layout
         size = batch_size, original.in_channels, pin.shape["in_height_px"], pin.shape["in_width_px"]
         self._size, self._dtype = torch.Size(size), getattr(torch, dtype)
@@ -130,9 +134,9 @@ class PinnedConv2d(nn.Module):
         return None if _is_on_gpu(x) else f"the input is on {x.device}"
 
     def _by_pytorch(self, why: str, *given: torch.Tensor) -> torch.Tensor:
-        if not self._told:
+        if self.left is None:
             self._tell(f"{self.algorithm} is left to PyTorch: {why}")
-            self._told = True  # not where that was an error, which is one at each call
+            self.left = why  # not where that was an error, which is one at each call
         output: torch.Tensor = self.original(*given)
         return output
 
@@ -159,14 +163,14 @@ def pin(model: nn.Module, plans: Pins | Path | str, *, strict: bool = False) -> 
         warnings.warn(line, PinWarning, stacklevel=3)
 
     unpin(model)
-    if why := _other_stack(model, pins):
+    if why := other_stack(_device_of(model), pins):
         tell(f"no layer is pinned: {why}; export plans of this one")
         return model
     modules, found = dict(model.named_modules()), dict[str, PinnedConv2d]()
     given = pins.settings["batch_size"], pins.settings["dtype"], pins.settings["layout"], tell
     for each in (each for each in pins.layers if each.algorithm != TORCH):
         module = modules.get(each.layer)
-        if why := _other_layer(module, each):
+        if why := other_layer(module, each):
             tell(f"{each.layer} is left to PyTorch: {why}")
         elif isinstance(module, nn.Conv2d):
             found[each.layer] = PinnedConv2d(module, each, *given)
@@ -191,9 +195,8 @@ def renew() -> None:
     cuda_operator().renew()
 
 
-def _other_stack(model: nn.Module, pins: Pins) -> str | None:
+def other_stack(device: torch.device, pins: Pins) -> str | None:
     """Return what sets this GPU and cuDNN apart from those of a document, None for nothing."""
-    device = _device_of(model)
     if device.type != "cuda":
         return f"the model is on {device}, and its plans are of {pins.stack['gpu_name']}"
     here = {"gpu_name": torch.cuda.get_device_name(device), "cudnn": library.version()}
@@ -201,7 +204,7 @@ def _other_stack(model: nn.Module, pins: Pins) -> str | None:
     return "; ".join(others) or None
 
 
-def _other_layer(module: nn.Module | None, pin: Pin) -> str | None:
+def other_layer(module: nn.Module | None, pin: Pin) -> str | None:
     """Return what sets a module apart from the layer of a document, None for nothing."""
     if not isinstance(module, nn.Conv2d):
         return "there is no nn.Conv2d of this name" if module is None else f"it is a {type(module).__name__}"

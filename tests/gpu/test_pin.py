@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -246,6 +247,52 @@ def check_algorithm_file(written: Path, folder: Path, capsys: pytest.CaptureFixt
     assert "has no plan of its name and shape: 5 of 5 convolutions" in capsys.readouterr().err
     assert run_profile.main([*arguments, "--test", "--math", "fp32"]) == 2
     assert "math tf32, here fp32" in capsys.readouterr().err
+
+
+NET = """from torch import nn
+def make():
+    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU())
+"""
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize(("dtype", "layout"), [("float32", "nchw"), ("float16", "nhwc")])
+def test_the_command_pins_a_file_and_compares(
+    dtype: str, layout: str, is_fused: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "net.py").write_text(NET)
+    name, file = f"{tmp_path / 'net.py'}:make", tmp_path / "plans.json"
+    plain = models.build(name)
+    model = (convscope.fused(plain) if is_fused else plain).cuda()
+    made = pins_of(model, torch.randn(2, 3, 48, 48, device="cuda"), dtype, layout, 0)
+    assert len(made.layers) == 2
+    settings = {**made.settings, "model": name, "input_size": 48, "math": "tf32"}
+    layers = [replace(pin, figures=dict.fromkeys(FIGURES)) for pin in made.layers]
+    file.write_text(Pins(settings, made.stack, None, layers).text())
+    capsys.readouterr()
+
+    assert program.main(["pin", name, str(file), "--rounds", "3", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["exit_code"] == 0
+    assert [each["ran"] for each in found["layers"]] == [pin.algorithm for pin in layers]
+    assert {each["provider"] for each in found["layers"]} == {"cudnn graph"}
+    assert all(each["relative_error"] <= each["allowed"] < 0.1 for each in found["layers"])
+    assert found["output_error"] <= found["output_allowed"] < 0.1
+    assert (found["before"]["count"], found["after"]["count"]) == (3, 3)
+    assert 0 < found["after"]["mean_ms"] < 10
+
+    assert program.main(["pin", name, str(file), "--rounds", "2"]) == 0
+    assert "2 layers pinned, 0 left to PyTorch" in capsys.readouterr().out
+    unknown = [replace(layers[0], algorithm="plan:9999"), layers[1]]  # cuDNN has no engine of this number
+    file.write_text(Pins(settings, made.stack, None, unknown).text())
+    assert program.main(["pin", name, str(file), "--rounds", "2", "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [each["ran"] for each in found["layers"]] == ["torch", layers[1].algorithm]
+    assert found["layers"][0]["why_left"]
+    file.write_text(Pins(settings, {**made.stack, "cudnn": "1.2.3"}, None, layers).text())
+    assert program.main(["pin", name, str(file)]) == 2
+    assert "cudnn is" in (line := capsys.readouterr().err)
+    assert line.count("\n") == 1
 
 
 def test_a_script_shows_a_plan_with_nvidias_frontend_alone(tmp_path: Path):
