@@ -17,6 +17,7 @@ from convscope.cli.programs import again, called
 from convscope.convolution.algorithms import AUTOTUNE, PLANNED
 from convscope.convolution.names import KINDS, MODELS, with_arguments
 from convscope.errors import InputError, StopError
+from convscope.profiling.options import UNSUPPORTED
 from convscope.profiling.request import PROVIDERS
 from convscope.storage.paths import RESULTS
 from convscope.verification.request import CHOICE, FIRST_CALL, PLANS, SUPPORT, Verification, make_verification
@@ -35,15 +36,32 @@ IGNORED = {
     "--first-call": (*OF_PLANS, "unsupported", "provider", "rounds", "max_workspace"),
     "--plans": ("unsupported", "provider", "max_workspace"),
 }
-
+EXAMPLES = {
+    "convscope choice": ("--model resnet50", "--model alexnet --device cpu --rounds 3"),
+    "convscope plans": ("--model resnet50", "--model resnet50 --first 8 --rounds 3"),
+}
+OF_VERIFY = "--model resnet50 --algorithm gemm", "--model alexnet --algorithm direct --device cpu"
 SETTINGS = ("device", "math", "dtype", "layout", "unsupported", "batch_size", "pretrained", "seed")
 
 
 def parser() -> OneLineParser:
     """Return the command line."""
-    made = OneLineParser(prog=NAME, description=__doc__)
+    made = OneLineParser(prog=NAME, description=__doc__, examples=EXAMPLES.get(NAME, OF_VERIFY))
     made.add_argument("--model", required=True, help=f"all, {', '.join(MODELS)}; {KINDS}")
     made.add_model_args()
+    _add_question(made)
+    _add_settings(made)
+    made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
+    _add_of_plans(made)
+    made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
+    made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
+    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
+    made.add_take_over()
+    return made
+
+
+def _add_question(made: OneLineParser) -> None:
+    """Add the options of which exactly one is given."""
     what = made.add_mutually_exclusive_group(required=True)
     what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
     plans = "in its place a document of python -m convscope plans export: the plan of each layer"
@@ -53,24 +71,21 @@ def parser() -> OneLineParser:
     what.add_argument("--plans", action="store_true", help="every plan of cuDNN's graph API, and what PyTorch's costs")
     first = "what the first pass costs: search, plans, compilation; when it has paid"
     what.add_argument("--first-call", action="store_true", help=first)
+
+
+def _add_settings(made: OneLineParser) -> None:
+    """Add the options that say in what setting the model runs."""
     made.add_argument("--input-size", type=int, metavar="PX", help="pixels, default 224")
-    made.add_argument("--batch-size", type=int, default=1)
+    made.add_argument("--batch-size", type=int, default=1, metavar="N", help="images per batch (default 1)")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--math", choices=("tf32", "fp32"), help="of float32; default tf32 on a GPU, fp32 on a CPU")
     types = ("float32", "float64", "float16", "bfloat16")
     made.add_argument("--dtype", choices=types, help="default float32; float64 is for --support")
     made.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help="nhwc: channels last")
-    made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error")
+    made.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error", help=UNSUPPORTED)
     made.add_argument("--provider", choices=PROVIDERS, help="for direct, winograd; default cudnn if it can")
     made.add_argument("--pretrained", action="store_true", help="trained weights instead of seeded ones")
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--rounds", type=int, default=5, metavar="N", help="for --choice, --plans: captures of each")
-    _add_of_plans(made)
-    made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
-    made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
-    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
-    made.add_take_over()
-    return made
+    made.add_argument("--seed", type=int, default=0, help="seed of weights and images (default 0)")
 
 
 def _add_of_plans(made: OneLineParser) -> None:

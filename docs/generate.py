@@ -166,16 +166,6 @@ def columns_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-# Options of commands whose parsers do not say what they do; every other option has its text in its parser.
-UNSAID = {
-    "verify --batch-size": "images per batch",
-    "verify --unsupported": "for layers that the algorithm does not support; error: stop before measuring; fallback: "
-    "run implicit precomp gemm, on a CPU PyTorch; skip: run PyTorch, without a time of the layer",
-    "verify --seed": "seed of weights and images",
-    "plans diff --json": "print JSON, for programs",
-}
-
-
 def commands_page() -> str:
     """Return docs/commands.md."""
     lines = [
@@ -254,7 +244,7 @@ def _options(name: str, parser: argparse.ArgumentParser) -> Iterator[str]:
     yield from ("```", *_wrapped([f"convscope {name}", *words]), "```", "")
     if plain:
         yield from ("| option | default | meaning |", "| --- | --- | --- |")
-        yield from (f"| {_names(each)} | {_default(each)} | {_help(name, parser, each)} |" for each in plain)
+        yield from (f"| {_names(each)} | {_default(each)} | {_help(parser, each)} |" for each in plain)
         yield ""
     for group in parser._mutually_exclusive_groups:
         several = ", ".join(f"`{each.option_strings[0]}`" for each in group._group_actions)
@@ -312,10 +302,9 @@ def _default(action: argparse.Action) -> str:
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
-def _help(name: str, parser: argparse.ArgumentParser, action: argparse.Action) -> str:
-    """Return what an option of a command does, without the default that has its own column, then its choices."""
-    said = action.help or UNSAID[f"{name} {action.option_strings[-1]}"]
-    text = _cell(said % (vars(action) | {"prog": parser.prog}))
+def _help(parser: argparse.ArgumentParser, action: argparse.Action) -> str:
+    """Return what an option does, without the default that has its own column, then its choices."""
+    text = _cell(str(action.help) % (vars(action) | {"prog": parser.prog}))
     text = re.sub(r" \(default [^)]*\)", "", text) if _default(action) else text
     if action.choices is None:
         return text

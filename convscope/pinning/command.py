@@ -111,7 +111,8 @@ def _cells(each: Changed) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     measures = "With options alone, --model M and others of convscope verify, it measures: an atlas of every plan."
-    made = OneLineParser(prog="convscope plans", description=__doc__, epilog=measures)
+    examples = "--model resnet50", "export results/plans/FOLDER -o plans.json"
+    made = OneLineParser(prog="convscope plans", description=__doc__, epilog=measures, examples=examples)
     commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata|repro")
     export = commands.add_parser("export", help="the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")
@@ -120,7 +121,7 @@ def _parser() -> argparse.ArgumentParser:
     diff.add_argument("a", type=Path, metavar="A", help="folder or file to compare with")
     diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
     diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
-    diff.add_argument("--json", action="store_true")
+    diff.add_argument("--json", action="store_true", help="print JSON, for programs")
     denies = commands.add_parser("errata", help="a file that denies PyTorch a plan or an engine, and what that costs")
     denies.add_argument("atlas", type=Path, help="a folder of results/plans")
     denies.add_argument("plan", help="plan:38, or with values of knobs plan:38:k2=8")

@@ -16,6 +16,10 @@ EXAMPLES = (
     "--model resnet50 --algorithm gemm --input-size 224",
     "--model alexnet --algorithm direct --device cpu --quick",
 )
+UNSUPPORTED = (
+    "for layers that the algorithm does not support; error: stop before measuring (default); fallback: run "
+    "implicit precomp gemm, on a CPU PyTorch; skip: run PyTorch, without a time of the layer"
+)
 
 
 def add_options(parser: OneLineParser) -> None:
@@ -81,11 +85,7 @@ def _add_settings(parser: OneLineParser) -> None:
     parser.add_argument("--dtype", choices=types, default=types[0], help="type of images and weights (default float32)")
     layout = "layout of images and weights (default nchw); nhwc: channels last"
     parser.add_argument("--layout", choices=("nchw", "nhwc"), default="nchw", help=layout)
-    unsupported = (
-        "for layers that the algorithm does not support; error: stop before measuring (default); fallback: run "
-        "implicit precomp gemm, on a CPU PyTorch; skip: run PyTorch, without a time of the layer"
-    )
-    parser.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error", help=unsupported)
+    parser.add_argument("--unsupported", choices=("error", "fallback", "skip"), default="error", help=UNSUPPORTED)
     parser.add_argument("--max-workspace", metavar="BYTES", help="rule out larger workspaces: 512MB, 2GiB (GPU only)")
     library = "library for direct and winograd; default cudnn if it can"
     parser.add_argument("--provider", choices=("cudnn", "triton"), help=library)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import run_dataset
+import run_verify
 from convscope import __main__ as program
 from convscope.cli import programs
 from convscope.cli.parser import OneLineParser, split_flags
@@ -21,8 +22,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
 
 
-WITHOUT = ("verify", "choice", "plans")
-COMMANDS = [name for name in program.COMMANDS if name not in WITHOUT]
+COMMANDS = [*program.COMMANDS]
 LINE_MOST = 120
 
 
@@ -46,8 +46,10 @@ def parser_for(name: str, words: list[str]) -> tuple[OneLineParser, list[str]]:
     if (name, words[:1]) == ("select", ["evaluate"]):
         return selection._evaluation_parser(), words[1:]
     module = program.COMMANDS[name][0]
+    if name in program.MEASURED and words[0].startswith("-"):
+        module = program.MEASURED[name]
     if module.startswith("run_"):
-        return programs.module(module).parser(), words
+        return programs.module(module).parser(), [*program.FLAGS.get(name, []), *words]
     return importlib.import_module(f"convscope.{module}")._parser(), split_flags(words)[0]
 
 
@@ -76,12 +78,25 @@ def test_the_list_of_commands_has_a_space_behind_each_name(capsys: pytest.Captur
     assert dict(lines) == {name: text for name, (_, text) in program.COMMANDS.items()}
 
 
-@pytest.mark.parametrize("name", ["profile", "train", "infer", "conv3d", "compare", "report", "local", "dataset"])
+@pytest.mark.parametrize(
+    "name",
+    ["profile", "verify", "choice", "plans", "train", "infer", "conv3d", "compare", "report", "local", "dataset"],
+)
 def test_examples_have_the_name_by_which_the_program_was_started(name: str, capsys: pytest.CaptureFixture[str]):
     assert all(example.startswith(f"convscope {name} ") for example in examples_in(help_of(capsys, name)))
 
 
-@pytest.mark.parametrize("file", ["run_profile", "run_training", "run_inference", "run_conv3d", "run_dataset"])
+def test_the_help_of_an_atlas_has_examples_of_an_atlas(capsys: pytest.CaptureFixture[str]):
+    examples = examples_in(help_of(capsys, "plans", "--model", "resnet50"))
+    assert len(examples) == 2
+    assert all(each.startswith("convscope plans --model ") for each in examples)
+    for each in examples:
+        run_verify.parser().parse_args(["--plans", *each.split()[2:]])
+
+
+@pytest.mark.parametrize(
+    "file", ["run_profile", "run_verify", "run_training", "run_inference", "run_conv3d", "run_dataset"]
+)
 def test_a_program_of_a_checkout_has_examples_with_its_own_name(file: str, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit):
         programs.module(file).main(["--help"])
