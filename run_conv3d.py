@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import StopSignal
+from convscope.errors import CONTINUE
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +103,7 @@ def _study(options: argparse.Namespace, stop: StopSignal) -> int:
     study = Conv3dStudy(request, layers, parts, device, environment, stop, note)
     code = study.run(folder, options.overwrite, options.any_card, options.take_over)
     if stop():
-        note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command goes on")
+        note(f"stopped by {stop.said}: what was measured is in {folder}; {CONTINUE}")
         return stop.exit_code
     return code
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from convscope.cli.options import find_device, folder_gpu
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
+from convscope.errors import CONTINUE
 from convscope.storage.paths import RESULTS
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     if not options.list:
         print(f"saved: {folder / SAMPLES}")
     if stop():
-        note(f"stopped by {stop.said}: what was measured is in {folder}, and the same command goes on")
+        note(f"stopped by {stop.said}: what was measured is in {folder}; {CONTINUE}")
         return stop.exit_code
     return code
 

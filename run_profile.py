@@ -25,6 +25,7 @@ from convscope.cli.exclusions import (
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.cli.signals import ENDED, GRACE_S, STOPPED, StopSignal
 from convscope.convolution.names import check_model, listed, takes_usual_sizes, with_arguments
+from convscope.errors import CONTINUE
 from convscope.profiling.options import EXAMPLES, add_options
 from convscope.storage.paths import RESULTS, SIZES_BY_STAGE, STAGES
 
@@ -119,7 +120,7 @@ def _profile_each(runs: Sequence[Run], options: argparse.Namespace, stop: StopSi
     worst = 0
     for number, run in enumerate(runs, 1):
         if stop():
-            line = f"stopped by {stop.said} after {number - 1} of {len(runs)} runs: the same command goes on"
+            line = f"stopped by {stop.said} after {number - 1} of {len(runs)} runs: {CONTINUE}"
             note_by(NAME)(line)
             return stop.exit_code
         print(f"{number} of {len(runs)}: {run.folder_name}", flush=True)
@@ -163,7 +164,7 @@ def _measure(run: Run, options: argparse.Namespace, folder: str | None, stop: St
     print(f"results: {folder}")
     if profiler.stopped:
         code, why = (stop.exit_code, f"by {stop.said}") if stop() else (STOPPED, "before the job ends")
-        line = f"{NAME}: stopped {why} with {several(len(overall), 'size')} in the folder: the same command goes on"
+        line = f"{NAME}: stopped {why} with {several(len(overall), 'size')} in the folder: {CONTINUE}"
         print(line, file=sys.stdout if code == STOPPED else sys.stderr, flush=True)
         return code
     return 0 if (overall["status"] == "ok").all() else 1

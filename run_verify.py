@@ -99,7 +99,7 @@ def _add_of_plans(made: OneLineParser) -> None:
     named = "for --plans: cuDNN's eight algorithms and the Triton kernels, beside the plans"
     made.add_argument("--with-algorithms", action="store_true", help=named)
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
-    any_card = "for --plans: go on with a folder that another card of the same name began"
+    any_card = "for --plans: continue a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
 
 

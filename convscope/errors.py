@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+CONTINUE = "run the same command again to continue"
+"""Advice at the end of a message: what was measured is kept."""
+
 
 class StopError(Exception):
     """Say in one line what is wrong, what would be right, and what to do; the command ends with `exit_code`."""

@@ -145,7 +145,7 @@ def raise_if_lost(device: torch.device, where: str = "") -> None:
     fault = device_fault(device)
     if fault is not None:
         cell = f"{where}: " if where else ""
-        raise errors.DeviceFaultError(f"{cell}the GPU is lost ({fault}): the same command goes on")
+        raise errors.DeviceFaultError(f"{cell}the GPU is lost ({fault}): {errors.CONTINUE}")
 
 
 def device_fault(device: torch.device) -> str | None:

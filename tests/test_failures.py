@@ -162,8 +162,11 @@ def test_an_error_of_a_cell_is_its_row_and_any_other_is_raised():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "the GPU is lost (ECC): the same command goes on"),
-        ({"where": "resnet18_batch32"}, "resnet18_batch32: the GPU is lost (ECC): the same command goes on"),
+        ({}, "the GPU is lost (ECC): run the same command again to continue"),
+        (
+            {"where": "resnet18_batch32"},
+            "resnet18_batch32: the GPU is lost (ECC): run the same command again to continue",
+        ),
     ],
 )
 def test_an_error_with_which_the_device_is_lost_is_no_row(
@@ -220,7 +223,7 @@ def test_a_lost_device_ends_the_run_after_what_is_whole_with_the_error_in_run_js
     monkeypatch.setattr(sweep.Bench, "measure", fails_at_80)
     monkeypatch.setattr(failures, "device_fault", lambda device: "CUDA error: an illegal memory access was encountered")
     with pytest.raises(
-        DeviceFaultError, match="cpu is lost: CUDA error: an illegal memory access was encountered; the"
+        DeviceFaultError, match="cpu is lost: CUDA error: an illegal memory access was encountered; run"
     ):
         UnifiedProfiler("alexnet", "torch", num_sizes=3, seed=1, **FAST).run(tmp_path)
     assert list(both(profile_store(tmp_path, "alexnet_torch"))[0]["input_size"]) == [64, 96]  # 80 came last

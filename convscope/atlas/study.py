@@ -15,7 +15,7 @@ from typing import Any
 from convscope.atlas import energy, race, report, tables
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
-from convscope.errors import DeviceFaultError, InputError
+from convscope.errors import CONTINUE, DeviceFaultError, InputError
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
 from convscope.storage.table import write_atomically
@@ -77,7 +77,7 @@ class AtlasStudy(VerificationStudy):
         except PlanFaultError as fault:
             lost.setdefault(fault.layer, {})[fault.plan] = fault.reason
             write_atomically(path, json.dumps(lost, indent=1) + "\n")
-            raise DeviceFaultError(f"{fault}; the same command goes on without it") from fault
+            raise DeviceFaultError(f"{fault}; {CONTINUE} without it") from fault
 
     def _run(self, racing: race.Race, store: Store, began_s: float) -> None:
         """Run the rounds that are missing, as many as the budget allows."""
@@ -85,7 +85,7 @@ class AtlasStudy(VerificationStudy):
         for count, place in enumerate(left):
             done = len(racing.places())
             if count and self._is_over(began_s) and done >= race.ROUNDS_LEAST:
-                more = "the same command goes on, without --overwrite"
+                more = "run the same command again, without --overwrite, to continue"
                 self.note(f"the time is up after {done} of {self.rounds} rounds: {more}")
                 break
             racing.round(place)

@@ -17,10 +17,12 @@ import threading
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
+from convscope.errors import CONTINUE
+
 STOPPED = 85
-"""The exit code of a run that was warned and has sizes left: the same command goes on."""
+"""The exit code of a run that was warned and has sizes left; running the same command again continues."""
 ENDED = 75
-"""The exit code of a run that was told to end and has sizes left (EX_TEMPFAIL): the same command goes on."""
+"""The exit code of a run that was told to end and has sizes left (EX_TEMPFAIL); continued likewise."""
 
 GRACE_S = 20.0
 """Less than SLURM's KillWait, 30 s unless a site sets it, from TERM to KILL."""
@@ -111,7 +113,8 @@ class StopSignal:
         if self._left.is_set():
             return
         self._at_end()
-        line = f"{self._name}: ended by {signal.Signals(number).name.removeprefix('SIG')}; the same command goes on\n"
+        name = signal.Signals(number).name.removeprefix("SIG")
+        line = f"{self._name}: ended by {name}; {CONTINUE}\n"
         with contextlib.suppress(OSError):
             os.write(2, line.encode())
         os._exit(ENDED)

@@ -187,7 +187,7 @@ def _ended(folder: Progress, view: View) -> Standing | None:
             return Standing(folder, "done", "written elsewhere, by --output-dir")
         if job.exit_code in (STOPPED, ENDED):
             at = "before its time limit, not put into the queue again" if job.exit_code == STOPPED else "by a signal"
-            return Standing(folder, "stopped", f"stopped {at}: submitting it again goes on from there")
+            return Standing(folder, "stopped", f"stopped {at}: submit it again to continue from there")
         silent = f"job {job.number} ended with exit code {job.exit_code} and wrote no error message"
         return Standing(folder, "failed", progress.last_error(folder.path) or silent)
     if job and job.number in view.ended and not view.ended[job.number].startswith(_SETTLED):

@@ -32,7 +32,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.operator import card_check, cuda_operator
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs, Source
-from convscope.errors import DeviceFaultError, InputError
+from convscope.errors import CONTINUE, DeviceFaultError, InputError
 from convscope.failures import Failure
 from convscope.power.meter import Meter
 from convscope.profiling import report, tracing
@@ -126,7 +126,7 @@ class Sweep:
             fault = self._fault or failures.device_fault(self.device)
             if fault is None:
                 raise
-            raise DeviceFaultError(f"{self.device} is lost: {fault}; the same command goes on") from error
+            raise DeviceFaultError(f"{self.device} is lost: {fault}; {CONTINUE}") from error
 
     def _measure_into(self, path: Path, reuse: Reuse) -> Tables:
         run, end_s = self.run, read_end_s(os.environ)

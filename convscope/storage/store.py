@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from convscope.errors import InputError, WriteError
+from convscope.errors import CONTINUE, InputError, WriteError
 from convscope.storage import mending, table
 from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.files import Rows, StudyFiles
@@ -354,8 +354,8 @@ class Store:
             if self._lock is not None:
                 self._lock.confirm()  # where the folder was taken away meanwhile, that is why
             raise WriteError(
-                f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} that are there are whole; "
-                "when that is mended, the same command goes on"
+                f"cannot write to {self.path} ({error.strerror}): the {self.schema.noun} already written are complete; "
+                f"remove the cause, then {CONTINUE}"
             ) from None
 
 

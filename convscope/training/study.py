@@ -22,6 +22,7 @@ from convscope import failures
 from convscope.convolution import backends
 from convscope.convolution.operator import release
 from convscope.distributed import Ranks
+from convscope.errors import CONTINUE
 from convscope.power.meter import Meter
 from convscope.storage.paths import now_utc, slug
 from convscope.storage.store import Store
@@ -162,7 +163,7 @@ class TrainingStudy:
         self.note(f"{cell_name(row)}: {row.status}: {row.reason}")
         self.broken = self.ranks.world > 1
         if self.broken:
-            self.note("the processes end together: the same command goes on with the other cells")
+            self.note(f"the processes end together: {CONTINUE} with the other cells")
         if self.ranks.is_first:
             self.store.append([row])
 

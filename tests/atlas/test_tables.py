@@ -158,7 +158,9 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
     noted: list[str] = []
     store = made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
     assert on_a_cpu == [0, 1]
-    assert noted[-1] == "the time is up after 2 of 4 rounds: the same command goes on, without --overwrite"
+    assert (
+        noted[-1] == "the time is up after 2 of 4 rounds: run the same command again, without --overwrite, to continue"
+    )
     assert (store.read_run() or {})["ended_utc"] is None
     assert {row.rounds for row in store.objects("plans")["plans"] if row.is_fastest} == {2}
     made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
@@ -209,7 +211,8 @@ def test_a_plan_that_loses_the_gpu_is_written_down_and_left_out_by_the_next_star
 
     monkeypatch.setattr(race, "shapes_of", shapes_of)
     with pytest.raises(
-        DeviceFaultError, match=r"plan:7 of features.0 has lost the GPU: misaligned .* goes on without it"
+        DeviceFaultError,
+        match=r"plan:7 of features.0 has lost the GPU: misaligned .* run the same command again to continue without it",
     ) as fault:
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert fault.value.exit_code == 70

@@ -30,7 +30,7 @@ def test_a_run_that_is_inside_a_long_call_ends_when_its_grace_is_over_and_leaves
         run.send_signal(signal.SIGTERM)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 75
-    assert said == "run_profile.py: ended by TERM; the same command goes on\n"
+    assert said == "run_profile.py: ended by TERM; run the same command again to continue\n"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -79,7 +79,7 @@ def test_a_signal_ends_a_stage_and_its_run_within_the_grace_time(
         out, err = stage.communicate(timeout=60)
     assert time.monotonic() - since_s < 20
     assert stage.returncode == 75
-    assert " in the folder: the same command goes on" in err
+    assert " in the folder: run the same command again to continue" in err
     assert (log(folder, "out"), log(folder, "err")) == (out, err)
     assert events(folder) == ["started", "ended 75"]
     assert not (folder / "run.lock").exists()

@@ -207,7 +207,7 @@ def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured:
     collection.budget_s = 1e-9
     assert collection.run() == 1
     assert len([*(tmp_path / "groups").iterdir()]) == 2  # the second is begun by the next start
-    assert any(line == "the time is up: the same command goes on" for line in notes)
+    assert any(line == "the time is up: run the same command again to continue" for line in notes)
     assert float(measured[0][measured[0].index("--minutes") + 1]) == 1.0
 
 

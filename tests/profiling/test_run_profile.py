@@ -97,7 +97,9 @@ def test_a_size_that_its_job_does_not_let_end_is_not_begun(call, tmp_path: Path,
     printed = call(*two)
     assert (printed.code, printed.err) == (85, "")
     assert re.search(r"^not begun: \d\d px takes about \d+ s, and the job ends in \d s$", printed.out, re.MULTILINE)
-    said = "run_profile.py: stopped before the job ends with 1 size in the folder: the same command goes on"
+    said = (
+        "run_profile.py: stopped before the job ends with 1 size in the folder: run the same command again to continue"
+    )
     assert printed.out.splitlines()[-1] == said
     again = call(*two)
     assert again.code == 2

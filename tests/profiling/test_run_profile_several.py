@@ -93,7 +93,7 @@ def test_a_signal_ends_several_batch_sizes_where_they_are(call, monkeypatch: pyt
     monkeypatch.setattr(profiler.UnifiedProfiler, "run", signalled)
     printed = call(*TINY, "--batch-sizes", "1,2", "--output-dir", str(tmp_path))
     assert printed.code == 85
-    assert printed.err == "run_profile.py: stopped by USR2 after 1 of 2 runs: the same command goes on\n"
+    assert printed.err == "run_profile.py: stopped by USR2 after 1 of 2 runs: run the same command again to continue\n"
     assert [path.name for path in tmp_path.iterdir()] == ["tiny_direct_cpu"]
 
 

@@ -104,7 +104,7 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
         in (folder / f"3_full_shufflenet_v2_x0_5_torch_cpu_{job}.err").read_text()
     )
     said = cluster.call("./check_status.sh", "--stage", "3_full", "--model", model).stdout
-    assert "submitting it again goes on from there" in said
+    assert "submit it again to continue from there" in said
     assert f"  ./3_full_run.sh {model} torch cpu --warmup 1" in said
 
 

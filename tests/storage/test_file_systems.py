@@ -42,8 +42,8 @@ def test_a_disk_of_1_mb_that_fills_up_keeps_every_whole_size_and_with_room_the_r
         assert layers.groupby("input_size").size().to_dict() == dict.fromkeys(overall["input_size"], CONVOLUTIONS)
         if ends[-1] == 74:
             assert said(log) == (
-                f"run_profile.py: cannot write to {disk}/run (No space left on device): the sizes that are there "
-                "are whole; when that is mended, the same command goes on"
+                f"run_profile.py: cannot write to {disk}/run (No space left on device): the sizes already written "
+                "are complete; remove the cause, then run the same command again to continue"
             )
         (seen / "ballast").unlink()
         victims.start(disk / "run", log=str(log))

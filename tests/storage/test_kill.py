@@ -157,7 +157,7 @@ def test_a_signal_ends_a_run_between_two_sizes_without_a_lock_and_the_same_comma
     done = means(folder)
     assert said == (
         f"run_profile.py: stopped by {sent.name[3:]} with {several(len(done), 'size')} in the folder: "
-        "the same command goes on"
+        "run the same command again to continue"
     )
     assert 0 < len(done) < 16
     tables = {f"{STEM}_{name}.csv" for name in ("overall", "layers", "work")}
@@ -182,7 +182,7 @@ def test_a_second_interrupt_ends_a_run_at_once_and_leaves_no_lock(victims: Victi
     assert victims.end() == 75
     assert time.monotonic() - started_s < 10
     said = Path(f"{tmp_path}/run.log").read_text().splitlines()[-1]
-    assert said == "run_profile.py: ended by INT; the same command goes on"
+    assert said == "run_profile.py: ended by INT; run the same command again to continue"
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
 
 

@@ -21,7 +21,7 @@ from convscope.dataset.collect import coverage
 from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
 from convscope.dataset.samples import SampleRow
-from convscope.errors import DeviceFaultError
+from convscope.errors import CONTINUE, DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 
@@ -54,7 +54,7 @@ class CollectStudy:
             began_s, failed = time.monotonic(), []
             for number, group in enumerate(self._groups(), 1):
                 if number > 1 and self._is_over(began_s):
-                    self.note("the time is up: the same command goes on")
+                    self.note(f"the time is up: {CONTINUE}")
                     break
                 started_s = time.monotonic()
                 if not self._measured(group, began_s) and not self.stop():
