@@ -107,7 +107,7 @@ def test_the_shares_of_a_pass_add_up_and_are_of_the_modules_that_convolve(
 ):
     tables = profiled(tmp_path, model, "torch")
     assert tables.work["share_pct"].sum() == pytest.approx(100)
-    assert set(tables.work["timing_method"]) == {"torch.profiler, own time of operators"}
+    assert set(tables.work["timing_method"]) == {"self time of operators (torch.profiler)"}
     convolving = tables.work[tables.work["category"] == "convolution"]
     assert set(convolving["module"].fillna("")) == modules
     assert convolving["share_pct"].sum() > 20

@@ -90,7 +90,7 @@ def _neusight(name: str, where: str, cells: Cells) -> SampleRow:
         in_channels=int(cells["Input_Channel"]), out_channels=int(cells["Output_Channel"]),
         in_height_px=int(cells["Input_Size"]), in_width_px=int(cells["Input_Size"]), kernel_size=kernel, stride=step,
         padding=pad, dilation="1x1", groups=1, dtype="float32", math="fp32", layout="nchw", run=f"neusight {name}",
-        mean_ms=float(cells["Latency"]), timing_method="one time of the source", kernels=cells["Kernels"].strip(";"),
+        mean_ms=float(cells["Latency"]), timing_method="one time, as published", kernels=cells["Kernels"].strip(";"),
         cudnn=_cudnn(cells["CUDNN Version"]), torch=cells["Torch Version"].removeprefix("p"),
     )  # fmt: skip
 

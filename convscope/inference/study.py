@@ -336,7 +336,7 @@ class InferenceStudy:
         every = [measured for _, measured in engines.values()]
         return self._setup_figures(*every) | {
             "setup_s": sum(each.setup_s for each in every),
-            "timing_method": "from a request to its answer, by LoadGen",
+            "timing_method": "LoadGen, from a request to its response",
             "load_generator": mlperf.version(),
         }
 

@@ -74,7 +74,7 @@ class Tracer(Protocol):
         """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
 
 
-OPERATORS_METHOD = "torch.profiler, own time of operators"
+OPERATORS_METHOD = "self time of operators (torch.profiler)"
 REPLACING = ", calls replaced in the pass"  # which takes the host time in each
 
 

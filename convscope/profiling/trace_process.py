@@ -33,8 +33,8 @@ from convscope.timing.trace import LayerTrace
 
 TRACED_REPLAYS = 4  # in each placement, where they do not take longer than this:
 _RECORDING_S = 20.0  # a pass by FFT may have thousands of kernels, and each takes its time to be recorded
-WORK_METHOD = "cupti, kernels of replays, in a process of its own"
-EAGER_WORK_METHOD = "cupti, kernels of an eager pass, in a process of its own"
+WORK_METHOD = "kernels of traced replays (CUPTI, separate process)"
+EAGER_WORK_METHOD = "kernels of a traced eager pass (CUPTI, separate process)"
 
 
 _OF_MODEL = operator.attrgetter(

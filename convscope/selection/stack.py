@@ -10,6 +10,7 @@ import pandas as pd
 
 from convscope import gpus
 from convscope.errors import InputError
+from convscope.storage import wording
 
 if TYPE_CHECKING:
     from convscope.prediction.predictor import Predictor
@@ -58,7 +59,7 @@ def narrowed(frame: pd.DataFrame, gpu: str | None, cudnn: str | None) -> tuple[S
             f"--cudnn {cudnn}: {meant[0]} has samples of {', '.join(filter(None, versions)) or 'no cuDNN'}"
         )
     here = here[here["cudnn"].map(lambda each: each or "") == version]
-    methods = sorted(filter(None, here["timing_method"].unique()))
+    methods = sorted(filter(None, {*map(wording.present, here["timing_method"].dropna().unique())}))
     if len(methods) > 1:
         raise InputError(f"samples were timed in several ways, which cannot be compared: {'; '.join(methods)}")
     return Stack(meant[0], version or None, _only(here["driver"])), here.reset_index(drop=True)

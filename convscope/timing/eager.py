@@ -17,8 +17,8 @@ from convscope.timing import graphs
 from convscope.timing.graphs import EventTimer, HostLoad, LaunchHider, ReplayLoad
 from convscope.timing.layer_times import LayerTimer, LayerTimes, Sampler, launched_times
 
-HIDDEN_METHOD = "cuda events, eager behind a spin"
-INCLUDED_METHOD = "cuda events, eager: launch included"
+HIDDEN_METHOD = "eager passes behind a spin kernel, CUDA events"
+INCLUDED_METHOD = "eager passes with their launch, CUDA events"
 _FIRST_CYCLES = graphs.SPIN_CYCLES * 2**6  # about 6 ms: a launch from Python takes about that long
 
 T = TypeVar("T")

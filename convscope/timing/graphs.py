@@ -60,7 +60,7 @@ _REST_SHARE = 0.015  # of a replay
 _DETUNED_MOST_MS = 20.0  # a sensor looks at many parts of a longer replay
 SETTLING_S = 0.1  # of load before times are taken: an idle card's clocks are down
 
-REPLAY_METHOD = "cuda graph replay, cuda events"
+REPLAY_METHOD = "replays of a CUDA graph, CUDA events"
 OVERFULL = ", launch longer than the queue"  # see LaunchHider
 
 

@@ -45,7 +45,7 @@ _PAIR_US = (0.5, 20.0)  # bounds of a pair's overhead on any card: an empty pair
 # Half the width of 95 % of the differences between a layer's events and its span, H200, ten models (docs/timing.md).
 EVENT_DOUBT_MS = 1.0e-3
 _GAP_DOUBT_MS = 0.15e-3  # that tracing adds to a gap between two kernels, there
-SPAN_METHOD = "cupti span in a replay, in a process of its own"
+SPAN_METHOD = "first kernel to last in a traced replay (CUPTI, separate process)"
 
 
 @dataclass(frozen=True)

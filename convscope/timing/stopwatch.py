@@ -20,7 +20,7 @@ from convscope.errors import NotCapturableError
 from convscope.timing import eager, graphs
 
 CPU_METHOD = "time.perf_counter"
-LAUNCHED_METHOD = "cuda events, launched from Python behind a spin kernel"
+LAUNCHED_METHOD = "calls from Python behind a spin kernel, CUDA events"
 PASS_SAMPLES = 10  # of a capture whose mean is one time
 EAGER_LEAST = 5  # eager samples before `enough_s` may end them
 BUDGET_LEAST = 6  # samples, whatever they take: fewer give no interval of the median

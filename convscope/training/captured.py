@@ -30,7 +30,7 @@ from convscope.training.step import Mark, Stepper, unmarked
 
 WARM_UP_STEPS = 3  # of PyTorch's recipe
 GRAPHS = 2
-CAPTURED_METHOD = "cuda events between phases, in cuda graph replays"
+CAPTURED_METHOD = "CUDA events between the phases, in replays of a CUDA graph"
 
 
 class Recorder(Protocol):

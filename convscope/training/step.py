@@ -21,7 +21,7 @@ from convscope.training.datasets import LabelledBatch
 
 PHASES = ("data", "forward", "backward", "optimizer")
 RANGE = "convscope:"
-CUDA_METHOD, CPU_METHOD = "cuda events between phases", "time.perf_counter"
+CUDA_METHOD, CPU_METHOD = "CUDA events between the phases", "time.perf_counter"
 
 Mark = Callable[..., None]
 """Called as a phase ends: without an argument, or with the event that a replayed graph records there."""

@@ -172,7 +172,7 @@ def test_onnxruntime_runs_as_a_graph_in_pytorchs_stream(tmp_path: Path, dtype: s
     assert row["status"] == "ok", row["reason"]
     assert 0 < row["image_error"] <= row["image_tolerance"]
     assert "its cuda graph" in row["remark"]
-    assert row["timing_method"].endswith("replay of its own cuda graph")
+    assert row["timing_method"].endswith("replay of ONNX Runtime's CUDA graph")
 
 
 def test_onnxruntime_waits_for_images_of_another_stream(tmp_path: Path):

@@ -30,7 +30,7 @@ def test_the_phases_add_up_to_what_the_wall_clock_gives_a_step(tmp_path: Path):
     row = trained(tmp_path, "--batch-size", "32").iloc[0]
     parts_ms = sum(row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
     assert parts_ms == pytest.approx(1e3 * row["window_s"] / row["steps"], rel=0.03)
-    assert row["timing_method"] == "cuda events between phases"
+    assert row["timing_method"] == "CUDA events between the phases"
 
 
 @pytest.mark.parametrize(("kind", "fused"), [(Stepper, False), (CapturedStepper, True)])
@@ -138,7 +138,7 @@ def test_a_captured_cell_stands_beside_the_eager_one_with_the_same_losses(tmp_pa
     trained(tmp_path, *options, "--fused-optimizer")
     table = trained(tmp_path, *options, *CAPTURED)
     assert table["captured"].tolist() == [False, True]
-    assert table["timing_method"].tolist() == ["cuda events between phases", CAPTURED_METHOD]
+    assert table["timing_method"].tolist() == ["CUDA events between the phases", CAPTURED_METHOD]
     assert table["loss"][1] == pytest.approx(table["loss"][0], rel=0.01)
     assert table["launch_ms"][1] < 0.5 * table["launch_ms"][0]
     epochs = pd.read_csv(tmp_path / "epochs.csv")

@@ -182,7 +182,7 @@ def test_calls_with_copies_are_cells_of_their_own(tmp_path: Path):
     rows = run(tmp_path, batch_sizes=(2,), with_copies=True)
     assert rows["status"].tolist() == ["ok", "ok"]
     assert rows["inputs"].fillna("").tolist() == ["", "host"]
-    assert rows["timing_method"][1].endswith(", images from and output to host memory")
+    assert rows["timing_method"][1].endswith(", images copied from host memory, output copied back")
 
 
 def test_only_what_fails_this_time_counts_as_failed(tmp_path: Path, engine: Any):

@@ -262,5 +262,5 @@ def test_on_a_cpu_the_method_says_that_calls_are_replaced():
 
 def test_on_a_cpu_a_measurement_has_the_work_of_a_pass_by_operator():
     found = measure(Branching())
-    assert found.work_method == "torch.profiler, own time of operators"
+    assert found.work_method == "self time of operators (torch.profiler)"
     assert {work.module for work in found.work if work.category == "convolution"} == {"one", "two"}

@@ -15,6 +15,7 @@ from fakes.compared import GPU, LAYER, PASS, layer, overall, written
 from convscope.errors import InputError
 from convscope.profiling.comparison import compare
 from convscope.profiling.rows import LayerRow, OverallRow, profile_store
+from convscope.storage import wording
 from convscope.timing.summary import half_width_ms
 
 
@@ -116,6 +117,11 @@ def test_a_power_capped_card_without_clocks_is_ambiguous(tmp_path: Path, capped:
 def test_a_difference_that_the_clocks_can_account_for_is_ambiguous(tmp_path: Path):
     found = judged(tmp_path, PASS, overall(mean=11.0, sm_clock_mhz=1755))
     assert (found.verdict, found.reason) == ("ambiguous", "clocks of 1980 and 1755 MHz can account for 12.5 %")
+
+
+def test_an_earlier_text_of_a_timing_method_is_the_same_method(tmp_path: Path):
+    earlier, now = next(iter(wording.PRESENT.items()))
+    assert judged(tmp_path, overall(timing_method=earlier), overall(mean=20.0, timing_method=now)).verdict == "slower"
 
 
 def test_sameness_at_different_clocks_is_ambiguous(tmp_path: Path):

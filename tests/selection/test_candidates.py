@@ -14,6 +14,7 @@ from convscope.errors import InputError
 from convscope.selection import stack
 from convscope.selection.candidates import Candidate, Measured, Value, gathered, is_pinnable, keys
 from convscope.selection.stack import Stack
+from convscope.storage import wording
 from convscope.timing.summary import half_width_ms
 
 ROW = dataclasses.replace(next(drawn(1)), mean_ms=2.0, mean_ci95_ms=0.5, placements=5, cudnn="9.19.0", driver="580")
@@ -123,3 +124,9 @@ def test_several_stacks_are_never_mixed(others: dict[str, Any], asked: tuple[Any
     every = frame(row(timing_method="events"), row(**{"timing_method": "events", **others, "algorithm": "fft"}))
     with pytest.raises(InputError, match=expected):
         stack.narrowed(every, *asked)
+
+
+def test_samples_with_an_earlier_text_of_their_timing_method_are_of_the_same_method():
+    earlier, now = next(iter(wording.PRESENT.items()))
+    every = frame(row(timing_method=earlier), row(timing_method=now, algorithm="fft"), row(algorithm="gemm"))
+    assert len(stack.narrowed(every, None, None)[1]) == 3

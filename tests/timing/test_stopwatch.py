@@ -106,7 +106,7 @@ def test_on_a_gpu_a_step_runs_once_is_captured_and_replayed(gpu: fakes.Gpu, log:
     times = Stopwatch(CUDA).measure(step_of(gpu, log), samples=3, warmup=2)
     assert log == ["run", "capture", *["replay"] * (2 + 3), "close"]
     assert times.all_ms == pytest.approx([2.0] * 3)
-    assert times.method == "cuda graph replay, cuda events"
+    assert times.method == "replays of a CUDA graph, CUDA events"
 
 
 def test_each_capture_begins_with_a_pass_and_ends_before_the_next(gpu: fakes.Gpu, log: list[str]):
@@ -146,7 +146,7 @@ def test_samples_that_the_host_held_up_are_counted_of_all_captures(gpu: fakes.Gp
 def test_a_launch_longer_than_the_queue_is_said_in_the_method(gpu: fakes.Gpu, log: list[str]):
     gpu.launch_ms = 100.0
     times = Stopwatch(CUDA).measure(step_of(gpu, log, 1000.0), samples=1)
-    assert (times.overfull, times.method) == (1, "cuda graph replay, cuda events, launch longer than the queue")
+    assert (times.overfull, times.method) == (1, "replays of a CUDA graph, CUDA events, launch longer than the queue")
 
 
 def test_a_host_that_is_never_ahead_is_an_error(gpu: fakes.Gpu, log: list[str]):

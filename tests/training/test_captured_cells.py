@@ -27,7 +27,7 @@ def test_a_captured_cell_is_another_than_the_eager_one_and_its_row_says_so(tmp_p
     table = made.store.read("training")
     assert table["captured"].tolist() == [False, True]
     assert table["timing_method"].tolist() == [
-        "cuda events between phases", "cuda events between phases, in cuda graph replays"
+        "CUDA events between the phases", "CUDA events between the phases, in replays of a CUDA graph"
     ]  # fmt: skip
     assert training_study.cell_name(key) == "squeezenet1_1_batch4_captured"
     both = dataclasses.replace(key, processes=2, compiled=True)

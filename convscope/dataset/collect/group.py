@@ -22,7 +22,7 @@ from convscope.verification import kernel_families
 
 TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
-IN_A_PASS = "events around the call in replays of a captured pass of other convolutions"
+IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
 _COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
 
 

@@ -64,7 +64,7 @@ def _in_worker(workload: Workload, name: str) -> Engine:
     torch.save(replace(workload, make_bench=_no_bench, note=print), path)
     command = runners.module("torch_worker", "engine", name, torch.get_num_threads())
     runner = RemoteRunner(name, command, [path], workload.folder, "")
-    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
+    runner.timing_method = f"{runner.ready['timing_method']}, in a separate process"
     return runner, BuildCost(**runner.ready["setup"])
 
 
@@ -133,7 +133,7 @@ def _package(workload: Workload, name: str, captured: bool) -> Engine:
     del model, exported, given
     command = runners.module("torch_worker", "package", workload.device, workload.math, threads, int(captured))
     runner = RemoteRunner(name, command, [path, input_path], workload.folder, "")
-    runner.timing_method = f"{runner.ready['timing_method']}, in a process of its own"
+    runner.timing_method = f"{runner.ready['timing_method']}, in a separate process"
     size_bytes, compile_s = Path(path).stat().st_size, compile_s + runner.load_s
     return runner, BuildCost(exported_s - started_s, compile_s, size_bytes, remark, files=(Path(path),))
 

@@ -21,7 +21,7 @@ _PROVIDERS = {
     "cpu": ("CPUExecutionProvider", "onnxruntime"),
 }
 _NUMPY = {"float32": np.float32, "float16": np.float16}
-_NUMPY_METHOD = "time.perf_counter around a call in a process of its own, from NumPy array to NumPy array"
+_NUMPY_METHOD = "time.perf_counter around a call in a separate process, NumPy arrays in and out"
 _GRAPH = {"enable_cuda_graph": "1"}
 # Options of the CUDA provider that the fastest is chosen among; its search of cuDNN's algorithms is on by default. A
 # model with an operator that the provider lacks, which runs on the CPU then, can only be launched step by step.
@@ -116,7 +116,7 @@ def _session_in_stream(
 
     runner = workload.local(step, given, counted=False)
     if options.items() >= _GRAPH.items():
-        runner.timing_method += ", replay of its own cuda graph"
+        runner.timing_method += ", replay of ONNX Runtime's CUDA graph"
     return runner
 
 

@@ -35,7 +35,7 @@ _QUEUED_S = 0.02  # of calls that the host may run ahead
 
 def method(device: torch.device) -> str:
     """Return the timing method of a call on a device."""
-    return "cuda events around a call, launch included" if device.type == "cuda" else "time.perf_counter around a call"
+    return "CUDA events around a call, launch included" if device.type == "cuda" else "time.perf_counter around a call"
 
 
 class Runner(worker.Timed, Protocol):
@@ -82,7 +82,7 @@ class LocalRunner:
 
         self._run: Callable[[], None] = run
         if captured:
-            self.timing_method += ", replay of a cuda graph"
+            self.timing_method += ", replay of a CUDA graph"
             graph = graphs.capture(run)
             self._run = graph.replay
             self._at_end.append(graph.close)
@@ -109,7 +109,7 @@ class LocalRunner:
             target.copy_(self.result, non_blocking=True)
 
         self._host, self._run = source, copied
-        self.timing_method += ", images from and output to host memory"
+        self.timing_method += ", images copied from host memory, output copied back"
 
     def call(self) -> None:
         """Run once and wait for the result."""
@@ -297,7 +297,7 @@ class RemoteRunner:
     def copy_images(self) -> None:
         """Have each call there copy its images from host memory, and its output there."""
         self._ask(copy_images=[])
-        self.timing_method += ", images from and output to host memory"
+        self.timing_method += ", images copied from host memory, output copied back"
 
     def peak_memory_bytes(self) -> int | None:
         """Return the peak of its memory there."""

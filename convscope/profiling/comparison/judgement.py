@@ -14,6 +14,7 @@ from scipy.special import stdtr, stdtrit
 
 from convscope.gpus import slowed_by
 from convscope.profiling.rows import OverallRow, Row
+from convscope.storage import wording
 from convscope.timing.summary import CONFIDENCE
 
 THERMAL_PCT = 1.0  # of a window: a card that heat slowed for less of it lost less time than that
@@ -123,7 +124,7 @@ def card_doubt(a: OverallRow, b: OverallRow, found: Change, b_pct: float, tolera
     for name, row in named:
         if why := _throttle(row):
             return f"{name} was throttled ({why})"
-    if a.timing_method != b.timing_method:
+    if wording.present(a.timing_method) != wording.present(b.timing_method):
         return f"timed in different ways ({a.timing_method}; {b.timing_method})"
     if not a.sm_clock_mhz or not b.sm_clock_mhz:
         capped = next((name for name, row in named if _is_capped(row)), None)

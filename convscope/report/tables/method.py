@@ -11,6 +11,7 @@ import pandas as pd
 from convscope.report.folders import Folder
 from convscope.report.labels import plain, utc
 from convscope.report.tables.overview import device
+from convscope.storage import wording
 
 EXPLAINED = (
     ("time", "One forward pass on the GPU without the cost of launching it: CUDA events around replays of a captured "
@@ -83,5 +84,6 @@ def of_methods(passes: pd.DataFrame) -> pd.DataFrame:
     """Return how many passes were timed by each method, by card."""
     if not len(passes):
         return pd.DataFrame()
-    counts = passes.groupby(["gpu", "timing_method"], sort=False).size().rename("passes")
+    named = passes.assign(timing_method=passes["timing_method"].map(wording.present, na_action="ignore"))
+    counts = named.groupby(["gpu", "timing_method"], sort=False).size().rename("passes")
     return counts.reset_index()

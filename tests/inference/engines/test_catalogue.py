@@ -163,7 +163,7 @@ def test_the_most_of_the_compiler_runs_in_a_process_of_its_own(tmp_path: Path):
         expected = asked.model(asked.given).detach()
         assert (runner.output(asked.given) - expected).norm() < 1e-5 * expected.norm()
         assert runner.peak_memory_bytes() is None
-        assert runner.timing_method == "time.perf_counter around a call, in a process of its own"
+        assert runner.timing_method == "time.perf_counter around a call, in a separate process"
     finally:
         runner.close()
     assert setup.compile_s > 0
