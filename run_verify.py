@@ -55,7 +55,7 @@ def parser() -> OneLineParser:
     _add_of_plans(made)
     made.add_argument("--max-workspace", metavar="BYTES", help="for --support: 512MB, 2GiB; default what is free")
     made.add_argument("--output-dir", metavar="DIR", help="where tables are saved, default results/<study>")
-    made.add_argument("--overwrite", action="store_true", help="measure a table again; what is there is kept")
+    made.add_argument("--overwrite", action="store_true", help="measure a table again; earlier results are kept")
     made.add_take_over()
     return made
 

@@ -16,7 +16,7 @@ COMMANDS = {
     "profile": ("run_profile", "time, power and energy of a model by one algorithm, whole and layer by layer"),
     "verify": ("run_verify", "which algorithm and kernels really ran, with errors against float64"),
     "choice": ("run_verify", "the fastest algorithm of each layer, and what other choices cost"),
-    "plans": ("pinning.command", "every plan of cuDNN, raced: plans --model M; export, compare, deny those measured"),
+    "plans": ("pinning.command", "times every plan of cuDNN: plans --model M; export, compare, block measured plans"),
     "pin": ("pinning.pin_command", "a file of plans in a model: checked, applied, results and times compared"),
     "train": ("run_training", "the time of a training step: data, forward, backward, optimizer"),
     "infer": ("run_inference", "engines of inference by batch size, also under a server's load"),

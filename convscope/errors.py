@@ -35,7 +35,7 @@ class WriteError(StopError):
 
 
 class MissingError(InputError):
-    """An engine cannot be had here; the message says how to get it."""
+    """An engine is not available here; the message says how to install it."""
 
 
 class WorkerError(RuntimeError):

@@ -205,7 +205,7 @@ def _literal(value: str) -> Any:
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of the name and of the code that decides its model; "" where that cannot be had.
+    """Return the SHA-256 of the name and of the code that decides its model; "" where that is unknown.
 
     Of a file that is its content, of a library its version, of a package's module its file, which is not run.
     """

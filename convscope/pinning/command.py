@@ -1,5 +1,5 @@
-"""`python -m convscope plans export|diff|errata|repro`: plans of an atlas as a document, two of them side by side, one
-denied to PyTorch, one as a script.
+"""`python -m convscope plans export|diff|errata|repro`: plans of an atlas as a document, two atlases side by side, a file
+that blocks an engine in PyTorch, a layer's plan as a script.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _errata(options: argparse.Namespace) -> int:
         )
         for each in found
     ]
-    print(table(DENIED, cells) if cells else f"PyTorch runs {options.plan} in no layer: to deny it costs nothing here")
+    print(table(DENIED, cells) if cells else f"PyTorch runs {options.plan} in no layer: blocking it costs nothing here")
     known = [each.more_us for each in found if each.more_us is not None]
     print(f"{len(found)} shapes: {sum(known):+.1f} µs a pass" + (" and more" if len(known) < len(found) else ""))
     print(f"CUDNN_ERRATA_JSON_FILE={path}")
@@ -117,16 +117,23 @@ def _parser() -> argparse.ArgumentParser:
     export = commands.add_parser("export", help="the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="default plans.json in the atlas")
-    diff = commands.add_parser("diff", help="two atlases, or exported documents, side by side; exit code 1: look at it")
+    diff = commands.add_parser(
+        "diff",
+        help="two atlases or exported documents side by side; exit code 1: a layer is worse or runs other kernels",
+    )
     diff.add_argument("a", type=Path, metavar="A", help="folder or file to compare with")
     diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
     diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
     diff.add_argument("--json", action="store_true", help="print JSON, for programs")
-    denies = commands.add_parser("errata", help="a file that denies PyTorch a plan or an engine, and what that costs")
+    denies = commands.add_parser(
+        "errata", help="a file that keeps PyTorch from running a plan or an engine, and the cost of that"
+    )
     denies.add_argument("atlas", type=Path, help="a folder of results/plans")
     denies.add_argument("plan", help="plan:38, or with values of knobs plan:38:k2=8")
     denies.add_argument("-o", "--output", type=Path, metavar="FILE", help="default errata.json in the atlas")
-    shows = commands.add_parser("repro", help="a script that shows a layer's plan, its time and error, without this")
+    shows = commands.add_parser(
+        "repro", help="a script that runs a layer's plan without convscope, and prints its time and error"
+    )
     shows.add_argument("atlas", type=Path, help="a folder of results/plans, or a document")
     shows.add_argument("layer", help="by name: layer1.0.conv1")
     shows.add_argument("-o", "--output", type=Path, metavar="FILE", help="default the standard output")

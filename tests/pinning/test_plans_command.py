@@ -269,7 +269,7 @@ def test_errata_deny_an_engine_in_one_version_and_say_what_that_costs(
 def test_an_engine_that_pytorch_does_not_run_costs_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert ran("errata", atlas(tmp_path / "atlas"), "2", "-o", tmp_path / "errata.json") == 0
     assert capsys.readouterr().out.splitlines()[:2] == [
-        "PyTorch runs 2 in no layer: to deny it costs nothing here",
+        "PyTorch runs 2 in no layer: blocking it costs nothing here",
         "0 shapes: +0.0 µs a pass",
     ]
 

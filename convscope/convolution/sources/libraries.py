@@ -138,7 +138,7 @@ class TimmSource(Source):
         try:
             model: nn.Module = _timm().create_model(self._bare, **options | names.arguments_of(self.name))
         except OSError as error:
-            reason = f"the trained weights of {self._bare} cannot be had ({error}): leave out --pretrained"
+            reason = f"the trained weights of {self._bare} cannot be loaded ({error}): leave out --pretrained"
             raise InputError(reason) from None
         except Exception as error:
             raise _refused(self.name, error) from None
@@ -218,7 +218,9 @@ class TransformersSource(Source):
         try:
             model: nn.Module = self._loader().from_pretrained(self._bare, config=self._configuration)
         except OSError as error:
-            reason = f"the trained weights of {self._bare} cannot be had ({_first_line(error)}): leave out --pretrained"
+            reason = (
+                f"the trained weights of {self._bare} cannot be loaded ({_first_line(error)}): leave out --pretrained"
+            )
             raise InputError(reason) from None
         return model
 

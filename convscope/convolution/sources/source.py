@@ -33,7 +33,7 @@ class Source(abc.ABC):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of name and code, and of the weights where a seed does not draw them; "" where it cannot be had."""
+        """SHA-256 of name and code, and of the weights where a seed does not draw them; "" where it is unknown."""
         return names.digest(self.name)
 
     @property

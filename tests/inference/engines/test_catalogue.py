@@ -205,7 +205,7 @@ def test_a_model_of_timm(monkeypatch: pytest.MonkeyPatch):
     assert not one.training
     with pytest.raises(InputError, match="timm has no model 'resnet51'"):
         models.find_source("timm:resnet51")
-    with pytest.raises(InputError, match="trained weights of resnet50 cannot be had"):
+    with pytest.raises(InputError, match="trained weights of resnet50 cannot be loaded"):
         models.find_source("timm:resnet50").build(0, pretrained=True)
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(InputError, match="pip install timm"):
