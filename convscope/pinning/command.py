@@ -1,5 +1,5 @@
-"""`python -m convscope plans export|diff|errata|repro`: plans of an atlas as a document, two atlases side by side, a file
-that blocks an engine in PyTorch, a layer's plan as a script.
+"""`python -m convscope plans export|diff|errata|repro`: plans of an atlas as a document, two atlases side by side, a
+file that blocks an engine in PyTorch, a layer's plan as a script.
 """
 
 from __future__ import annotations
