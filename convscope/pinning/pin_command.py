@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from convscope.cli.display import or_dash, several, table
-from convscope.cli.options import MATHS, at_least, at_most
+from convscope.cli.options import INTEGER_MOST, MATHS, at_least, at_most
 from convscope.cli.parser import OneLineParser, note_by, report_error
 from convscope.convolution.names import KINDS, check_model, with_arguments
 from convscope.cudnn.shape import ELEMENT_BYTES
@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         at_least("--rounds", options.rounds, ROUNDS_LEAST)
         at_most("--rounds", options.rounds, ROUNDS_MOST)
+        at_least("--seed", options.seed, 0)
+        at_most("--seed", options.seed, INTEGER_MOST)
         return _pin(options)
     except StopError as error:
         return report_error(NAME, error)
@@ -110,13 +112,14 @@ def _read(path: Path) -> Pins:
     ]
     counts = (name for name in ("input_size", "batch_size") if not _is_count(settings[name]))
     wrong += [f"{name} {settings[name]!r}, not a whole number above 0" for name in counts]
+    wrong += [f"a layer {pin.layer!r}, not a name" for pin in pins.layers if not isinstance(pin.layer, str)]
     if wrong:
         raise InputError(f"{path} has {wrong[0]}: export it again")
     return pins
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= INTEGER_MOST
 
 
 def _text(options: argparse.Namespace, subject: Subject, found: Trial, missing: str | None) -> Iterator[str]:

@@ -159,7 +159,8 @@ def tried(subject: Subject, device: torch.device, rounds: int) -> Trial:
             warnings.simplefilter("ignore", PinWarning)  # the reasons are in the rows
             pinned.pin(model, subject.pins)
             layers, output = _observed(subject, model, inputs)
-            times = _timed((stock, model), inputs, rounds) if any(map(_is_pinned, layers)) else None
+            _restore(model, layers)
+            times = _timed((stock, model), inputs, rounds) if any(each.ran != TORCH for each in layers) else None
         expected = first_tensor(stock(*inputs))
         allowed = _output_allowed(subject, layers, stock, inputs)
     found = Trial(layers, relative_distance(output, expected.double()), allowed)
@@ -168,6 +169,15 @@ def tried(subject: Subject, device: torch.device, rounds: int) -> Trial:
     less = summary.paired_difference(*times, CONFIDENCE)
     before, after = map(summary.summarize, times)
     return dataclasses.replace(found, before=before, after=after, less=less)
+
+
+def _restore(model: nn.Module, rows: Sequence[LayerTrial]) -> None:
+    """Bring the own modules of layers back whose plan did not run: it would be tried again in each timed pass."""
+    modules = dict(model.named_modules())
+    for each in rows:
+        module = modules.get(each.layer) if each.why_left and each.ran == TORCH else None
+        if isinstance(module, PinnedConv2d):
+            models.set_module(model, each.layer, module.original)
 
 
 def _is_pinned(each: LayerTrial) -> bool:

@@ -251,7 +251,8 @@ def check_algorithm_file(written: Path, folder: Path, capsys: pytest.CaptureFixt
 
 NET = """from torch import nn
 def make():
-    return nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 64, 3, stride=2), nn.ReLU())
+    first, second = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(32, 64, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), nn.Conv2d(64, 64, 1))
 """
 
 
@@ -265,9 +266,10 @@ def test_the_command_pins_a_file_and_compares(
     plain = models.build(name)
     model = (convscope.fused(plain) if is_fused else plain).cuda()
     made = pins_of(model, torch.randn(2, 3, 48, 48, device="cuda"), dtype, layout, 0)
-    assert len(made.layers) == 2
+    assert len(made.layers) == 3
     settings = {**made.settings, "model": name, "input_size": 48, "math": "tf32"}
     layers = [replace(pin, figures=dict.fromkeys(FIGURES)) for pin in made.layers]
+    layers[0] = replace(layers[0], algorithm="torch")
     file.write_text(Pins(settings, made.stack, None, layers).text())
     capsys.readouterr()
 
@@ -275,20 +277,20 @@ def test_the_command_pins_a_file_and_compares(
     found = json.loads(capsys.readouterr().out)
     assert found["exit_code"] == 0
     assert [each["ran"] for each in found["layers"]] == [pin.algorithm for pin in layers]
-    assert {each["provider"] for each in found["layers"]} == {"cudnn graph"}
-    assert all(each["relative_error"] <= each["allowed"] < 0.1 for each in found["layers"])
+    assert [each["provider"] for each in found["layers"]] == ["torch", "cudnn graph", "cudnn graph"]
+    assert all(each["relative_error"] <= each["allowed"] < 0.1 for each in found["layers"][1:])
     assert found["output_error"] <= found["output_allowed"] < 0.1
     assert (found["before"]["count"], found["after"]["count"]) == (3, 3)
     assert 0 < found["after"]["mean_ms"] < 10
 
     assert program.main(["pin", name, str(file), "--rounds", "2"]) == 0
-    assert "2 layers pinned, 0 left to PyTorch" in capsys.readouterr().out
-    unknown = [replace(layers[0], algorithm="plan:9999"), layers[1]]  # cuDNN has no engine of this number
+    assert "2 layers pinned, 1 left to PyTorch" in capsys.readouterr().out
+    unknown = [layers[0], replace(layers[1], algorithm="plan:9999"), layers[2]]  # cuDNN has no engine of this number
     file.write_text(Pins(settings, made.stack, None, unknown).text())
     assert program.main(["pin", name, str(file), "--rounds", "2", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
-    assert [each["ran"] for each in found["layers"]] == ["torch", layers[1].algorithm]
-    assert found["layers"][0]["why_left"]
+    assert [each["ran"] for each in found["layers"]] == ["torch", "torch", layers[2].algorithm]
+    assert found["layers"][1]["why_left"]
     file.write_text(Pins(settings, {**made.stack, "cudnn": "1.2.3"}, None, layers).text())
     assert program.main(["pin", name, str(file)]) == 2
     assert "cudnn is" in (line := capsys.readouterr().err)

@@ -135,6 +135,8 @@ def test_a_layer_that_is_not_the_models_is_one_line(
         ({"layout": None}, "has layout None, not nchw or nhwc: export it again"),
         ({"math": "fast"}, "has math 'fast', not tf32 or fp32: export it again"),
         ({"batch_size": "2"}, "has batch_size '2', not a whole number above 0: export it again"),
+        ({"batch_size": 10**30}, f"has batch_size {10**30}, not a whole number above 0: export it again"),
+        ({"plans": {"conv1": "torch", 5: "torch"}}, "has a layer 5, not a name: export it again"),
         ({"input_size": 0}, "has input_size 0, not a whole number above 0: export it again"),
         ({"gpu_name": "AMD EPYC", "cudnn": None}, "is for a CPU (AMD EPYC), and a model is pinned on a GPU: on it, "),
     ],
@@ -155,6 +157,7 @@ def test_what_is_no_file_of_plans_is_one_line(tmp_path: Path, capsys: Capture):
     assert "name a file of convscope plans export or select" in error_of(capsys, tiny.NAME, str(table))
     assert "unknown model 'no'" in error_of(capsys, "no", str(table))
     assert "it must be at least 2" in error_of(capsys, tiny.NAME, str(table), "--rounds", "1")
+    assert error_of(capsys, tiny.NAME, str(table), "--seed", str(10**30)).startswith("--seed 1000")
 
 
 def test_what_a_check_makes_no_use_of_is_refused(file: Callable[..., str], capsys: Capture):
@@ -240,6 +243,25 @@ def test_a_plan_that_cudnn_refuses_is_left_to_pytorch_with_the_reason(card: Call
     ]
     assert found.exit_code == 1
     assert found.output_error in (0.0, None)
+    assert found.before is None
+
+
+def test_a_refused_plan_is_not_tried_again_while_times_are_taken(
+    card: Callable[[Convolve], None], monkeypatch: pytest.MonkeyPatch
+):
+    calls = []
+
+    def refuse_one(y: torch.Tensor) -> torch.Tensor:
+        calls.append(y.shape[1])
+        if y.shape[1] == 16:
+            raise NotSupportedError("cuDNN 9.19 refuses it")
+        return y
+
+    card(refuse_one)
+    found = tried(pins())
+    assert found.after is not None
+    assert calls.count(16) == 1
+    assert calls.count(32) > 2
 
 
 def test_a_layer_that_cannot_be_pinned_is_left_with_the_reason(
@@ -257,6 +279,26 @@ def test_a_layer_that_cannot_be_pinned_is_left_with_the_reason(
     assert (found.layers[0].ran, found.layers[0].why_left) == ("torch", "Conv2d has hooks")
     assert found.layers[2].ran == "gemm"
     assert found.exit_code == 1
+
+
+def test_a_call_outside_modules_is_left_with_the_reason(
+    card: Callable[[Convolve], None], monkeypatch: pytest.MonkeyPatch
+):
+    class Calling(tiny.Tiny):
+        def __init__(self, num_classes: int = 10) -> None:
+            super().__init__(num_classes)
+            self.kernel = torch.nn.Parameter(torch.randn(3, 3, 3, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(torch.nn.functional.conv2d(x, self.kernel, padding=1))
+
+    tiny.register(monkeypatch, "calling", Calling)
+    call = models.convolutions("torchvision:calling", 32, 2)[0]
+    pin = Pin(call.name, "plan:1", call.columns() | {"fused": None}, dict.fromkeys(FIGURES), {})
+    made = dataclasses.replace(pins(), layers=[pin, *pins().layers])
+    found = trial.tried(trial.open_subject("torchvision:calling", made, "plans.json"), torch.device("cpu"), 2)
+    assert found.layers[0].why_left == "there is no nn.Conv2d of this name"
+    assert [each.ran for each in found.layers] == ["torch", "plan:38:k2=8", "torch", "gemm"]
 
 
 def test_half_precision_allows_what_its_roundings_do(card: Callable[[Convolve], None]):
