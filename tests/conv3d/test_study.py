@@ -53,6 +53,20 @@ def test_one_product_left_out_of_one_output_is_found():
         assert expected.error(output) > tolerance.elementwise_tolerance(LAYER.terms, arithmetic)
 
 
+def test_outputs_that_float16_rounds_as_subnormal_numbers_are_right():
+    layer = layer3d(3, 195, (13, 9, 1), (1, 1, 3), padding=(1, 0, 1), groups=3)  # one product an output, many outputs
+    shape = layer.convolution("float16", "fp32")
+    x, weight = comparison.tensors(shape, torch.device("cpu"), 124)
+    expected = reference(x, weight, shape)
+    output = expected.exact.half()
+    allowed = tolerance.elementwise_tolerance(layer.terms, "fp16", "float16")
+    small = (0 < expected.exact.abs()) & (expected.exact.abs() < 1e-5)
+    assert small.any()
+    assert expected.error(output) < allowed
+    output[small] = 0
+    assert expected.error(output) > allowed
+
+
 def test_what_is_not_finite_is_an_infinite_error():
     _, _, expected = small()
     output = expected.exact.float()
