@@ -27,6 +27,7 @@ _REFUSED_BY_TRITON = ("Triton Error", "PassManager::run failed")  # a launch or 
 _REQUESTED = re.compile(r"tried to allocate ([\d.]+) (bytes|[KMGT]iB)", re.IGNORECASE)
 _FULL_BY_CUDA = re.compile(r"(CUDA( driver)? error|Triton Error \[CUDA\]): out of memory")
 _FULL_BY_ONNX_RUNTIME = re.compile(r"CUDA failure 2: out of memory|Failed to allocate memory for requested buffer")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 # Classes of Triton's and PyTorch's by name: importing them takes seconds.
@@ -130,8 +131,19 @@ def _is_of(error: BaseException, package: str, names: Collection[str]) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    """Return the first line of a message that is not blank, else the name of the error's class."""
-    return next(filter(None, map(str.strip, str(error).splitlines())), type(error).__name__)
+    """Return the first line of a message that is not blank, else the name of the error's class.
+
+    An exporter's first line names the step that failed; the error that it was raised from says why.
+    """
+    said = _first(error)
+    if error.__cause__ is None or not _is_of(error, "torch", {"OnnxExporterError"}):
+        return said
+    return f"{said.removesuffix(' Next steps:')} {type(error.__cause__).__name__}: {_first(error.__cause__)}"
+
+
+def _first(error: BaseException) -> str:
+    plain = _COLOURS.sub("", str(error))
+    return next(filter(None, map(str.strip, plain.splitlines())), type(error).__name__)
 
 
 def asked_bytes(text: str) -> int | None:

@@ -104,6 +104,12 @@ def test_an_error_of_an_engine_or_a_training_step_is_a_row(error: Exception, fai
     assert failures.classify(error) == failure
 
 
+def test_the_row_of_a_failed_export_says_why():
+    error = torch.onnx.OnnxExporterError("Failed to export.\x1b[96mThis is step 2/3\x1b[0m. Next steps:\n- report it")
+    error.__cause__ = FutureWarning("deprecated\nmore")
+    assert failures.classify(error) == Failure("failed", "Failed to export.This is step 2/3. FutureWarning: deprecated")
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -23,9 +22,7 @@ from convscope.conv3d import comparison, implementations, report
 from convscope.conv3d.layersets import load
 from convscope.conv3d.request import Conv3d
 from convscope.conv3d.rows import Conv3dRow
-from convscope.convolution import tolerance
 from convscope.convolution.layer import Layer
-from convscope.convolution.reference import Reference, reference
 from convscope.convolution.roofline import Ceilings
 from convscope.convolution.sources.table import columns
 from convscope.errors import InputError
@@ -36,58 +33,6 @@ from convscope.timing import summary
 
 LAYER = layer3d(6, 5, (4, 5, 6), (3, 3, 2), batch=2, padding=(1, 1, 0))
 TINY = ",".join(columns(3)) + "\nfirst,2,4,8,6,6,6,3,1,1,1,1\nsecond,2,8,16,5,5,5,1x3x3,1x2x2,0x1x1,1,2\n"
-
-
-def small() -> tuple[torch.Tensor, torch.Tensor, Reference]:
-    shape = LAYER.convolution("float32", "fp32")
-    x, weight = comparison.tensors(shape, torch.device("cpu"), 0)
-    return x, weight, reference(x, weight, shape)
-
-
-def test_one_product_left_out_of_one_output_is_found():
-    x, weight, expected = small()
-    output = expected.exact.float()
-    assert expected.error(output) < 1e-6
-    output[1, 2, 1, 1, 1] -= x[1, 3, 1, 1, 1] * weight[2, 3, 1, 1, 0]
-    for arithmetic in ("fp32", "tf32", "fp16"):
-        assert expected.error(output) > tolerance.elementwise_tolerance(LAYER.terms, arithmetic)
-
-
-def test_outputs_that_float16_rounds_as_subnormal_numbers_are_right():
-    layer = layer3d(3, 195, (13, 9, 1), (1, 1, 3), padding=(1, 0, 1), groups=3)  # one product an output, many outputs
-    shape = layer.convolution("float16", "fp32")
-    x, weight = comparison.tensors(shape, torch.device("cpu"), 124)
-    expected = reference(x, weight, shape)
-    output = expected.exact.half()
-    allowed = tolerance.elementwise_tolerance(layer.terms, "fp16", "float16")
-    small = (0 < expected.exact.abs()) & (expected.exact.abs() < 1e-5)
-    assert small.any()
-    assert expected.error(output) < allowed
-    output[small] = 0
-    assert expected.error(output) > allowed
-
-
-def test_what_is_not_finite_is_an_infinite_error():
-    _, _, expected = small()
-    output = expected.exact.float()
-    output[0, 0, 0, 0, 0] = float("nan")
-    assert expected.error(output) == float("inf")
-
-
-@pytest.mark.parametrize("layer", load("cosmoflow"), ids=lambda layer: layer.name)
-def test_a_product_left_out_stands_above_the_tolerance_in_all_of_cosmoflow(layer: Layer):
-    assert tolerance.elementwise_tolerance(layer.terms, "tf32") < 0.5 / layer.terms**0.5
-
-
-def test_factors_cut_off_to_tf32_are_within_the_tolerance():
-    layer = layer3d(64, 8, (6, 6, 6), (3, 3, 3), padding=(1, 1, 1))
-    shape = layer.convolution("float32", "tf32")
-    x, weight = comparison.tensors(shape, torch.device("cpu"), 1)
-    cut = [torch.from_numpy((each.numpy().view(np.int32) & ~0x1FFF).view(np.float32)) for each in (x, weight)]
-    output = torch.nn.functional.conv3d(cut[0], cut[1], padding=1)
-    error = reference(x, weight, shape).error(output)
-    assert tolerance.elementwise_tolerance(layer.terms, "fp32") < error
-    assert error < tolerance.elementwise_tolerance(layer.terms, "tf32")
 
 
 def test_ratios_are_beside_the_fastest_of_cudnn_and_of_pytorch_in_the_same_layout():

@@ -207,7 +207,7 @@ def test_a_torn_cell_is_mended_on_start_and_said(store: Store, noted: list[str])
 
 def test_writing_into_a_folder_that_was_taken_away_says_so(store: Store, tmp_path: Path):
     store.path.rename(tmp_path / "elsewhere")
-    with pytest.raises(WriteError, match=r"cannot write to .* \(No such file or directory\): the sizes that are there"):
+    with pytest.raises(WriteError, match=r"cannot write to .* \(No such file or directory\): the sizes already"):
         store.save_text("note.txt", "x")
 
 
