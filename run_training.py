@@ -144,7 +144,8 @@ def _train(options: argparse.Namespace, stop: StopSignal) -> int:
         monitor = stack.enter_context(PowerMonitor.of_device(device) if request.energy else silent)
         if place.is_first:
             stack.enter_context(store)
-            environment = environment_on(device, monitor.settings())
+            with PowerMonitor.of_device(device) as card:  # its settings, whether its energy is read or not
+                environment = environment_on(device, card.settings())
             cells = list(cells_of(request))
             missing = store.missing(request, environment, cells, options.overwrite, any_card=options.any_card)
             if missing or request.profiler:

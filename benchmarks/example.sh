@@ -27,7 +27,7 @@ for part in "$@"; do
         plans densenet121 --first 8
         ;;
     conv3d) bash benchmarks/conv3d.sh "$out/conv3d" batch4 end_to_end ;;
-    inference) bash benchmarks/inference.sh "$out/inference" goals ;;
+    inference) bash benchmarks/inference.sh "$out/inference" goals sweep ;;
     page)
         "$python" -m convscope report "$out" --public --title "Six CNNs on one GPU" -o "$out/report.html"
         ;;

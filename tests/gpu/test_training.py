@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import warnings
@@ -52,6 +53,13 @@ def test_no_step_waits_for_the_gpu(kind: type[Stepper], fused: bool):
         torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     assert len(clock.read_ms()) == 3
+
+
+def test_the_card_is_on_record_without_energy_too(tmp_path: Path):
+    trained(tmp_path, "--batch-size", "8", "--no-energy")
+    environment = json.loads((tmp_path / "run.json").read_text())["environment"]
+    assert environment["driver"]
+    assert environment["power_limit_w"] > 0
 
 
 def test_memory_and_energy_are_measured(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Engines of this process as an endpoint of requests: images gathered from host memory, outputs delivered there."""
+"""Engines of this process as an endpoint of requests: images taken from host memory, outputs delivered there."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def library_size(image_bytes: int) -> int:
 
 @dataclass
 class _Slot:
-    """Memory of one batch under way: on the host and on the GPU, and the moment when its output has arrived."""
+    """Memory of one batch under way on the GPU, that of its output, and the moment when this has arrived."""
 
-    host: torch.Tensor
     device: torch.Tensor
+    rows: tuple[torch.Tensor, ...]
     output: torch.Tensor
     done: torch.cuda.Event = field(default_factory=torch.cuda.Event)
 
@@ -46,8 +46,8 @@ class _Slot:
 class HostEndpoint:
     """Engines by batch size, fed from images in host memory.
 
-    A batch is gathered into pinned memory, copied to the GPU on a stream of its own while the batch before computes,
-    and put into the engine's input there; its output is copied back. On a CPU it is gathered into the input.
+    Each image is copied from pinned memory to the GPU, on a stream of its own while the batch before computes, and the
+    batch is put into the engine's input there; its output is copied back. On a CPU it is gathered into the input.
 
     Args:
         runners: by batch size, built in the calling thread.
@@ -63,6 +63,9 @@ class HostEndpoint:
         given = runners[self.sizes[0]].given
         self.overlaps = given.is_cuda
         self._library = _rows(images.to(given.dtype).contiguous(memory_format=_format(given)))
+        if given.is_cuda:  # the copy engine reads each image where it is: the host gathers nothing
+            self._library = self._library.pin_memory()
+        self._images = self._library.unbind()
         # All memory is there before the first request: an allocation would be in its latency, and may be a block that
         # queued work still uses.
         self._slots = {size: [_slot(runner), _slot(runner)] for size, runner in runners.items() if given.is_cuda}
@@ -73,16 +76,15 @@ class HostEndpoint:
     def begin(self, images: Sequence[int]) -> tuple[LocalRunner, _Slot | None]:
         """Gather, copy and enqueue a batch."""
         size = mlperf.fitting(self.sizes, len(images))
-        runner, chosen = self._runners[size], torch.tensor(images)
+        runner = self._runners[size]
         if self._stream is None:
-            torch.index_select(self._library, 0, chosen, out=_rows(runner.given)[: len(images)])
+            torch.index_select(self._library, 0, torch.tensor(images), out=_rows(runner.given)[: len(images)])
             runner.enqueue()
             return runner, None
         self._slots[size].reverse()  # the other one may still be under way
         slot = self._slots[size][0]
-        torch.index_select(self._library, 0, chosen, out=slot.host[: len(images)])
         with torch.cuda.stream(self._stream):
-            slot.device.copy_(slot.host, non_blocking=True)
+            copied(slot.rows, self._images, images)
         torch.cuda.current_stream().wait_stream(self._stream)
         _rows(runner.given).copy_(slot.device)
         slot.output.copy_(runner.enqueue(), non_blocking=True)
@@ -108,10 +110,14 @@ class HostEndpoint:
         return found
 
 
+def copied(rows: tuple[torch.Tensor, ...], library: Sequence[torch.Tensor], images: Sequence[int]) -> None:
+    """Copy some images of a library into the first rows, all by one call from Python."""
+    torch._foreach_copy_(rows[: len(images)], [library[image] for image in images], non_blocking=True)
+
+
 def _slot(runner: LocalRunner) -> _Slot:
-    rows, output = _rows(runner.given), runner.result
-    host = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
-    return _Slot(host, torch.empty_like(rows), torch.empty(output.shape, dtype=output.dtype, pin_memory=True))
+    device, output = torch.empty_like(_rows(runner.given)), runner.result
+    return _Slot(device, device.unbind(), torch.empty(output.shape, dtype=output.dtype, pin_memory=True))
 
 
 class ResidentEndpoint:

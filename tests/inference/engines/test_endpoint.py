@@ -29,6 +29,13 @@ def test_each_request_gets_the_output_for_its_image(dtype: torch.dtype, memory: 
         torch.testing.assert_close(torch.from_numpy(found), expected)
 
 
+def test_images_are_copied_into_the_first_rows():
+    rows = torch.zeros(4, 60)
+    endpoint.copied(rows.unbind(), IMAGES.flatten(1).unbind(), [30, 3, 30])
+    assert torch.equal(rows[:3], IMAGES[[30, 3, 30]].flatten(1))
+    assert not rows[3].any()
+
+
 def test_resident_images_are_left_where_they_are():
     runner = engine(4, torch.float32, torch.contiguous_format)
     runner.given.fill_(1.0)
