@@ -231,13 +231,18 @@ def _batch_sizes(figure: Any, measured: pd.DataFrame) -> None:
 
 
 def _memory(figure: Any, memory: pd.DataFrame) -> None:
-    axes = figure.subplots()
-    for _, rows in memory.groupby([*SERIES, "batch_size", "device"]):
-        label = f"{_label(rows)}, batch {rows['batch_size'].iloc[0]}, {rows['device'].iloc[0]}"
-        axes.step(rows["time_ms"], rows["allocated_bytes"] * 1e-6, where="post", label=label)
-    axes.set(xlabel="time in the traced steps, ms", ylabel="held by PyTorch's allocator, MB")
-    grid(axes)
-    axes.legend()
+    """Draw a panel for each model, a curve for each batch size: of GPUs, where there is one."""
+    on_gpu = memory[memory["device"] != "cpu"]
+    of_models = list((memory if on_gpu.empty else on_gpu).groupby(SERIES))
+    panels = figure.subplots(1, len(of_models), squeeze=False, sharey=True)[0]
+    for axes, (_, rows) in zip(panels, of_models, strict=True):
+        for size, of_size in rows.groupby("batch_size"):
+            axes.step(of_size["time_ms"], of_size["allocated_bytes"] * 1e-6, where="post", label=f"batch {size}")
+        axes.set(title=_label(rows), xlabel="time in the traced steps, ms")
+        grid(axes)
+    panels[0].set_ylabel("held by PyTorch's allocator, MB")
+    panels[0].set_ylim(bottom=0)
+    panels[0].legend(loc="upper left")
 
 
 def _label(rows: pd.DataFrame) -> str:

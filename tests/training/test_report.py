@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from convscope.storage.table import columns
 from convscope.training import report
@@ -140,3 +141,26 @@ def test_the_matrix_has_a_line_for_every_cell_those_too_that_did_not_fit():
     assert lines[1].split() == ["resnet18", "32", "1", "no", "no", "1,000.0", "-", "32.00", "1.00", "10.00", "20.00",
                                 "1.00", "282", "250.00", "97.5", "%"]  # fmt: skip
     assert lines[2].endswith("oom: CUDA out of memory.")
+
+
+def test_memory_is_drawn_by_model_and_batch_size_and_of_the_gpu_where_there_is_one():
+    cells = [
+        ("resnet18", 32, "cpu"),
+        ("resnet18", 32, "cuda:0"),
+        ("resnet18", 64, "cuda:0"),
+        ("resnet34", 32, "cuda:0"),
+    ]
+    memory = pd.DataFrame(
+        [
+            {"model": model, "batch_size": size, "processes": 1, "compiled": False, "captured": False,
+             "time_ms": time_ms, "device": device, "allocated_bytes": 1e6 * size}
+            for model, size, device in cells
+            for time_ms in (0.0, 1.0)
+        ]
+    )  # fmt: skip
+    drawn = Figure()
+    report._memory(drawn, memory)
+    assert [(axes.get_title(), len(axes.lines)) for axes in drawn.axes] == [("resnet18", 2), ("resnet34", 1)]
+    drawn = Figure()
+    report._memory(drawn, memory[memory["device"] == "cpu"])
+    assert [len(axes.lines) for axes in drawn.axes] == [1]
