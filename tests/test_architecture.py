@@ -38,7 +38,7 @@ NARROWER = {
     "dataset.package.command": {"storage", "cli"},
     "dataset.check": {"storage", "cudnn.shape", "cli", "verification.kernel_families"},
     "dataset.collect": {*LAYERS, "dataset"},
-    "prediction": {"storage", "cli", "cudnn.shape", "dataset"},
+    "prediction": {"storage", "cli", "cudnn.shape", "dataset", "verification.kernel_families"},
     "prediction.network": {"convolution", "cudnn.shape", "dataset", "prediction"},
     "selection": {
         *("storage", "cli", "cudnn.shape", "convolution.algorithms", "convolution.layer"),

@@ -7,6 +7,7 @@ the same work, card and software that were measured in two runs are repeats; bot
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,6 +128,20 @@ def cells(path: Path) -> list[dict[str, str]]:
         for problem in problems(row):
             raise InputError(f"{path}, {of} {number}: {problem}")
     return rows
+
+
+def kernel_names(text: str | None) -> list[str] | None:
+    """Return the names in a cell of kernels, none where they are not known; None where it cannot be read."""
+    if not text:
+        return []
+    if not text.startswith("{"):
+        return [name for name in text.split(";") if name]
+    try:
+        counts = json.loads(text)
+    except ValueError:
+        return None
+    is_right = isinstance(counts, dict) and all(isinstance(each, int) and each > 0 for each in counts.values())
+    return [*counts] if is_right else None
 
 
 def problems(row: Mapping[str, str]) -> Iterator[str]:

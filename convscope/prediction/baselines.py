@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
-from sklearn.neighbors import KNeighborsRegressor
+from scipy.optimize import nnls
+from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
 from convscope.prediction.features import Features, Floats
 
@@ -52,6 +54,45 @@ def nearest(given: Features, wanted: Floats, asked: Features) -> Floats:
     return found
 
 
+def _linear_by_family(given: Features, wanted: Floats, asked: Features) -> Floats:
+    """Return a cost of a call, of its operations and of its bytes, for each family of kernels.
+
+    What ran is not known of layers asked: it is taken to be the family of the nearest layer, by the same algorithm. The
+    costs, none below 0, are those with the smallest squares of relative errors; operations and bytes are counted as
+    times by the card's peaks.
+    """
+    families, times_ms = _nearest_families(given, asked), np.exp(wanted) * given.roofline_ms
+    learned, here = _parts_ms(given), _parts_ms(asked)
+    found_ms = np.exp(np.median(wanted)) * asked.roofline_ms
+    for name in np.unique(families):
+        of_family, rows = given.families == name, families == name
+        costs, _ = nnls(learned[of_family] / times_ms[of_family, None], np.ones(int(of_family.sum())))
+        estimate_ms = here[rows] @ costs
+        found_ms[rows] = np.where(estimate_ms > 0, estimate_ms, found_ms[rows])
+    found: Floats = np.log(found_ms / asked.roofline_ms)
+    return found
+
+
+def _parts_ms(given: Features) -> Floats:
+    """Return for each layer 1 for the call, and the times of its operations and of its bytes by the card's peaks."""
+    ridge = given.values["ridge"].to_numpy(float)
+    compute_ms, memory_ms = np.exp(np.minimum(ridge, 0)), np.exp(-np.maximum(ridge, 0))
+    ones = np.ones(len(ridge))
+    return np.stack([ones, compute_ms * given.roofline_ms, memory_ms * given.roofline_ms], axis=1)
+
+
+def _nearest_families(given: Features, asked: Features) -> npt.NDArray[np.object_]:
+    found = np.full(len(asked.roofline_ms), given.families[0], dtype=object)
+    for name in asked.values["algorithm"].unique():
+        learned = (given.values["algorithm"] == name).to_numpy()
+        here = (asked.values["algorithm"] == name).to_numpy()
+        if learned.any():
+            neighbours = KNeighborsClassifier(1)
+            neighbours.fit(given.values.loc[learned, list(NEAREST)], given.families[learned].astype(str))
+            found[here] = neighbours.predict(asked.values.loc[here, list(NEAREST)])
+    return found
+
+
 def _by_algorithm(given: Features, wanted: Floats, asked: Features) -> Floats:
     medians = pd.Series(wanted).groupby(given.values["algorithm"].to_numpy()).median()
     return np.asarray(asked.values["algorithm"].map(medians).fillna(float(np.median(wanted))), dtype=np.float64)
@@ -62,5 +103,6 @@ BASELINES: Mapping[str, Baseline] = {
     "roofline": _roofline,
     "k × roofline": _roofline_by_algorithm,
     "k × FLOPs": _flops,
+    "linear by kernel family": _linear_by_family,
     "nearest layer": nearest,
 }

@@ -16,9 +16,10 @@ import pandas as pd
 
 from convscope.cli.display import several
 from convscope.cudnn.shape import ELEMENT_BYTES
-from convscope.dataset.samples import SHAPE
+from convscope.dataset.samples import SHAPE, kernel_names
 from convscope.errors import InputError
 from convscope.prediction.cards import card
+from convscope.verification import kernel_families
 
 Floats = npt.NDArray[np.float64]
 CATEGORIES = ("algorithm", "dtype", "math", "layout")
@@ -38,17 +39,19 @@ class Features:
         values: a column a feature; of `CATEGORIES` the name itself.
         roofline_ms: the least time of each by its card's peaks.
         headroom: of each row's card; NaN where its clocks are not known.
+        families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
     """
 
     values: pd.DataFrame
     roofline_ms: Floats
     headroom: Floats
+    families: npt.NDArray[np.object_]
 
     def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Features:
         """Return the features of some rows, in their order."""
         kept = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         values = self.values.iloc[kept].reset_index(drop=True)
-        return Features(values, self.roofline_ms[kept], self.headroom[kept])
+        return Features(values, self.roofline_ms[kept], self.headroom[kept], self.families[kept])
 
 
 def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> Features:
@@ -85,7 +88,12 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
     for name in CATEGORIES:
         columns[name] = frame[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    return Features(columns, np.maximum(compute_ms, memory_ms), headroom)
+    return Features(columns, np.maximum(compute_ms, memory_ms), headroom, _families(frame["kernels"]))
+
+
+def _families(column: pd.Series[str]) -> npt.NDArray[np.object_]:
+    known = {text: kernel_families.main_family(kernel_names(text) or ()) for text in column.unique()}
+    return np.array([known[text] for text in column], dtype=object)
 
 
 class _Shape:

@@ -68,6 +68,12 @@ def family(kernel: str) -> str:
     return next((name for name, pattern in _PATTERNS if re.search(pattern, kernel)), OTHER)
 
 
+def main_family(kernels: Iterable[str]) -> str:
+    """Return the family that names the work of some kernels together: Winograd's are beside matrix products, say."""
+    found = {family(kernel) for kernel in kernels}
+    return next((name for name, _ in _PATTERNS if name in found and name != LAYOUT), OTHER if found else "")
+
+
 def uses_tensor_cores(kernel: str) -> bool:
     """Tell whether a kernel's name says that it computes on tensor cores (float32 data in TF32, or 16-bit data)."""
     return _TENSOR_CORE.search(kernel) is not None

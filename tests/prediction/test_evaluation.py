@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 from fakes.drawn_samples import drawn
 
+from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
 from convscope.prediction import evaluation
 from convscope.prediction.baselines import BASELINES
 from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
+from convscope.prediction.features import features
 
 
 def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
@@ -95,3 +97,23 @@ def test_samples_that_were_held_back_change_nothing_that_was_learned():
     # Predictions are the same, so that all are a thousand times too small now.
     assert other.median_pct == pytest.approx(100 - one.median_pct / 1000, abs=0.2)
     assert dataclasses.replace(other, covered_pct=None).samples == one.samples
+
+
+def test_kernels_with_costs_of_their_own_are_told_apart_by_the_nearest_layer():
+    rows = frame(400, noise=0.0)
+    given = features(rows, {})
+    is_large = (rows["in_channels"] >= 64).to_numpy()  # a library that changes its kernel with the size
+    compute_ms = given.roofline_ms * np.exp(np.minimum(given.values["ridge"].to_numpy(float), 0))
+    rows["mean_ms"] = np.where(is_large, 0.05 + 0.5 * compute_ms, 0.01 + 3 * compute_ms)
+    rows["kernels"] = np.where(is_large, "winograd_3x3_kernel;nchwToNhwcKernel", "implicit_convolve_sgemm")
+    (split,) = splits.splits(rows, "layer")
+
+    def median_error(name: str, samples: pd.DataFrame) -> float:
+        given = features(samples, {})
+        wanted = np.log(samples["mean_ms"].to_numpy(float) / given.roofline_ms)
+        found = BASELINES[name](given.rows(split.learned), wanted[split.learned], given.rows(split.held_back))
+        return float(np.median(np.abs(np.expm1(found - wanted[split.held_back]))))
+
+    assert median_error("linear by kernel family", rows) < 1e-4
+    assert median_error("k × FLOPs", rows) > 0.1
+    assert median_error("linear by kernel family", rows.assign(kernels=None)) > 0.1

@@ -217,3 +217,10 @@ def test_the_work_of_two_algorithms_is_compared_without_layout_changes_and_memse
 )
 def test_kernels_show_the_algorithm_that_ran(asked: str, kernels: list[str], pointwise: bool, shown: str):
     assert kernel_families.shown(asked, kernels, pointwise=pointwise) == shown
+
+
+def test_the_main_family_is_that_of_the_algorithm_and_not_of_what_stands_beside_it():
+    assert kernel_families.main_family(["volta_sgemm_128x64_nn", "winogradForwardData9x9"]) == kernel_families.WINOGRAD
+    assert kernel_families.main_family(["nchwToNhwcKernel", "implicit_convolve_sgemm"]) == kernel_families.IMPLICIT
+    assert kernel_families.main_family(["vectorized_elementwise_kernel"]) == kernel_families.OTHER
+    assert kernel_families.main_family([]) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -13,7 +12,7 @@ from convscope import gpus
 from convscope.dataset.check import roofline
 from convscope.dataset.columns import COLUMNS
 from convscope.dataset.package.merging import title
-from convscope.dataset.samples import SampleRow
+from convscope.dataset.samples import SampleRow, kernel_names
 from convscope.verification import kernel_families
 
 _FAST = frozenset({"fft", "fft tiling", "winograd", "winograd nonfused"})
@@ -96,7 +95,7 @@ def may_be_fast(row: SampleRow) -> bool:
 
     Kernels decide where they are known; else the name of what ran; else it may be any.
     """
-    kernels = kernels_of(row)
+    kernels = kernel_names(row.kernels)
     if kernels:
         return any(kernel_families.family(each) in _FAST_FAMILIES for each in kernels)
     return (row.ran_algorithm or row.algorithm) not in _PLAIN
@@ -104,7 +103,7 @@ def may_be_fast(row: SampleRow) -> bool:
 
 def other_kernels(row: SampleRow, checked: Checked) -> Iterator[str]:
     """Yield where the kernels of a sample are not those of the algorithm that it says ran, or of its arithmetic."""
-    kernels = kernels_of(row)
+    kernels = kernel_names(row.kernels)
     if kernels is None:
         yield f"kernels is {_short(row.kernels or '')}: write a JSON object of counts by name, or names with ; between"
         return
@@ -129,20 +128,6 @@ def is_renamed(row: SampleRow) -> bool:
     """Tell whether a name that promises kernels ran as another algorithm, which the sample says."""
     promises = kernel_families.allowed(row.algorithm, pointwise=False) is not None
     return promises and row.ran_algorithm is not None and row.ran_algorithm != row.algorithm
-
-
-def kernels_of(row: SampleRow) -> list[str] | None:
-    """Return the names of a sample's kernels, none where they are not known; None where the cell cannot be read."""
-    if not row.kernels:
-        return []
-    if not row.kernels.startswith("{"):
-        return [name for name in row.kernels.split(";") if name]
-    try:
-        counts = json.loads(row.kernels)
-    except ValueError:
-        return None
-    is_right = isinstance(counts, dict) and all(isinstance(each, int) and each > 0 for each in counts.values())
-    return [*counts] if is_right else None
 
 
 def _short(kernel: str) -> str:
