@@ -88,10 +88,13 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
     for name in CATEGORIES:
         columns[name] = frame[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    return Features(columns, np.maximum(compute_ms, memory_ms), headroom, _families(frame["kernels"]))
+    return Features(columns, np.maximum(compute_ms, memory_ms), headroom, _families(frame))
 
 
-def _families(column: pd.Series[str]) -> npt.NDArray[np.object_]:
+def _families(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
+    if "kernels" not in frame:  # of layers that were not measured
+        return np.full(len(frame), "", dtype=object)
+    column = frame["kernels"].fillna("")
     known = {text: kernel_families.main_family(kernel_names(text) or ()) for text in column.unique()}
     return np.array([known[text] for text in column], dtype=object)
 
