@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy.optimize import nnls
-from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
+from sklearn.neighbors import NearestNeighbors
 
 from convscope.prediction.features import Features, Floats
 
@@ -44,13 +44,20 @@ def _flops(given: Features, wanted: Floats, asked: Features) -> Floats:
 
 def nearest(given: Features, wanted: Floats, asked: Features) -> Floats:
     """Return for each layer asked what the layer with the nearest sizes has, by the same algorithm."""
-    found = np.full(len(asked.roofline_ms), float(np.median(wanted)))
+    rows = _nearest_rows(given, asked)
+    return np.where(rows < 0, float(np.median(wanted)), wanted[rows])
+
+
+def _nearest_rows(given: Features, asked: Features) -> npt.NDArray[np.intp]:
+    """Return for each layer asked the row with the nearest sizes, by the same algorithm; -1 where none was learned."""
+    found = np.full(len(asked.roofline_ms), -1, dtype=np.intp)
     for name in asked.values["algorithm"].unique():
-        learned = (given.values["algorithm"] == name).to_numpy()
-        here = (asked.values["algorithm"] == name).to_numpy()
-        if learned.any():
-            neighbours = KNeighborsRegressor(1).fit(given.values.loc[learned, list(NEAREST)], wanted[learned])
-            found[here] = neighbours.predict(asked.values.loc[here, list(NEAREST)])
+        learned = np.flatnonzero(given.values["algorithm"] == name)
+        here = np.flatnonzero(asked.values["algorithm"] == name)
+        if len(learned):
+            neighbours = NearestNeighbors(n_neighbors=1).fit(given.values[list(NEAREST)].iloc[learned])
+            places = neighbours.kneighbors(asked.values[list(NEAREST)].iloc[here], return_distance=False)
+            found[here] = learned[places[:, 0]]
     return found
 
 
@@ -61,11 +68,12 @@ def _linear_by_family(given: Features, wanted: Floats, asked: Features) -> Float
     costs, none below 0, are those with the smallest squares of relative errors; operations and bytes are counted as
     times by the card's peaks.
     """
-    families, times_ms = _nearest_families(given, asked), np.exp(wanted) * given.roofline_ms
+    nearest_rows, times_ms = _nearest_rows(given, asked), np.exp(wanted) * given.roofline_ms
     learned, here = _parts_ms(given), _parts_ms(asked)
-    found_ms = np.exp(np.median(wanted)) * asked.roofline_ms
-    for name in np.unique(families):
-        of_family, rows = given.families == name, families == name
+    found_ms = np.exp(np.median(wanted)) * asked.roofline_ms  # of an algorithm that was not learned
+    families = given.families[nearest_rows]
+    for name in np.unique(families[nearest_rows >= 0]):
+        of_family, rows = given.families == name, (families == name) & (nearest_rows >= 0)
         costs, _ = nnls(learned[of_family] / times_ms[of_family, None], np.ones(int(of_family.sum())))
         estimate_ms = here[rows] @ costs
         found_ms[rows] = np.where(estimate_ms > 0, estimate_ms, found_ms[rows])
@@ -79,18 +87,6 @@ def _parts_ms(given: Features) -> Floats:
     compute_ms, memory_ms = np.exp(np.minimum(ridge, 0)), np.exp(-np.maximum(ridge, 0))
     ones = np.ones(len(ridge))
     return np.stack([ones, compute_ms * given.roofline_ms, memory_ms * given.roofline_ms], axis=1)
-
-
-def _nearest_families(given: Features, asked: Features) -> npt.NDArray[np.object_]:
-    found = np.full(len(asked.roofline_ms), given.families[0], dtype=object)
-    for name in asked.values["algorithm"].unique():
-        learned = (given.values["algorithm"] == name).to_numpy()
-        here = (asked.values["algorithm"] == name).to_numpy()
-        if learned.any():
-            neighbours = KNeighborsClassifier(1)
-            neighbours.fit(given.values.loc[learned, list(NEAREST)], given.families[learned].astype(str))
-            found[here] = neighbours.predict(asked.values.loc[here, list(NEAREST)])
-    return found
 
 
 def _by_algorithm(given: Features, wanted: Floats, asked: Features) -> Floats:

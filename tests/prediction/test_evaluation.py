@@ -116,4 +116,11 @@ def test_kernels_with_costs_of_their_own_are_told_apart_by_the_nearest_layer():
 
     assert median_error("linear by kernel family", rows) < 1e-4
     assert median_error("k × FLOPs", rows) > 0.1
+    gemm = (rows["algorithm"] == "gemm").to_numpy()
+    of_one, of_other = (
+        given.rows(gemm),
+        given.rows(~gemm),
+    )  # one that was not learned
+    multiples = BASELINES["linear by kernel family"](of_one, np.log(np.full(int(gemm.sum()), 2.0)), of_other)
+    assert multiples == pytest.approx(np.log(2.0))
     assert median_error("linear by kernel family", rows.assign(kernels=None)) > 0.1
