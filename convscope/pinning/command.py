@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from convscope.cli.display import interval_or_dash, or_dash, table
+from convscope.cli.display import interval_or_dash, or_dash, several, table
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
 from convscope.cudnn.graph.engines import Plan
@@ -39,7 +39,7 @@ def _export(options: argparse.Namespace) -> int:
     pins = document.from_atlas(options.atlas, options.pick)
     path = options.output or options.atlas / "plans.json"
     _write(path, pins.text())
-    print(f"{len(pins.layers)} layers: {path}")
+    print(f"{several(len(pins.layers), 'layer')}: {path}")
     return 0
 
 
@@ -55,7 +55,7 @@ def _diff(options: argparse.Namespace) -> int:
         print(line)
     print(table(HEADER, [_cells(each) for each in found if each.verdicts != ("same",)]))
     counted = Counter(word for each in found for word in each.verdicts)
-    print(f"{len(found)} layers: " + ", ".join(f"{count} {word}" for word, count in counted.most_common()))
+    print(f"{several(len(found), 'layer')}: " + ", ".join(f"{count} {word}" for word, count in counted.most_common()))
     return exit_code
 
 
@@ -74,7 +74,8 @@ def _errata(options: argparse.Namespace) -> int:
     ]
     print(table(DENIED, cells) if cells else f"PyTorch runs {options.plan} in no layer: blocking it costs nothing here")
     known = [each.more_us for each in found if each.more_us is not None]
-    print(f"{len(found)} shapes: {sum(known):+.1f} µs a pass" + (" and more" if len(known) < len(found) else ""))
+    more = " and more" if len(known) < len(found) else ""
+    print(f"{several(len(found), 'shape')}: {sum(known):+.1f} µs a pass{more}")
     print(f"CUDNN_ERRATA_JSON_FILE={path}")
     return 0
 

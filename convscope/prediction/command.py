@@ -168,7 +168,7 @@ def _sums(
     names = frame["algorithm"].to_numpy(dtype=object)
     outside = Counter(name for name, text in zip(names, found.outside, strict=True) if text)
     for each in made.sums(frame, names, level).rename_axis("name").reset_index().to_dict("records"):
-        odd = f"; {outside[each['name']]} layers are outside what was learned" if outside[each["name"]] else ""
+        odd = f"; outside what was learned: {several(outside[each['name']], 'layer')}" if outside[each["name"]] else ""
         said = f"{level} % of models" if each["learned"] else "ends added up, as if all layers erred alike"
         ends = f"{_short(each['low'])} to {_short(each['high'])} ({said})"
         yield f"{each['name']}: {_short(each['middle'])} {unit} in all, {ends}{odd}; {REST}"
