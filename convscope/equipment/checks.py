@@ -15,7 +15,7 @@ from typing import Any
 from convscope import gpus, slurm
 from convscope.cli import driver, programs
 from convscope.cudnn import library
-from convscope.errors import SensorError, StopError
+from convscope.errors import CudnnError, SensorError
 from convscope.power import nvml, rapl
 from convscope.storage.environment import git_commit, processor_name
 from convscope.storage.paths import RESULTS
@@ -160,7 +160,7 @@ def cudnn() -> Iterator[Finding]:
     """Yield the version of cuDNN."""
     try:
         yield Finding("cuDNN", THERE, library.version())
-    except StopError as error:
+    except CudnnError as error:
         yield Finding("cuDNN", MISSING, str(error), "needed on a GPU only: it comes with PyTorch's CUDA wheels")
 
 

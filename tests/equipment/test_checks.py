@@ -15,6 +15,7 @@ from fakes import ROOT
 from convscope import __main__ as program
 from convscope.equipment import checks
 from convscope.equipment.checks import MISSING, THERE, Finding
+from convscope.errors import CudnnMissingError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -101,6 +102,14 @@ def test_why_there_is_no_card(torch: Any, nvml: Any, found: str, advice: str, mo
     assert finding.state == MISSING
     assert found in finding.found
     assert advice in finding.advice
+
+
+def test_without_cudnn_the_other_checks_go_on(monkeypatch: pytest.MonkeyPatch):
+    def version() -> str:
+        raise CudnnMissingError("cuDNN 9 cannot be loaded")
+
+    monkeypatch.setattr(checks.library, "version", version)
+    assert only(checks.cudnn()).found == "cuDNN 9 cannot be loaded"
 
 
 def test_counters_of_the_processor_that_may_not_be_read_name_the_command(tmp_path: Path):
