@@ -12,6 +12,7 @@ from types import ModuleType
 
 import markdown
 import pytest
+import yaml
 from fakes import ROOT, reports
 from pymdownx.slugs import slugify
 
@@ -22,6 +23,11 @@ from convscope.cli import signals
 from convscope.dataset import columns, importers, splits
 from convscope.dataset.package import words
 from convscope.inference.engines import catalogue
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DOCS = ROOT / "docs"
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
@@ -238,6 +244,27 @@ def test_every_guide_is_reached_from_the_readme():
 
 def test_the_readme_has_at_most_130_lines_beside_comments():
     assert len([line for line in README.splitlines() if not line.startswith("<!--")]) <= 130
+
+
+def test_one_version_stands_in_the_package_its_metadata_and_the_citation():
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert metadata["version"] == citation["version"] == convscope.__version__
+    assert (citation["license"], metadata["license"]["text"]) == ("MIT", "MIT")
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_a_template_of_issues_is_a_form_and_its_commands_exist(path: Path):
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "labels", "body"} == form.keys()
+    names = [field["id"] for field in form["body"]]
+    assert len({*names}) == len(names)
+    assert all(field["attributes"]["label"] for field in form["body"])
+    assert set(re.findall(r"convscope (\w+)", path.read_text())) <= set(COMMANDS)
 
 
 COMMAND = re.compile(r"^(?:\$ )?convscope (\w+)", re.MULTILINE)
