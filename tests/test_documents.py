@@ -235,6 +235,23 @@ def test_the_anchors_of_the_site_are_made_by_the_rule_that_is_tested():
     assert "pymdownx.slugs.slugify {kwds: {case: lower}}" in (ROOT / "mkdocs.yml").read_text()
 
 
+AMERICAN = re.compile(
+    r"\b(?:behaviors?|centers?|colors?|colored|gray|neighbors?|neighboring|labeled|canceled|modeled|license[sd]"
+    r"|(?:analy|organi|recogni|normali|synchroni|summari|initiali|minimi|maximi|visuali|speciali|quanti)z\w+"
+    r"|optimiz(?!er)\w+)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ROOT.glob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_in_british_spelling(document: Path):
+    assert AMERICAN.findall(prose(document)) == []
+
+
+def test_american_words_are_found():
+    assert AMERICAN.findall("Optimized colors of a normalized optimizer") == ["Optimized", "colors", "normalized"]
+
+
 def test_every_guide_is_reached_from_the_readme():
     linked = {(ROOT / name).resolve() for name in re.findall(r"\]\(([^)#]+)", README)}
     for page in [page for page in linked if page.suffix == ".md"]:
