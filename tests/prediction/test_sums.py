@@ -166,4 +166,4 @@ def test_apply_says_the_interval_of_a_model(tmp_path: Path, capsys: pytest.Captu
     assert program.main(["predict", "fit", str(tmp_path / "samples.csv"), "-o", out]) == 0
     capsys.readouterr()
     assert program.main(["predict", "apply", out, "--model", "alexnet", "--gpu", "Tesla T4", "--math", "fp32"]) == 0
-    assert " (90 % of models); 4 layers are outside what was learned; what is no" in capsys.readouterr().out
+    assert " (90 % of models); outside what was learned: 4 layers; what is no" in capsys.readouterr().out
