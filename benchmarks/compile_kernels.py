@@ -3,8 +3,8 @@
 
 python benchmarks/compile_kernels.py [--sizes 107 224 299] [--models resnet50 …] [--capability 90] [--multiprocessors N]
 
-It needs no GPU. What it compiles stays in Triton's cache (TRITON_CACHE_DIR): with the same Triton, and that folder on
-the GPU's machine, nothing is compiled there any more. A second call prints what the cache has left of the time.
+It needs no GPU. What it compiles stays in Triton's cache (TRITON_CACHE_DIR); a second call prints what that leaves of
+the time.
 """
 
 from __future__ import annotations
