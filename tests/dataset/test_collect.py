@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -52,6 +53,15 @@ def test_the_first_groups_are_of_each_setting_and_batch_size():
     found = [group.stratum for group, _ in zip(coverage.groups(ASKED, set()), range(6), strict=False)]
     assert found == coverage.strata(ASKED)
     assert len({(each.setting, each.batch_size) for each in found}) == 6
+
+
+def test_a_group_has_shapes_of_many_models_and_sizes():
+    asked = dataclasses.replace(ASKED, models=("resnet50", "vgg16", SQUEEZE), sizes=(64, 96, 128), group_shapes=64)
+    first = next(coverage.groups(asked, set()))
+    assert len(first.keys) == 64
+    assert len({(use.model, use.input_size) for use in first.uses}) >= 8
+    by_model = [use.model for use in first.uses]
+    assert max(len([*run]) for _, run in itertools.groupby(by_model)) <= 3 * coverage.TURN_SHAPES
 
 
 def test_groups_are_the_same_in_each_start_and_leave_out_what_is_known():

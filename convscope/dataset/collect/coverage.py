@@ -1,16 +1,19 @@
 """Coverage of a collection: the shapes of its models, in groups that are measured together.
 
-Groups take turns among batch sizes and arithmetic, and models and sizes come in an order drawn by chance, so that
-whatever time there is, what has been measured by then covers the range. A shape that is known is in no further group.
+Groups take turns among batch sizes and arithmetic. Models and sizes come in an order drawn by chance, each with a few
+shapes at a time, so that whatever time there is, what has been measured by then covers the range. A shape that is known
+is in no further group.
 """
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import io
 import itertools
 import random
+from collections import deque
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
@@ -24,6 +27,8 @@ from convscope.errors import InputError
 
 ENERGY_SHAPES = 6
 """Shapes of a group whose energy is measured: that takes seconds for each of the best candidates of each."""
+TURN_SHAPES = 8
+"""Shapes of a model at one size that come before those of another."""
 Key = tuple[str, ...]
 """The cells of a shape in a table of convolutions, without its name; batch size, channels, filters, height, …"""
 
@@ -121,9 +126,9 @@ def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
 def _of_stratum(
     asked: Collection, stratum: Stratum, seen: set[tuple[str, Key]], number: Iterator[int]
 ) -> Iterator[Group]:
-    waiting = list(itertools.product(asked.models, asked.sizes))
-    random.Random(f"{asked.seed} {stratum}").shuffle(waiting)
-    found = _found(waiting, stratum, seen)
+    waiting, drawn = list(itertools.product(asked.models, asked.sizes)), random.Random(f"{asked.seed} {stratum}")
+    drawn.shuffle(waiting)
+    found = _found(waiting, stratum, seen, drawn)
     left = next(found, None)
     while left is not None:
         energy = next(number) % asked.energy_every == 0 if asked.energy_every else False
@@ -143,12 +148,21 @@ def _of_stratum(
         yield Group(stratum, tuple(keys), tuple(uses), energy)
 
 
-def _found(waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]]) -> Iterator[tuple[Layer, Use]]:
-    """Yield the shapes that no group has yet, each with the first call that has it."""
-    for model, size in waiting:
+def _found(
+    waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]], drawn: random.Random
+) -> Iterator[tuple[Layer, Use]]:
+    """Yield the shapes that no group has yet, each with the first call that has it; models at a size take turns."""
+    turns = deque(waiting)
+    while turns:
+        model, size = turns.popleft()
+        new: dict[Key, tuple[Layer, Use]] = {}
         for one, use in uses_of(model, size):
             layer = one.resized(batch=stratum.batch_size)
             key = key_of(layer)
             if (stratum.setting, key) not in seen:
-                seen.add((stratum.setting, key))
-                yield layer, Use(use.model, use.input_size, use.layer, use.position, key)
+                new.setdefault(key, (layer, dataclasses.replace(use, key=key)))
+        for key in drawn.sample([*new], min(TURN_SHAPES, len(new))):
+            seen.add((stratum.setting, key))
+            yield new[key]
+        if len(new) > TURN_SHAPES:
+            turns.append((model, size))
