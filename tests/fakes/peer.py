@@ -158,7 +158,7 @@ GRADIENTS = {
 
 
 def gradient_case(name: str, device: str, most_px: int = 512) -> tuple[nn.Sequential, torch.Tensor]:
-    """Return a convolution in a model, and an input that asks for its gradient too; no side of it is above `most_px`."""
+    """Return a convolution in a model, and an input with sides of at most `most_px` that asks for its gradient too."""
     shape, out_channels, kernel = GRADIENTS[name]
     shape = *shape[:-2], *(min(side, most_px) for side in shape[-2:])
     torch.manual_seed(0)
