@@ -33,7 +33,7 @@ def parser() -> OneLineParser:
     made.add_argument("--implementation", default="all", metavar="NAME,…", help="all, or some; --list prints them")
     made.add_argument("--list", action="store_true", help="print implementations and layer sets")
     made.add_argument("--verify", action="store_true", help="against float64, element by element")
-    made.add_argument("--compare", "--compareprof", action="store_true", help="time them; what is done by default")
+    made.add_argument("--compare", "--compareprof", action="store_true", help="time the implementations (the default)")
     made.add_argument("--plots", "--enableplots", action="store_true", help="violins, bars, roofline, breakdown")
     made.add_argument("--roofline", action="store_true", help="measure the card's ceilings and draw the roofline")
     made.add_argument("--stress", type=int, metavar="N", help="verify N random shapes")
@@ -41,15 +41,15 @@ def parser() -> OneLineParser:
     made.add_argument("--warmup", type=int, default=10, metavar="N", help="calls before the first sample (default 10)")
     made.add_argument("--measure", type=int, default=100, metavar="N", help="samples of each time (default 100)")
     made.add_argument("--budget", type=float, default=1.0, metavar="S",
-                      help="take fewer samples (at least 6) where they would take longer, default 1 s")  # fmt: skip
-    made.add_argument("--batch-size", type=int, help="in place of the layer set's")
+                      help="seconds for each time; slow calls get fewer samples, at least 6 (default 1)")  # fmt: skip
+    made.add_argument("--batch-size", type=int, help="batch size; default that of the layer set")
     made.add_argument("--math", choices=("tf32", "fp32"), help="default tf32 on a GPU, fp32 on a CPU")
     of_data = "type of inputs, weights and outputs (default float32)"
     made.add_argument("--dtype", choices=("float32", "float16"), default="float32", help=of_data)
     made.add_argument("--layout", choices=("ncdhw", "ndhwc", "both"), default="both",
                       help="of inputs and outputs: contiguous, channels last, or both (default)")  # fmt: skip
     made.add_argument("--load-tuned", "--loadprecompiled", nargs="?", const="", metavar="FILE",
-                      help="use block shapes chosen earlier, time none (a tuned.json; alone: this card's)")  # fmt: skip
+                      help="use block shapes of an earlier run: a tuned.json; without FILE this card's")  # fmt: skip
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     seed = "seed of inputs, weights and random shapes (default 0)"
     made.add_argument("--seed", type=int, default=0, metavar="N", help=seed)

@@ -42,7 +42,13 @@ def parser() -> OneLineParser:
     add = made.add_argument
     add("--model", default="resnet50", metavar="NAME", help=f"{', '.join(MODELS)}; {KINDS}")
     made.add_model_args()
-    add("--batch-sizes", type=whole_numbers, default=SIZES, metavar="N,N,…", help="of all GPUs together")
+    add(
+        "--batch-sizes",
+        type=whole_numbers,
+        default=SIZES,
+        metavar="N,N,…",
+        help="images per batch, on all GPUs together",
+    )
     add("--engines", type=_list_of(str), metavar="NAME,…", help=",".join(ENGINES))
     add("--dtype", choices=("float32", "float16", "bfloat16"), help="default float16, on a CPU float32")
     add("--layout", choices=("nchw", "nhwc"), help="default nhwc (channels last), on a CPU nchw")
@@ -65,9 +71,15 @@ def parser() -> OneLineParser:
     add("--weights", default="", metavar="FILE", help="trained weights: a state dict that torch.save wrote")
     add("--images", default="", metavar="DIR", help="photographs for trained weights; default: two of scikit-learn")
     add("--seed", type=int, default=0, metavar="N", help="seed of weights, images and request times (default 0)")
-    add("--no-energy", action="store_true", help="leave the power sensors alone")
+    add("--no-energy", action="store_true", help="measure no power and no energy")
     add("--scenario", help="batch (default), or MLPerf's single-stream, multi-stream, server, offline")
-    add("--qps", type=_list_of(float), default=[], metavar="R,R,…", help="a server's rates; default: around the knee")
+    add(
+        "--qps",
+        type=_list_of(float),
+        default=[],
+        metavar="R,R,…",
+        help="requests per second of the scenario server; default: around the highest rate that meets --slo-ms",
+    )
     add("--slo-ms", type=float, default=15.0, metavar="MS", help="limit of a server's p99, default 15")
     add("--max-delay-ms", type=float, default=0.0, metavar="MS", help="longest wait of a request for others")
     add("--seeds", type=int, default=3, metavar="N", help="runs of MLPerf's scenarios, each with another seed")

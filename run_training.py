@@ -88,9 +88,9 @@ def _add_settings(made: OneLineParser) -> None:
 
 
 def _add_results(made: OneLineParser) -> None:
-    made.add_argument("--no-energy", action="store_true", help="leave the power sensors alone")
+    made.add_argument("--no-energy", action="store_true", help="measure no power and no energy")
     made.add_argument("--enable-pytorch-profiler", action="store_true", help="trace three steps after the timing")
-    made.add_argument("--profile-memory", action="store_true", help="with it, follow the allocator")
+    made.add_argument("--profile-memory", action="store_true", help="with --enable-pytorch-profiler: record memory too")
     made.add_argument("--profile-dir", metavar="DIR", help="traces and curves, default <results>/profiles")
     folder = "default results/training/<dataset>_<algorithm>_<gpu>_<other settings>"
     made.add_argument("--output-dir", metavar="DIR", help=folder)

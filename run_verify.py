@@ -65,8 +65,8 @@ def parser() -> OneLineParser:
 def _add_question(made: OneLineParser) -> None:
     """Add the options of which exactly one is given."""
     what = made.add_mutually_exclusive_group(required=True)
-    what.add_argument("--algorithm", help="verify this one: a name that run_profile.py --list-algorithms prints")
-    plans = "in its place a document of python -m convscope plans export: the plan of each layer"
+    what.add_argument("--algorithm", help="verify this one: a name that convscope profile --list-algorithms prints")
+    plans = "plan of each layer, in place of --algorithm: a document of convscope plans export"
     what.add_argument("--algorithm-file", type=Path, metavar="FILE", help=plans)
     what.add_argument("--support", action="store_true", help="which of cuDNN's algorithms each layer can use")
     what.add_argument("--choice", action="store_true", help="the fastest for each layer, and what other choices cost")

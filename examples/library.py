@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from profiler import profile
+from convscope import profile
 
 model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2))
 algorithms = ["torch", "implicit precomp gemm", "gemm"] if torch.cuda.is_available() else ["torch", "direct", "smm"]

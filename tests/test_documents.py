@@ -12,6 +12,7 @@ from types import ModuleType
 
 import markdown
 import pytest
+import yaml
 from fakes import ROOT, reports
 from pymdownx.slugs import slugify
 
@@ -22,6 +23,11 @@ from convscope.cli import signals
 from convscope.dataset import columns, importers, splits
 from convscope.dataset.package import words
 from convscope.inference.engines import catalogue
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 DOCS = ROOT / "docs"
 ARCHITECTURE = (DOCS / "architecture.md").read_text()
@@ -229,6 +235,23 @@ def test_the_anchors_of_the_site_are_made_by_the_rule_that_is_tested():
     assert "pymdownx.slugs.slugify {kwds: {case: lower}}" in (ROOT / "mkdocs.yml").read_text()
 
 
+AMERICAN = re.compile(
+    r"\b(?:behaviors?|centers?|colors?|colored|gray|neighbors?|neighboring|labeled|canceled|modeled|license[sd]"
+    r"|(?:analy|organi|recogni|normali|synchroni|summari|initiali|minimi|maximi|visuali|speciali|quanti)z\w+"
+    r"|optimiz(?!er)\w+)\b",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *ROOT.glob("*.md")], ids=lambda path: str(path.relative_to(ROOT)))
+def test_prose_is_in_british_spelling(document: Path):
+    assert AMERICAN.findall(prose(document)) == []
+
+
+def test_american_words_are_found():
+    assert AMERICAN.findall("Optimized colors of a normalized optimizer") == ["Optimized", "colors", "normalized"]
+
+
 def test_every_guide_is_reached_from_the_readme():
     linked = {(ROOT / name).resolve() for name in re.findall(r"\]\(([^)#]+)", README)}
     for page in [page for page in linked if page.suffix == ".md"]:
@@ -238,6 +261,27 @@ def test_every_guide_is_reached_from_the_readme():
 
 def test_the_readme_has_at_most_130_lines_beside_comments():
     assert len([line for line in README.splitlines() if not line.startswith("<!--")]) <= 130
+
+
+def test_one_version_stands_in_the_package_its_metadata_and_the_citation():
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert metadata["version"] == citation["version"] == convscope.__version__
+    assert (citation["license"], metadata["license"]["text"]) == ("MIT", "MIT")
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+
+
+TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_a_template_of_issues_is_a_form_and_its_commands_exist(path: Path):
+    form = yaml.safe_load(path.read_text())
+    assert {"name", "description", "labels", "body"} == form.keys()
+    names = [field["id"] for field in form["body"]]
+    assert len({*names}) == len(names)
+    assert all(field["attributes"]["label"] for field in form["body"])
+    assert set(re.findall(r"convscope (\w+)", path.read_text())) <= set(COMMANDS)
 
 
 COMMAND = re.compile(r"^(?:\$ )?convscope (\w+)", re.MULTILINE)

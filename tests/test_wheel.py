@@ -12,9 +12,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from fakes import ROOT
+from fakes import ROOT, drawn_samples, reports
 
 from convscope import __version__
+from convscope.dataset import samples
 
 pytestmark = pytest.mark.long
 UV = Path(sys.executable).with_name("uv")
@@ -130,6 +131,38 @@ def test_stages_that_need_a_checkout_say_so(installed: Path, elsewhere: Path):
     assert refused.returncode == 2
     assert "1_sanity_check.sh is missing, which runs a stage: run it in a checkout" in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+ABSENT = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "torchvision", "ai3", "triton", "nvidia"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+"""Module that hides PyTorch and its libraries from every Python that starts with it on its path."""
+
+
+def test_without_pytorch_results_are_read(installed: Path, tmp_path: Path):
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text(ABSENT)
+    runs = [str(reports.profile(tmp_path / "results", "alexnet", algorithm)) for algorithm in ("gemm", "torch")]
+    samples.write(tmp_path / "samples.csv", drawn_samples.measured(120, ("Tesla T4",)))
+    variables = environment(installed, tmp_path)
+    variables["PYTHONPATH"] = f"{hidden}{os.pathsep}{installed}"
+    script = [sys.executable, str(installed / "bin" / "convscope")]
+    for words in (
+        ["env"], ["status"], ["compare", *runs], ["report"], ["summary"], ["figures", "figures", "--view", "scaling"],
+        ["check", "samples.csv"], ["predict", "fit", "samples.csv"], ["matrix", "--help"],
+    ):  # fmt: skip
+        result = done([*script, *words], cwd=tmp_path, env=variables)
+        assert (words, result.returncode, result.stderr) == (words, 0, "")
+    refused = done([*script, "profile", "--model", "alexnet", "--algorithm", "torch"], cwd=tmp_path, env=variables)
+    assert (refused.returncode, "profile: needs torch" in refused.stderr) == (2, True)
 
 
 LIBRARY = """

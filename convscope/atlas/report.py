@@ -26,7 +26,10 @@ HEADER = (
 
 
 def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
-    """Return the fastest plan of each shape and the regret of each pick, whole passes, advice, and what is wrong."""
+    """Return the fastest plan of each shape and the regret of each pick, whole passes, advice, and what is wrong.
+
+    A table of convolutions has no passes, and no advice then.
+    """
     shapes: dict[int, list[PlanRow]] = {}
     for row in rows:
         shapes.setdefault(row.position, []).append(row)
@@ -35,11 +38,12 @@ def plans_report(rows: Sequence[PlanRow], passes: Mapping[str, PassRow]) -> str:
     lines += [report.pass_line(name, judged, calls) for name, judged in passes.items()]
     lines += [_energy_line(name, judged) for name, judged in passes.items() if judged.energy_per_inference_j]
     counted = Counter(row.outcome for row in rows if row.engine is not None)
-    lines.append("plans: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common()))
+    if counted:  # on a CPU there are none
+        lines.append("plans: " + ", ".join(f"{count} {outcome}" for outcome, count in counted.most_common()))
     wrong = [row for row in rows if row.outcome == tolerance.WRONG]
     lines += [f"{row.candidate} of {row.layer} is wrong: {row.reason}" for row in wrong]
     lines += [f"{row.candidate} of {row.layer} {LOST}: {row.reason}" for row in rows if row.outcome == LOST]
-    return "\n".join([*lines, report.advice(passes)])
+    return "\n".join([*lines, *([report.advice(passes)] if passes else [])])
 
 
 def _energy_line(name: str, judged: PassRow) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,15 +16,18 @@ from convscope.atlas import energy, race, report, tables
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
 from convscope.errors import CONTINUE, DeviceFaultError, InputError
+from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
 from convscope.storage.store import Store
 from convscope.storage.table import write_atomically
 from convscope.verification import choice
 from convscope.verification.candidates import HEURISTIC
 from convscope.verification.evidence import Subject
-from convscope.verification.rows import ModelKey
+from convscope.verification.rows import ModelKey, PassRow
 from convscope.verification.study import VerificationStudy
 
+STEP_S = 5.0
+"""Steps that take longer are noted."""
 LOST_FILE = "lost_the_gpu.json"
 """Plans that have lost the GPU, by the first layer of their shape, with the reason: they are not run again."""
 
@@ -49,24 +52,41 @@ class AtlasStudy(VerificationStudy):
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
         run, began_s = self.request, time.monotonic()
-        shapes, bench = self._shapes(subject, store.path), self.bench(subject)
+        with self._step("candidates tried"):
+            shapes = self._shapes(subject, store.path)
+        bench = self.bench(subject)
         if not shapes:
             raise InputError(f"cuDNN has no plans for any layer of {run.model}: the lines above say why")
         store.begin(run, environment, sys.argv)
         with contextlib.closing(race.Race(subject, bench, self.note, shapes)) as racing:
-            racing.leave_out_slow()
+            with self._step("candidates launched from Python"):
+                racing.leave_out_slow()
             racing.resume(store.objects("plan_times")["plan_times"])
             self._run(racing, store, began_s)
             if run.energy:
-                racing.run(HEURISTIC, partial(energy.measure, subject, bench, self.note, shapes))
-            passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
-            spent = energy.of_passes(racing, subject, bench) if run.energy else {}
-            racing.trace()
+                with self._step("energy of calls"):
+                    racing.run(HEURISTIC, partial(energy.measure, subject, bench, self.note, shapes))
+            judged = self._judged(racing, subject, bench) if subject.is_network else []
+            with self._step("kernels traced"):
+                racing.trace()
         layers = tables.layer_rows(self.key, racing.shapes)
-        judged = [
-            tables.with_energy(row, spent.get(row.convolutions_by)) for row in choice.pass_rows(self.key, run, passes)
-        ]
         return [*layers, *judged, *tables.rows(run, environment, racing.shapes)]
+
+    @contextlib.contextmanager
+    def _step(self, what: str) -> Iterator[None]:
+        """Note the time that a step of the work took, if it was long."""
+        began_s = time.monotonic()
+        yield
+        if (took_s := time.monotonic() - began_s) >= STEP_S:
+            self.note(f"{what}: {took_s:.0f} s")
+
+    def _judged(self, racing: race.Race, subject: Subject, bench: Bench) -> list[PassRow]:
+        """Return whole passes, by the fastest of each shape and by the choosers; of a list of layers they are none."""
+        with self._step("whole passes"):
+            passes = racing.judged(max(race.ROUNDS_LEAST, len(racing.places())))
+            spent = energy.of_passes(racing, subject, bench) if self.request.energy else {}
+        rows = choice.pass_rows(self.key, self.request, passes)
+        return [tables.with_energy(row, spent.get(row.convolutions_by)) for row in rows]
 
     def _shapes(self, subject: Subject, folder: Path) -> list[race.Shape]:
         """Try every plan but those that have lost the GPU before; one that does now is written down."""
@@ -88,7 +108,8 @@ class AtlasStudy(VerificationStudy):
                 more = "run the same command again, without --overwrite, to continue"
                 self.note(f"the time is up after {done} of {self.rounds} rounds: {more}")
                 break
-            racing.round(place)
+            with self._step(f"round {place + 1}"):
+                racing.round(place)
             if found := racing.times_of(place, self.key):
                 store.append(found)
 

@@ -29,8 +29,9 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], all_left: bool =
 
 
 def several(count: float, noun: str, spec: str = "") -> str:
-    """Return a number, by a format, with its noun: "1 run", "3 runs"."""
-    return f"{count:{spec}} {noun}" + ("" if count == 1 else "s")
+    """Return a number, by a format, with its noun: "1 run", "3 runs", "3 passes"."""
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{count:{spec}} {noun}" + ("" if count == 1 else ending)
 
 
 def or_dash(value: float | None, spec: str, unit: str = "") -> str:

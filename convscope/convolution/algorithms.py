@@ -125,7 +125,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         Algorithm("winograd", "Winograd, fused", 6, None, ("cudnn", "triton"), _winograd),
         Algorithm("winograd nonfused", "Winograd, transforms apart", 7, None, ("cudnn",), _winograd_nonfused),
         Algorithm("guess", "cuDNN's own choice by its heuristic", None, None, ("cudnn",), _any_shape),
-        Algorithm("torch", "PyTorch as it is, nothing swapped", None, "torch", ("torch",), _any_shape),
+        Algorithm("torch", "PyTorch, unchanged: the baseline", None, "torch", ("torch",), _any_shape),
     )
 }
 

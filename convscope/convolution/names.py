@@ -49,7 +49,7 @@ def torchvision_classifiers() -> frozenset[str] | None:
 
 @functools.cache
 def torchvision_models() -> frozenset[str] | None:
-    """Return all of its models but the quantized ones, which run on no GPU: of detection, segmentation, video too."""
+    """Return all of its models but the quantised ones, which run on no GPU: of detection, segmentation, video too."""
     return _registered("**/*.py")
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from convscope.cli.display import several
 from convscope.convolution import models, swap
 from convscope.convolution.fusion.module import FusedConv2d
 from convscope.convolution.operator import recording
@@ -66,7 +67,7 @@ def check_listed(observations: Sequence[Observation], listed: Sequence[str]) -> 
     if ran == list(listed):
         return
     if len(ran) != len(listed):
-        difference = f"{len(ran)} convolutions ran, {len(listed)} were expected"
+        difference = f"{several(len(ran), 'convolution')} ran, {len(listed)} were expected"
     else:
         difference = next(f"{a} ran where {b} was expected" for a, b in zip(ran, listed, strict=True) if a != b)
     raise HookMismatchError(f"{difference}: which convolutions this model runs depends on its numbers")

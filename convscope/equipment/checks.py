@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from convscope import gpus, slurm
-from convscope.cli import programs
+from convscope.cli import driver, programs
 from convscope.cudnn import library
-from convscope.errors import SensorError, StopError
+from convscope.errors import CudnnError, SensorError
 from convscope.power import nvml, rapl
-from convscope.storage.environment import processor_name
+from convscope.storage.environment import git_commit, processor_name
 from convscope.storage.paths import RESULTS
 
 THERE, MISSING = "yes", "no"
@@ -30,10 +30,12 @@ PACKAGES = (
     ("matplotlib", "pictures of the studies", "study"),
     ("nvidia-ml-py", "power and energy of a card", ""),
     ("timm", "models by timm:NAME", "models"),
+    ("transformers", "models by hf:NAME", "models"),
     ("onnxruntime", f"an engine of {programs.called('run_inference')}", "inference"),
     ("mlcommons-loadgen", f"MLPerf's scenarios of {programs.called('run_inference')}", "inference"),
     ("altair", "convscope report", "report"),
     ("lightgbm", "convscope predict", "predict"),
+    ("pyarrow", "convscope dataset package, check", "data"),
 )
 """Packages by the name of their distribution: what each is for, and the extra that brings it, "" for none."""
 
@@ -53,10 +55,20 @@ def every() -> list[Finding]:
     return [*machine(), *packages(), *cards(), *cudnn(), *processor_energy(), *queue(), *results()]
 
 
-def machine() -> Iterator[Finding]:
-    """Yield the operating system, the processor and Python."""
+def machine(version: Callable[[str], str] = importlib.metadata.version) -> Iterator[Finding]:
+    """Yield the operating system, the processor, the versions of this program and of Python."""
     yield Finding("machine", THERE, f"{platform.system()} {platform.release()}, {os.cpu_count()} × {processor_name()}")
+    yield Finding("convscope", THERE, _this_program(version))
     yield Finding("python", THERE, platform.python_version())
+
+
+def _this_program(version: Callable[[str], str]) -> str:
+    try:
+        found = version("convscope")
+    except importlib.metadata.PackageNotFoundError:
+        found = "not installed"
+    commit = git_commit()
+    return found if commit is None or commit == f"v{found}" else f"{found}, commit {commit.removeprefix('g')}"
 
 
 def packages(version: Callable[[str], str] = importlib.metadata.version) -> Iterator[Finding]:
@@ -86,6 +98,7 @@ def cards(torch: Any = None, monitor: Any = None) -> Iterator[Finding]:
     if not torch.cuda.is_available():
         yield _no_card(torch, monitor)
         return
+    yield _driver(torch)
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         known = gpus.identify(properties.name)
@@ -94,6 +107,11 @@ def cards(torch: Any = None, monitor: Any = None) -> Iterator[Finding]:
         yield Finding(f"GPU {index}", THERE, f"{properties.name}, {size}, {peaks}")
         yield _energy(f"GPU {index}, energy", gpus.uuid(properties.name, properties.uuid), monitor)
     yield _kernels(torch)
+
+
+def _driver(torch: Any) -> Finding:
+    runs = f"runs CUDA {driver.newest_cuda() or '-'} and older, PyTorch was built for CUDA {torch.version.cuda}"
+    return Finding("driver", THERE, f"{driver.version() or 'version unknown'}, {runs}")
 
 
 def _no_card(torch: Any, monitor: Any) -> Finding:
@@ -142,7 +160,7 @@ def cudnn() -> Iterator[Finding]:
     """Yield the version of cuDNN."""
     try:
         yield Finding("cuDNN", THERE, library.version())
-    except StopError as error:
+    except CudnnError as error:
         yield Finding("cuDNN", MISSING, str(error), "needed on a GPU only: it comes with PyTorch's CUDA wheels")
 
 

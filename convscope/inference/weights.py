@@ -19,7 +19,7 @@ from convscope.convolution import models
 from convscope.convolution.sources.source import seeded
 from convscope.errors import InputError
 
-_SHIFT = 0.75  # of normalized activations, in standard deviations: a quarter of a ReLU's inputs is negative
+_SHIFT = 0.75  # of normalised activations, in standard deviations: a quarter of a ReLU's inputs is negative
 _HIDDEN = 1e-2  # a branch with a scale below it adds next to nothing
 
 

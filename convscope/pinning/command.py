@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from convscope.cli.display import interval_or_dash, or_dash, table
+from convscope.cli.display import interval_or_dash, or_dash, several, table
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
 from convscope.cudnn.graph.engines import Plan
@@ -23,6 +23,15 @@ from convscope.storage.table import write_atomically
 
 DENIED = ("layer", "calls", "PyTorch runs", "µs", "instead", "µs", "a pass, µs")
 HEADER = ("layer", "A", "B", "B's time against A's, %", "changed")
+
+FOLDER = "results/plans/FOLDER"
+EXAMPLES = {
+    "export": (FOLDER, f"{FOLDER} --pick torch -o torch.json"),
+    "diff": ("results/plans/BEFORE results/plans/AFTER", "before.json after.json --tolerance 2 --json"),
+    "errata": (f"{FOLDER} plan:38", f"{FOLDER} plan:38:k2=8 -o errata.json"),
+    "repro": (f"{FOLDER} layer1.0.conv1", "plans.json layer1.0.conv1 -o repro.py"),
+}
+"""Arguments in the help of each subcommand."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -39,7 +48,7 @@ def _export(options: argparse.Namespace) -> int:
     pins = document.from_atlas(options.atlas, options.pick)
     path = options.output or options.atlas / "plans.json"
     _write(path, pins.text())
-    print(f"{len(pins.layers)} layers: {path}")
+    print(f"{several(len(pins.layers), 'layer')}: {path}")
     return 0
 
 
@@ -55,7 +64,7 @@ def _diff(options: argparse.Namespace) -> int:
         print(line)
     print(table(HEADER, [_cells(each) for each in found if each.verdicts != ("same",)]))
     counted = Counter(word for each in found for word in each.verdicts)
-    print(f"{len(found)} layers: " + ", ".join(f"{count} {word}" for word, count in counted.most_common()))
+    print(f"{several(len(found), 'layer')}: " + ", ".join(f"{count} {word}" for word, count in counted.most_common()))
     return exit_code
 
 
@@ -74,7 +83,8 @@ def _errata(options: argparse.Namespace) -> int:
     ]
     print(table(DENIED, cells) if cells else f"PyTorch runs {options.plan} in no layer: blocking it costs nothing here")
     known = [each.more_us for each in found if each.more_us is not None]
-    print(f"{len(found)} shapes: {sum(known):+.1f} µs a pass" + (" and more" if len(known) < len(found) else ""))
+    more = " and more" if len(known) < len(found) else ""
+    print(f"{several(len(found), 'shape')}: {sum(known):+.1f} µs a pass{more}")
     print(f"CUDNN_ERRATA_JSON_FILE={path}")
     return 0
 
@@ -111,28 +121,38 @@ def _cells(each: Changed) -> tuple[str, ...]:
 
 def _parser() -> argparse.ArgumentParser:
     measures = "With options alone, --model M and others of convscope verify, it measures: an atlas of every plan."
-    examples = "--model resnet50", "export results/plans/FOLDER -o plans.json"
-    made = OneLineParser(prog="convscope plans", description=__doc__, epilog=measures, examples=examples)
-    commands = made.add_subparsers(dest="command", required=True, metavar="export|diff|errata|repro")
-    export = commands.add_parser("export", help="the plan of each layer as JSON")
+    made = OneLineParser(
+        prog="convscope plans",
+        description="Export the plans of an atlas, compare two atlases, block an engine in PyTorch, "
+        "write a layer's plan as a script.",
+        epilog=measures,
+        examples=("--model resnet50", f"export {FOLDER} -o plans.json"),
+    )
+    commands = made.add_subparsers(dest="command", required=True, metavar="|".join(EXAMPLES))
+    export = commands.add_parser("export", examples=EXAMPLES["export"], help="write the plan of each layer as JSON")
     export.add_argument("atlas", type=Path, help="a folder of results/plans")
     export.add_argument("-o", "--output", type=Path, metavar="FILE", help="default plans.json in the atlas")
     diff = commands.add_parser(
         "diff",
-        help="two atlases or exported documents side by side; exit code 1: a layer is worse or runs other kernels",
+        examples=EXAMPLES["diff"],
+        help="compare two atlases or exported documents; exit code 1: a layer is worse or runs other kernels",
     )
     diff.add_argument("a", type=Path, metavar="A", help="folder or file to compare with")
     diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
     diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
     diff.add_argument("--json", action="store_true", help="print JSON, for programs")
     denies = commands.add_parser(
-        "errata", help="a file that keeps PyTorch from running a plan or an engine, and the cost of that"
+        "errata",
+        examples=EXAMPLES["errata"],
+        help="write a file that keeps PyTorch from running a plan or an engine, and print the cost",
     )
     denies.add_argument("atlas", type=Path, help="a folder of results/plans")
     denies.add_argument("plan", help="plan:38, or with values of knobs plan:38:k2=8")
     denies.add_argument("-o", "--output", type=Path, metavar="FILE", help="default errata.json in the atlas")
     shows = commands.add_parser(
-        "repro", help="a script that runs a layer's plan without convscope, and prints its time and error"
+        "repro",
+        examples=EXAMPLES["repro"],
+        help="write a script that runs a layer's plan without convscope, and prints its time and error",
     )
     shows.add_argument("atlas", type=Path, help="a folder of results/plans, or a document")
     shows.add_argument("layer", help="by name: layer1.0.conv1")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy.optimize import nnls
 from sklearn.neighbors import NearestNeighbors
 
+from convscope.prediction import core
 from convscope.prediction.features import Features, Floats
 
 Baseline = Callable[[Features, Floats, Features], Floats]
@@ -69,24 +69,15 @@ def _linear_by_family(given: Features, wanted: Floats, asked: Features) -> Float
     times by the card's peaks.
     """
     nearest_rows, times_ms = _nearest_rows(given, asked), np.exp(wanted) * given.roofline_ms
-    learned, here = _parts_ms(given), _parts_ms(asked)
+    learned, here = given.parts_ms(), asked.parts_ms()
     found_ms = np.exp(np.median(wanted)) * asked.roofline_ms  # of an algorithm that was not learned
     families = given.families[nearest_rows]
     for name in np.unique(families[nearest_rows >= 0]):
         of_family, rows = given.families == name, (families == name) & (nearest_rows >= 0)
-        costs, _ = nnls(learned[of_family] / times_ms[of_family, None], np.ones(int(of_family.sum())))
-        estimate_ms = here[rows] @ costs
+        estimate_ms = here[rows] @ core.linear_costs(learned[of_family], times_ms[of_family])
         found_ms[rows] = np.where(estimate_ms > 0, estimate_ms, found_ms[rows])
     found: Floats = np.log(found_ms / asked.roofline_ms)
     return found
-
-
-def _parts_ms(given: Features) -> Floats:
-    """Return for each layer 1 for the call, and the times of its operations and of its bytes by the card's peaks."""
-    ridge = given.values["ridge"].to_numpy(float)
-    compute_ms, memory_ms = np.exp(np.minimum(ridge, 0)), np.exp(-np.maximum(ridge, 0))
-    ones = np.ones(len(ridge))
-    return np.stack([ones, compute_ms * given.roofline_ms, memory_ms * given.roofline_ms], axis=1)
 
 
 def _by_algorithm(given: Features, wanted: Floats, asked: Features) -> Floats:

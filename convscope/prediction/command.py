@@ -50,6 +50,21 @@ SHOWN = {"ms": ("ms", 1.0), "J": ("J", 1.0), "bytes": ("MB", 1e-6)}
 """Unit that a table shows instead of each unit, and what it is multiplied by."""
 
 
+COMMANDS = {
+    "fit": ("learn from samples", "samples.csv", "samples.csv --target energy -o energy.json"),
+    "evaluate": ("print the errors of predictions, split by split", "samples.csv", "samples.csv --split gpu --json"),
+    "apply": (
+        *("predict", 'predictor.json --model vgg16 --gpu "Tesla T4" --math fp32'),
+        "predictor.json --samples layers.csv -o predicted.csv",
+    ),
+    "calibrate": (
+        *("correct a predictor for another card", "predictor.json layers.csv --choose 100"),
+        "predictor.json measured.csv -o corrected.json",
+    ),
+}
+"""Each subcommand: what it does, and the arguments of two examples."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a command of predictions; return 0.
 
@@ -168,7 +183,7 @@ def _sums(
     names = frame["algorithm"].to_numpy(dtype=object)
     outside = Counter(name for name, text in zip(names, found.outside, strict=True) if text)
     for each in made.sums(frame, names, level).rename_axis("name").reset_index().to_dict("records"):
-        odd = f"; {outside[each['name']]} layers are outside what was learned" if outside[each["name"]] else ""
+        odd = f"; outside what was learned: {several(outside[each['name']], 'layer')}" if outside[each["name"]] else ""
         said = f"{level} % of models" if each["learned"] else "ends added up, as if all layers erred alike"
         ends = f"{_short(each['low'])} to {_short(each['high'])} ({said})"
         yield f"{each['name']}: {_short(each['middle'])} {unit} in all, {ends}{odd}; {REST}"
@@ -289,11 +304,11 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
         examples=examples,
     )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="fit|evaluate|apply|calibrate")
-    fit = commands.add_parser("fit", help="learn from samples", allow_abbrev=False)
-    evaluate = commands.add_parser("evaluate", help="errors of the predictions, split by split", allow_abbrev=False)
-    apply = commands.add_parser("apply", help="predict", allow_abbrev=False)
-    calibrate = commands.add_parser("calibrate", help="correct it for another card", allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="|".join(COMMANDS))
+    fit, evaluate, apply, calibrate = (
+        commands.add_parser(name, help=text, examples=examples, allow_abbrev=False)
+        for name, (text, *examples) in COMMANDS.items()
+    )
     for each in (fit, evaluate):
         each.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="files of samples")
         each.add_argument("--target", choices=TARGETS, default="time", help="default %(default)s")

@@ -1,7 +1,9 @@
 """Estimate of a target from features: trees, and what they leave over of a card and of a kernel's peculiar shape.
 
 The logarithm of a target over the roofline's time is the sum of
-- what trees say of the features;
+- that of a cost of each call, of its operations and of its bytes, the same for all algorithms of one arithmetic: it
+  goes on beyond the sizes that were learned, where trees stay at their last value, and from card to card;
+- what trees say of the features, of what this leaves;
 - a share of the card's clock headroom, the same for all: cards that reach their boost clock only under little work
   are slower than their peak says;
 - for a card that was learned, its median rest;
@@ -20,24 +22,38 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from scipy.optimize import nnls
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SHAPE, WORK
+from convscope.dataset.samples import ARITHMETIC, SHAPE, WORK
 from convscope.errors import InputError
 from convscope.prediction import booster
 from convscope.prediction.booster import Booster
 from convscope.prediction.features import Features, Floats
 
+EVERY = ""
+"""Name of the costs of all arithmetic."""
+FEWEST = 50
+"""Samples that costs of one arithmetic need."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
 
 @dataclass(frozen=True)
 class Core:
-    """A fitted estimate. `folds` has the trees of each fold, `offsets` is by the card's name, `effects` by work."""
+    """A fitted estimate.
+
+    Attributes:
+        costs: of a call, of a millisecond of operations and of bytes by the card's peaks; by arithmetic, `EVERY` for
+            others. Empty: the roofline's time takes their place.
+        folds: the trees of each fold.
+        offsets: by the card's name.
+        effects: by work.
+    """
 
     names: tuple[str, ...]
     levels: Mapping[str, list[str]]
+    costs: Mapping[str, list[float]]
     folds: tuple[Booster, ...]
     headroom_share: float
     usual_headroom: float
@@ -50,6 +66,7 @@ class Core:
         by_fold = np.array([trees.predict(numbers) for trees in self.folds])
         known = np.array([key in self.effects for key in splits.joined(frame, WORK)])
         found = np.where(known, by_fold[_folds(frame), np.arange(len(frame))], by_fold.mean(axis=0))
+        found += _linear(self.costs, given, frame)
         found += self.headroom_share * _filled(given.headroom, self.usual_headroom)
         found += np.array([self.offsets.get(name, 0.0) for name in frame["gpu_name"]])
         return found + self.effects_of(frame)
@@ -77,6 +94,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats) -> Fitted:
     known = booster.levels(given.values)
     numbers = booster.matrix(given.values, known)
     cards, work = frame["gpu_name"].to_numpy(dtype=object), splits.joined(frame, WORK)
+    costs = _costs(given, frame, wanted)
+    wanted = wanted - _linear(costs, given, frame)
     usual = float(np.nanmean(given.headroom)) if np.isfinite(given.headroom).any() else 0.0
     headroom = _filled(given.headroom, usual)
     share = _headroom_share(cards, work, headroom, wanted)
@@ -89,7 +108,37 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats) -> Fitted:
     if len(offsets) < 2:
         offsets = dict.fromkeys(offsets, 0.0)
     rests = rests - np.array([offsets[name] for name in cards])
-    return Fitted(Core(names, known, tuple(folds), share, usual, offsets, _effects(work, rests)), rests)
+    return Fitted(Core(names, known, costs, tuple(folds), share, usual, offsets, _effects(work, rests)), rests)
+
+
+def linear_costs(parts_ms: Floats, target: Floats) -> Floats:
+    """Return a cost of each part, none below 0, with the smallest squares of relative errors.
+
+    Args:
+        parts_ms: `Features.parts_ms`.
+        target: of each row, what the sum over its parts is to be.
+    """
+    found: Floats = nnls(parts_ms / target[:, None], np.ones(len(target)))[0]
+    return found
+
+
+def _costs(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, list[float]]:
+    parts_ms, target, names = given.parts_ms(), np.exp(wanted) * given.roofline_ms, splits.joined(frame, ARITHMETIC)
+    rows = {EVERY: np.ones(len(names), dtype=np.bool_), **{name: names == name for name in sorted({*names})}}
+    return {
+        name: linear_costs(parts_ms[of], target[of]).tolist()
+        for name, of in rows.items()
+        if name == EVERY or of.sum() >= FEWEST
+    }
+
+
+def _linear(costs: Mapping[str, list[float]], given: Features, frame: pd.DataFrame) -> Floats:
+    """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
+    if not costs:
+        return np.zeros(len(frame))
+    by_row = np.array([costs.get(name, costs[EVERY]) for name in splits.joined(frame, ARITHMETIC)])
+    found: Floats = np.log((given.parts_ms() * by_row).sum(axis=1) / given.roofline_ms)
+    return found
 
 
 def _folds(frame: pd.DataFrame) -> npt.NDArray[np.intp]:

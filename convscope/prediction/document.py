@@ -23,9 +23,9 @@ from convscope.prediction.predictor import Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 3
-READ = (2, 3)
-"""Versions that can be read; version 2 has no intervals of sums."""
+FORM, VERSION = "convscope predictor", 4
+READ = (2, 3, 4)
+"""Versions that can be read; version 2 has no intervals of sums, 2 and 3 have no costs of calls."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
 """Samples whose prediction a document has."""
@@ -72,7 +72,8 @@ def digest(document: Mapping[str, Any]) -> str:
 
 
 def _times(document: Mapping[str, Any]) -> Predictor:
-    parts = {**document["core"], "folds": tuple(Booster(text) for text in document["core"]["folds"])}
+    core = {"costs": {}, **document["core"]} if document["version"] < 4 else document["core"]
+    parts = {**core, "folds": tuple(Booster(text) for text in core["folds"])}
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     known = {"totals": {}, **document} if document["version"] == 2 else document

@@ -53,6 +53,12 @@ class Features:
         values = self.values.iloc[kept].reset_index(drop=True)
         return Features(values, self.roofline_ms[kept], self.headroom[kept], self.families[kept])
 
+    def parts_ms(self) -> Floats:
+        """Return for each row 1 for the call, and the times of its operations and of its bytes by the card's peaks."""
+        ridge = self.values["ridge"].to_numpy(float)
+        compute, memory = np.exp(np.minimum(ridge, 0)), np.exp(-np.maximum(ridge, 0))
+        return np.stack([np.ones(len(ridge)), compute * self.roofline_ms, memory * self.roofline_ms], axis=1)
+
 
 def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> Features:
     """Return the features of samples.

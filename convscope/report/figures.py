@@ -327,6 +327,6 @@ def _parser() -> OneLineParser:
     parser.add_argument("directory", metavar="DIR", type=Path, help="where the files go")
     command.add_folders(parser)
     shown = ", ".join(VIEWS)
-    parser.add_argument("--view", nargs="+", choices=list(VIEWS), metavar="VIEW", help=f"of these views alone: {shown}")
+    parser.add_argument("--view", nargs="+", choices=list(VIEWS), metavar="VIEW", help=f"only these views: {shown}")
     parser.add_argument("--log", action="store_true", help="logarithmic axes, where the page offers them")
     return parser

@@ -232,7 +232,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", nargs="+", type=Path, metavar="FILE", help="files of samples")
     text = "documents that convscope predict fit wrote, one a target"
     parser.add_argument("--predictor", nargs="+", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--objective", choices=OBJECTIVES, default="time", help="to be least; default %(default)s")
+    parser.add_argument(
+        "--objective", choices=OBJECTIVES, default="time", help="quantity to minimise; default %(default)s"
+    )
     text = "leave out candidates with more workspace (512MB, 2GiB), or an unknown one"
     parser.add_argument("--max-workspace", metavar="N", help=text)
     text = "leave out candidates with a larger relative error, or an unknown one"
@@ -262,7 +264,7 @@ def _evaluation_parser() -> argparse.ArgumentParser:
 def _add_shared(parser: argparse.ArgumentParser) -> None:
     text = "the card, as its driver names it; not needed where the samples are of one"
     parser.add_argument("--gpu", metavar="NAME", help=text)
-    parser.add_argument("--cudnn", metavar="VERSION", help="where the samples of the card are of several")
+    parser.add_argument("--cudnn", metavar="VERSION", help="cuDNN version, if the samples of the card have several")
     text = "use predictions outside what was learned too"
     parser.add_argument("--outside", action="store_true", help=text)
     text = "of intervals of predictions, in percent; default %(default)s, as that of measured times"

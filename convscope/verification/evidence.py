@@ -99,12 +99,16 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on its device, and its convolutions at the one input size that is studied."""
+    """A model on its device, and its convolutions at the one input size that is studied.
+
+    `is_network` is that of the model's source.
+    """
 
     run: Run
     model: nn.Module
     layers: Sequence[Layer]
     inputs: Inputs
+    is_network: bool = True
 
     @property
     def device(self) -> torch.device:
@@ -136,7 +140,7 @@ def open_subject(run: Run, fused: bool = False) -> Iterator[Subject]:
             raise InputError(f"{run.model} has no convolution: there is nothing to verify or to choose; {timing}")
         inputs = network.inputs(size, device)
         if not fused:
-            yield Subject(run, network.on(device), layers, inputs)
+            yield Subject(run, network.on(device), layers, inputs, network.source.is_network)
             return
         source = network.source
         example = source.inputs(size, source.own_batch or 1, run.seed)

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from convscope import failures
-from convscope.cli.display import or_dash, table
+from convscope.cli.display import or_dash, several, table
 from convscope.convolution import backends
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
@@ -269,7 +269,7 @@ def text(passes: Sequence[FirstPassRow], calls: Sequence[FirstCallRow]) -> str:
     lines = []
     for row in passes:
         most = max((one for one in calls if one.convolutions_by == row.convolutions_by), key=lambda one: one.extra_ms)
-        paid = f"after {row.pays_after} passes" if row.pays_after else "never"
+        paid = f"after {several(row.pays_after, 'pass')}" if row.pays_after else "never"
         less = "-" if row.saved_us is None else f"{row.saved_us:+.1f} ± {row.saved_ci99_us:.1f}"
         lines.append((
             row.convolutions_by, f"{row.layers - row.layers_by_torch} of {row.layers}", f"{row.extra_ms:.1f}",

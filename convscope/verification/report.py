@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from convscope.cli.display import or_dash, table
+from convscope.cli.display import or_dash, several, table
 from convscope.cudnn import library
 from convscope.storage.paths import precision
 from convscope.verification import candidates, choice
@@ -40,7 +40,7 @@ def pass_line(name: str, judged: PassRow, layers: int) -> str:
     text = f"{name}: whole pass {judged.mean_ms:.4f} ± {or_dash(judged.std_ms, '.4f')} ms"
     if judged.layers_us is None:
         return text
-    text += f", its {layers} convolutions {judged.layers_us:.1f} µs"
+    text += f", its {several(layers, 'convolution')} {judged.layers_us:.1f} µs"
     if judged.regret_us is None or name == choice.TOGETHER:
         return text
     share = 100 * judged.regret_us / (judged.layers_us - judged.regret_us)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from convscope.cli.display import several
 from convscope.convolution import algorithms, tolerance
 from convscope.convolution.providers.plan import Execution
 from convscope.convolution.reference import MARGIN
@@ -68,7 +69,8 @@ def _names(evidence: Evidence) -> Finding:
 def _identifiers(evidence: Evidence) -> Finding:
     wrong = [one for one in evidence.layers if one.expected not in _UNNAMED and not _as_asked(one, evidence.run)]
     counted = Counter(_title(one.ran) for one in evidence.layers)
-    line = "identifier: " + ", ".join(f"{count} layers ran {title}" for title, count in counted.most_common())
+    ran = (f"{several(count, 'layer')} ran {title}" for title, count in counted.most_common())
+    line = f"identifier: {', '.join(ran)}"
     return Finding(not wrong, line + (f"; not what was asked for: {_listed(wrong)}" if wrong else ""))
 
 
@@ -164,7 +166,7 @@ def _output_exact(evidence: Evidence) -> Finding:
     together = tolerance.whole_model_tolerance(one.tolerance(run.math, run.dtype) for one in evidence.layers)
     allowed = max(together, MARGIN * (evidence.moved or 0.0))
     shown = ", ".join(f"{error:.1e} {place}" for place, error in known)
-    line = f"whole model against float64: {shown}, allowed {allowed:.1e} over {len(evidence.layers)} layers"
+    line = f"whole model against float64: {shown}, allowed {allowed:.1e} over {several(len(evidence.layers), 'layer')}"
     return Finding(all(error <= allowed for _, error in known), line)
 
 

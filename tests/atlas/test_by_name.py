@@ -9,7 +9,10 @@ import pandas as pd
 import pytest
 
 import run_verify
+from convscope.atlas.rows import PLANS
+from convscope.atlas.study import plans_text
 from convscope.pinning import document
+from convscope.storage.store import Store
 
 SHAPES = """layer,batch,channels,filters,height,width,kernel,stride,padding,dilation,groups
 wide,1,3,16,32,32,3,1,1,1,1
@@ -46,6 +49,13 @@ def test_what_is_refused_has_its_reason(atlas: Path):
         row = rows.loc["grouped", name]
         assert (row["outcome"], row["reason"]) == ("refused", "ai3 has no grouped convolution on a CPU")
         assert pd.isna(row["mean_ms"])
+
+
+def test_a_table_of_convolutions_has_no_passes_and_no_advice(atlas: Path):
+    assert not (atlas / "passes.csv").exists() or pd.read_csv(atlas / "passes.csv").empty
+    text, agrees = plans_text(Store(atlas, PLANS))
+    assert agrees
+    assert [line.split()[0] for line in text.splitlines()] == ["layer", "wide", "grouped"]
 
 
 def test_a_document_may_name_algorithms(atlas: Path):

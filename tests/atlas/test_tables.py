@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from fakes import ENVIRONMENT, run
 from fakes.racing import LAYERS, OnPaper, known, offer, shapes
 
 from convscope import failures
-from convscope.atlas import race, report, tables
+from convscope.atlas import race, report, study, tables
 from convscope.atlas.offered import KnownPlan, PlanFaultError
 from convscope.atlas.race import Race, Shape
 from convscope.atlas.rows import LOST, PLANS, PlanRow, PlanTimeRow
@@ -154,13 +155,23 @@ def made_study(budget_s: float | None, noted: list[str]) -> AtlasStudy:
     return AtlasStudy(request, PowerMonitor(), CUDALayerTimer, noted.append, budget_s=budget_s)  # type: ignore[arg-type]
 
 
+def test_long_steps_are_noted_with_their_time(tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch):
+    noted: list[str] = []
+    monkeypatch.setattr(study, "STEP_S", 0.0)
+    made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
+    steps = [line.rpartition(":")[0] for line in noted if re.fullmatch(r"[^:]+: \d+ s", line)]
+    assert steps == [
+        *("candidates tried", "candidates launched from Python", "round 1", "round 2", "whole passes"),
+        "kernels traced",
+    ]
+    assert on_a_cpu == [0, 1]
+
+
 def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cpu: list[int]):
     noted: list[str] = []
     store = made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
     assert on_a_cpu == [0, 1]
-    assert (
-        noted[-1] == "the time is up after 2 of 4 rounds: run the same command again, without --overwrite, to continue"
-    )
+    assert "the time is up after 2 of 4 rounds: run the same command again, without --overwrite, to continue" in noted
     assert (store.read_run() or {})["ended_utc"] is None
     assert {row.rounds for row in store.objects("plans")["plans"] if row.is_fastest} == {2}
     made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)

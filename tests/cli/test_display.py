@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from convscope.cli.display import Figures, interval_or_dash, or_dash, table
+from convscope.cli.display import Figures, interval_or_dash, or_dash, several, table
 
 HEADER, ROWS = ("name", "ms", "note"), (("a", "1.0", "x"), ("bcdef", "20.0", ""))
 
@@ -32,6 +32,14 @@ def test_an_absent_number_is_a_dash_without_its_unit(value: float | None, text: 
 )
 def test_an_absent_interval_is_one_dash(low: float | None, high: float | None, text: str):
     assert interval_or_dash(low, high, "+.1f") == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [(1, "run", "1 run"), (0, "run", "0 runs"), (3, "run", "3 runs"), (1, "pass", "1 pass"), (2, "pass", "2 passes")],
+)
+def test_one_thing_is_singular_and_any_other_number_plural(count: int, noun: str, text: str):
+    assert several(count, noun) == text
 
 
 def test_a_figure_is_a_file_of_its_name(tmp_path: Path):

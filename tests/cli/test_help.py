@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import shlex
 from pathlib import Path
@@ -39,6 +40,12 @@ def examples_in(lines: list[str]) -> list[str]:
     return [line.strip().removeprefix("./") for line in lines[at + 1 : lines.index("", at)]]
 
 
+def program_parser(name: str) -> OneLineParser:
+    """Return the parser of a command that is no program of `run_*.py`."""
+    made: OneLineParser = importlib.import_module(f"convscope.{program.COMMANDS[name][0]}")._parser()
+    return made
+
+
 def parser_for(name: str, words: list[str]) -> tuple[OneLineParser, list[str]]:
     """Return the parser that a command takes these words by, and the words that it is given."""
     if (name, words[:1]) == ("dataset", ["collect"]):
@@ -64,6 +71,25 @@ def test_help_begins_with_two_examples_that_the_command_takes(name: str, capsys:
         parser, words = parser_for(name, shlex.split(example)[len(parser_name(lines).split()) :])
         assert f"{example} ".startswith(f"{parser_name(lines)} ")
         parser.parse_args(words)
+
+
+BELOW = [
+    (name, each)
+    for name in ("plans", "predict")
+    for action in program_parser(name)._actions
+    if isinstance(action, argparse._SubParsersAction)
+    for each in action.choices
+]
+
+
+@pytest.mark.parametrize(("name", "below"), BELOW)
+def test_help_of_a_subcommand_begins_with_two_examples_too(name: str, below: str, capsys: pytest.CaptureFixture[str]):
+    examples = examples_in(help_of(capsys, name, below))
+    assert len(examples) == 2
+    for example in examples:
+        first, *words = shlex.split(example)
+        assert (first, words[:2]) == ("convscope", [name, below])
+        program_parser(name).parse_args(words[1:])
 
 
 def parser_name(lines: list[str]) -> str:

@@ -61,6 +61,13 @@ def test_there_is_nothing_to_say_of_a_driver_that_does_or_of_none(
     assert driver.why_too_old(cuda, str(libcuda(newest, count, refused))) is None
 
 
+def test_the_version_of_the_driver_is_that_of_its_kernel_module(tmp_path: Path):
+    path = tmp_path / "version"
+    assert driver.version(path) is None
+    path.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.129.03  Thu Oct 19 18:56:32 UTC 2023\n")
+    assert driver.version(path) == "535.129.03"
+
+
 def test_without_a_driver_there_is_nothing_to_say(tmp_path: Path):
     assert driver.why_too_old("13.0", str(tmp_path / "libcuda.so.1")) is None
 

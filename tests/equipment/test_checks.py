@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fakes import ROOT
 
 from convscope import __main__ as program
 from convscope.equipment import checks
 from convscope.equipment.checks import MISSING, THERE, Finding
+from convscope.errors import CudnnMissingError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 class NvmlError(Exception):
@@ -54,6 +62,31 @@ def test_a_package_has_its_version_or_the_extra_that_brings_it():
     assert found["triton"].advice == "pip install triton"
 
 
+def test_every_part_of_the_installation_has_a_package_that_is_looked_for():
+    parts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for package, _, part in checks.PACKAGES:
+        assert not part or any(each.startswith(package) for each in parts[part])
+    assert {part for _, _, part in checks.PACKAGES} - {""} == {*parts} - {"dev", "docs", "mutants"}
+
+
+def test_a_card_comes_with_the_driver_and_the_cuda_of_pytorch(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checks.driver, "newest_cuda", lambda: "13.0")
+    monkeypatch.setattr(checks.driver, "version", lambda: "580.159.04")
+    cuda = SimpleNamespace(is_available=lambda: True, device_count=lambda: 0)
+    first, *_ = checks.cards(SimpleNamespace(cuda=cuda, version=SimpleNamespace(cuda="12.8")), monitor())
+    assert first == Finding("driver", THERE, "580.159.04, runs CUDA 13.0 and older, PyTorch was built for CUDA 12.8")
+
+
+@pytest.mark.parametrize(
+    ("commit", "found"), [("gab12-dirty", "0.9, commit ab12-dirty"), ("v0.9", "0.9"), (None, "0.9")]
+)
+def test_the_version_comes_with_the_commit_of_a_checkout(
+    commit: str | None, found: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(checks, "git_commit", lambda: commit)
+    assert Finding("convscope", THERE, found) in checks.machine(lambda name: "0.9")
+
+
 @pytest.mark.parametrize(
     ("torch", "nvml", "found", "advice"),
     [
@@ -69,6 +102,14 @@ def test_why_there_is_no_card(torch: Any, nvml: Any, found: str, advice: str, mo
     assert finding.state == MISSING
     assert found in finding.found
     assert advice in finding.advice
+
+
+def test_without_cudnn_the_other_checks_go_on(monkeypatch: pytest.MonkeyPatch):
+    def version() -> str:
+        raise CudnnMissingError("cuDNN 9 cannot be loaded")
+
+    monkeypatch.setattr(checks.library, "version", version)
+    assert only(checks.cudnn()).found == "cuDNN 9 cannot be loaded"
 
 
 def test_counters_of_the_processor_that_may_not_be_read_name_the_command(tmp_path: Path):
@@ -99,7 +140,7 @@ def test_results_can_be_written_or_another_folder_is_to_be_named(tmp_path: Path)
 def test_the_command_prints_a_line_a_check_and_json(capsys: pytest.CaptureFixture[str]):
     assert program.main(["env"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["machine", "python", "torch"]
+    assert [line.split()[0] for line in lines[1:4]] == ["machine", "convscope", "python"]
     assert program.main(["env", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert len(found) == len(lines) - 1

@@ -254,7 +254,7 @@ def test_errata_deny_an_engine_in_one_version_and_say_what_that_costs(
     assert ran("errata", folder, "plan:1") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["b", "2", "plan:1", "210.0", "plan:2", "100.0", "-220.0"]
-    assert lines[2:] == ["1 shapes: -220.0 µs a pass", f"CUDNN_ERRATA_JSON_FILE={folder / 'errata.json'}"]
+    assert lines[2:] == ["1 shape: -220.0 µs a pass", f"CUDNN_ERRATA_JSON_FILE={folder / 'errata.json'}"]
     assert json.loads((folder / "errata.json").read_text()) == {
         "version": 1,
         "rules": [

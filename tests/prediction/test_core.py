@@ -48,6 +48,28 @@ def test_rests_are_of_folds_that_did_not_learn_the_shape():
     assert np.std(found.rests) > 0.2  # an estimate that had seen them would leave less than the knack of each
 
 
+def test_a_cost_of_each_call_goes_on_below_the_learned_sizes():
+    call_ms = 0.05
+    frame = samples(400, 0.0)
+    frame["mean_ms"] += call_ms
+    given, truth = features(frame, {}), wanted(frame)
+    small = given.roofline_ms < np.quantile(given.roofline_ms, 0.2)
+    found = core.fit(given.rows(~small), frame[~small], truth[~small]).core
+    assert found.costs["float32 fp32 nchw"][0] == pytest.approx(call_ms, rel=0.5)  # waves of small layers cost too
+    missed = truth[small] - found.predict(given.rows(small), frame[small])
+    stays = np.median(truth[~small]) - truth[small]  # beyond what they learned, trees alone say what they said there
+    assert np.median(np.abs(missed)) < 0.25
+    assert np.median(np.abs(missed)) < 0.25 * np.median(np.abs(stays))
+
+
+def test_costs_of_an_arithmetic_with_few_samples_are_those_of_all():
+    frame = samples(150, 0.0)
+    frame.loc[frame.index[:20], "math"] = "tf32"
+    found = core.fit(features(frame, {}), frame, wanted(frame)).core
+    assert {*found.costs} == {core.EVERY, "float32 fp32 nchw"}
+    assert np.isfinite(found.predict(features(frame, {}), frame)).all()
+
+
 def test_one_card_has_neither_an_offset_nor_effects():
     frame = samples(120, 0.1)
     frame = frame[frame["gpu_name"] == "Tesla P4"].reset_index(drop=True)

@@ -96,9 +96,7 @@ def test_apply_predicts_the_layers_of_a_model(folder: Path, capsys: Capture):
     assert [line.split()[:2] for line in lines[1:6]] == [[f"features.{n}", "gemm"] for n in (0, 3, 6, 8, 10)]
     assert "log_taps" in lines[1]  # 11×11: only 3×3 was learned
     assert lines[6].startswith("gemm: ")
-    said = (
-        " (ends added up, as if all layers erred alike); 4 layers are outside what was learned; what is no convolution"
-    )
+    said = " (ends added up, as if all layers erred alike); outside what was learned: 4 layers; what is no convolution"
     assert said in lines[6]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -139,6 +140,22 @@ def test_a_document_keeps_the_intervals_of_sums_and_one_of_version_2_has_none(tm
     assert older.totals == {}
 
 
+def test_a_document_of_version_3_has_no_costs_of_calls(tmp_path: Path):
+    made, path = learned(APART), tmp_path / "predictor.json"
+    before = dataclasses.replace(made, core=dataclasses.replace(made.core, costs={}))
+    frame = of_models(1, APART)
+    document.write(path, before, frame)
+    parts = json.loads(path.read_text())
+    assert parts["version"] == 4
+    del parts["core"]["costs"]
+    parts["version"] = 3
+    path.write_text(json.dumps({**parts, "sha256": document.digest(parts)}))
+    older = document.read(path)
+    assert isinstance(older, Predictor)
+    assert older.predict(frame).middle == pytest.approx(before.predict(frame).middle)
+    assert older.predict(frame).middle != pytest.approx(made.predict(frame).middle, rel=0.01)
+
+
 def test_apply_says_the_interval_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     rows = [
         SampleRow(**{str(name): None if cell != cell else cell for name, cell in each.items()})
@@ -149,4 +166,4 @@ def test_apply_says_the_interval_of_a_model(tmp_path: Path, capsys: pytest.Captu
     assert program.main(["predict", "fit", str(tmp_path / "samples.csv"), "-o", out]) == 0
     capsys.readouterr()
     assert program.main(["predict", "apply", out, "--model", "alexnet", "--gpu", "Tesla T4", "--math", "fp32"]) == 0
-    assert " (90 % of models); 4 layers are outside what was learned; what is no" in capsys.readouterr().out
+    assert " (90 % of models); outside what was learned: 4 layers; what is no" in capsys.readouterr().out

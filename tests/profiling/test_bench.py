@@ -143,7 +143,7 @@ def test_on_a_cpu_there_are_no_kernels_no_energy_and_no_overhead():
 
 
 def test_a_pass_with_other_convolutions_than_described_is_an_error():
-    with pytest.raises(HookMismatchError, match="1 convolutions ran, 2 were expected") as ended:
+    with pytest.raises(HookMismatchError, match="1 convolution ran, 2 were expected") as ended:
         measure(nn.Sequential(nn.Conv2d(3, 4, 3)))
     assert failures.classify(ended.value) == failures.Failure("failed", str(ended.value))
     with pytest.raises(HookMismatchError, match="0 ran where one was expected: which convolutions"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,11 @@ def test_the_study_of_three_gpus_is_one():
     found = study.read(EXAMPLES / "slurm" / "study.toml")
     assert found.lists["gpus"] == ("v100", "a100", "h200")
     assert len(found.lines()) == 4 * 6 * 3 * 2
+
+
+@pytest.mark.parametrize("path", [*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")], ids=lambda path: path.name)
+def test_an_example_imports_no_module_that_only_a_checkout_has(path: Path):
+    assert re.findall(r"\b(?:from|import) (?:profiler|run_\w+)", path.read_text()) == []
 
 
 def test_scripts_are_short():

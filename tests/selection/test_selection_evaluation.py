@@ -18,7 +18,7 @@ from convscope.selection.evaluation import MEASURED_BEYOND, PREDICTED_BEYOND, PR
 PYTORCH = "always PyTorch"
 
 
-def rows(count: int = 240, noise: float = 0.005) -> Iterator[SampleRow]:
+def rows(count: int = 360, noise: float = 0.005) -> Iterator[SampleRow]:
     """Yield samples where winograd is the fastest with many channels, by a fifth, and PyTorch's own with few."""
     for each in drawn(count, algorithms=("torch", "gemm", "winograd"), noise=noise):
         assert each.mean_ms is not None
@@ -44,7 +44,7 @@ def found() -> dict[str, Regret]:
 
 def test_every_layer_is_judged_once_by_each_way(found: dict[str, Regret]):
     assert [*found] == [PREDICTED_BEYOND, PREDICTED_LEAST, SINGLE, PYTORCH, MEASURED_BEYOND]
-    assert {each.layers for each in found.values()} == {240}
+    assert {each.layers for each in found.values()} == {360}
     assert {each.models for each in found.values()} == {9}  # three remainders, each at three batch sizes
 
 
@@ -104,13 +104,13 @@ def test_the_same_samples_in_another_order_have_the_same_regrets(found: dict[str
 def test_a_whole_family_can_be_held_back():
     found = evaluation.regrets(FRAME, "time", "family", {}, 90)
     assert {each.split for each in found} == {"family"}
-    assert {each.layers for each in found} == {240}
+    assert {each.layers for each in found} == {360}
 
 
 def test_choices_of_others_are_judged_where_there_are_any():
     searched = FRAME[FRAME["algorithm"] == "winograd"].assign(algorithm="torch benchmark").iloc[::2]
     by = {each.by: each for each in evaluation.regrets(pd.concat([FRAME, searched]), "time", "layer", {}, 90)}
-    assert by["always cudnn.benchmark"].layers == 240
+    assert by["always cudnn.benchmark"].layers == 360
     assert 0 < by["always cudnn.benchmark"].changed_pct <= 50
     assert by[PYTORCH].mean_pct == pytest.approx(
         next(each for each in evaluation.regrets(FRAME, "time", "layer", {}, 90) if each.by == PYTORCH).mean_pct

@@ -109,7 +109,7 @@ def test_a_convolution_that_was_not_replaced_is_named():
 
 def test_another_identifier_than_the_one_asked_for_is_named():
     found = lines(evidence(one("implicit gemm", IMPLICIT_KERNEL, ran="implicit precomp gemm", name="stem")))
-    assert found[1] == ("✗ identifier: 1 layers ran cudnn's implicit precomp gemm (1); not what was asked for: stem")
+    assert found[1] == ("✗ identifier: 1 layer ran cudnn's implicit precomp gemm (1); not what was asked for: stem")
 
 
 def test_guess_is_held_to_what_cudnn_chose():
@@ -191,7 +191,7 @@ def test_times_that_nothing_tells_apart_are_a_tie():
 def test_a_heuristic_may_be_any_plan_and_a_plan_is_held_to_its_name():
     by_graph = {"provider": "cudnn graph"}
     found = lines(evidence(one("heuristic a", XMMA_FFMA, ran="plan:38:k2=8", **by_graph)))
-    assert found[1] == "✓ identifier: 1 layers ran cudnn graph's plan:38:k2=8"
+    assert found[1] == "✓ identifier: 1 layer ran cudnn graph's plan:38:k2=8"
     assert found[2] == "· kernels: these names promise none; seen: precomputed implicit GEMM in 1"
     named = one("plan:38:k2=8", XMMA_FFMA, **by_graph)
     assert verdict.confirmed(verdict.checks(evidence(named)))

@@ -71,7 +71,7 @@ def test_the_identifiers_are_counted_with_cudnns_numbers_most_first():
     ran = [one("gemm"), one("direct", provider="triton"), one("gemm"), one("torch", provider="torch")]
     found = line(evidence(*ran), "identifier")
     assert found == Finding(
-        True, "identifier: 2 layers ran cudnn's gemm (2), 1 layers ran triton's direct, 1 layers ran PyTorch's own"
+        True, "identifier: 2 layers ran cudnn's gemm (2), 1 layer ran triton's direct, 1 layer ran PyTorch's own"
     )
 
 

@@ -135,6 +135,11 @@ class TableSource(FixedSource):
     All layers have one batch size. The batch size of a run takes its place where it is 1, and must be it otherwise.
     """
 
+    @property
+    def is_network(self) -> bool:
+        """False: the layers have nothing to do with each other."""
+        return False
+
     def examples(self) -> Inputs:
         """Return the input of each layer on the meta device, as the table has it."""
         return tuple(torch.empty(layer.input, device="meta") for layer in self._layers)

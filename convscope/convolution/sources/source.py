@@ -51,6 +51,11 @@ class Source(abc.ABC):
         """There are trained weights to be had (`build(pretrained=True)`)."""
         return True
 
+    @property
+    def is_network(self) -> bool:
+        """Its convolutions make a pass of a network, whose time says something; False for a mere list of them."""
+        return True
+
     def refuse_other_sizes(self, asked: Sequence[Size], option: str) -> None:
         """Raise InputError where an option of the command line named sizes, and the model takes another one alone.
 
