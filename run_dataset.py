@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,7 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
         raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
     device, note = (device_here if options.list else find_device)(options.device), note_by(NAME)
     asked = _request(options, "cuda" if device is None else str(device))
+    _check_shapes(asked, note)
     if options.output_dir:
         folder = Path(options.output_dir)
     elif device:
@@ -90,6 +92,19 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
         note(f"stopped by {stop.said}: what was measured is in {folder}; {CONTINUE}")
         return stop.exit_code
     return code
+
+
+def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
+    """Note each model of which nothing is measured; InputError where that is so of all."""
+    from convscope.dataset.collect import coverage
+    from convscope.errors import InputError
+
+    sizes, empty = " ".join(map(str, asked.sizes)), coverage.without_shapes(asked)
+    reason = f"no convolution to measure at --sizes {sizes}: name sizes that the model takes"
+    if len(empty) == len(asked.models):
+        raise InputError(f"{', '.join(empty)}: {reason}")
+    for model in empty:
+        note(f"{model}: {reason}")
 
 
 def _request(options: argparse.Namespace, device: str) -> Collection:

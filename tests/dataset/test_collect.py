@@ -247,6 +247,23 @@ def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, ca
     assert reason in error
 
 
+@pytest.mark.parametrize("flags", [[], ["--list"]])
+def test_models_that_take_none_of_the_sizes_are_one_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run_dataset.main([*command(tmp_path), *flags, "--sizes", "8", "16"]) == 2
+    assert capsys.readouterr().err == (
+        "run_dataset.py: alexnet: no convolution to measure at --sizes 8 16: name sizes that the model takes\n"
+    )
+    asked = ["--models", "alexnet", SQUEEZE, "--sizes", "32", "--list"]
+    assert run_dataset.main([*command(tmp_path), *asked]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "run_dataset.py: alexnet: no convolution to measure at --sizes 32: name sizes that the model takes\n"
+    )
+    assert int(printed.out.split()[-3]) > 5
+
+
 @pytest.mark.parametrize(
     ("cells", "ran"),
     [
