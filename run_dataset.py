@@ -6,10 +6,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from convscope.cli.options import find_device, folder_gpu
+from convscope.cli.options import device_here, find_device, folder_gpu
 from convscope.cli.parser import OneLineParser, as_program, command, note_by
 from convscope.errors import CONTINUE
 from convscope.storage.paths import RESULTS
@@ -41,7 +42,7 @@ def parser() -> OneLineParser:
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
     made.add_argument(
-        "--list", action="store_true", help="print how much is measured and how much is left; measure nothing"
+        "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
     )
     made.add_argument("--json", action="store_true", help="with --list: print JSON, for programs")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
@@ -65,18 +66,26 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
-    from convscope.dataset.collect.study import SAMPLES, CollectStudy
+    from convscope.dataset.collect.study import SAMPLES, CollectStudy, standing
     from convscope.errors import InputError
 
     minutes = options.budget_minutes
     if minutes is not None and not 0 < minutes < math.inf:
         raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
-    asked = _request(options)
-    folder = Path(options.output_dir or RESULTS / "dataset" / folder_gpu(None, find_device(options.device)))
-    note = note_by(NAME)
+    device, note = (device_here if options.list else find_device)(options.device), note_by(NAME)
+    asked = _request(options, "cuda" if device is None else str(device))
+    _check_shapes(asked, note)
+    if options.output_dir:
+        folder = Path(options.output_dir)
+    elif device:
+        folder = RESULTS / "dataset" / folder_gpu(None, device)
+    else:
+        print(standing(asked, set(), options.json))
+        note("no GPU is here: --output-dir names the folder whose samples are counted")
+        return 0
     study = CollectStudy(asked, folder, stop, note, None if minutes is None else 60 * minutes)
     code = 0 if options.list else study.run(options.take_over)
-    print(study.standing(options.json))
+    print(standing(asked, study.done(), options.json))
     if not options.list:
         print(f"saved: {folder / SAMPLES}")
     if stop():
@@ -85,19 +94,32 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     return code
 
 
-def _request(options: argparse.Namespace) -> Collection:
+def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
+    """Note each model of which nothing is measured; InputError where that is so of all."""
+    from convscope.dataset.collect import coverage
+    from convscope.errors import InputError
+
+    sizes, empty = " ".join(map(str, asked.sizes)), coverage.without_shapes(asked)
+    reason = f"no convolution to measure at --sizes {sizes}: name sizes that the model takes"
+    if len(empty) == len(asked.models):
+        raise InputError(f"{', '.join(empty)}: {reason}")
+    for model in empty:
+        note(f"{model}: {reason}")
+
+
+def _request(options: argparse.Namespace, device: str) -> Collection:
     from convscope.dataset.collect import request
 
-    device = find_device(options.device)
+    kind = device.partition(":")[0]
     models = options.models or [name for models in request.FAMILIES.values() for name in models]
-    settings = options.settings or (request.ON_CPU if device.type == "cpu" else request.SETTINGS)
+    settings = options.settings or (request.ON_CPU if kind == "cpu" else request.SETTINGS)
     few, shapes = options.energy_every, options.group_shapes
     return request.Collection(
-        device=str(device), models=tuple(models), sizes=tuple(options.sizes), batch_sizes=tuple(options.batch_sizes),
+        device=device, models=tuple(models), sizes=tuple(options.sizes), batch_sizes=tuple(options.batch_sizes),
         settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
-        energy_every=request.ENERGY_EVERY[device.type] if few is None else few,
-        group_shapes=request.GROUP_SHAPES[device.type] if shapes is None else shapes,
-        group_bytes=request.GROUP_BYTES[device.type],
+        energy_every=request.ENERGY_EVERY[kind] if few is None else few,
+        group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
+        group_bytes=request.GROUP_BYTES[kind],
     )  # fmt: skip
 
 

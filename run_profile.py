@@ -286,7 +286,7 @@ def _estimate(made: OneLineParser, options: argparse.Namespace) -> int:
 def _gpu_here(device: str) -> str:
     from convscope.cli.options import find_device, folder_gpu
 
-    return folder_gpu(None, find_device(device))
+    return folder_gpu(None, find_device(device, "--gpu NAME estimates for a card that is elsewhere"))
 
 
 def _request(options: argparse.Namespace, make: Callable[..., Run] | None = None) -> Run:

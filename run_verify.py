@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from convscope.cli.options import find_device, parse_bytes
+from convscope.cli.options import ON_CPU, find_device, parse_bytes
 from convscope.cli.parser import OneLineParser, as_program, note_by, report_error
 from convscope.cli.programs import again, called
 from convscope.convolution.algorithms import AUTOTUNE, PLANNED
-from convscope.convolution.names import KINDS, MODELS, with_arguments
+from convscope.convolution.names import KINDS, MODELS, check_model, with_arguments
 from convscope.errors import InputError, StopError
 from convscope.profiling.options import UNSUPPORTED
 from convscope.profiling.request import PROVIDERS
@@ -23,6 +23,8 @@ from convscope.storage.paths import RESULTS
 from convscope.verification.request import CHOICE, FIRST_CALL, PLANS, SUPPORT, Verification, make_verification
 
 if TYPE_CHECKING:
+    import torch
+
     from convscope.convolution.assignment import Assignment
     from convscope.pinning.document import Pins
     from convscope.verification.evidence import Subject
@@ -127,12 +129,26 @@ def main(arguments: list[str] | None = None) -> int:
     )
     made.refuse_ignored(arguments, IGNORED[question], question)
     try:
-        if options.model == "all" and find_device(options.device).type == "cuda":
+        if options.model == "all" and _device(options).type == "cuda":
             return _one_by_one(sys.argv[1:] if arguments is None else arguments)
         ask = _tabulate if question != "--algorithm" else _verify
         return max(_asked(ask, options, name) for name in (MODELS if options.model == "all" else (options.model,)))
     except StopError as error:
         return report_error(NAME, error)
+
+
+def _device(options: argparse.Namespace) -> torch.device:
+    """Return the device; InputError, with what to do, where the question needs a GPU and this is none."""
+    needs, instead = "", ""
+    if options.support:
+        lists = f"{called('run_profile')} --list-algorithms"
+        needs, instead = "--support asks cuDNN on a GPU", f"what the rules say is in {lists}"
+    elif options.plans and not options.with_algorithms:
+        needs, instead = "--plans times cuDNN's plans on a GPU", "--with-algorithms times those of a CPU"
+    device = find_device(options.device, f"{needs}; {instead}" if needs else ON_CPU)
+    if needs and device.type == "cpu":
+        raise InputError(f"{needs}: there is none here, or --device names the CPU; {instead}")
+    return device
 
 
 def _asked(ask: Callable[[argparse.Namespace, str], int], options: argparse.Namespace, model: str) -> int:
@@ -206,6 +222,8 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
     from convscope.verification.study import TEXTS, VerificationStudy
     from profiler import CUDALayerTimer, PowerMonitor
 
+    check_model(with_arguments(model, options.model_args))
+    _device(options)
     if options.support:
         limit = options.max_workspace
         limit_bytes = parse_bytes("--max-workspace", limit) if limit else None
@@ -215,13 +233,6 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
         asked = {name: getattr(options, name) for name in ("rounds", "energy", "fused", "first")}
         asked["by_name"] = options.with_algorithms
         request = _request(options, model, "torch", question=question, **asked)
-    if options.support and request.device_type == "cpu":
-        raise InputError("--support asks cuDNN on a GPU; what the rules say is in run_profile.py --list-algorithms")
-    if options.plans and request.device_type == "cpu" and not options.with_algorithms:
-        raise InputError(
-            "--plans times cuDNN's plans on a GPU: there is none here, or --device names the CPU; "
-            "--with-algorithms times those of a CPU"
-        )
     folder = Path(options.output_dir or RESULTS / str(request.question)) / request.name
     with PowerMonitor.of_device(find_device(request.device)) as monitor:
         given = request, monitor, CUDALayerTimer, note_by(NAME), options.any_card

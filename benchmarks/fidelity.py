@@ -154,7 +154,7 @@ def main() -> int:
     options.add_argument("--models", default=",".join(MODELS))
     options.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     asked = options.parse_args()
-    names, device = asked.models.split(","), find_device("cuda")
+    names, device = asked.models.split(","), find_device("cuda", "fidelity.py times a GPU")
     if asked.alone:
         print(json.dumps(passes_alone(names, asked.size, device)))
         return 0

@@ -185,7 +185,7 @@ def parsed() -> argparse.Namespace:
 def main() -> int:
     """Print the tables."""
     chosen = parsed()
-    device, dtype = find_device("cuda"), DTYPES[chosen.dtype]
+    device, dtype = find_device("cuda", "kernels.py times a GPU"), DTYPES[chosen.dtype]
     name = torch.cuda.get_device_name(device)
     gpu = gpus.identify(name)
     if gpu is None:

@@ -40,7 +40,7 @@ def main() -> int:
     options.add_argument("--model", default="resnet50")
     options.add_argument("--math", choices=MATHS, default="tf32")
     asked = options.parse_args()
-    device, rows = find_device("cuda"), list[tuple[str, ...]]()
+    device, rows = find_device("cuda", "second_context.py times a GPU"), list[tuple[str, ...]]()
     with torch.inference_mode(), backends.math(asked.math):
         step = partial(models.build(asked.model).to(device), models.images(1, 224, 0).to(device))
         step()

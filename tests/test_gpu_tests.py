@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import importlib
+import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any
 import pytest
 from fakes import ROOT
 
-FILES = sorted([*(ROOT / "tests" / "gpu").glob("test_*.py"), *(ROOT / "benchmarks").glob("*.py")])
+TESTS = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
+FILES = [*sorted((ROOT / "benchmarks").glob("*.py")), *TESTS]
 OWN = ("convscope", "profiler", "fakes", "run_")
 
 
@@ -168,6 +170,27 @@ def test_what_a_file_for_a_gpu_names_exists(wrong: Any, path: Path):
     assert [found for tree in programs(ast.parse(path.read_text())) for found in wrong(tree)] == []
 
 
+JUDGED = re.compile(r"energy|power_mean|ratio_to|times_floor|images_per_s|ci95|ci99")
+
+
+def judges_unmarked(tree: ast.Module) -> list[str]:
+    """Return the tests that judge energy, power or rates of a card without the marker `quiet`."""
+    if "pytestmark = pytest.mark.quiet" in map(ast.unparse, tree.body):
+        return []
+    return [
+        node.name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        if "pytest.mark.quiet" not in map(ast.unparse, node.decorator_list)
+        if any(JUDGED.search(ast.unparse(each.test)) for each in ast.walk(node) if isinstance(each, ast.Assert))
+    ]
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.stem)
+def test_a_test_that_judges_energy_or_rates_needs_the_card_alone(path: Path):
+    assert judges_unmarked(ast.parse(path.read_text())) == []
+
+
 def test_a_program_in_a_string_is_read():
     _, program = programs(ast.parse('RUN = """\nfrom convscope import gone\n"""'))
     assert wrong_imports(program)
@@ -209,3 +232,14 @@ def test_what_exists_or_cannot_be_known_is_left_alone():
     """
     tree = ast.parse(textwrap.dedent(text))
     assert [wrong(tree) for wrong in CHECKS.values()] == [[], [], []]
+
+
+def test_a_judgement_without_the_marker_is_found():
+    text = """
+        def test_one(): assert row["energy_j"] > 0
+        @pytest.mark.quiet
+        def test_two(): assert row["energy_j"] > 0
+        def test_three(): assert row["status"] == "ok"
+    """
+    assert judges_unmarked(ast.parse(textwrap.dedent(text))) == ["test_one"]
+    assert judges_unmarked(ast.parse("pytestmark = pytest.mark.quiet" + textwrap.dedent(text))) == []

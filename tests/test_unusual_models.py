@@ -157,7 +157,7 @@ def test_a_choice_tries_each_call_with_what_it_can_run(
     ("model", "ran", "last"),
     [
         ("Functional", "3 layers ran ai3's direct, 2 layers ran PyTorch's own", "2 of 5 layers as torch instead"),
-        ("guided", "4 layers ran ai3's direct, 1 layers ran PyTorch's own", "1 of 5 layers as torch instead"),
+        ("guided", "4 layers ran ai3's direct, 1 layer ran PyTorch's own", "1 of 5 layers as torch instead"),
         ("Dimensions", "4 layers ran PyTorch's own", "4 of 4 layers as torch instead"),
     ],
 )

@@ -18,31 +18,47 @@ if TYPE_CHECKING:
 MATHS = ("tf32", "fp32")
 INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
 ENERGY_MOST_S = 3600
+ON_CPU = "--device cpu measures on the CPU"
+"""What to do without a GPU, of a command that a CPU can run."""
 
 
-def find_device(name: str) -> torch.device:
+def find_device(name: str, otherwise: str = ON_CPU) -> torch.device:
     """Return the device for "auto" (a GPU where there is one), "cpu", "cuda" or "cuda:N".
+
+    Args:
+        otherwise: what to do on a machine without a GPU; a command that needs one says so.
 
     Raises:
         InputError: there is no such device, or a GPU whose driver is too old for PyTorch's CUDA.
     """
     import torch  # here, for what is checked before anything is queued does without
 
+    index = _index(name)
     if name == "cpu":
         return torch.device("cpu")
     count = gpu_count()
     if not count and (reason := driver.why_too_old(torch.version.cuda)):
-        raise InputError(f"--device {name}: {reason}; --device cpu measures on the CPU")
+        raise InputError(f"--device {name}: {reason}; {otherwise}")
     if name == "auto":
         return torch.device("cuda:0" if count else "cpu")
-    kind, _, index = name.partition(":")
-    if kind != "cuda" or (index and not index.isdecimal()) or name.endswith(":"):
+    if index >= count:
+        advice = f"choose one of {', '.join(f'cuda:{each}' for each in range(count))}" if count else otherwise
+        raise InputError(f"--device {name}: PyTorch sees {several(count, 'CUDA device')} here; {advice}")
+    return torch.device(f"cuda:{index}")
+
+
+def device_here(name: str) -> torch.device | None:
+    """Return the device as `find_device` does, None for a GPU on a machine without any: for lists, which need none."""
+    _index(name)
+    return None if name.startswith("cuda") and not gpu_count() else find_device(name)
+
+
+def _index(name: str) -> int:
+    """Return the N of "cuda:N", 0 for the other names of devices, else InputError."""
+    found = re.fullmatch(r"auto|cpu|cuda(?::(\d{1,9}))?", name, re.ASCII)
+    if found is None:
         raise InputError(f"--device {name!r} is none of auto, cpu, cuda, cuda:N")
-    if int(index or 0) >= count:
-        raise InputError(
-            f"--device {name}: PyTorch sees {several(count, 'CUDA device')} here; --device cpu measures on the CPU"
-        )
-    return torch.device(f"cuda:{int(index or 0)}")
+    return int(found[1] or 0)
 
 
 def gpu_count() -> int:

@@ -217,6 +217,13 @@ def why_not_on_device(algorithm: Algorithm, device_type: str) -> str | None:
     return None if algorithm.cuda_providers else f"{algorithm.name} runs on a CPU only"
 
 
+def why_not_here(algorithm: Algorithm, device_type: str) -> str | None:
+    """Return why no library runs the algorithm on this kind of device, with what to do; None where one does."""
+    reason = why_not_on_device(algorithm, device_type)
+    on_cpu = "on a CPU choose direct, smm or torch, or run where a GPU is"
+    return reason and f"{reason}: {on_cpu if device_type == 'cpu' else 'GPU cpu measures on the CPU'}"
+
+
 def why_not_by_provider(algorithm: Algorithm, provider: str) -> str | None:
     """Return why this library ("cudnn" or "triton") does not run the algorithm on a GPU, or None where it does."""
     if provider in algorithm.cuda_providers:

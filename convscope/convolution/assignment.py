@@ -127,9 +127,8 @@ def _why_not_wanted(
 def _message(algorithm: Algorithm, layers: Sequence[Layer], every: Sequence[str | None], run: AlgorithmRequest) -> str:
     """Return one line: the layers that cannot use the algorithm, the reasons, and what to do."""
     sentences = "; ".join(algorithms.refusals(every, run.model))
-    no_device = algorithms.why_not_on_device(algorithm, run.device_type)
-    if no_device and run.device_type == "cpu":
-        return f"{no_device}: on a CPU choose direct, smm or torch, or run where a GPU is"
+    if run.device_type == "cpu" and (no_device := algorithms.why_not_here(algorithm, "cpu")):
+        return no_device
     refused = [layer for layer, reason in zip(layers, every, strict=True) if reason]
     by_torch = run.device_type == "cpu" or all(layer.peculiarity for layer in refused)
     instead = "PyTorch" if by_torch else algorithms.FALLBACK

@@ -28,6 +28,7 @@ NAME = "convscope pin"
 HEADER = ("layer", "pinned", "ran", "error", "allowed", "workspace, MB", "remark")
 LAYOUTS = ("nchw", "nhwc")
 ROUNDS_LEAST, ROUNDS_MOST = 2, 1000
+WITHOUT_GPU = "plans run on a GPU; without one --check checks names and shapes"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,7 +53,7 @@ def _pin(options: argparse.Namespace) -> int:
     from convscope.cli.options import find_device
     from convscope.pinning import trial  # PyTorch, last: its import takes seconds
 
-    device = None if options.check else find_device(options.device)
+    device = None if options.check else find_device(options.device, WITHOUT_GPU)
     subject = trial.open_subject(model, pins, str(options.plans), options.pretrained, options.seed)
     missing = None
     if device is None or device.type == "cpu":

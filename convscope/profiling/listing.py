@@ -13,7 +13,7 @@ import torch
 from convscope import gpus
 from convscope.cli import driver, programs
 from convscope.cli.display import table
-from convscope.cli.options import at_least, find_device, gpu_count
+from convscope.cli.options import at_least, device_here, find_device, gpu_count
 from convscope.convolution import algorithms, assignment, backends, models
 from convscope.convolution.algorithms import Algorithm
 from convscope.convolution.layer import Layer
@@ -107,14 +107,14 @@ def algorithm_list(
 ) -> str:
     """Return the algorithms with their providers; for a model, how many of its convolutions can use each, and why not.
 
-    On a GPU cuDNN decides, without one its rules, and the text says so.
+    On a GPU that is here cuDNN decides, without one its rules, and the text says so.
 
     Args:
         as_json: a list of objects, one a line of the text, in place of the text.
         sizes_by: option that named the size, "" where it is a default.
 
     Raises:
-        InputError: there is no such model or device, or the model does not take the size.
+        InputError: there is no such model, the model does not take the size, or the name is none of a device.
     """
     if model is None:
         every = [(a.name, a.cpu_provider, a.cuda_providers, a.title) for a in _named()]
@@ -126,7 +126,7 @@ def algorithm_list(
         cells = [(name, cpu or "-", ", ".join(gpu) or "-", title) for name, cpu, gpu, title in every]
         return table(("algorithm", "CPU", "GPU", "what it is"), cells)
     at_least("--batch-size", batch_size, 1)
-    device = find_device(device_name)
+    device = device_here(device_name) or torch.device("cpu")
     source = models.find_source(model)
     source.refuse_other_sizes([input_size], sizes_by)
     name, size = source.name, input_size if source.fixed_px is None else source.fixed_px
@@ -201,9 +201,10 @@ def power_check(device_name: str) -> str:
     Raises:
         InputError: there is no GPU here, or its sensors cannot be read.
     """
-    device = find_device(device_name)
+    needs = "--check-power tests a GPU's sensors"
+    device = find_device(device_name, needs)
     if device.type == "cpu":
-        raise InputError("--check-power tests a GPU's sensors: there is none here")
+        raise InputError(f"{needs}: there is none here, or --device names the CPU")
     properties = torch.cuda.get_device_properties(device)
     name = properties.name
     try:

@@ -77,7 +77,7 @@ def _check_here(gpu: str, device: str) -> None:
     """Raise InputError where the device is not this GPU; PyTorch is asked only where NVML does not confirm it."""
     index = device.partition(":")[2] or "0"
     if not index.isdecimal() or not gpus.matches(gpu, _card_name(int(index))):
-        options.folder_gpu(gpu, options.find_device(device))
+        options.folder_gpu(gpu, options.find_device(device, f"the GPU of this line, {gpu}, is needed"))
 
 
 def _card_name(index: int) -> str:

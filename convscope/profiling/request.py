@@ -136,11 +136,11 @@ def make_run(
     """
     if source is None:
         names.check_model(model)  # before PyTorch is imported
-    name, where = algorithms.find(algorithm).name, options.find_device(device)
+    wanted = algorithms.find(algorithm)
+    where = options.find_device(device, algorithms.why_not_here(wanted, "cpu") or options.ON_CPU)
     found = source or _find_source(model)
-    run = _decided(
-        found.name, name, str(where), options.folder_gpu(gpu, where), num_sizes, input_size_range, stage, **settings
-    )
+    sizes = num_sizes, input_size_range
+    run = _decided(found.name, wanted.name, str(where), options.folder_gpu(gpu, where), *sizes, stage, **settings)
     return fitted(run, found)
 
 
@@ -184,13 +184,8 @@ def run_elsewhere(
     kind = "cpu" if gpu == "cpu" else "cuda"
     if device != "auto" and device.split(":")[0] != kind:
         raise InputError(f"--device {device} does not go with GPU {gpu}: leave --device out")
-    if reason := algorithms.why_not_on_device(algorithms.find(algorithm), kind):
-        choice = (
-            "on a CPU choose direct, smm or torch, or run where a GPU is"
-            if kind == "cpu"
-            else "GPU cpu measures on the CPU"
-        )
-        raise InputError(f"{reason}: {choice}")
+    if reason := algorithms.why_not_here(algorithms.find(algorithm), kind):
+        raise InputError(reason)
     return _decided(*checked, kind, gpu, num_sizes, input_size_range, stage, **settings)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,12 @@ class Content:
     tables: Mapping[str, pd.DataFrame]
     sentences: Sequence[str]
     exhibits: Sequence[Exhibit]
-    specs: Mapping[str, Spec] = field(default_factory=dict)
+
+    @functools.cached_property
+    def specs(self) -> Mapping[str, Spec]:
+        """Charts of the exhibits that have rows, by name; made at the first use: most of the time goes into them."""
+        domain, shown = _domain(self.tables), [each for each in self.exhibits if has_rows(each, self.tables)]
+        return {each.name: each.draws(domain) for each in shown if each.draws}
 
     @property
     def views(self) -> list[str]:
@@ -52,8 +58,7 @@ def content(found: Found, pair: Sequence[Path] | None = None) -> Content:
     filled = {each.view for each in EXHIBITS if has_rows(each, tables)} | set(ALWAYS)
     known = [each for each in EXHIBITS if each.view not in OF_STUDIES or len(tables[each.table])]
     shown = [each for each in known if each.view in filled]
-    specs = {each.name: each.draws(_domain(tables)) for each in shown if each.draws and has_rows(each, tables)}
-    return Content(found, tables, findings.sentences(found, tables), shown, specs)
+    return Content(found, tables, findings.sentences(found, tables), shown)
 
 
 def has_rows(exhibit: Exhibit, tables: Mapping[str, pd.DataFrame]) -> bool:

@@ -3,8 +3,8 @@
 What covers what (the cases are in `peer`):
     test/unit/conv2d.py    all 16 different convolutions, each with both algorithms
     test/swap_conv2d.py    five of the ten models without groups, small (tests/gpu runs all 17)
-    test/ops/opcheck.py    both samples, with and without gradients, with both algorithms and ai3's default
-    test/ops/backward.py   all three cases; the gradient of the input too
+    test/ops/opcheck.py    both samples, smaller, with and without gradients, with both algorithms and ai3's default
+    test/ops/backward.py   all three cases, smaller; the gradient of the input too
     test/ops/compile.py    its network, compiled, and its gradients
     test/ops/train.py      its network and optimizer on made-up digits: MNIST needs a network
 Not here: `test/convert.py` and the other units (ai3's own model in C++, which nothing here uses), `test/serialization`.
@@ -46,11 +46,14 @@ def test_a_convolution_agrees_with_float64(unit: peer.Unit, algorithm: str):
 
 @pytest.mark.parametrize("algorithm", ON_A_CPU)
 @pytest.mark.parametrize(
-    ("name", "size"),
-    [("two convolutions", 224), ("alexnet", 64), ("densenet121", 32), ("googlenet", 32), ("squeezenet1_1", 64)],
-)
-def test_a_swapped_model_agrees_with_float64(name: str, size: int, algorithm: str):
-    expected = peer.expect(peer.zoo_model(name, "cpu"), torch.randn(2, 3, size, size))
+    ("name", "batch", "size"),
+    [
+        ("two convolutions", 2, 64), ("alexnet", 1, 64), ("densenet121", 2, 32), ("googlenet", 2, 32),
+        ("squeezenet1_1", 2, 64),
+    ],
+)  # fmt: skip
+def test_a_swapped_model_agrees_with_float64(name: str, batch: int, size: int, algorithm: str):
+    expected = peer.expect(peer.zoo_model(name, "cpu"), torch.randn(batch, 3, size, size))
     ai3.swap_conv2d(expected.model, algorithm)
     assert expected.error() < expected.tolerance(algorithm, "fp32")
 
@@ -59,7 +62,7 @@ def test_a_swapped_model_agrees_with_float64(name: str, size: int, algorithm: st
 @pytest.mark.parametrize("algorithm", [*ON_A_CPU, "default"])
 @pytest.mark.parametrize("gradient", [False, True])
 def test_the_operator_keeps_pytorchs_rules(algorithm: str, gradient: bool):
-    shapes = (1, 3, 224, 224), (3, 3, 5, 5), (3,)
+    shapes = (1, 3, 40, 40), (3, 3, 5, 5), (3,)
     tensors = [torch.randn(shape, requires_grad=gradient) for shape in shapes]
     torch.library.opcheck(torch.ops.ai3.conv2d, (*tensors, 1, 1, 1, 1, 1, 1, 0, 1, algorithm))
 
@@ -67,7 +70,7 @@ def test_the_operator_keeps_pytorchs_rules(algorithm: str, gradient: bool):
 @pytest.mark.parametrize("algorithm", ON_A_CPU)
 @pytest.mark.parametrize("case", peer.GRADIENTS)
 def test_gradients_agree_with_float64(case: str, algorithm: str):
-    model, given = peer.gradient_case(case, "cpu")
+    model, given = peer.gradient_case(case, "cpu", most_px=60)
     exact = peer.exact_gradients(model, given)
     assert peer.gradient_error(swapped(model, algorithm), given, exact) < peer.gradient_tolerance(given, "fp32")
 

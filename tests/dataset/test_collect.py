@@ -168,6 +168,22 @@ def test_the_list_is_printed_for_programs_too(collected: Path, capsys: pytest.Ca
     assert "--json goes with --list" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_what_a_gpu_would_measure_is_listed_where_there_is_none(collected: Path, capsys: pytest.CaptureFixture[str]):
+    asked = ["--models", "alexnet", "--sizes", "64", "--batch-sizes", "1", "--device", "cuda"]
+    assert run_dataset.main([*asked, "--list"]) == 0
+    printed = capsys.readouterr()
+    parts = [line.split() for line in printed.out.splitlines()[1:]]
+    assert parts == [[setting, "1", "5", "0", "5"] for setting in SETTINGS]
+    assert printed.err == "run_dataset.py: no GPU is here: --output-dir names the folder whose samples are counted\n"
+    assert run_dataset.main([*asked, "--list", "--output-dir", str(collected)]) == 0
+    printed = capsys.readouterr()
+    assert [line.split()[-2:] for line in printed.out.splitlines()[1:]] == [["5", "0"], ["0", "5"], ["0", "5"]]
+    assert printed.err == ""
+    assert run_dataset.main(asked) == 2
+    assert "--device cuda: PyTorch sees 0 CUDA devices here" in capsys.readouterr().err
+
+
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
     """Commands that would measure; each ends with the next code of `codes`."""
@@ -239,6 +255,23 @@ def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert reason in error
+
+
+@pytest.mark.parametrize("flags", [[], ["--list"]])
+def test_models_that_take_none_of_the_sizes_are_one_line(
+    flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert run_dataset.main([*command(tmp_path), *flags, "--sizes", "8", "16"]) == 2
+    assert capsys.readouterr().err == (
+        "run_dataset.py: alexnet: no convolution to measure at --sizes 8 16: name sizes that the model takes\n"
+    )
+    asked = ["--models", "alexnet", SQUEEZE, "--sizes", "32", "--list"]
+    assert run_dataset.main([*command(tmp_path), *asked]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == (
+        "run_dataset.py: alexnet: no convolution to measure at --sizes 32: name sizes that the model takes\n"
+    )
+    assert int(printed.out.split()[-3]) > 5
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from convscope.dataset import samples
 from convscope.dataset.package import merging
 from convscope.dataset.package.merging import STATUSES, TIMES, ContradictionError
 from convscope.dataset.samples import SampleRow
+from convscope.storage import wording
 
 T4 = ("Tesla T4",)
 ROW = measured(1, T4)[0]
@@ -39,6 +40,25 @@ def test_rows_of_one_run_that_differ_are_refused_with_both_values(tmp_path: Path
     one = written(tmp_path / "a.csv", ROW)
     two = written(tmp_path / "b.csv", dataclasses.replace(ROW, mean_ms=99.5))
     with pytest.raises(ContradictionError, match=r"says two things: .*b\.csv: gemm, .* mean_ms .* and 99.5: leave one"):
+        merging.merged([one, two])
+
+
+@pytest.mark.parametrize(("earlier", "now"), wording.PRESENT.items())
+def test_a_row_with_an_earlier_text_of_its_timing_method_is_the_same_row_and_keeps_the_present_text(
+    tmp_path: Path, earlier: str, now: str
+):
+    paths = [
+        written(tmp_path / f"{number}.csv", dataclasses.replace(ROW, timing_method=method))
+        for number, method in enumerate((earlier, now))
+    ]
+    for files, count in ((paths, 1), (paths[::-1], 1), (paths[:1], 0)):
+        (kept,), again = merging.merged(files)
+        assert (kept.timing_method, again) == (now, count)
+
+
+def test_rows_of_one_run_timed_in_two_ways_are_refused(tmp_path: Path):
+    one, two = (written(tmp_path / f"{way}.csv", dataclasses.replace(ROW, timing_method=way)) for way in "ab")
+    with pytest.raises(ContradictionError, match=r"says two things: .* timing_method a and b: leave one"):
         merging.merged([one, two])
 
 

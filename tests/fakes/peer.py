@@ -157,9 +157,10 @@ GRADIENTS = {
 }
 
 
-def gradient_case(name: str, device: str) -> tuple[nn.Sequential, torch.Tensor]:
-    """Return a convolution in a model, and an input that asks for its gradient too."""
+def gradient_case(name: str, device: str, most_px: int = 512) -> tuple[nn.Sequential, torch.Tensor]:
+    """Return a convolution in a model, and an input with sides of at most `most_px` that asks for its gradient too."""
     shape, out_channels, kernel = GRADIENTS[name]
+    shape = *shape[:-2], *(min(side, most_px) for side in shape[-2:])
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(shape[-3], out_channels, kernel))
     return model.to(device), torch.randn(shape).to(device).requires_grad_()

@@ -51,6 +51,7 @@ def test_algorithms_by_name_race_beside_the_plans(dtype: str, layout: str, tmp_p
     assert own["same_kernels_as"].str.startswith("plan:").all()  # never packed, and no algorithm by name
 
 
+@pytest.mark.quiet
 def test_a_collection_has_samples_of_each_kind_and_joules(tmp_path: Path):
     what = ["--models", "torchvision:squeezenet1_1", "--sizes", "64", "--batch-sizes", "1", "--settings", "tf32"]
     how = ["--rounds", "2", "--first", "2", "--group-shapes", "4", "--energy-every", "3", "--output-dir", str(tmp_path)]

@@ -27,6 +27,7 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
     return pd.read_csv(folder / "inference.csv")
 
 
+@pytest.mark.quiet
 def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path: Path):
     table = measured(tmp_path, "--engines", "eager,graph,graph-unfolded,fused", "--batch-sizes", "1,8")
     assert (table["status"] == "ok").all()
@@ -116,6 +117,7 @@ def test_a_graph_keeps_what_it_reads_alive():
     runner.close()
 
 
+@pytest.mark.quiet
 def test_nothing_is_faster_than_the_floor_at_a_large_batch(tmp_path: Path):
     row = measured(tmp_path, "--engines", "fused", "--batch-sizes", "256").iloc[0]
     assert row["floor_ms"] > max(row["floor_memory_ms"], row["floor_compute_ms"]) * 0.999
@@ -201,6 +203,7 @@ def test_out_of_memory_is_a_row(tmp_path: Path):
     assert row["status"] == "oom"
 
 
+@pytest.mark.quiet
 def test_a_server_keeps_its_limit_at_a_low_rate(tmp_path: Path):
     asked = [
         "--scenario",
@@ -222,6 +225,7 @@ def test_a_server_keeps_its_limit_at_a_low_rate(tmp_path: Path):
         assert 0 < row["image_error"] < row["image_tolerance"]
 
 
+@pytest.mark.quiet
 def test_offline_copies_images_while_the_batch_before_computes(tmp_path: Path):
     asked = ["--scenario", "offline", "--engines", "fused", "--batch-sizes", "64", "--min-seconds", "2", "--seeds", "2"]
     for inputs in ([], ["--resident"]):
@@ -232,6 +236,7 @@ def test_offline_copies_images_while_the_batch_before_computes(tmp_path: Path):
     assert 0.3 * resident["images_per_s"] < host["images_per_s"] < 1.1 * resident["images_per_s"]
 
 
+@pytest.mark.quiet
 def test_a_call_with_copies_takes_longer(tmp_path: Path):
     asked = ["--engines", "graph,fused", "--batch-sizes", "8"]
     for copies in ([], ["--with-copies"]):
@@ -242,6 +247,7 @@ def test_a_call_with_copies_takes_longer(tmp_path: Path):
     assert (copied["latency_p50_ms"].to_numpy() > alone["latency_p50_ms"].to_numpy()).all()
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_share_a_batch(tmp_path: Path):
     asked = [*QUICK, "--engines", "fused", "--output-dir", str(tmp_path)]

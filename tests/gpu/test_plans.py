@@ -264,6 +264,7 @@ def test_autotune_is_confirmed(capsys: pytest.CaptureFixture[str]):
     assert capsys.readouterr().out.splitlines()[-1] == "CONFIRMED"
 
 
+@pytest.mark.quiet
 def test_first_calls_of_every_way(tmp_path: Path):
     assert run_verify.main(["--model", "alexnet", "--first-call", "--output-dir", str(tmp_path)]) == 0
     (folder,) = tmp_path.iterdir()

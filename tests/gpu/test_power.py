@@ -15,6 +15,8 @@ from convscope.timing import graphs
 from convscope.timing.stopwatch import Stopwatch
 from profiler import PowerMonitor, UnifiedProfiler
 
+pytestmark = pytest.mark.quiet
+
 
 @pytest.fixture
 def monitor():

@@ -25,6 +25,7 @@ def profile(folder: Path, dtype: str, layout: str, model: str = "alexnet", **opt
     return asked.run(folder)
 
 
+@pytest.mark.quiet
 @pytest.mark.parametrize(("dtype", "layout"), BOTH)
 def test_a_profile_in_16_bits_has_every_figure_and_errors_of_its_type(tmp_path: Path, dtype: str, layout: str):
     overall, layers = profile(tmp_path, dtype, layout)

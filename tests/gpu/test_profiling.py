@@ -20,6 +20,7 @@ def profile(folder: Path, algorithm: str, **options: object):
     return UnifiedProfiler("alexnet", algorithm, **settings | options).run(folder)
 
 
+@pytest.mark.quiet
 def test_a_run_has_every_figure_and_what_ran_is_what_was_asked_for(tmp_path: Path):
     overall, layers = profile(tmp_path, "implicit precomp gemm")
     assert list(overall["input_size"]) == [64, 96]
@@ -35,6 +36,7 @@ def test_a_run_has_every_figure_and_what_ran_is_what_was_asked_for(tmp_path: Pat
     assert layers["relative_error"].lt(3e-3).all()
 
 
+@pytest.mark.quiet
 def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path: Path):
     overall, layers = UnifiedProfiler(
         "resnet50", "torch", num_sizes=1, input_size_range=(224, 224), math="tf32", measure_energy=False
@@ -61,6 +63,7 @@ def test_the_process_that_times_never_starts_cupti(tmp_path: Path, monkeypatch: 
     assert layers["span_ms"].notna().all()
 
 
+@pytest.mark.quiet
 def test_energy_of_an_inference_is_power_times_its_time_when_replays_follow_each_other(tmp_path: Path):
     overall, _ = profile(tmp_path, "torch", input_size_range=(512, 512), num_sizes=1, batch_size=8)
     row = overall.iloc[0]

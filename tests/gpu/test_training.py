@@ -62,6 +62,7 @@ def test_the_card_is_on_record_without_energy_too(tmp_path: Path):
     assert environment["power_limit_w"] > 0
 
 
+@pytest.mark.quiet
 def test_memory_and_energy_are_measured(tmp_path: Path):
     row = trained(tmp_path, "--batch-size", "256", "--max-steps", "300").iloc[0]
     assert 0 < row["mean_memory_bytes"] < row["peak_memory_bytes"]
@@ -70,6 +71,7 @@ def test_memory_and_energy_are_measured(tmp_path: Path):
     assert row["energy_uncertainty_j"] < 0.2 * row["energy_per_sample_j"]
 
 
+@pytest.mark.quiet
 def test_operators_take_as_long_as_forward_and_backward_where_the_gpu_is_kept_busy(tmp_path: Path):
     row = trained(tmp_path, "--batch-size", "1024", "--math", "fp32", "--enable-pytorch-profiler").iloc[0]
     operators = pd.read_csv(tmp_path / "operators.csv")
@@ -141,6 +143,7 @@ def test_captured_steps_train_as_eager_ones(sizes: list[int]):
         torch.testing.assert_close(state[name], value, rtol=1e-2, atol=1e-3)
 
 
+@pytest.mark.quiet
 def test_a_captured_cell_stands_beside_the_eager_one_with_the_same_losses(tmp_path: Path):
     options = ["--deterministic", "--dataset", "digits", "--max-steps", "40", "--math", "fp32"]
     trained(tmp_path, *options, "--fused-optimizer")
@@ -154,6 +157,7 @@ def test_a_captured_cell_stands_beside_the_eager_one_with_the_same_losses(tmp_pa
     assert epochs["train_loss"][1] == pytest.approx(epochs["train_loss"][0], rel=0.01)
 
 
+@pytest.mark.quiet
 def test_the_phases_of_a_captured_step_are_timed_at_each_replay(tmp_path: Path):
     row = trained(tmp_path, "--batch-size", "256", *CAPTURED).iloc[0]
     phases_ms = [row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer")]

@@ -84,6 +84,7 @@ def test_a_model_that_waits_for_the_gpu_is_timed_eagerly_and_its_method_says_so(
     assert {*work[work["category"] == "convolution"]["module"]} == {"one", "two"}
 
 
+@pytest.mark.quiet
 def test_a_model_that_waits_for_the_gpu_has_an_energy(tmp_path: Path):
     row, _, _ = profile(tmp_path, "Deciding", "torch", measure_energy=True)
     assert row["energy_per_inference_j"] > 0

@@ -103,6 +103,7 @@ def test_a_workspace_over_the_limit_is_a_reason():
     assert all(row.workspace_bytes > 2**20 and row.agrees is None for row in large)
 
 
+@pytest.mark.quiet
 def test_the_choice_ranks_every_algorithm_of_every_layer():
     run = made_run("alexnet", "torch")
     with open_subject(run) as subject:
@@ -125,6 +126,7 @@ def test_the_choice_ranks_every_algorithm_of_every_layer():
     assert all(len(one.passes_ms) == len(one.layers_ms) == 3 for one in found.passes.values())
 
 
+@pytest.mark.quiet
 def test_what_launches_kernels_for_each_group_is_no_candidate_in_depthwise_layers():
     run, noted = made_run("torchvision:mobilenet_v2", "torch"), list[str]()
     with open_subject(run) as subject, contextlib.closing(CandidateSwap(subject, noted.append)) as swapped:

@@ -77,6 +77,14 @@ def test_without_a_gpu_names_and_shapes_are_checked_and_the_rest_is_named(file: 
     assert lines[-1] == "      output = model(images)  # 2 x 3 x 32 x 32, in float32 on the GPU"
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_here_is_answered_with_what_needs_none(file: Callable[..., str], capsys: Capture):
+    assert error_of(capsys, tiny.NAME, file(), "--device", "cuda") == (
+        "--device cuda: PyTorch sees 0 CUDA devices here; "
+        "plans run on a GPU; without one --check checks names and shapes"
+    )
+
+
 def test_a_check_that_is_asked_for_succeeds(file: Callable[..., str], capsys: Capture):
     assert program.main(["pin", tiny.NAME, file(), "--check", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -321,7 +329,7 @@ def test_the_command_prints_results_and_times(
 ):
     card(lambda y: y)
     real = trial.tried
-    monkeypatch.setattr("convscope.cli.options.find_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr("convscope.cli.options.find_device", lambda *_: torch.device("cuda:0"))
     monkeypatch.setattr(trial, "tried", lambda subject, device, rounds: real(subject, torch.device("cpu"), rounds))
     assert program.main(["pin", tiny.NAME, file(), "--rounds", "3"]) == 0
     lines = capsys.readouterr().out.splitlines()

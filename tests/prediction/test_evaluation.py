@@ -68,14 +68,14 @@ def test_repeats_show_the_noise_below_which_nothing_can_be():
 
 
 def test_a_calibration_is_judged_on_other_samples_than_it_learned():
-    measured = frame(200, "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB", noise=0.01, knack=0.2)
+    measured = frame(100, "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB", noise=0.01, knack=0.2)
     slow = np.where(measured["gpu_name"] == "Tesla T4", 1.0 + 0.4 * (measured["batch_size"] > 1), 1.0)
     found = list(evaluation.scores(measured.assign(mean_ms=measured["mean_ms"] * slow), "time", "gpu", {}, 40))
     by_split = {score.split: score for score in found if score.by == PREDICTOR and not score.group}
     assert len(by_split) == 6
     before, after = by_split["gpu Tesla T4"], by_split["gpu Tesla T4, 40 samples of it"]
-    assert before.samples == 400
-    assert after.samples == 10 * 360
+    assert before.samples == 200
+    assert after.samples == 10 * 160
     assert after.mape_pct < 0.7 * before.mape_pct
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from convscope.cli.options import find_device, folder_gpu, parse_bytes
+from convscope.cli.options import device_here, find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run, parse_shape, run_elsewhere, spread_sizes, stage_of
 from profiler import UnifiedProfiler
@@ -141,8 +142,9 @@ def test_a_gpu_goes_by_its_number(name: str, index: int):
 
 @pytest.mark.usefixtures("h200")
 def test_a_gpu_beyond_the_last_is_refused_with_the_count():
-    with pytest.raises(InputError, match="--device cuda:2: PyTorch sees 2 CUDA devices here"):
-        find_device("cuda:2")
+    line = r"--device cuda:2: PyTorch sees 2 CUDA devices here; choose one of cuda:0, cuda:1$"
+    with pytest.raises(InputError, match=line):
+        find_device("cuda:2", "a GPU is needed")
 
 
 @pytest.mark.usefixtures("no_gpu")
@@ -151,10 +153,40 @@ def test_without_a_gpu_cuda_is_refused():
         find_device("cuda")
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_without_a_gpu_the_advice_is_that_of_the_command():
+    with pytest.raises(InputError, match=r"--device cuda: PyTorch sees 0 CUDA devices here; this needs a GPU$"):
+        find_device("cuda", "this needs a GPU")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("algorithm", "advice"),
+    [("gemm", "gemm needs a CUDA device: on a CPU choose direct, smm or torch"), ("smm", "--device cpu measures")],
+)
+def test_an_algorithm_that_no_cpu_runs_is_not_sent_to_one(algorithm: str, advice: str):
+    with pytest.raises(InputError, match=f"PyTorch sees 0 CUDA devices here; {advice}"):
+        make_run("alexnet", algorithm, device="cuda")
+
+
+@pytest.mark.usefixtures("no_gpu")
+def test_a_gpu_that_is_not_here_is_no_device_and_no_error_where_none_is_needed():
+    assert (device_here("cuda"), device_here("cuda:3"), device_here("auto")) == (None, None, CPU)
+
+
+@pytest.mark.usefixtures("h200")
+def test_of_a_machine_with_gpus_one_that_is_not_there_is_refused_although_none_is_needed():
+    assert device_here("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(InputError, match="--device cuda:2: PyTorch sees 2"):
+        device_here("cuda:2")
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("find", [find_device, device_here])
 @pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cuda:-1", ""])
-def test_what_is_no_device_is_answered_with_those_there_are(name: str):
+def test_what_is_no_device_is_answered_with_those_there_are(find: Callable[[str], object], name: str):
     with pytest.raises(InputError, match="is none of auto, cpu, cuda, cuda:N"):
-        find_device(name)
+        find(name)
 
 
 @pytest.mark.usefixtures("h200")

@@ -282,6 +282,31 @@ def test_algorithms_are_listed_for_a_model_at_a_size(call):
     assert printed.out.splitlines()[0].startswith("alexnet at 64 px, batch 1")
 
 
+@pytest.mark.usefixtures("no_gpu")
+def test_the_algorithms_of_a_gpu_are_listed_by_their_rules_where_there_is_none(call):
+    asked = "--list-algorithms", "--model", "torchvision:tiny", "--input-size", "64"
+    printed = call(*asked, "--device", "cuda")
+    assert (printed.code, printed.err, printed.out) == (0, "", call(*asked, "--device", "cpu").out)
+    assert "(by rule, no GPU here to ask)" in printed.out
+
+
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        (["--check-power"], "--check-power tests a GPU's sensors"),
+        (
+            ["--estimate", "--model", "alexnet", "--algorithm", "gemm"],
+            "--gpu NAME estimates for a card that is elsewhere",
+        ),
+    ],
+)
+def test_a_gpu_that_is_not_here_is_answered_with_what_is_right_for_the_command(call, asked: list[str], advice: str):
+    printed = call(*asked, "--device", "cuda")
+    said = "run_profile.py: --device cuda: PyTorch sees 0 CUDA devices here; "
+    assert (printed.code, printed.err) == (2, f"{said}{advice}\n")
+
+
 def test_algorithms_are_listed_for_a_model_with_its_arguments(call):
     own = f"{ROOT}/tests/fakes/own_models.py:Branch"
     asked = ["--list-algorithms", "--model", own, "--input-range", "64", "64", "--device", "cpu"]

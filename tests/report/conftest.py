@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from fakes import commands, reports, tiny
 
 import run_profile
-from convscope.report import command, folders
+from convscope.report import command, folders, page
 from convscope.report.exhibits import Content, content
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -40,17 +41,48 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@functools.cache
+def script() -> str:
+    """Return the charts' script."""
+    with page.Bundle() as bundle:
+        return bundle.text()
+
+
+class KeptBundle:
+    """The charts' script, made once for all pages: it is the same in each and takes a second."""
+
+    def __enter__(self) -> KeptBundle:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def text(self) -> str:
+        """Return the script."""
+        return script()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kept_bundle() -> Iterator[None]:
+    """Have all pages but that of `page_file` take the kept script."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "Bundle", KeptBundle)
+        yield
+
+
 def written(tmp_path_factory: pytest.TempPathFactory, *roots: Path) -> Path:
     """Write the page of some folders by the command; return the file."""
-    page = tmp_path_factory.mktemp("page") / "report.html"
-    assert command.main([*map(str, roots), "-o", str(page)]) == 0
-    return page
+    file = tmp_path_factory.mktemp("page") / "report.html"
+    assert command.main([*map(str, roots), "-o", str(file)]) == 0
+    return file
 
 
 @pytest.fixture(scope="session")
 def page_file(tmp_path_factory: pytest.TempPathFactory, results: Path, measured: Path) -> Path:
-    """Write the page of invented and measured results; return the file."""
-    return written(tmp_path_factory, results, measured)
+    """Write the page of invented and measured results, with a script of its own; return the file."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(command, "Bundle", page.Bundle)
+        return written(tmp_path_factory, results, measured)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from fakes import reports
 from convscope.__main__ import main
 from convscope.report.catalogue import VIEWS
 
-WIDTHS = (390, 768, 1440)
+WIDTHS = (390, pytest.param(768, marks=pytest.mark.long), 1440)
 
 
 class Tab:

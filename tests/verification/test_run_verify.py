@@ -79,6 +79,26 @@ def test_what_cannot_be_verified_is_one_line(arguments: list[str], said: str, ca
     assert printed.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("model", ["alexnet", "all"])
+@pytest.mark.parametrize(
+    ("question", "advice"),
+    [
+        (["--plans"], "--with-algorithms times those of a CPU"),
+        (["--support"], "what the rules say is in run_profile.py --list-algorithms"),
+        (["--plans", "--with-algorithms"], "--device cpu measures on the CPU"),
+        (["--choice"], "--device cpu measures on the CPU"),
+    ],
+)
+def test_without_a_gpu_a_question_is_answered_with_what_is_right_for_it(
+    model: str, question: list[str], advice: str, capsys: pytest.CaptureFixture[str]
+):
+    assert run_verify.main(["--model", model, "--device", "cuda", *question]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("run_verify.py: --device cuda: PyTorch sees 0 CUDA devices here; ")
+    assert line.endswith(advice)
+
+
 @pytest.mark.parametrize(
     ("question", "ignored"),
     [
@@ -122,7 +142,7 @@ def test_on_a_gpu_each_of_all_models_has_a_process_of_its_own(
         commands.append(command)
         return types.SimpleNamespace(returncode=codes[len(commands) - 1])
 
-    monkeypatch.setattr(run_verify, "find_device", lambda name: torch.device("cuda:0"))
+    monkeypatch.setattr(run_verify, "find_device", lambda *_: torch.device("cuda:0"))
     monkeypatch.setattr(run_verify.subprocess, "run", ran)
     assert run_verify.main(["--model", "all", "--choice"]) == whole
     assert len(commands) == asked

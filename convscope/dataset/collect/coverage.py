@@ -123,6 +123,11 @@ def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
     return {key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every}
 
 
+def without_shapes(asked: Collection) -> list[str]:
+    """Return the models that take none of the sizes, or have no convolution that is measured."""
+    return [model for model in asked.models if not any(uses_of(model, size) for size in asked.sizes)]
+
+
 def _of_stratum(
     asked: Collection, stratum: Stratum, seen: set[tuple[str, Key]], number: Iterator[int]
 ) -> Iterator[Group]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +29,24 @@ GROUPS, SAMPLES, LOG = "groups", "samples.csv", "log.txt"
 STARTS_MOST = 4
 """A group whose process loses the GPU is begun so often: each start leaves out one plan more."""
 POLL_S = 0.2
+
+
+def standing(asked: Collection, done: Set[tuple[str, coverage.Key]], as_json: bool = False) -> str:
+    """Return as text how many shapes of each part of the range there are, and how many have been measured.
+
+    Args:
+        done: settings with shapes that have been measured.
+        as_json: a list of objects, one a part, in place of a table.
+    """
+    lines = []
+    for stratum in coverage.strata(asked):
+        shapes = {(stratum.setting, key) for key in coverage.shapes_of(asked, stratum)}
+        lines.append((stratum.setting, stratum.batch_size, len(shapes), len(shapes & done), len(shapes - done)))
+    if as_json:
+        names = ("setting", "batch_size", "shapes", "measured", "left")
+        return json.dumps([dict(zip(names, line, strict=True)) for line in lines], indent=1)
+    cells = [tuple(map(str, line)) for line in lines]
+    return table(("setting", "batch size", "shapes", "measured", "left"), cells)
 
 
 @dataclass
@@ -75,25 +93,9 @@ class CollectStudy:
         found = sorted((self.folder / GROUPS).glob(f"*/{ABOUT}"))
         return [GroupFolder.read(path.parent) for path in found]
 
-    def standing(self, as_json: bool = False) -> str:
-        """Return as text how many shapes of each part of the range there are, and how many have been measured.
-
-        Args:
-            as_json: a list of objects, one a part, in place of a table.
-        """
-        done: set[tuple[str, coverage.Key]] = set()
-        for each in self.folders():
-            done |= each.known if self._samples(each) else set()
-        lines = []
-        for stratum in coverage.strata(self.asked):
-            shapes = {(stratum.setting, key) for key in coverage.shapes_of(self.asked, stratum)}
-            counts = len(shapes), len(shapes & done), len(shapes - done)
-            lines.append((stratum.setting, stratum.batch_size, *counts))
-        if as_json:
-            names = ("setting", "batch_size", "shapes", "measured", "left")
-            return json.dumps([dict(zip(names, line, strict=True)) for line in lines], indent=1)
-        cells = [tuple(map(str, line)) for line in lines]
-        return table(("setting", "batch size", "shapes", "measured", "left"), cells)
+    def done(self) -> set[tuple[str, coverage.Key]]:
+        """Return the shapes that have been measured, each with its setting."""
+        return {known for each in self.folders() if self._samples(each) for known in each.known}
 
     def _groups(self) -> Iterator[GroupFolder]:
         """Yield the groups to measure: those that were begun, then new ones."""

@@ -16,7 +16,7 @@ from typing import Any
 from convscope.dataset import samples
 from convscope.dataset.samples import SAMPLES, WORK, SampleRow
 from convscope.errors import InputError, StopError
-from convscope.storage import table
+from convscope.storage import table, wording
 from convscope.storage.table import Table
 
 WORK_ON_CARD = ("gpu_name", "cudnn", *WORK)
@@ -65,7 +65,7 @@ def merged(paths: Sequence[Path]) -> tuple[list[SampleRow], int]:
     different, again = [], 0
     for path in paths:
         for row in table.objects(SAMPLES, samples.cells(path)):
-            public = replace(row, run=public_run(row.run))
+            public = published(row)
             key = key_of(public)
             again += key in found
             if (earlier := found.setdefault(key, public)) != public:
@@ -88,6 +88,11 @@ def in_order(rows: Iterable[SampleRow]) -> list[SampleRow]:
 def key_of(row: SampleRow) -> tuple[Any, ...]:
     """Return the key of a sample."""
     return tuple(getattr(row, name) for name in SAMPLES.unique)
+
+
+def published(row: SampleRow) -> SampleRow:
+    """Return a sample as a published data set has it: without its host, its timing method in the present text."""
+    return replace(row, run=public_run(row.run), timing_method=wording.present(row.timing_method))
 
 
 def public_run(run: str) -> str:

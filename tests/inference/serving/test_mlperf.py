@@ -65,7 +65,7 @@ def test_a_server_within_its_limit_is_valid_and_its_answers_are_delivered(tmp_pa
 
 
 def test_a_limit_that_is_not_kept_is_not_valid(tmp_path: Path):
-    found = loaded(tmp_path, Doubler(0.01), qps=100.0, slo_ms=5.0)
+    found = loaded(tmp_path, Doubler(0.01), qps=400.0, slo_ms=5.0)
     assert found.latency_p50_ms > 5
     assert found.verdict.startswith("more than 1 % of the requests took longer than the limit; early stopping: Run uns")
 
