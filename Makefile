@@ -4,16 +4,16 @@ VENV := .venv
 CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests run in three parts at a time, of which one mostly waits; each on one thread, for threads of two processes on
+# The tests run in three parts at a time, of which one mostly waits at first; each on one thread, for threads of two processes on
 # the same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are run, whichever fails.
-SLURM_TESTS := tests/slurm
+FIRST := $(addprefix tests/,slurm prediction selection)
 # These take about as long as all the others together.
-HALF := $(addprefix tests/,cluster dataset inference report storage training)
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --keep-going --output-sync=target part-slurm part-half part-rest
+HALF := $(addprefix tests/,cluster dataset inference report)
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --keep-going --output-sync=target part-first part-half part-rest
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-slurm part-half part-rest mutants slurm browser site lint resolve cuda12 gpu-test clean
+.PHONY: profile test test-long part-first part-half part-rest mutants slurm browser site lint resolve cuda12 gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -24,14 +24,14 @@ test: $(READY)  ## the tests that need no GPU, but for the long ones
 test-long: $(READY)  ## the long ones, and those with drawn examples again with all their examples
 	$(SIDE_BY_SIDE) SELECTED='-m long'
 
-part-slurm: $(READY)
-	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(SLURM_TESTS)
+part-first: $(READY)
+	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FIRST)
 
 part-half: $(READY)
 	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(HALF)
 
 part-rest: $(READY)
-	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(SLURM_TESTS) $(HALF))
+	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(FIRST) $(HALF))
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
