@@ -36,7 +36,7 @@ HEADER = ("kernel", "arithmetic", "candidates of all shapes", "binaries", "s")
 
 
 class Compiler:
-    """What Triton asks its driver where nothing is launched."""
+    """Stand-in for Triton's driver of a card: names the architecture, launches nothing."""
 
     def __init__(self, capability: int) -> None:
         self._target = GPUTarget("cuda", capability, 32)

@@ -19,7 +19,7 @@ MATHS = ("tf32", "fp32")
 INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
 ENERGY_MOST_S = 3600
 ON_CPU = "--device cpu measures on the CPU"
-"""What to do without a GPU, of a command that a CPU can run."""
+"""Advice on a machine without a GPU, for a command that a CPU can run."""
 
 
 def find_device(name: str, otherwise: str = ON_CPU) -> torch.device:
