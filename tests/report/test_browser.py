@@ -120,15 +120,15 @@ def test_a_filter_changes_what_is_shown_and_the_address(tab: Tab):
     assert set(column(page, "time", "model")) >= {"alexnet", "resnet50"}
     before = page.locator("#time figure").count()
     page.select_option("select[name=model]", "alexnet")
-    assert page.url.endswith("#model=alexnet")
+    page.wait_for_url(lambda url: url.endswith("#model=alexnet"))
     assert set(column(page, "time", "model")) == {"alexnet"}
     assert set(column(page, "layers", "model")) == {"alexnet"}
     assert 0 < page.locator("#time figure").count() < before
     page.select_option("select[name=gpu]", "a100")
-    assert "gpu=a100" in page.url
+    page.wait_for_url(lambda url: "gpu=a100" in url)
     assert set(column(page, "time", "gpu")) == {"a100"}
     page.click("#reset")
-    assert "model" not in page.url
+    page.wait_for_url(lambda url: "model" not in url)
     page.go_back()
     assert set(column(page, "time", "gpu")) == {"a100"}
 
@@ -152,7 +152,7 @@ def test_views_of_one_size_show_the_reference_size_until_a_filter_names_another(
 def test_a_layers_name_shows_that_layer_alone(tab: Tab):
     page = tab.open()
     page.locator("#candidates td a", has_text="conv2").first.click()
-    assert "layer=conv2" in page.url
+    page.wait_for_url(lambda url: "layer=conv2" in url)
     assert set(column(page, "candidates", "layer")) == {"conv2"}
     assert "conv2" in page.locator("#candidates figcaption").first.inner_text()
 
@@ -262,7 +262,7 @@ def test_the_keyboard_reaches_everything(tab: Tab):
     assert page.evaluate("window.reached.size") >= wanted
     page.focus("nav a >> nth=1")
     page.keyboard.press("Enter")
-    assert "view=scaling" in page.url
+    page.wait_for_url(lambda url: "view=scaling" in url)
 
 
 def test_without_scripts_the_tables_are_there(chromium: Any, page_file: Path):
