@@ -8,6 +8,7 @@ another image by about √2.
 
 from __future__ import annotations
 
+import dataclasses
 import math as mathematics
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from convscope.convolution import tolerance
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import MARGIN, rounded
 
-JUDGED_IMAGES = 8  # that scale and allowed error are taken from
+JUDGED_IMAGES = 8  # that the scale is taken from
 _MOST = 0.5  # beyond it an engine that ignores its input could pass
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
 _OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUNDOFF["fp32"]}
@@ -27,16 +28,33 @@ _OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUN
 
 @dataclass(frozen=True)
 class Agreement:
-    """Scale of errors, and the largest error that is allowed on it."""
+    """Scale of errors, and the largest error that is allowed on it.
+
+    Attributes:
+        dtype: the data type whose roundings move the outputs, and so allow an error.
+        share: of that movement is allowed for; below 1 where the engine rounds less than the model that is rounded.
+    """
 
     scale: float
     allowed: float
+    dtype: str = "float32"
+    share: float = 1.0
 
     def error(self, outputs: torch.Tensor, exact: torch.Tensor) -> float:
         """Return the largest error of an image (the first dimension), not finite where an output is not."""
         if outputs.shape != exact.shape:
             return mathematics.inf
         return float(_lengths(outputs.double() - exact.double()).max()) / self.scale
+
+    def over(self, model: nn.Module, images: torch.Tensor, exact: torch.Tensor) -> Agreement:
+        """Return the agreement for these images too: roundings may move one of them further than those so far.
+
+        Args:
+            model: as in `judged`.
+            exact: the outputs for `images`, as float64.
+        """
+        allowed = MARGIN * _moved(model, images, exact, self.dtype, self.share) / self.scale
+        return dataclasses.replace(self, allowed=max(self.allowed, min(allowed, _MOST)))
 
 
 def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str) -> Agreement:
@@ -55,15 +73,13 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
     """
     with torch.no_grad():
         exact = model(images).double()
-        moved = _lengths(rounded(model, dtype)(images).double() - exact)
     scale = mathematics.sqrt(float(_lengths(exact - exact.mean(0)).square().mean()))
-    longest = float(_lengths(exact).max())
-    if not scale > 1e-12 * longest:
+    if not scale > 1e-12 * float(_lengths(exact).max()):
         raise ValueError("its outputs are alike for all images, so that no error would show")
-    error = float(moved.max())
+    share = 1.0
     if dtype == "float32" and math == "fp32":
-        error *= max((tolerance.stored_tolerance(layer, dtype, math) for layer in layers), default=0.0) / _TF32_CUT
-    allowed = MARGIN * max(error, _OUTPUT_ROUNDOFF[dtype] * longest) / scale
+        share = max((tolerance.stored_tolerance(layer, dtype, math) for layer in layers), default=0.0) / _TF32_CUT
+    allowed = MARGIN * _moved(model, images, exact, dtype, share) / scale
     if not mathematics.isfinite(allowed):
         raise ValueError(f"its numbers leave the range of {dtype}: choose another --dtype")
     if allowed > _MOST:
@@ -71,7 +87,14 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
             f"the roundings of {dtype} move its outputs by {allowed / MARGIN:.2g} of the distance between them, so "
             "that no error would show: choose another --dtype, or give it trained weights"
         )
-    return Agreement(scale, allowed)
+    return Agreement(scale, allowed, dtype, share)
+
+
+def _moved(model: nn.Module, images: torch.Tensor, exact: torch.Tensor, dtype: str, share: float) -> float:
+    """Return how far the roundings of a data type move the output of an image at most, those of the output included."""
+    with torch.no_grad():
+        moved = _lengths(rounded(model, dtype)(images).double() - exact.to(images.device)).max()
+    return max(share * float(moved), _OUTPUT_ROUNDOFF[dtype] * float(_lengths(exact).max()))
 
 
 def top1_agreement_pct(outputs: torch.Tensor, exact: torch.Tensor) -> float:

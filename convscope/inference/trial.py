@@ -95,7 +95,7 @@ class EngineTrial:
     keep: Callable[[str, Path], None] | None = None
 
     def __post_init__(self) -> None:
-        self._references: dict[tuple[int, int], torch.Tensor] = {}
+        self._references: dict[tuple[int, int], tuple[torch.Tensor, Agreement]] = {}
         self._library: torch.Tensor | None = None
         self._layers: dict[int, list[Layer]] = {}
 
@@ -133,8 +133,9 @@ class EngineTrial:
             BrokenError: the error of an image is larger than is allowed.
         """
         which = measured.checks % _CHECKS
-        images, exact = self._images(share, which), self._reference(share, which)
-        return dataclasses.replace(self._judged(output(images), exact, measured), checks=measured.checks + 1)
+        outputs = output(self._images(share, which))
+        judged = self._judged(outputs, *self._reference(share, which), measured)
+        return dataclasses.replace(judged, checks=measured.checks + 1)
 
     def check_answers(self, test: LoadTest, measured: Measured) -> Measured:
         """Judge what an engine delivered under load, for some of the images that requests named.
@@ -145,12 +146,10 @@ class EngineTrial:
         named, outputs = test.answers()
         if not outputs.numel():
             return measured
-        with torch.inference_mode(), self._exactly() as model:
-            exact = model(self.library()[named].to(self.device)).double().cpu()
-        return self._judged(outputs.view(exact.shape), exact, measured)
+        exact, judge = self._expected(self.library()[named])
+        return self._judged(outputs.view(exact.shape), exact, judge, measured)
 
-    def _judged(self, outputs: torch.Tensor, exact: torch.Tensor, measured: Measured) -> Measured:
-        judge = self._agreement
+    def _judged(self, outputs: torch.Tensor, exact: torch.Tensor, judge: Agreement, measured: Measured) -> Measured:
         error = judge.error(outputs, exact)
         if not error <= judge.allowed:
             difference = f"the output for an image differs from eager float32 by {error:.2g} of the distance between"
@@ -159,6 +158,7 @@ class EngineTrial:
         return dataclasses.replace(
             measured,
             image_error=max(error, measured.image_error),
+            image_tolerance=max(judge.allowed, measured.image_tolerance),
             top1_agreement_pct=agreement.least(top1, measured.top1_agreement_pct),
         )
 
@@ -178,13 +178,19 @@ class EngineTrial:
         folder = Path(request.images) if request.images else None
         return pictures.photographs(count, request.image_size_px, seed, folder)
 
-    def _reference(self, share: int, which: int) -> torch.Tensor:
-        """Return the output of eager PyTorch in float32 without TF32, as float64 on the CPU."""
+    def _reference(self, share: int, which: int) -> tuple[torch.Tensor, Agreement]:
+        """Return what is expected of one of the inputs."""
         if (share, which) not in self._references:
-            with torch.inference_mode(), self._exactly() as model:
-                found = model(self._images(share, which).to(self.device))
-            self._references[share, which] = found.double().cpu()
+            self._references[share, which] = self._expected(self._images(share, which))
         return self._references[share, which]
+
+    def _expected(self, images: torch.Tensor) -> tuple[torch.Tensor, Agreement]:
+        """Return eager PyTorch's output in float32 without TF32, as float64 on the CPU, and how others are judged."""
+        judge = self._agreement  # first: it moves the model as well
+        with torch.inference_mode(), self._exactly() as model:
+            given = images.to(self.device)
+            exact = model(given).double()
+            return exact.cpu(), judge.over(model, given, exact)
 
     @functools.cached_property
     def _agreement(self) -> Agreement:

@@ -14,7 +14,7 @@ from fakes import layer
 from fakes.inference import ASKED, study
 from torch import nn
 
-from convscope.inference import agreement
+from convscope.inference import agreement, pictures
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.catalogue import Recipe
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -112,6 +112,24 @@ def test_the_model_in_half_precision_is_right(
     row = judge(tmp_path, monkeypatch, model, dtype, right, size)
     assert row["status"] == "ok", row["reason"]
     assert 0 < row["image_error"] < row["image_tolerance"] < 0.3
+
+
+def test_images_that_roundings_move_further_than_the_first_are_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
+):
+    scenes = pictures.scenes
+
+    def brighter(count: int, side_px: int, seed: int) -> torch.Tensor:
+        images = scenes(count, side_px, seed)
+        images[agreement.JUDGED_IMAGES :] *= 8
+        return images
+
+    monkeypatch.setattr(pictures, "scenes", brighter)
+    row = judge(tmp_path / "right", monkeypatch, model, "float16", right)
+    assert row["status"] == "ok", row["reason"]
+    few = judge(tmp_path / "few", monkeypatch, model, "float16", right, agreement.JUDGED_IMAGES)
+    assert few["image_tolerance"] < row["image_error"] < row["image_tolerance"]
+    assert judge(tmp_path / "replaced", monkeypatch, model, "float16", replaced)["status"] == "wrong"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
