@@ -28,6 +28,8 @@ _CONVOLUTIONS = frozenset({
     *("aten::cudnn_convolution", "aten::cudnn_convolution_transpose"),
     *(f"aten::conv{kind}{dimensions}d" for kind in ("", "_transpose") for dimensions in (1, 2, 3)),
 })  # fmt: skip
+_NORMALISATION = torch.ops.aten.batch_norm.default
+"""Keeps the shape of its input; on the meta device PyTorch takes longer to find that out than for all other layers."""
 
 Compute = Callable[[], torch.Tensor]
 Handler = Callable[[str, "Call", torch.Tensor, Compute], torch.Tensor]
@@ -226,6 +228,8 @@ class CallMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand a convolution to the function, run anything else."""
         named = kwargs or {}
+        if func is _NORMALISATION and args[0].is_meta:
+            return torch.empty_like(args[0])
         if func._schema.name not in _CONVOLUTIONS or self._frames[-1].listed or _UNSEEN.get():
             return func(*args, **named)
         call, given = call_of(func, args, named, self._stored)
