@@ -164,7 +164,7 @@ def _tried(known: Known, trial: Trial) -> Known:
     if isinstance(known, KnownPlan) and (why := known.offer.why_not_comparable(described(layer, dtype))):
         return replace(known, outcome=LESS_PRECISE, reason=why)
     try:
-        arithmetic = _built(known, layer, device, dtype)
+        arithmetic = _built(known, trial)
         known.relative_error = trial.error(known.name)
     except Exception as error:
         if fault := failures.device_fault(device):
@@ -177,14 +177,14 @@ def _tried(known: Known, trial: Trial) -> Known:
     return known
 
 
-def _built(known: Known, layer: Layer, device: torch.device, dtype: str) -> str:
+def _built(known: Known, trial: Trial) -> str:
     """Build a candidate, and note what its plan says of itself; return whose errors are to be expected of it."""
-    if device.type == "cpu":
+    if trial.device.type == "cpu":
         assert isinstance(known, KnownAlgorithm)
         known.provider = algorithms.ALGORITHMS[known.name].cpu_provider
         return known.name
     started_s = time.perf_counter()
-    plan = cuda_operator().build(layer, known.name, device, dtype)
+    plan = trial.plan(known.name)
     known.build_ms = (time.perf_counter() - started_s) * 1e3
     if isinstance(known, KnownPlan):
         return "winograd" if known.offer.transforms else ""

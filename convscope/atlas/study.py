@@ -15,6 +15,7 @@ from typing import Any
 from convscope.atlas import energy, race, report, tables
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
+from convscope.convolution.operator import sparing
 from convscope.errors import CONTINUE, DeviceFaultError, InputError
 from convscope.profiling.bench import Bench
 from convscope.storage.environment import Environment
@@ -51,6 +52,10 @@ class AtlasStudy(VerificationStudy):
 
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
+        with sparing(subject.device):
+            return self._raced(subject, environment, store)
+
+    def _raced(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         run, began_s = self.request, time.monotonic()
         with self._step("candidates tried"):
             shapes = self._shapes(subject, store.path)

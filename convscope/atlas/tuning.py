@@ -10,6 +10,7 @@ from torch import nn
 from convscope.atlas.race import Race, shapes_of
 from convscope.convolution.assignment import Assignment
 from convscope.convolution.layer import Layer
+from convscope.convolution.operator import sparing
 from convscope.convolution.sources.source import Inputs
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run
@@ -40,11 +41,12 @@ def raced(
     """
     subject = Subject(run, model, layers, inputs)
     bench.expect_captures(inputs)
-    shapes = shapes_of(subject, note, first=first)
-    with contextlib.closing(Race(subject, bench, note, shapes)) as race:
-        race.leave_out_slow()
-        for place in range(ROUNDS):
-            race.round(place, picks=(HEURISTIC,) if with_pytorch else ())
+    with sparing(subject.device):
+        shapes = shapes_of(subject, note, first=first)
+        with contextlib.closing(Race(subject, bench, note, shapes)) as race:
+            race.leave_out_slow()
+            for place in range(ROUNDS):
+                race.round(place, picks=(HEURISTIC,) if with_pytorch else ())
     best = [(shape, shape.fastest()) for shape in shapes]
     found = {layer.name: name for shape, name in best if name for layer in shape.layers}
     return Assignment(found, {layer.name: UNTIMED for layer in layers if layer.name not in found})

@@ -23,12 +23,13 @@ from convscope.convolution.providers.others import TritonPlan, TritonProvider
 from convscope.convolution.providers.plan import Execution, Plan, Provider, cudnn_refusal, workspace_refusal
 from convscope.cudnn.graph.engines import Offer
 from convscope.cudnn.shape import Convolution, Fused, output_extents
-from convscope.errors import InputError, NotSupportedError
+from convscope.errors import DeviceFaultError, InputError, NotSupportedError
 from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN takes where no name is given
 ZEROS = 0  # ai3's number of the padding mode "zeros"
+SPARES_MOST = 4096  # plans, of some 0.2 MB of the host's memory each
 _SAME_DEVICE = contextlib.nullcontext()
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]  # padding, stride, dilation, groups
 _RECORDED: contextvars.ContextVar[list[Execution] | None] = contextvars.ContextVar("executions", default=None)
@@ -83,6 +84,7 @@ class CudaOperator:
         every = (self._graph, TritonProvider(), self._cudnn)
         self._providers: dict[str, Provider] = {provider.name: provider for provider in every}
         self._plans: dict[tuple[object, ...], Plan] = {}
+        self._spare: dict[tuple[object, ...], GraphPlan] | None = None
         self.tuned: dict[str, str] = {}
         self.releases = 0
 
@@ -151,6 +153,8 @@ class CudaOperator:
         asked = device.index, algorithm, settings.provider, settings.layout, tf32
         key = (*asked, x.dtype, x.shape, weight.shape, options, fused)
         plan = self._plans.get(key)
+        if plan is None and self._spare and key in self._spare:
+            plan = self._plans[key] = self._spare.pop(key)
         if plan is None:
             shape = shape_of(x, weight, options)
             shape = shape if fused is None else dataclasses.replace(shape, fused=fused)
@@ -205,13 +209,6 @@ class CudaOperator:
         with _current(device) as current:
             return self._graph.offers(convolution, current)
 
-    def build(self, layer: Layer, algorithm: str, device: torch.device, dtype: str = "float32") -> Plan:
-        """Make the plan of a layer and return it closed; raises as `plan`."""
-        with _current(device) as current:
-            plan = self.plan(described(layer, dtype), algorithm, current)
-            plan.close()
-        return plan
-
     def why_refused(
         self, device: torch.device, layer: Layer, algorithm: str, dtype: str = "float32",
         max_workspace_bytes: int | None = None,
@@ -237,8 +234,38 @@ class CudaOperator:
         """Destroy every plan, keep the handles: the next call of a shape makes a new plan. No call may be under way."""
         self.releases += 1
         while self._plans:
-            plan = self._plans.popitem()[1]
+            key, plan = self._plans.popitem()
             self.tuned |= plan.tuned
+            if self._spare is not None and isinstance(plan, GraphPlan) and len(self._spare) < SPARES_MOST:
+                plan.forget_filters()
+                self._spare[key] = plan
+            else:
+                plan.close()
+
+    @contextlib.contextmanager
+    def sparing(self) -> Iterator[None]:
+        """Have `release` spare plans of the graph API for later calls of the block: to build one takes milliseconds.
+
+        They hold no memory of the card. Inside another such block this one does nothing.
+
+        Raises:
+            DeviceFaultError: the block's; nothing is closed then, for no call of cuDNN's can be made.
+        """
+        if self._spare is not None:
+            yield
+            return
+        self._spare = {}
+        try:
+            yield
+        except DeviceFaultError:
+            self._spare = None
+            raise
+        finally:
+            self._close_spares()
+
+    def _close_spares(self) -> None:
+        spares, self._spare = self._spare or {}, None
+        for plan in spares.values():
             plan.close()
 
     def renew(self) -> None:
@@ -255,6 +282,7 @@ class CudaOperator:
 
     def close(self) -> None:
         """Destroy every plan and handle."""
+        self._close_spares()
         self.release()
         for provider in self._providers.values():
             provider.close()
@@ -330,6 +358,11 @@ def release(device: torch.device) -> None:
     if device.type == "cuda":
         cuda_operator().release()
         torch.cuda.empty_cache()
+
+
+def sparing(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Return `CudaOperator.sparing` for a GPU, a block that does nothing for a CPU."""
+    return cuda_operator().sparing() if device.type == "cuda" else contextlib.nullcontext()
 
 
 def hand_over(device: torch.device) -> list[Plan]:

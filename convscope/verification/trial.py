@@ -12,6 +12,7 @@ import torch
 from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.convolution.operator import cuda_operator
+from convscope.convolution.providers.plan import Plan
 from convscope.convolution.reference import relative_distance
 from convscope.errors import TraceMissingError
 from convscope.timing import trace
@@ -45,6 +46,16 @@ class Trial:
         y = y if self._added is None else y + self._added
         return y.relu() if self.layer.fused.relu else y
 
+    def plan(self, algorithm: str) -> Plan:
+        """Make the plan of an algorithm on a GPU, which the runs here use; raises as `CudaOperator.plan`."""
+        with torch.cuda.device(self.device):
+            fused = self.layer.fused if self.layer.fused.count else None
+            return cuda_operator().find(self._x, self._w, self._bias, self._options, algorithm, fused)
+
+    @property
+    def _options(self) -> Any:
+        return self.layer.padding, self.layer.stride, self.layer.dilation, self.layer.groups
+
     def error(self, algorithm: str) -> float | None:
         """Return the relative error of an algorithm's result against float64; raises as `CudaOperator.forward`."""
         # The allocator hands out this block next: an algorithm that writes nothing must not find a result in it.
@@ -66,6 +77,5 @@ class Trial:
     def _run(self, algorithm: str) -> torch.Tensor:
         if not self.layer.fused.count:
             return (self._convolve or cuda_operator().convolve)(self._x, self._w, self.layer, algorithm)
-        options: Any = self.layer.padding, self.layer.stride, self.layer.dilation, self.layer.groups
         given = self._x, self._w, self._bias, self._added
-        return cuda_operator().fused(*given, options, self.layer.fused, algorithm)
+        return cuda_operator().fused(*given, self._options, self.layer.fused, algorithm)

@@ -30,26 +30,25 @@ def _no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Operator:
-    """The operator of an H200 that is described: it offers what cuDNN offers there, and refuses one engine."""
-
-    refused: int
+    """The operator of an H200 that is described: it offers what cuDNN offers there."""
 
     def offers(self, convolution: Convolution, device: torch.device) -> list[Offer]:
         with Offers(convolution) as offers:
             return offers.plans()
 
-    def build(self, each: Layer, name: str, device: torch.device, dtype: str) -> None:
-        if name.startswith(f"plan:{self.refused}:") or name == f"plan:{self.refused}":
-            raise NotSupportedError("finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED\nmore")
-
 
 class Trial:
-    """A trial in which every plan errs by what is given."""
+    """A trial in which cuDNN refuses one engine, and every plan errs by what is given."""
 
     errs: float | Exception = 1e-8
+    refused: int
 
     def __init__(self, each: Layer, device: torch.device, dtype: str) -> None:
         self.layer, self.device, self.dtype = each, device, dtype
+
+    def plan(self, name: str) -> None:
+        if name.startswith(f"plan:{self.refused}:") or name == f"plan:{self.refused}":
+            raise NotSupportedError("finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED\nmore")
 
     def error(self, name: str) -> float:
         if isinstance(self.errs, Exception):
@@ -61,7 +60,7 @@ class Trial:
 def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[Operator]:
     made = Operator()
     with Offers(LAYERS[0].convolution("float32", "fp32")) as offers:
-        made.refused = offers.plans()[-1].plan.engine
+        monkeypatch.setattr(Trial, "refused", offers.plans()[-1].plan.engine, raising=False)
     monkeypatch.setattr(offered, "cuda_operator", lambda: made)
     monkeypatch.setattr(offered, "Trial", Trial)
     monkeypatch.setattr(offered, "release", lambda device: None)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from convscope.convolution import algorithms, backends
+from convscope.convolution import operator as operator_module
 from convscope.convolution.operator import CudaOperator
 from convscope.convolution.providers.graph import FusedPlan, GraphPlan, GraphProvider, PlanWithSteps
 from convscope.convolution.providers.legacy import CudnnPlan, CudnnProvider
@@ -19,7 +20,7 @@ from convscope.cudnn.graph import backend, devices
 from convscope.cudnn.graph.backend import Descriptor, Scope
 from convscope.cudnn.graph.engines import DOWN_CONVERTS, Mode, Offer, Offers, Plan
 from convscope.cudnn.shape import Convolution, Fused
-from convscope.errors import InputError, NotSupportedError
+from convscope.errors import DeviceFaultError, InputError, NotSupportedError
 
 CPU = torch.device("cpu")
 TF32 = Convolution((1, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1))
@@ -309,3 +310,70 @@ def test_a_refusal_has_cudnns_reason():
     assert cudnn_refusal("plan:3", "NVIDIA H200", why="finalize ENGINE: CUDNN_STATUS_NOT_SUPPORTED").endswith(
         " refuses plan:3 for this shape on NVIDIA H200: finalize ENGINE: CUDNN_STATUS_NOT_SUPPORTED"
     )
+
+
+@pytest.fixture
+def operator() -> Iterator[CudaOperator]:
+    made = CudaOperator()
+    yield made
+    made.close()
+
+
+def found(operator: CudaOperator, algorithm: str, shape: Convolution = TF32) -> object:
+    x, weight = torch.empty(shape.input), torch.empty(shape.weight)
+    return operator.find(x, weight, None, (shape.padding, shape.stride, shape.dilation, 1), algorithm)
+
+
+def test_plans_are_spared_by_a_release_inside_the_block_alone(operator: CudaOperator):
+    before = found(operator, "heuristic a")
+    with operator.sparing():
+        first = found(operator, "heuristic b")
+        operator.release()
+        releases = operator.releases
+        assert found(operator, "heuristic b") is first
+        with operator.sparing():
+            operator.release()
+        assert found(operator, "heuristic b") is first
+        assert operator.releases > releases  # what a swapped layer has found is asked for anew
+    assert found(operator, "heuristic b") is first
+    operator.release()
+    assert found(operator, "heuristic b") is not first
+    assert found(operator, "heuristic a") is not before
+
+
+def test_spared_plans_keep_no_packed_filters_and_are_closed_at_the_end(
+    operator: CudaOperator, monkeypatch: pytest.MonkeyPatch
+):
+    done: list[str] = []
+    monkeypatch.setattr(GraphPlan, "forget_filters", lambda self: done.append("forgotten"))
+    monkeypatch.setattr(CudnnPlan, "close", lambda self: done.append("closed"))
+    with operator.sparing():
+        found(operator, "heuristic a")
+        operator.release()
+        assert done == ["forgotten"]
+    assert done == ["forgotten", "closed", "forgotten"]
+
+
+def test_no_more_plans_are_spared_than_fit(operator: CudaOperator, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(operator_module, "SPARES_MOST", 1)
+    with operator.sparing():
+        plans = [found(operator, name) for name in ("heuristic a", "heuristic b")]
+        operator.release()
+        again = [found(operator, name) for name in ("heuristic a", "heuristic b")]
+        assert [one is other for one, other in zip(plans, again, strict=True)].count(True) == 1
+
+
+def test_nothing_is_closed_once_the_gpu_is_lost(operator: CudaOperator, monkeypatch: pytest.MonkeyPatch):
+    def lost() -> None:
+        with operator.sparing():
+            found(operator, "heuristic a")
+            operator.release()
+            raise DeviceFaultError("lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CudnnPlan, "close", lambda self: pytest.fail("it was closed"))
+        with pytest.raises(DeviceFaultError):
+            lost()
+    first = found(operator, "heuristic a")
+    operator.release()
+    assert found(operator, "heuristic a") is not first

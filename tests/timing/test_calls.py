@@ -175,3 +175,17 @@ def test_calls_in_a_traced_model_are_seen(padding: int | str, mode):
         ((name, call, x, output),) = seen(torch.jit.trace(Model().eval(), given()), given())
         assert name == "conv2d"
         assert torch.allclose(call(x), output, atol=1e-6)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_what_comes_from_a_normalisation_on_the_meta_device_is_as_pytorch_has_it(
+    dtype: torch.dtype, memory: torch.memory_format
+):
+    model = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)).to("meta", dtype).eval()
+    x = torch.empty(2, 3, 12, 10, device="meta", dtype=dtype).contiguous(memory_format=memory)
+    with torch.inference_mode():
+        expected = model(x)
+        with watched(model, after=lambda *noted: None):
+            found = model(x)
+    assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)

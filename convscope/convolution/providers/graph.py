@@ -51,11 +51,15 @@ class GraphPlan(CudnnPlan):
         if self._packed is not None:
             self._packed.renew()
 
+    def forget_filters(self) -> None:
+        """Give back packed filters that no graph reads; the next run packs again."""
+        if self._packed is not None:
+            self._packed.clear()
+
     def close(self) -> None:
         """Destroy the descriptors, give back packed filters that no graph reads; twice is once."""
         super().close()
-        if self._packed is not None:
-            self._packed.clear()
+        self.forget_filters()
 
 
 def _aligned(tensor: torch.Tensor) -> torch.Tensor:
