@@ -33,8 +33,9 @@ part-half: $(READY)
 part-rest: $(READY)
 	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(FIRST) $(HALF))
 
-gpu-test: $(READY)  ## the tests that need an NVIDIA GPU
-	$(BIN)/python -m pytest -m gpu
+gpu-test: $(READY)  ## the tests that need an NVIDIA GPU: JOBS=6 at a time on all GPUs, then one by one those that need a card alone
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'gpu and not quiet' --numprocesses=$(or $(JOBS),6) --durations=10; \
+	first=$$?; $(BIN)/python -m pytest -m 'gpu and quiet' --durations=10 && exit $$first
 
 mutants: $(READY)  ## small changes that tests must notice: MODULES="power/energy", SAMPLE=40 of each, SEED=0 (docs/mutants.md)
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --editable '.[mutants]'

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from fakes import ROOT
+from gpu.conftest import card_of
 
 TESTS = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
 FILES = [*sorted((ROOT / "benchmarks").glob("*.py")), *TESTS]
@@ -243,3 +244,9 @@ def test_a_judgement_without_the_marker_is_found():
     """
     assert judges_unmarked(ast.parse(textwrap.dedent(text))) == ["test_one"]
     assert judges_unmarked(ast.parse("pytestmark = pytest.mark.quiet" + textwrap.dedent(text))) == []
+
+
+def test_processes_side_by_side_take_turns_of_the_gpus():
+    assert [card_of(f"gw{number}", None, 2) for number in range(4)] == ["0", "1", "0", "1"]
+    assert [card_of(f"gw{number}", "3,GPU-5a", 2) for number in range(3)] == ["3", "GPU-5a", "3"]
+    assert card_of("master", "7", 1) == "7"

@@ -235,6 +235,7 @@ def test_threads_on_streams_of_their_own_agree_with_one():
         assert list(pool.map(run, range(4))) == [True] * 4
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_each_of_two_gpus_has_its_own_plan():
     modules = [convolution(device=f"cuda:{index}") for index in range(2)]

@@ -40,6 +40,7 @@ def run_at(folder: Path, algorithm: str, **changes: object) -> tuple[pd.DataFram
     return UnifiedProfiler("alexnet", algorithm, **settings | {"measure_energy": False} | changes).run(folder)
 
 
+@pytest.mark.quiet
 @pytest.mark.usefixtures("nearly_full")
 @pytest.mark.parametrize("algorithm", ["torch", "implicit precomp gemm"])
 def test_memory_that_runs_out_is_a_row_with_what_was_asked_for_and_larger_sizes_are_not_tried(
@@ -58,6 +59,7 @@ def test_memory_that_runs_out_is_a_row_with_what_was_asked_for_and_larger_sizes_
     assert layers["input_size"].nunique() == first
 
 
+@pytest.mark.quiet
 @pytest.mark.usefixtures("nearly_full")
 def test_memory_returns_to_its_level_after_it_ran_out(tmp_path: Path):
     run_at(tmp_path / "warm", "implicit precomp gemm", num_sizes=1)

@@ -201,6 +201,7 @@ def test_a_compiled_step_is_captured(tmp_path: Path):
     assert table[["compiled", "captured", "status"]].to_numpy().tolist() == [[True, False, "ok"], [True, True, "ok"]]
 
 
+@pytest.mark.quiet
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_two_gpus_have_a_scaling_efficiency(tmp_path: Path):
     trained(tmp_path, "--batch-size", "256")
