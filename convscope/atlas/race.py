@@ -32,11 +32,11 @@ from convscope.verification.candidates import (
     BENCHMARK,
     GUESS,
     HEURISTIC,
-    HOPELESS,
     LAUNCHES,
     PICKS,
     AssignmentSwap,
     Note,
+    is_hopeless,
 )
 from convscope.verification.choice import PassRounds
 from convscope.verification.evidence import Subject
@@ -159,7 +159,7 @@ class Race(AssignmentSwap):
             self.assignments[GUESS] = self._torch | guessed
 
     def leave_out_slow(self) -> None:
-        """Launch every plan from Python, and leave out those that take more than `HOPELESS` times the least.
+        """Launch every plan from Python, and leave out those that are hopeless beside the least (`is_hopeless`).
 
         On a CPU, which has no plans, none is: no pass is captured there.
         """
@@ -174,7 +174,7 @@ class Race(AssignmentSwap):
         for shape, found in zip(self.shapes, launched_ms, strict=True):
             least = min(found.values(), default=0.0)
             for plan in shape.plans:
-                if plan.outcome == OK and found.get(plan.name, 0.0) > HOPELESS * least:
+                if plan.outcome == OK and is_hopeless(found.get(plan.name, 0.0), least):
                     plan.outcome = SLOW
                     plan.reason = f"launched one by one it takes {found[plan.name] / least:.0f} times the least"
 

@@ -26,10 +26,11 @@ PICKS = (GUESS, HEURISTIC, BENCHMARK)
 CHOOSERS_ONLY = (GUESS, BENCHMARK)
 """No candidates for the fastest: cuDNN's heuristic picks one of the algorithms, and no layer alone can be given the
 search. PyTorch's default is a candidate: a layer is left to it."""
-HOPELESS = 30
+HOPELESS, HOPELESS_MS = 30, 1.0
 """Launched one by one, a layer of more than so many times the least time is not the fastest of a replay either: a
 launch takes the host a few times as long as the shortest kernel takes the GPU. cuDNN's FFT launches kernels for each
-group, and to capture those of a network of depthwise layers takes minutes."""
+group, and to capture those of a network of depthwise layers takes minutes. Less than the second is never too long: a
+launch takes a slow host some 0.2 ms, and a call that begins while the GPU still works is read without it."""
 LAUNCHES = 3  # of a pass; the least time of a layer counts, which no pause of the host is part of
 
 
@@ -138,6 +139,11 @@ class CandidateSwap(AssignmentSwap):
             del self.assignments[name]
 
 
+def is_hopeless(time_ms: float, least_ms: float) -> bool:
+    """Tell whether a layer that takes this long when it is launched, by another candidate least_ms, cannot be fastest."""
+    return time_ms > max(HOPELESS * least_ms, HOPELESS_MS)
+
+
 def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Sequence[bool]]) -> dict[str, list[int]]:
     """Return by name the positions of the layers where a candidate that is no chooser cannot be the fastest."""
     every = enumerate(zip(*launched_ms.values(), strict=True))
@@ -149,7 +155,7 @@ def hopeless(launched_ms: Mapping[str, Sequence[float]], usable: Mapping[str, Se
         name: [
             index
             for index, (time_ms, least) in enumerate(zip(times, least_ms, strict=True))
-            if usable[name][index] and time_ms > HOPELESS * least
+            if usable[name][index] and is_hopeless(time_ms, least)
         ]
         for name, times in launched_ms.items()
         if name not in PICKS

@@ -154,6 +154,16 @@ def test_plans_that_take_many_times_the_least_are_not_captured(monkeypatch: pyte
     assert "plan:2" not in race.shapes[0].times_ms
 
 
+def test_plans_whose_launch_takes_the_host_long_stay_beside_one_that_waited_for_the_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setitem(TIMES, "one", {**TIMES["one"], "plan:0": 0.004, "plan:1": 0.25, "plan:2": 1.5})
+    monkeypatch.setitem(TIMES, "three", {**TIMES["three"], "plan:0": 0.004, "plan:1": 0.25, "plan:2": 1.5})
+    race = OnPaper(shapes())
+    race.leave_out_slow()
+    assert [plan.outcome for plan in race.shapes[0].plans] == [rows.OK, rows.OK, rows.SLOW]
+
+
 def test_the_fastest_together_are_judged_against_the_choosers():
     race = OnPaper(shapes())
     race.round(0)

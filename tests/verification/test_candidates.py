@@ -46,6 +46,13 @@ def test_hopeless_is_what_takes_more_than_thirty_times_the_least_of_those_that_c
     assert candidates.hopeless(launched_ms, {**usable, "smm": [True, False]}) == {"fft": [0, 1], "gemm": [0]}
 
 
+def test_a_launch_of_less_than_a_millisecond_is_never_hopeless():
+    # A call that begins while the GPU still works is read without the host's launch, another with it.
+    launched_ms = {"torch": [0.004, 0.004], "direct": [0.25, 0.99], "fft": [1.1, 0.2]}
+    usable = {name: [True, True] for name in launched_ms}
+    assert candidates.hopeless(launched_ms, usable) == {"fft": [0]}
+
+
 def test_where_nothing_can_be_used_nothing_is_hopeless():
     assert candidates.hopeless({"fft": [1.0], "gemm": [0.0]}, {"fft": [False], "gemm": [False]}) == {}
     assert candidates.hopeless({"fft": [0.0], "gemm": [0.0]}, {"fft": [True], "gemm": [True]}) == {}
