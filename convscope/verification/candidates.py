@@ -140,7 +140,7 @@ class CandidateSwap(AssignmentSwap):
 
 
 def is_hopeless(time_ms: float, least_ms: float) -> bool:
-    """Tell whether a layer that takes this long when it is launched, by another candidate least_ms, cannot be fastest."""
+    """Tell whether a layer that takes this long when it is launched, and the least by another, cannot be fastest."""
     return time_ms > max(HOPELESS * least_ms, HOPELESS_MS)
 
 
