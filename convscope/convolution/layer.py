@@ -136,6 +136,13 @@ class Layer(Geometry):
         products = 2 * inputs if self.transposed else super().flops
         return products + mathematics.prod(self.output) * int(self.bias)
 
+    @property
+    def elements_read(self) -> int:
+        """The elements of input and weights that are read; all of a transposed one's."""
+        if self.transposed:
+            return mathematics.prod(self.input) + mathematics.prod(self.weight)
+        return super().elements_read
+
     def minimum_bytes(self, element_bytes: int = 4) -> int:
         """Return the bytes that must cross the memory at least, the bias among them."""
         return super().minimum_bytes(element_bytes) + self.out_channels * int(self.bias) * element_bytes

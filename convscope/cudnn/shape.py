@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math as mathematics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,38 @@ from dataclasses import dataclass
 from convscope.cudnn.library import HALF_MATH_TYPE, HALF_TYPES, MATH_TYPES
 
 ELEMENT_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Work of a convolution along one spatial axis.
+
+    Attributes:
+        outputs: the extent of the output; not positive where the kernel is larger than the padded input.
+        products: pairs of an output and a tap that meet an element of the input, not of the padding.
+        touched, taps: the elements and the taps that are in such a pair.
+    """
+
+    outputs: int
+    products: int
+    touched: int
+    taps: int
+
+
+@functools.cache
+def along(extent: int, kernel: int, stride: int, padding: int, dilation: int) -> Axis:
+    """Return the work along an axis of an input of this extent."""
+    outputs = (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+    touched: set[int] = set()
+    products = taps = 0
+    for tap in range(kernel):
+        start = tap * dilation - padding  # the place that the first output meets
+        first = max(0, -(start // stride))  # the first output and the one behind the last that meet the input
+        end = min(outputs, (extent - 1 - start) // stride + 1)
+        if end > first:
+            products, taps = products + end - first, taps + 1
+            touched.update(range(start + first * stride, start + end * stride, stride))
+    return Axis(outputs, products, len(touched), taps)
 
 
 @dataclass(frozen=True)
@@ -81,9 +114,20 @@ class Geometry:
         """
         return 2 * mathematics.prod(self.output) * self.terms
 
+    @property
+    def elements_read(self) -> int:
+        """The elements of the input that a filter touches, and the weights of the taps that touch the image.
+
+        A 1×1 kernel with stride 2 touches a quarter of an image.
+        """
+        spatial = zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        axes = [along(*each) for each in spatial]
+        touched = mathematics.prod(self.input[:2]) * mathematics.prod(axis.touched for axis in axes)
+        return touched + mathematics.prod(self.weight[:2]) * mathematics.prod(axis.taps for axis in axes)
+
     def minimum_bytes(self, element_bytes: int = 4) -> int:
-        """Return the bytes that must cross the memory at least: input and weights read once, output written once."""
-        return sum(map(mathematics.prod, (self.input, self.weight, self.output))) * element_bytes
+        """Return the bytes that must cross the memory at least: `elements_read`, and the output written once."""
+        return (self.elements_read + mathematics.prod(self.output)) * element_bytes
 
 
 @dataclass(frozen=True)

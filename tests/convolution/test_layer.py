@@ -7,6 +7,7 @@ import torch
 from fakes import layer, layer3d
 from fakes.strategies import Case, cases
 from hypothesis import given
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from convscope.convolution import models
@@ -40,13 +41,32 @@ def test_operations_are_those_that_pytorch_counts(case: Case):
     assert described.flops == counted.get_total_flops() + bias
 
 
-@given(cases())
-def test_bytes_are_those_of_the_tensors_touched(case: Case):
-    x = case.input()
+def touched(tensor: torch.Tensor | None) -> int:
+    """Return how many elements of a tensor a sum of positive products depends on."""
+    return 0 if tensor is None or tensor.grad is None else int(tensor.grad.count_nonzero())
+
+
+@given(cases(device="cpu"))
+def test_bytes_are_those_that_are_touched(case: Case):
+    x = torch.ones(case.shape, requires_grad=True)
+    for parameter in case.conv.parameters():
+        nn.init.ones_(parameter)
     y = case.conv(x)
+    y.sum().backward()
     described = models.describe("conv", 0, case.conv, x.shape)
-    tensors: list[torch.Tensor] = [x, y, *case.conv.parameters()]
-    assert described.minimum_bytes() == sum(tensor.nbytes for tensor in tensors)
+    read = sum(map(touched, (x, case.conv.weight, case.conv.bias)))
+    assert described.minimum_bytes() == 4 * (read + y.numel())
+
+
+def test_a_pointwise_layer_with_stride_2_reads_a_quarter_of_its_input():
+    strided = layer(kernel=(1, 1), padding=(0, 0), stride=(2, 2), in_channels=16, out_channels=32, bias=False)
+    assert strided.minimum_bytes() == 4 * (16 * 28 * 28 + 16 * 32 + 32 * 28 * 28)
+
+
+def test_a_transposed_convolution_reads_all_of_its_input():
+    model = nn.Sequential(nn.ConvTranspose2d(4, 6, 1, stride=3, bias=False)).eval()
+    (found,) = models.followed("transposed", model, (1, 4, 5, 5))
+    assert found.minimum_bytes() == 4 * (4 * 25 + 24 + 6 * 13 * 13)
 
 
 def test_a_layer_resized_keeps_all_but_the_changes():

@@ -15,12 +15,9 @@ Consumer cards clock above their nominal boost; their arithmetic is allowed `CON
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-import numpy as np
-
-from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.cudnn.shape import ELEMENT_BYTES, Axis, along
 from convscope.dataset.samples import SampleRow
 from convscope.gpus import Gpu
 
@@ -88,33 +85,13 @@ def floor(row: SampleRow, gpu: Gpu, is_fast: bool) -> Floor | None:
     return Floor(least.flops / tflops / 1e9, crossing / gpu.bandwidth_gbps / 1e6)
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """Work along one axis: outputs, pairs of an output and a tap inside the image, elements and taps in some pair."""
-
-    outputs: int
-    products: int
-    touched: int
-    taps: int
-
-
-def _axes(row: SampleRow) -> tuple[_Axis, _Axis] | None:
+def _axes(row: SampleRow) -> tuple[Axis, Axis] | None:
     if None in (row.in_height_px, row.in_width_px, row.stride, row.padding, row.dilation):
         return None
     texts = (row.kernel_size, row.stride, row.padding, row.dilation)
     pairs = [[int(each) for each in str(text).split("x")] for text in texts]
     high, wide = (
-        _axis(int(extent or 0), *(pair[place] for pair in pairs))
+        along(int(extent or 0), *(pair[place] for pair in pairs))
         for place, extent in enumerate((row.in_height_px, row.in_width_px))
     )
-    return (high, wide) if high and wide else None
-
-
-@functools.cache
-def _axis(extent: int, taps: int, step: int, pad: int, dilation: int) -> _Axis | None:
-    outputs = (extent + 2 * pad - dilation * (taps - 1) - 1) // step + 1
-    if outputs < 1:
-        return None
-    places = np.arange(outputs)[:, None] * step + np.arange(taps)[None, :] * dilation - pad
-    inside = (places >= 0) & (places < extent)
-    return _Axis(outputs, int(inside.sum()), len(np.unique(places[inside])), int(inside.any(axis=0).sum()))
+    return (high, wide) if min(high.outputs, wide.outputs) > 0 else None
