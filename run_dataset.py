@@ -41,15 +41,27 @@ def parser() -> OneLineParser:
     energy = "measure the energy of every Nth group, of six shapes; default 8 on a GPU, 0 is none"
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
+    part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
+    made.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help=part)
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
     )
     made.add_argument("--json", action="store_true", help="with --list: print JSON, for programs")
     made.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     made.add_argument("--seed", type=int, default=0, help="of the order in which models and sizes come")
-    made.add_argument("--output-dir", metavar="DIR", help="default results/dataset/<gpu>")
+    folder = "default results/dataset/<gpu>, with --part results/dataset/<gpu>_part<I>of<N>"
+    made.add_argument("--output-dir", metavar="DIR", help=folder)
     made.add_take_over()
     return made
+
+
+def _part(text: str) -> tuple[int, int]:
+    """Read "2/4"; whether there is such a part is the request's to say."""
+    try:
+        number, count = text.split("/")
+        return int(number), int(count)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not I/N, as in 1/2") from None
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -78,7 +90,8 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     if options.output_dir:
         folder = Path(options.output_dir)
     elif device:
-        folder = RESULTS / "dataset" / folder_gpu(None, device)
+        (number, count), gpu = asked.part, folder_gpu(None, device)
+        folder = RESULTS / "dataset" / (gpu if count == 1 else f"{gpu}_part{number}of{count}")
     else:
         print(standing(asked, set(), options.json))
         note("no GPU is here: --output-dir names the folder whose samples are counted")
@@ -119,7 +132,7 @@ def _request(options: argparse.Namespace, device: str) -> Collection:
         settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
-        group_bytes=request.GROUP_BYTES[kind],
+        group_bytes=request.GROUP_BYTES[kind], part=options.part,
     )  # fmt: skip
 
 

@@ -74,6 +74,30 @@ def test_groups_are_the_same_in_each_start_and_leave_out_what_is_known():
     assert len(known | rest) == sum(len(group.keys) for group in first)
 
 
+def test_parts_share_the_shapes_among_them():
+    found = []
+    for number in (1, 2, 3):
+        asked = dataclasses.replace(ASKED, part=(number, 3))
+        keys = {(group.stratum.setting, key) for group in coverage.groups(asked, set()) for key in group.keys}
+        listed = {(each.setting, key) for each in coverage.strata(asked) for key in coverage.shapes_of(asked, each)}
+        assert keys == listed
+        found.append(keys)
+    every = {(group.stratum.setting, key) for group in coverage.groups(ASKED, set()) for key in group.keys}
+    assert set.union(*found) == every
+    assert sum(map(len, found)) == len(every)
+    assert min(map(len, found)) > len(every) / 5
+
+
+def test_a_part_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    flags = ["--models", "alexnet", "--sizes", "64", "--device", "cpu", "--list"]
+    asked: list[Path] = []
+    monkeypatch.setattr(CollectStudy, "done", lambda self: asked.append(self.folder) or set())
+    for part in ("1/1", "2/3"):
+        assert run_dataset.main([*flags, "--part", part]) == 0
+    assert [folder.name for folder in asked] == ["cpu", "cpu_part2of3"]
+    assert capsys.readouterr().out.count("fp32") == 6
+
+
 def test_a_group_ends_where_memory_would_and_a_larger_shape_is_one_of_its_own():
     least = dataclasses.replace(ASKED, group_bytes=1)
     assert {len(group.keys) for group in coverage.groups(least, set())} == {1}
@@ -248,6 +272,7 @@ def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured:
         (["--models", "resnet51"], "unknown model 'resnet51'"),
         (["--budget-minutes", "0"], "--budget-minutes 0.0: say how many minutes, above 0"),
         (["--rounds", "1"], "--rounds 1"),
+        (["--part", "3/2"], "--part 3/2: say which of how many, 1/2 and 2/2 for two"),
     ],
 )
 def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -255,6 +280,13 @@ def test_bad_input_is_one_line(flags: list[str], reason: str, tmp_path: Path, ca
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert reason in error
+
+
+@pytest.mark.parametrize("text", ["2", "1/2/3", "a/b", "/"])
+def test_a_part_that_is_none_is_one_line(text: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        run_dataset.main(["--part", text])
+    assert f"argument --part: '{text}' is not I/N, as in 1/2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flags", [[], ["--list"]])

@@ -14,7 +14,7 @@ import io
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 
 from convscope.convolution import algorithms, models
@@ -120,7 +120,7 @@ def strata(asked: Collection) -> list[Stratum]:
 def shapes_of(asked: Collection, stratum: Stratum) -> set[Key]:
     """Return the shapes of a stratum, those of all models and sizes."""
     every = (each for model in asked.models for size in asked.sizes for each in uses_of(model, size))
-    return {key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every}
+    return set(filter(asked.includes, (key_of(layer.resized(batch=stratum.batch_size)) for layer, _ in every)))
 
 
 def without_shapes(asked: Collection) -> list[str]:
@@ -133,7 +133,7 @@ def _of_stratum(
 ) -> Iterator[Group]:
     waiting, drawn = list(itertools.product(asked.models, asked.sizes)), random.Random(f"{asked.seed} {stratum}")
     drawn.shuffle(waiting)
-    found = _found(waiting, stratum, seen, drawn)
+    found = _found(waiting, stratum, seen, drawn, asked.includes)
     left = next(found, None)
     while left is not None:
         energy = next(number) % asked.energy_every == 0 if asked.energy_every else False
@@ -154,8 +154,9 @@ def _of_stratum(
 
 
 def _found(
-    waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]], drawn: random.Random
-) -> Iterator[tuple[Layer, Use]]:
+    waiting: list[tuple[str, int]], stratum: Stratum, seen: set[tuple[str, Key]], drawn: random.Random,
+    includes: Callable[[Key], bool],
+) -> Iterator[tuple[Layer, Use]]:  # fmt: skip
     """Yield the shapes that no group has yet, each with the first call that has it; models at a size take turns."""
     turns = deque(waiting)
     while turns:
@@ -164,7 +165,7 @@ def _found(
         for one, use in uses_of(model, size):
             layer = one.resized(batch=stratum.batch_size)
             key = key_of(layer)
-            if (stratum.setting, key) not in seen:
+            if (stratum.setting, key) not in seen and includes(key):
                 new.setdefault(key, (layer, dataclasses.replace(use, key=key)))
         for key in drawn.sample([*new], min(TURN_SHAPES, len(new))):
             seen.add((stratum.setting, key))

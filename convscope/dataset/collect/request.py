@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from convscope.cli.options import at_least
@@ -53,6 +54,7 @@ class Collection:
         rounds: placements in memory of each candidate that is not far behind after the first.
         group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
+        part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
 
     device: str
@@ -66,6 +68,7 @@ class Collection:
     group_shapes: int
     group_bytes: int
     energy_every: int
+    part: tuple[int, int] = (1, 1)
 
     @property
     def device_type(self) -> str:
@@ -86,6 +89,8 @@ class Collection:
                 at_least(flag, value, 1)
             if len(set(values)) < len(values):
                 raise InputError(f"{flag} {' '.join(map(str, values))}: a number stands twice, say each once")
+        if not 1 <= self.part[0] <= self.part[1]:
+            raise InputError(f"--part {self.part[0]}/{self.part[1]}: say which of how many, 1/2 and 2/2 for two")
         for name in self.models:
             names.check_model(name)
         for setting in self.settings:
@@ -93,6 +98,11 @@ class Collection:
                 raise InputError(f"--settings {setting}: choose some of {' '.join(SETTINGS)}")
             if self.device_type == "cpu" and setting not in ON_CPU:
                 raise InputError(f"--settings {setting}: ai3 computes {', '.join(ON_CPU)} alone on a CPU")
+
+    def includes(self, shape: Sequence[str]) -> bool:
+        """Tell whether a shape, as the cells of its key, is in this part."""
+        number, count = self.part
+        return zlib.crc32(" ".join(shape).encode()) % count == number - 1
 
 
 def family_of(model: str) -> str:
