@@ -29,7 +29,7 @@ from convscope.kernels.operands import Operands
 _OPERATOR = "ai3::conv2d"
 _DEFAULT = {"default": "implicit precomp gemm"}  # what ai3 built with cuDNN takes where no name is given
 ZEROS = 0  # ai3's number of the padding mode "zeros"
-SPARES_MOST = 4096  # plans, of some 0.2 MB of the host's memory each
+SPARES_MOST = 2048  # plans, of some 0.2 MB of the host's memory each
 _SAME_DEVICE = contextlib.nullcontext()
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]  # padding, stride, dilation, groups
 _RECORDED: contextvars.ContextVar[list[Execution] | None] = contextvars.ContextVar("executions", default=None)
