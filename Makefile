@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests run in three parts at a time, of which one mostly waits at first; each on one thread, for threads of two processes on
 # the same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are run, whichever fails.
-FIRST := $(addprefix tests/,slurm prediction selection)
+FIRST := $(addprefix tests/,slurm prediction selection kernels)
 # These take about as long as all the others together.
 HALF := $(addprefix tests/,cluster dataset inference report)
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --keep-going --output-sync=target part-first part-half part-rest
