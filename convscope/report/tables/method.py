@@ -23,8 +23,8 @@ EXPLAINED = (
     ("energy", "Difference of the card's energy counter over a window of steady replays that begins and ends on a "
      "tick of the counter, over the replays in between. “± 2 std” is two standard deviations of it."),
     ("least time by peaks", "The longer of FLOPs over the card's peak rate and bytes over its peak bandwidth: "
-     "FLOPs of the direct definition; weights, output and the touched part of the input moved once. Peaks are the vendor's, dense. Algorithms "
-     "that need fewer FLOPs (Winograd, FFT) can stay below it."),
+     "FLOPs of the direct definition; weights, output and the touched part of the input moved once. Peaks are the "
+     "vendor's, dense. Algorithms that need fewer FLOPs (Winograd, FFT) can stay below it."),
     ("regret", "Extra time over the fastest candidate of the layer, from the same rounds; half its 99 % interval "
      "beside it. The rounds that picked the fastest make it look faster: whole passes are of other rounds."),
     ("gain over PyTorch", "How much shorter the whole pass is than with PyTorch's own choice, from differences round "
