@@ -22,6 +22,7 @@ from convscope.convolution.reference import MARGIN, rounded
 
 JUDGED_IMAGES = 8  # that the scale is taken from
 _MOST = 0.5  # beyond it an engine that ignores its input could pass
+_AT_ONCE = 64  # images that are rounded together: this takes more memory than the pass itself
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
 _OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUNDOFF["fp32"]}
 
@@ -92,9 +93,11 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
 
 def _moved(model: nn.Module, images: torch.Tensor, exact: torch.Tensor, dtype: str, share: float) -> float:
     """Return how far the roundings of a data type move the output of an image at most, those of the output included."""
+    count = _AT_ONCE if len(exact) == len(images) else max(len(exact), len(images))  # not each image has a row
+    changed, parts = rounded(model, dtype), zip(images.split(count), exact.split(count), strict=True)
     with torch.no_grad():
-        moved = _lengths(rounded(model, dtype)(images).double() - exact.to(images.device)).max()
-    return max(share * float(moved), _OUTPUT_ROUNDOFF[dtype] * float(_lengths(exact).max()))
+        moved = [float(_lengths(changed(some).double() - result).max()) for some, result in parts]
+    return max(share * max(moved), _OUTPUT_ROUNDOFF[dtype] * float(_lengths(exact).max()))
 
 
 def top1_agreement_pct(outputs: torch.Tensor, exact: torch.Tensor) -> float:

@@ -217,3 +217,28 @@ def test_top1_counts_images_with_the_same_largest_class():
     assert agreement.top1_agreement_pct(outputs, exact) == 75
     assert agreement.least(75.0, None) == 75.0
     assert agreement.least(None) is None
+
+
+@pytest.mark.parametrize("rows_first", [True, False])
+def test_more_images_than_are_rounded_together_are_judged_as_one(rows_first: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(agreement, "_AT_ONCE", 3)
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.conv(x).flatten(1)
+            return y if rows_first else y.t()  # features first, as some models of sequences have them
+
+    images = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    images[7] *= 50
+    model = Model().eval()
+    judge = agreement.judged(model, images, LAYERS, "float16", "tf32")
+    monkeypatch.setattr(agreement, "_AT_ONCE", 8)
+    assert agreement.judged(model, images, LAYERS, "float16", "tf32").allowed == pytest.approx(judge.allowed)
+    with torch.no_grad():
+        exact = model(images).double()
+    few = agreement.Agreement(judge.scale, 1e-9, "float16")
+    assert few.over(model, images, exact).allowed == pytest.approx(judge.allowed)
