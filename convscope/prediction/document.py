@@ -23,8 +23,9 @@ from convscope.prediction.predictor import Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 5
-"""Before version 5 the bytes of a layer with a stride counted elements of its input that no filter touches."""
+FORM, VERSION = "convscope predictor", 4
+READ = (2, 3, 4)
+"""Versions that can be read; version 2 has no intervals of sums, 2 and 3 have no costs of calls."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
 """Samples whose prediction a document has."""
@@ -71,11 +72,12 @@ def digest(document: Mapping[str, Any]) -> str:
 
 
 def _times(document: Mapping[str, Any]) -> Predictor:
-    core = document["core"]
+    core = {"costs": {}, **document["core"]} if document["version"] < 4 else document["core"]
     parts = {**core, "folds": tuple(Booster(text) for text in core["folds"])}
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
-    own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
+    known = {"totals": {}, **document} if document["version"] == 2 else document
+    own = {field.name: known[field.name] for field in dataclasses.fields(Predictor)}
     return Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
 
 
@@ -95,7 +97,7 @@ def read(path: Path) -> Predictor | WorkspacePredictor:
     """
     try:
         document = json.loads(path.read_text())
-        if document["form"] != FORM or document["version"] != VERSION:
+        if document["form"] != FORM or document["version"] not in READ:
             raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
         if document["sha256"] != digest(document):
             raise InputError(f"{path} is damaged (its contents have another SHA-256 than it says): {ADVICE}")
