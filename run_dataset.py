@@ -42,7 +42,7 @@ def parser() -> OneLineParser:
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
-    made.add_argument("--part", type=_part, default=(1, 1), metavar="I/N", help=part)
+    made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
     )

@@ -24,6 +24,10 @@ if not os.path.exists("/dev/nvidiactl"):
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
 
+from gpu import card
+
+os.environ |= card.choice()  # PyTorch reads it once, when anything asks for a GPU
+
 import pytest
 import torch
 from fakes.killing import Victims, clock_shim, mount_namespaces

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from fakes import ROOT
-from gpu.conftest import card_of
+from gpu import card
 
 TESTS = sorted((ROOT / "tests" / "gpu").glob("test_*.py"))
 FILES = [*sorted((ROOT / "benchmarks").glob("*.py")), *TESTS]
@@ -246,7 +246,12 @@ def test_a_judgement_without_the_marker_is_found():
     assert judges_unmarked(ast.parse("pytestmark = pytest.mark.quiet" + textwrap.dedent(text))) == []
 
 
-def test_processes_side_by_side_take_turns_of_the_gpus():
-    assert [card_of(f"gw{number}", None, 2) for number in range(4)] == ["0", "1", "0", "1"]
-    assert [card_of(f"gw{number}", "3,GPU-5a", 2) for number in range(3)] == ["3", "GPU-5a", "3"]
-    assert card_of("master", "7", 1) == "7"
+def test_processes_side_by_side_take_turns_of_the_gpus(tmp_path: Path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    chosen = [card.choice({card.WORKER: f"gw{number}"}, tmp_path) for number in range(3)]
+    assert chosen == [{card.VISIBLE: "0"}, {card.VISIBLE: "1"}, {card.VISIBLE: "0"}]
+    named = {card.WORKER: "gw1", card.VISIBLE: "3,GPU-5a"}
+    assert card.choice(named, tmp_path) == {card.VISIBLE: "GPU-5a"}
+    assert card.choice({card.VISIBLE: "1"}, tmp_path) == {}  # alone: all that is visible
+    assert card.choice(named, tmp_path / "none") == {}

@@ -138,8 +138,8 @@ class Layer(Geometry):
 
     @property
     def elements_read(self) -> int:
-        """The elements of input and weights that are read; all of a transposed one's."""
-        if self.transposed:
+        """The elements of input and weights that are read; all where it is transposed, or padded not by zeros alone."""
+        if self.transposed or self.uneven_padding or self.padding_mode != "zeros":
             return mathematics.prod(self.input) + mathematics.prod(self.weight)
         return super().elements_read
 

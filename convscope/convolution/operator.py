@@ -23,7 +23,7 @@ from convscope.convolution.providers.others import TritonPlan, TritonProvider
 from convscope.convolution.providers.plan import Execution, Plan, Provider, cudnn_refusal, workspace_refusal
 from convscope.cudnn.graph.engines import Offer
 from convscope.cudnn.shape import Convolution, Fused, output_extents
-from convscope.errors import DeviceFaultError, InputError, NotSupportedError
+from convscope.errors import CudnnError, DeviceFaultError, InputError, NotSupportedError
 from convscope.kernels.operands import Operands
 
 _OPERATOR = "ai3::conv2d"
@@ -76,6 +76,7 @@ class CudaOperator:
     Attributes:
         tuned: the block shapes that were chosen for the Triton kernels of released plans.
         releases: the number of times that all plans were closed or handed over.
+        built: the number of plans that `find` has made.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class CudaOperator:
         self._plans: dict[tuple[object, ...], Plan] = {}
         self._spare: dict[tuple[object, ...], GraphPlan] | None = None
         self.tuned: dict[str, str] = {}
-        self.releases = 0
+        self.releases = self.built = 0
 
     def forward(
         self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, padding_h: int, padding_w: int,
@@ -160,6 +161,7 @@ class CudaOperator:
             shape = shape if fused is None else dataclasses.replace(shape, fused=fused)
             Operands(shape).check(x, weight, bias)
             plan = self._plans[key] = self.plan(shape, algorithm, device)
+            self.built += 1
         return plan
 
     def plan(self, shape: Convolution, algorithm: str, device: torch.device) -> Plan:
@@ -260,8 +262,11 @@ class CudaOperator:
         except DeviceFaultError:
             self._spare = None
             raise
-        finally:
-            self._close_spares()
+        except BaseException:
+            with contextlib.suppress(CudnnError):  # in place of which the block's error is to be seen
+                self._close_spares()
+            raise
+        self._close_spares()
 
     def _close_spares(self) -> None:
         spares, self._spare = self._spare or {}, None

@@ -53,9 +53,13 @@ class Agreement:
         Args:
             model: as in `judged`.
             exact: the outputs for `images`, as float64.
+
+        Raises:
+            ValueError: the roundings move an output too far for an error to show.
         """
         allowed = MARGIN * _moved(model, images, exact, self.dtype, self.share) / self.scale
-        return dataclasses.replace(self, allowed=max(self.allowed, min(allowed, _MOST)))
+        _check(allowed, self.dtype)
+        return dataclasses.replace(self, allowed=max(self.allowed, allowed))
 
 
 def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtype: str, math: str) -> Agreement:
@@ -81,6 +85,11 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
     if dtype == "float32" and math == "fp32":
         share = max((tolerance.stored_tolerance(layer, dtype, math) for layer in layers), default=0.0) / _TF32_CUT
     allowed = MARGIN * _moved(model, images, exact, dtype, share) / scale
+    _check(allowed, dtype)
+    return Agreement(scale, allowed, dtype, share)
+
+
+def _check(allowed: float, dtype: str) -> None:
     if not mathematics.isfinite(allowed):
         raise ValueError(f"its numbers leave the range of {dtype}: choose another --dtype")
     if allowed > _MOST:
@@ -88,7 +97,6 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
             f"the roundings of {dtype} move its outputs by {allowed / MARGIN:.2g} of the distance between them, so "
             "that no error would show: choose another --dtype, or give it trained weights"
         )
-    return Agreement(scale, allowed, dtype, share)
 
 
 def _moved(model: nn.Module, images: torch.Tensor, exact: torch.Tensor, dtype: str, share: float) -> float:
@@ -96,8 +104,8 @@ def _moved(model: nn.Module, images: torch.Tensor, exact: torch.Tensor, dtype: s
     count = _AT_ONCE if len(exact) == len(images) else max(len(exact), len(images))  # not each image has a row
     changed, parts = rounded(model, dtype), zip(images.split(count), exact.split(count), strict=True)
     with torch.no_grad():
-        moved = [float(_lengths(changed(some).double() - result).max()) for some, result in parts]
-    return max(share * max(moved), _OUTPUT_ROUNDOFF[dtype] * float(_lengths(exact).max()))
+        moved = torch.stack([_lengths(changed(some).double() - result).max() for some, result in parts])
+    return max(share * float(moved.max()), _OUTPUT_ROUNDOFF[dtype] * float(_lengths(exact).max()))
 
 
 def top1_agreement_pct(outputs: torch.Tensor, exact: torch.Tensor) -> float:

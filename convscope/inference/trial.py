@@ -190,7 +190,13 @@ class EngineTrial:
         with torch.inference_mode(), self._exactly() as model:
             given = images.to(self.device)
             exact = model(given).double()
-            return exact.cpu(), judge.over(model, given, exact)
+            try:
+                return exact.cpu(), judge.over(model, given, exact)
+            except ValueError as error:
+                raise self._not_judged(error) from None
+
+    def _not_judged(self, error: ValueError) -> BrokenError:
+        return BrokenError(Failure("failed", f"agreement with {self.inference.model} cannot be judged: {error}"))
 
     @functools.cached_property
     def _agreement(self) -> Agreement:
@@ -201,7 +207,7 @@ class EngineTrial:
                 images = self._images(count, 0).to(self.device)
                 return agreement.judged(model, images, self.layers(count), request.dtype, math_mode)
         except ValueError as error:
-            raise BrokenError(Failure("failed", f"agreement with {request.model} cannot be judged: {error}")) from None
+            raise self._not_judged(error) from None
 
     @contextlib.contextmanager
     def _exactly(self) -> Iterator[nn.Module]:

@@ -164,6 +164,11 @@ def _padding(
     return tuple(span // 2 for span in spans), any(span % 2 for span in spans)
 
 
+def _fits(x: torch.Tensor, means: torch.Tensor | None) -> bool:
+    """Tell whether a normalisation has a mean for each channel: PyTorch says what is wrong where it has not."""
+    return means is not None and means.shape == x.shape[1:2]
+
+
 @dataclass
 class _Frame:
     """A module that runs: whether its convolution is listed as a module, and its calls so far by kind."""
@@ -228,7 +233,7 @@ class CallMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Hand a convolution to the function, run anything else."""
         named = kwargs or {}
-        if func is _NORMALISATION and args[0].is_meta:
+        if func is _NORMALISATION and args[0].is_meta and _fits(args[0], args[3]):
             return torch.empty_like(args[0])
         if func._schema.name not in _CONVOLUTIONS or self._frames[-1].listed or _UNSEEN.get():
             return func(*args, **named)

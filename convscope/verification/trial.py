@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -46,11 +47,16 @@ class Trial:
         y = y if self._added is None else y + self._added
         return y.relu() if self.layer.fused.relu else y
 
-    def plan(self, algorithm: str) -> Plan:
-        """Make the plan of an algorithm on a GPU, which the runs here use; raises as `CudaOperator.plan`."""
+    def plan(self, algorithm: str) -> tuple[Plan, float | None]:
+        """Return the plan of an algorithm on a GPU, which the runs here use, and the time to build it, in ms.
+
+        The time is None where the plan was there already. Raises as `CudaOperator.plan`.
+        """
+        operator, fused = cuda_operator(), self.layer.fused if self.layer.fused.count else None
+        built, started_s = operator.built, time.perf_counter()
         with torch.cuda.device(self.device):
-            fused = self.layer.fused if self.layer.fused.count else None
-            return cuda_operator().find(self._x, self._w, self._bias, self._options, algorithm, fused)
+            plan = operator.find(self._x, self._w, self._bias, self._options, algorithm, fused)
+        return plan, (time.perf_counter() - started_s) * 1e3 if operator.built > built else None
 
     @property
     def _options(self) -> Any:

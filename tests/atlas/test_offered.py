@@ -46,9 +46,10 @@ class Trial:
     def __init__(self, each: Layer, device: torch.device, dtype: str) -> None:
         self.layer, self.device, self.dtype = each, device, dtype
 
-    def plan(self, name: str) -> None:
+    def plan(self, name: str) -> tuple[None, float]:
         if name.startswith(f"plan:{self.refused}:") or name == f"plan:{self.refused}":
             raise NotSupportedError("finalize EXECUTION_PLAN: CUDNN_STATUS_NOT_SUPPORTED\nmore")
+        return None, 1.0
 
     def error(self, name: str) -> float:
         if isinstance(self.errs, Exception):

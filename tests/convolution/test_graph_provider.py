@@ -328,12 +328,14 @@ def test_plans_are_spared_by_a_release_inside_the_block_alone(operator: CudaOper
     before = found(operator, "heuristic a")
     with operator.sparing():
         first = found(operator, "heuristic b")
+        assert operator.built == 2
         operator.release()
         releases = operator.releases
         assert found(operator, "heuristic b") is first
         with operator.sparing():
             operator.release()
         assert found(operator, "heuristic b") is first
+        assert operator.built == 2
         assert operator.releases > releases  # what a swapped layer has found is asked for anew
     assert found(operator, "heuristic b") is first
     operator.release()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from fakes import layer, layer3d
@@ -67,6 +69,13 @@ def test_a_transposed_convolution_reads_all_of_its_input():
     model = nn.Sequential(nn.ConvTranspose2d(4, 6, 1, stride=3, bias=False)).eval()
     (found,) = models.followed("transposed", model, (1, 4, 5, 5))
     assert found.minimum_bytes() == 4 * (4 * 25 + 24 + 6 * 13 * 13)
+
+
+def test_a_layer_that_is_padded_otherwise_reads_all_of_its_input():
+    strided = layer(kernel=(1, 1), padding=(0, 0), stride=(2, 2), in_channels=16, out_channels=32, bias=False)
+    read = 16 * 56 * 56 + 16 * 32
+    assert dataclasses.replace(strided, padding_mode="reflect").elements_read == read
+    assert dataclasses.replace(strided, uneven_padding=True).elements_read == read
 
 
 def test_a_layer_resized_keeps_all_but_the_changes():

@@ -242,3 +242,14 @@ def test_more_images_than_are_rounded_together_are_judged_as_one(rows_first: boo
         exact = model(images).double()
     few = agreement.Agreement(judge.scale, 1e-9, "float16")
     assert few.over(model, images, exact).allowed == pytest.approx(judge.allowed)
+
+
+def test_images_that_roundings_move_too_far_are_not_judged():
+    model = nn.Conv2d(3, 4, 3).eval()
+    images = torch.randn(8, 3, 6, 6, generator=torch.Generator().manual_seed(0))
+    judge = agreement.judged(model, images, LAYERS, "float16", "tf32")
+    for factor, reason in ((1e6, "leave the range of float16"), (3e3, "that no error would show")):
+        with torch.no_grad():
+            exact = model(images * factor).double()
+        with pytest.raises(ValueError, match=reason):
+            judge.over(model, images * factor, exact)

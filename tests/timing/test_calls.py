@@ -189,3 +189,9 @@ def test_what_comes_from_a_normalisation_on_the_meta_device_is_as_pytorch_has_it
         with watched(model, after=lambda *noted: None):
             found = model(x)
     assert (found.shape, found.stride(), found.dtype) == (expected.shape, expected.stride(), expected.dtype)
+
+
+def test_a_normalisation_of_other_channels_is_refused_on_the_meta_device_too():
+    model, x = nn.BatchNorm2d(5).to("meta").eval(), torch.empty(1, 3, 4, 4, device="meta")
+    with torch.inference_mode(), watched(model, after=lambda *noted: None), pytest.raises(RuntimeError, match="5"):
+        model(x)
