@@ -248,10 +248,8 @@ class CudaOperator:
     def sparing(self) -> Iterator[None]:
         """Have `release` spare plans of the graph API for later calls of the block: to build one takes milliseconds.
 
-        They hold no memory of the card. Inside another such block this one does nothing.
-
-        Raises:
-            DeviceFaultError: the block's; nothing is closed then, for no call of cuDNN's can be made.
+        They hold no memory of the card. Inside another such block this one does nothing; nothing is closed after a
+        DeviceFaultError of the block.
         """
         if self._spare is not None:
             yield
