@@ -41,6 +41,8 @@ def parser() -> OneLineParser:
     energy = "measure the energy of every Nth group, of six shapes; default 8 on a GPU, 0 is none"
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
+    processes = "groups under way at once, by turns; default 4 on a GPU: one is timed, the others' candidates are tried"
+    made.add_argument("--processes", type=int, metavar="N", help=processes)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
     made.add_argument(
@@ -126,13 +128,14 @@ def _request(options: argparse.Namespace, device: str) -> Collection:
     kind = device.partition(":")[0]
     models = options.models or [name for models in request.FAMILIES.values() for name in models]
     settings = options.settings or (request.ON_CPU if kind == "cpu" else request.SETTINGS)
-    few, shapes = options.energy_every, options.group_shapes
+    few, shapes, count = options.energy_every, options.group_shapes, options.processes
     return request.Collection(
         device=device, models=tuple(models), sizes=tuple(options.sizes), batch_sizes=tuple(options.batch_sizes),
         settings=tuple(settings), first=options.first, rounds=options.rounds, seed=options.seed,
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
         group_bytes=request.GROUP_BYTES[kind], part=options.part,
+        processes=request.PROCESSES[kind] if count is None else count,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from convscope.verification.evidence import Subject
 
 NAME = "run_verify.py"
-OF_PLANS = ("energy", "first", "fused", "with_algorithms", "minutes", "any_card")
+OF_PLANS = ("energy", "first", "fused", "with_algorithms", "minutes", "any_card", "turns")
 IGNORED = {
     "--algorithm": (*OF_PLANS, "rounds", "max_workspace", "output_dir", "overwrite", "take_over"),
     "--support": (*OF_PLANS, "unsupported", "provider", "rounds"),
@@ -103,6 +103,8 @@ def _add_of_plans(made: OneLineParser) -> None:
     made.add_argument("--minutes", type=_minutes, metavar="N", help="for --plans: begin no round after N minutes")
     any_card = "for --plans: continue a folder that another card of the same name began"
     made.add_argument("--any-card", action="store_true", help=any_card)
+    turns = "for --plans: time alone, by turns with processes on the same GPU that name the same file"
+    made.add_argument("--turns", type=Path, metavar="FILE", help=turns)
 
 
 def _minutes(text: str) -> float:
@@ -218,6 +220,7 @@ def _wanted(run: Verification, subject: Subject, pins: Pins | None) -> Assignmen
 def _tabulate(options: argparse.Namespace, model: str) -> int:
     """Fill the tables of support, choice or plans and print them; return 1 where rule and card differ."""
     from convscope.atlas.study import AtlasStudy, plans_text
+    from convscope.atlas.turns import Turns
     from convscope.verification import report
     from convscope.verification.study import TEXTS, VerificationStudy
     from profiler import CUDALayerTimer, PowerMonitor
@@ -237,7 +240,7 @@ def _tabulate(options: argparse.Namespace, model: str) -> int:
     with PowerMonitor.of_device(find_device(request.device)) as monitor:
         given = request, monitor, CUDALayerTimer, note_by(NAME), options.any_card
         budget_s = None if options.minutes is None else 60 * options.minutes
-        study = AtlasStudy(*given, budget_s) if options.plans else VerificationStudy(*given)
+        study = AtlasStudy(*given, budget_s, Turns(options.turns)) if options.plans else VerificationStudy(*given)
         store = study.measure(folder, options.overwrite, options.take_over)
     text, agrees = (TEXTS | {PLANS: plans_text})[str(request.question)](store)
     print(f"{report.subject_title(request)}\n{text}\nsaved: {store.files.table(str(request.question))}")

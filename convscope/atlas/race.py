@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from convscope.atlas.offered import NONE_LOST, Known, KnownPlan, failure_of, known_plans
 from convscope.atlas.rows import OK, REFUSED, SLOW, PlanTimeRow
+from convscope.atlas.turns import NO_TURNS, Turns
 from convscope.convolution import algorithms, assignment
 from convscope.convolution.layer import Layer
 from convscope.convolution.observation import observe
@@ -109,7 +110,7 @@ class Shape:
 
 def shapes_of(
     subject: Subject, note: Note, lost: Mapping[str, Mapping[str, str]] | None = None, first: int | None = None,
-    by_name: bool = False,
+    by_name: bool = False, turns: Turns = NO_TURNS,
 ) -> list[Shape]:  # fmt: skip
     """Ask cuDNN for the plans of every shape of a model; build and run each, and compare it with float64.
 
@@ -118,6 +119,7 @@ def shapes_of(
     Args:
         lost: by the first layer of a shape, plans that have lost the GPU before, with the reason.
         first, by_name: as in `known_plans`.
+        turns: the place of this process; it gives way before each shape.
 
     Raises:
         PlanFaultError: another one has.
@@ -138,6 +140,7 @@ def shapes_of(
     known = lost or {}
     found = []
     for layers in bar:
+        turns.give_way()
         plans = known_plans(layers[0], device, run.dtype, note, known.get(layers[0].name, NONE_LOST), first, by_name)
         found.append(Shape(tuple(layers), plans))
     return [shape for shape in found if shape.plans]
@@ -230,8 +233,11 @@ class Race(AssignmentSwap):
             self.assignments[FRUGAL] = self._assigned(frugal)
         return choice.judge(self._subject, self._bench, self, rounds, (choice.TOGETHER, FRUGAL, *PICKS))
 
-    def trace(self) -> None:
-        """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times."""
+    def trace(self, turns: Turns = NO_TURNS) -> None:
+        """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times.
+
+        The process gives way in `turns` before each shape.
+        """
         picks = [name for name in PICKS if name in self.assignments]
         for name in picks:
             if seen := self.tried(name, partial(observe, self._subject.model, self._subject.inputs, check_errors=True)):
@@ -239,6 +245,7 @@ class Race(AssignmentSwap):
                     known = [seen[layer.position].relative_error for layer in shape.layers]
                     shape.errors[name] = max((error for error in known if error is not None), default=None)
         for shape in self.shapes if self._has_plans else ():
+            turns.give_way()
             self._trace_plans(shape)
         for name in picks:
             if launched := self.tried(name, partial(choice.executed, self._subject)):

@@ -15,6 +15,7 @@ from typing import Any
 from convscope.atlas import energy, race, report, tables
 from convscope.atlas.offered import PlanFaultError
 from convscope.atlas.rows import PLANS, RoundKey
+from convscope.atlas.turns import NO_TURNS, Turns
 from convscope.convolution.operator import sparing
 from convscope.errors import CONTINUE, DeviceFaultError, InputError
 from convscope.profiling.bench import Bench
@@ -41,14 +42,21 @@ class AtlasStudy(VerificationStudy):
         budget_s: begin no further round when this much time has passed, after two rounds in all and one of this call;
             None is no limit.
         any_card: rounds of another card of the same name may stand in the folder.
+        turns: this process's place among those that share the GPU; it is alone there while it times.
     """
 
     budget_s: float | None = None
+    turns: Turns = NO_TURNS
     schema = PLANS
 
     def cells(self) -> Sequence[ModelKey | RoundKey]:
         """Return the rounds, and the tables that stand on them."""
         return [*(RoundKey(**vars(self.key), round=place) for place in range(self.rounds)), self.key]
+
+    def measure(self, folder: Path, overwrite: bool, take_over: bool = False) -> Store:
+        """Fill the folder's tables as every verification does, by turns with processes that share the GPU."""
+        with self.turns.shared():
+            return super().measure(folder, overwrite, take_over)
 
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""
@@ -59,23 +67,33 @@ class AtlasStudy(VerificationStudy):
         run, began_s = self.request, time.monotonic()
         with self._step("candidates tried"):
             shapes = self._shapes(subject, store.path)
-        bench = self.bench(subject)
         if not shapes:
             raise InputError(f"cuDNN has no plans for any layer of {run.model}: the lines above say why")
         store.begin(run, environment, sys.argv)
-        with contextlib.closing(race.Race(subject, bench, self.note, shapes)) as racing:
-            with self._step("candidates launched from Python"):
-                racing.leave_out_slow()
-            racing.resume(store.objects("plan_times")["plan_times"])
-            self._run(racing, store, began_s)
-            if run.energy:
-                with self._step("energy of calls"):
-                    racing.run(HEURISTIC, partial(energy.measure, subject, bench, self.note, shapes))
-            judged = self._judged(racing, subject, bench) if subject.is_network else []
+        with contextlib.ExitStack() as closing:
+            with self._alone():
+                bench = self.bench(subject)
+                racing = closing.enter_context(contextlib.closing(race.Race(subject, bench, self.note, shapes)))
+                with self._step("candidates launched from Python"):
+                    racing.leave_out_slow()
+                racing.resume(store.objects("plan_times")["plan_times"])
+                self._run(racing, store, began_s)
+                if run.energy:
+                    with self._step("energy of calls"):
+                        racing.run(HEURISTIC, partial(energy.measure, subject, bench, self.note, shapes))
+                judged = self._judged(racing, subject, bench) if subject.is_network else []
             with self._step("kernels traced"):
-                racing.trace()
+                racing.trace(self.turns)
         layers = tables.layer_rows(self.key, racing.shapes)
         return [*layers, *judged, *tables.rows(run, environment, racing.shapes)]
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Have the GPU alone in the block."""
+        with contextlib.ExitStack() as turn:
+            with self._step("waited for the GPU"):
+                turn.enter_context(self.turns.alone())
+            yield
 
     @contextlib.contextmanager
     def _step(self, what: str) -> Iterator[None]:
@@ -98,7 +116,7 @@ class AtlasStudy(VerificationStudy):
         path = folder / LOST_FILE
         lost: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
         try:
-            return race.shapes_of(subject, self.note, lost, self.request.first, self.request.by_name)
+            return race.shapes_of(subject, self.note, lost, self.request.first, self.request.by_name, self.turns)
         except PlanFaultError as fault:
             lost.setdefault(fault.layer, {})[fault.plan] = fault.reason
             write_atomically(path, json.dumps(lost, indent=1) + "\n")

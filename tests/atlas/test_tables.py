@@ -129,7 +129,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Have a study of the CPU find a plan for each layer, which PyTorch runs; return the rounds that it measures."""
     measured: list[int] = []
 
-    def shapes_of(subject: Any, note: object, lost: object, first: object, by_name: bool) -> list[Shape]:
+    def shapes_of(subject: Any, note: object, lost: object, first: object, by_name: bool, turns: object) -> list[Shape]:
         return [Shape((each,), known(0, 1)) for each in subject.layers]
 
     round_of = Race.round
@@ -141,7 +141,7 @@ def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(race, "shapes_of", shapes_of)
     monkeypatch.setattr(Race, "run", lambda self, name, work: work())
     monkeypatch.setattr(Race, "leave_out_slow", lambda self: None)
-    monkeypatch.setattr(Race, "trace", lambda self: None)
+    monkeypatch.setattr(Race, "trace", lambda self, turns: None)
     monkeypatch.setattr(Race, "round", counted)
     return measured
 
@@ -161,7 +161,14 @@ def test_long_steps_are_noted_with_their_time(tmp_path: Path, on_a_cpu: list[int
     made_study(0.0, noted).measure(tmp_path / "plans", overwrite=False)
     steps = [line.rpartition(":")[0] for line in noted if re.fullmatch(r"[^:]+: \d+ s", line)]
     assert steps == [
-        *("candidates tried", "candidates launched from Python", "round 1", "round 2", "whole passes"),
+        *(
+            "candidates tried",
+            "waited for the GPU",
+            "candidates launched from Python",
+            "round 1",
+            "round 2",
+            "whole passes",
+        ),
         "kernels traced",
     ]
     assert on_a_cpu == [0, 1]
@@ -194,7 +201,7 @@ def test_a_study_whose_time_is_up_goes_on_where_it_stood(tmp_path: Path, on_a_cp
 def test_a_model_without_a_plan_is_one_line_and_leaves_no_tables(
     tmp_path: Path, on_a_cpu: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(race, "shapes_of", lambda subject, note, lost, first, by_name: [])
+    monkeypatch.setattr(race, "shapes_of", lambda subject, note, lost, first, by_name, turns: [])
     with pytest.raises(InputError, match="cuDNN has no plans for any layer of torchvision:squeezenet1_1"):
         made_study(None, []).measure(tmp_path / "plans", overwrite=False)
     assert not [*(tmp_path / "plans").glob("*.csv")]
@@ -211,12 +218,12 @@ def test_a_plan_that_loses_the_gpu_is_written_down_and_left_out_by_the_next_star
     tried, shapes_on_a_cpu = [], race.shapes_of
 
     def shapes_of(
-        subject: Any, note: object, lost: dict[str, dict[str, str]], first: object, by_name: bool
+        subject: Any, note: object, lost: dict[str, dict[str, str]], first: object, by_name: bool, turns: object
     ) -> list[Shape]:
         tried.append({layer: dict(plans) for layer, plans in lost.items()})
         if len(tried) == 1:
             raise PlanFaultError("features.0", "plan:7", "misaligned address")
-        found = shapes_on_a_cpu(subject, note, lost, first, by_name)  # type: ignore[arg-type]
+        found = shapes_on_a_cpu(subject, note, lost, first, by_name, turns)  # type: ignore[arg-type]
         found[0].plans += (KnownPlan(offer(7), LOST, lost["features.0"]["plan:7"]),)
         return found
 

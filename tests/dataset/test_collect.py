@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,14 +137,14 @@ def test_a_group_comes_back_from_its_folder(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real collection of two groups on the CPU; the first was begun by a start that ended at once."""
+    """A real collection of two groups on the CPU, side by side; the first was begun by a start that ended at once."""
     folder = tmp_path_factory.mktemp("dataset")
     asked = dataclasses.replace(
         ASKED, device="cpu", models=("alexnet",), sizes=(64,), batch_sizes=(1,), settings=("fp32",), group_shapes=3
     )
     begun = next(coverage.groups(asked, set()))
     GroupFolder.create(folder / "groups" / f"0001_{begun.stratum}", begun)
-    assert run_dataset.main(command(folder)) == 0
+    assert run_dataset.main(command(folder, "--processes", "2")) == 0
     return folder
 
 
@@ -252,6 +253,42 @@ def test_every_outcome_of_an_atlas_is_a_status_that_samples_may_have():
     assert sorted(STATUS.values()) == sorted(STATUSES)
 
 
+def test_groups_under_way_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    under_way: list[Path] = []
+    most: list[int] = []
+    turns: set[str] = set()
+
+    def end(self: CollectStudy, given: list[str], log: Path) -> int:
+        under_way.append(log)
+        time.sleep(0.05)
+        most.append(len(under_way))
+        under_way.remove(log)
+        turns.update(given[given.index("--turns") + 1 :][:1] if "--turns" in given else [""])
+        return 1
+
+    monkeypatch.setattr(CollectStudy, "_ran", end)
+    for processes, count in ((1, 1), (3, 3)):
+        collection, notes = collecting(tmp_path / str(processes), processes=processes, models=("alexnet",))
+        assert collection.run() == 1
+        assert max(most) == count
+        assert len(turns) == 1
+        assert (turns == {""}) is (count == 1)
+        assert [sum(word in line for line in notes) for word in (" took ", "could not be measured")] == [6, 6]
+        most.clear()
+        turns.clear()
+
+
+def test_an_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def ends(self: CollectStudy, given: list[str], log: Path) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(CollectStudy, "_ran", ends)
+    collection, _ = collecting(tmp_path, processes=2, group_shapes=1)
+    with pytest.raises(OSError, match="No space left"):
+        collection.run()
+    assert len([*(tmp_path / "groups").iterdir()]) <= 2
+
+
 def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured: list[list[str]]):
     collection, notes = collecting(tmp_path)
     collection.budget_s = 1e-9
@@ -272,6 +309,7 @@ def test_no_group_begins_that_would_end_after_the_time(tmp_path: Path, measured:
         (["--models", "resnet51"], "unknown model 'resnet51'"),
         (["--budget-minutes", "0"], "--budget-minutes 0.0: say how many minutes, above 0"),
         (["--rounds", "1"], "--rounds 1"),
+        (["--processes", "0"], "--processes 0"),
         (["--part", "3/2"], "--part 3/2: say which of how many, 1/2 and 2/2 for two"),
     ],
 )

@@ -41,6 +41,7 @@ ON_CPU = ("fp32",)
 GROUP_BYTES = {"cpu": 2**28, "cuda": 2**33}
 GROUP_SHAPES = {"cpu": 8, "cuda": 64}
 ENERGY_EVERY = {"cpu": 0, "cuda": 8}
+PROCESSES = {"cpu": 1, "cuda": 4}
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Collection:
         rounds: placements in memory of each candidate that is not far behind after the first.
         group_shapes, group_bytes: the most of a group; one shape that is larger is a group of its own.
         energy_every: the energy of every so manieth group is measured, with `ENERGY_SHAPES` shapes; 0 is none.
+        processes: groups under way at once; one of them at a time is timed, the candidates of the others are tried.
         part: which of how many parts of the shapes, (1, 1) for all: GPUs that take one part each share the work.
     """
 
@@ -68,6 +70,7 @@ class Collection:
     group_shapes: int
     group_bytes: int
     energy_every: int
+    processes: int = 1
     part: tuple[int, int] = (1, 1)
 
     @property
@@ -81,7 +84,7 @@ class Collection:
         Raises:
             InputError: a value is below its least, a model or setting is unknown, or nothing runs it on this device.
         """
-        named = ("first", 1), ("rounds", 2), ("seed", 0), ("group_shapes", 1), ("energy_every", 0)
+        named = ("first", 1), ("rounds", 2), ("seed", 0), ("group_shapes", 1), ("energy_every", 0), ("processes", 1)
         for name, least in named:
             at_least(f"--{name.replace('_', '-')}", getattr(self, name), least)
         for flag, values in (("--sizes", self.sizes), ("--batch-sizes", self.batch_sizes)):

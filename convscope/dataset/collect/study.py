@@ -1,6 +1,7 @@
 """Order of work of a collection: group by group, each in a process of its own, until the time is up or all is measured.
 
-A group's tables are its store: an interrupted group goes on where it was. `samples.csv` is put together from all whole
+Several groups are under way at once: their processes try candidates side by side and take times by turns (`Turns`). A
+group's tables are its store: an interrupted group goes on where it was. `samples.csv` is put together from all whole
 groups whenever one is done, so that it never has part of a group.
 """
 
@@ -8,8 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Set
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -64,29 +68,57 @@ class CollectStudy:
     budget_s: float | None = None
     _longest_s: float = field(default=0.0, init=False)
     _read: dict[Path, list[SampleRow]] = field(default_factory=dict, init=False)
+    _begun: int = field(default=0, init=False)
+    _failed: list[str] = field(default_factory=list, init=False)
+    _is_closed: bool = field(default=False, init=False)
+    _one: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def run(self, take_over: bool = False) -> int:
         """Measure what is missing; return the exit code, 1 where a group could not be measured."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with Lock(self.folder / LOCK, take_over=take_over):
-            began_s, failed = time.monotonic(), []
-            for number, group in enumerate(self._groups(), 1):
-                if number > 1 and self._is_over(began_s):
-                    self.note(f"the time is up: {CONTINUE}")
-                    break
-                started_s = time.monotonic()
-                if not self._measured(group, began_s) and not self.stop():
-                    failed.append(group.path.name)
-                if self.stop():
-                    break
-                self._longest_s = max(self._longest_s, time.monotonic() - started_s)
-                self.note(
-                    f"{several(self._write(), 'sample')}; {group.path.name} took {time.monotonic() - started_s:.0f} s"
-                )
+        with Lock(self.folder / LOCK, take_over=take_over), tempfile.TemporaryDirectory(prefix="convscope_") as place:
+            turns = Path(place) / "turns" if self.asked.processes > 1 else None
+            groups, began_s = self._groups(), time.monotonic()
+            with ThreadPoolExecutor(self.asked.processes) as pool:
+                workers = [pool.submit(self._work, groups, began_s, turns) for _ in range(self.asked.processes)]
+            for worker in workers:
+                worker.result()
             self._write()
-        for name in failed:
+        for name in sorted(self._failed):
             self.note(f"{name} could not be measured: see {self.folder / GROUPS / name / LOG}")
-        return 1 if failed else 0
+        return 1 if self._failed else 0
+
+    def _work(self, groups: Iterator[GroupFolder], began_s: float, turns: Path | None) -> None:
+        """Measure one group after another until none is left or the time is up; the work of each of the threads."""
+        try:
+            while group := self._next(groups, began_s):
+                started_s = time.monotonic()
+                is_whole = self._measured(group, began_s, turns)
+                with self._one:
+                    self._tell(group, is_whole, time.monotonic() - started_s)
+        finally:
+            self._is_closed = True  # nothing is left; or an error, after which the others begin no group
+
+    def _next(self, groups: Iterator[GroupFolder], began_s: float) -> GroupFolder | None:
+        with self._one:
+            group = None if self._is_closed or self.stop() else next(groups, None)
+            if group is None:
+                return None
+            if self._begun and self._is_over(began_s):
+                self.note(f"the time is up: {CONTINUE}")
+                self._is_closed = True
+                return None
+            self._begun += 1
+            return group
+
+    def _tell(self, group: GroupFolder, is_whole: bool, took_s: float) -> None:
+        """Keep what a group came to, and note it."""
+        if self.stop():
+            return
+        if not is_whole:
+            self._failed.append(group.path.name)
+        self._longest_s = max(self._longest_s, took_s)
+        self.note(f"{several(self._write(), 'sample')}; {group.path.name} took {took_s:.0f} s")
 
     def folders(self) -> list[GroupFolder]:
         """Return the groups that are on disk, in order."""
@@ -107,11 +139,12 @@ class CollectStudy:
             path = self.folder / GROUPS / f"{number:04d}_{group.stratum}"
             yield GroupFolder.create(path, group)
 
-    def _measured(self, group: GroupFolder, began_s: float) -> bool:
+    def _measured(self, group: GroupFolder, began_s: float, turns: Path | None) -> bool:
         """Measure a group in a process of its own; tell whether its tables are whole."""
         for _ in range(STARTS_MOST):
             command = programs.command("run_verify")
             command += group.flags(self.asked.first, self.asked.rounds, self.asked.device)
+            command += ["--turns", str(turns)] if turns else []
             if self.budget_s is not None:
                 left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
                 command += ["--minutes", f"{left_s / 60:.2f}"]
