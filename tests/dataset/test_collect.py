@@ -351,6 +351,12 @@ def test_models_that_take_none_of_the_sizes_are_one_line(
         ({"kernels": '{"im2col4d_kernel": 1}'}, "gemm"),
         ({"kernels": None}, "gemm"),
         ({"candidate": "torch", "provider": None, "same_kernels_as": "plan:38"}, "plan:38"),
+        (
+            {"candidate": "guess", "provider": None, "same_kernels_as": "gemm"}
+            | {"kernels": '{"cudnn::cnn::conv2d_grouped_direct_kernel": 1}'},
+            "direct",
+        ),
+        ({"candidate": "guess", "provider": None, "same_kernels_as": None}, None),
     ],
 )
 def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, object], ran: str):

@@ -102,8 +102,9 @@ class GroupFolder:
 
 
 def _ran(row: PlanRow) -> str | None:
-    """Return the algorithm that a candidate's kernels show, for a chooser the candidate that launches the same."""
-    if not row.provider:
-        return row.same_kernels_as
+    """Return the algorithm that a candidate's kernels show; of a chooser, that of the candidate with the same ones."""
+    name = row.candidate if row.provider else row.same_kernels_as
+    if name is None:
+        return None
     pointwise = row.kernel_size == "1x1" and row.stride == "1x1"
-    return kernel_families.shown(row.candidate, json.loads(row.kernels or "{}"), pointwise=pointwise)
+    return kernel_families.shown(name, json.loads(row.kernels or "{}"), pointwise=pointwise)
