@@ -16,7 +16,7 @@ ROUNDS = 300
 SETTINGS: Mapping[str, Any] = {
     "objective": "l1",  # of a logarithm: the median of the ratio
     "learning_rate": 0.05,
-    "num_leaves": 31,
+    "num_leaves": 63,
     "min_data_in_leaf": 20,
     "feature_fraction": 0.6,
     "bagging_fraction": 0.8,

@@ -45,7 +45,7 @@ class Core:
 
     Attributes:
         costs: of a call, of a millisecond of operations and of bytes by the card's peaks; by arithmetic, `EVERY` for
-            others. Empty: the roofline's time takes their place.
+            others.
         folds: the trees of each fold.
         offsets: by the card's name.
         effects: by work.
@@ -134,8 +134,6 @@ def _costs(given: Features, frame: pd.DataFrame, wanted: Floats) -> dict[str, li
 
 def _linear(costs: Mapping[str, list[float]], given: Features, frame: pd.DataFrame) -> Floats:
     """Return the logarithm of the sum of the parts' costs over the roofline's time, for each row."""
-    if not costs:
-        return np.zeros(len(frame))
     by_row = np.array([costs.get(name, costs[EVERY]) for name in splits.joined(frame, ARITHMETIC)])
     found: Floats = np.log((given.parts_ms() * by_row).sum(axis=1) / given.roofline_ms)
     return found

@@ -23,9 +23,8 @@ from convscope.prediction.predictor import Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 4
-READ = (2, 3, 4)
-"""Versions that can be read; version 2 has no intervals of sums, 2 and 3 have no costs of calls."""
+FORM, VERSION = "convscope predictor", 5
+"""No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
 """Samples whose prediction a document has."""
@@ -72,12 +71,11 @@ def digest(document: Mapping[str, Any]) -> str:
 
 
 def _times(document: Mapping[str, Any]) -> Predictor:
-    core = {"costs": {}, **document["core"]} if document["version"] < 4 else document["core"]
+    core = document["core"]
     parts = {**core, "folds": tuple(Booster(text) for text in core["folds"])}
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
-    known = {"totals": {}, **document} if document["version"] == 2 else document
-    own = {field.name: known[field.name] for field in dataclasses.fields(Predictor)}
+    own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
     return Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
 
 
@@ -97,7 +95,7 @@ def read(path: Path) -> Predictor | WorkspacePredictor:
     """
     try:
         document = json.loads(path.read_text())
-        if document["form"] != FORM or document["version"] not in READ:
+        if document["form"] != FORM or document["version"] != VERSION:
             raise InputError(f"{path} is {document['form']} {document['version']}, not {FORM} {VERSION}: fit it again")
         if document["sha256"] != digest(document):
             raise InputError(f"{path} is damaged (its contents have another SHA-256 than it says): {ADVICE}")

@@ -7,7 +7,7 @@ another.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,18 +15,20 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.cli.display import several
-from convscope.cudnn.shape import ELEMENT_BYTES
+from convscope.cudnn.shape import ELEMENT_BYTES, along
 from convscope.dataset.samples import SHAPE, kernel_names
 from convscope.errors import InputError
 from convscope.prediction.cards import card
 from convscope.verification import kernel_families
 
 Floats = npt.NDArray[np.float64]
-CATEGORIES = ("algorithm", "dtype", "math", "layout")
+CATEGORIES = ("algorithm", "engine", "dtype", "math", "layout")
 TILES = ((128, 128), (128, 64), (64, 64), (128, 32))
 """Tiles of output pixels × filters that kernels of implicit products have."""
 WINOGRAD = (2, 4)
 """Sides of the output tiles of Winograd's algorithm."""
+AXIS = ("kernel_size", "stride", "padding", "dilation")
+"""Columns of a convolution's options along an axis, in the order in which `along` takes them."""
 UNITS = (4, 8, 32)
 """Numbers of channels that kernels load or multiply together."""
 
@@ -91,10 +93,16 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
         **shape.tiles(np.array([each.sm_count for each in of_row], float)),
     }
     columns = pd.DataFrame(values)
+    categories = frame.assign(engine=frame["algorithm"].map(engine))
     for name in CATEGORIES:
-        columns[name] = frame[name].to_numpy()
+        columns[name] = categories[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
     return Features(columns, np.maximum(compute_ms, memory_ms), headroom, _families(frame))
+
+
+def engine(algorithm: str) -> str:
+    """Return the kind and the engine of a plan, whatever its knobs: "plan:58"; of another algorithm, its name."""
+    return ":".join(algorithm.split(":")[:2])
 
 
 def _families(frame: pd.DataFrame) -> npt.NDArray[np.object_]:
@@ -109,7 +117,7 @@ class _Shape:
     """Sizes of samples as arrays."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
-        sizes = {name: _pairs(frame[name]) for name in ("kernel_size", "stride", "padding", "dilation")}
+        sizes = {name: _pairs(frame[name]) for name in AXIS}
         self.batch, self.channels, self.filters, self.groups = (
             frame[name].to_numpy(float) for name in ("batch_size", "in_channels", "out_channels", "groups")
         )
@@ -126,8 +134,14 @@ class _Shape:
         self.terms = self.channels / self.groups * self.kernel.prod(axis=1)
         self.pixels = self.batch * self.out[0] * self.out[1]
         self.flops = 2 * self.pixels * self.filters * self.terms
-        given = self.batch * self.channels * extents[0] * extents[1]
-        self.elements = given + self.filters * self.terms + self.pixels * self.filters
+        self.inputs = self.batch * self.channels * extents[0] * extents[1]
+        axes = [
+            [extent.astype(int), *(sizes[name][:, at].astype(int) for name in AXIS)]
+            for at, extent in enumerate(extents)
+        ]
+        (rows, row_taps), (columns, column_taps) = map(_read, axes)
+        filters = self.filters * self.channels / self.groups * row_taps * column_taps
+        self.elements = self.batch * self.channels * rows * columns + filters + self.pixels * self.filters
 
     def logarithms(self) -> dict[str, Floats]:
         """Return the sizes as logarithms."""
@@ -135,7 +149,8 @@ class _Shape:
             "batch": self.batch, "channels": self.channels, "filters": self.filters, "groups": self.groups,
             "out_side": np.sqrt(self.out[0] * self.out[1]), "taps": self.kernel.prod(axis=1),
             "stride": self.stride.prod(axis=1), "dilation": self.dilation.prod(axis=1), "terms": self.terms,
-            "flops": self.flops, "elements": self.elements,
+            "flops": self.flops, "elements": self.elements, "inputs": self.inputs, "pixels": self.pixels,
+            "channels_of_group": self.channels / self.groups, "filters_of_group": self.filters / self.groups,
         }  # fmt: skip
         return {f"log_{name}": np.log(value) for name, value in sizes.items()}
 
@@ -166,6 +181,12 @@ class _Shape:
             products = (side + 2) ** 2 * np.ceil(filters / 64) * np.ceil(tiles / 64) * self.groups
             found[f"winograd_waves_{side}"] = np.log(products / multiprocessors)
         return found
+
+
+def _read(axis: Sequence[npt.NDArray[np.int64]]) -> tuple[Floats, Floats]:
+    """Return of each row the elements along an axis that a filter touches, and the taps that touch the input."""
+    found = [along(*map(int, each)) for each in zip(*axis, strict=True)]
+    return np.array([each.touched for each in found], float), np.array([each.taps for each in found], float)
 
 
 def _pairs(column: pd.Series[str]) -> Floats:

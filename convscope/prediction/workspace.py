@@ -31,7 +31,7 @@ from convscope.prediction.predictor import FEWEST, Given, Prediction
 TARGET, COLUMN = "workspace", "workspace_bytes"
 SIZES = ("1", "input", "output", "filters", "patches", "tiles of the input", "tiles of the output")
 """Sizes in bytes that workspaces are sums of; tiles are Winograd's of 6×6, which give 4×4 outputs each."""
-LOGARITHMS = (*("log_batch", "log_channels", "log_filters", "log_groups", "log_out_side", "log_terms", "log_elements"),)
+LOGARITHMS = (*("log_batch", "log_channels", "log_filters", "log_groups", "log_out_side", "log_terms", "log_inputs"),)
 NEAR, MOSTLY, ENOUGH = 0.01, 0.9, 20
 """A sum of sizes is a formula where this share of at least 20 samples is within 1 %; fewer fit any sum."""
 ROUNDS = 30
@@ -205,7 +205,7 @@ def sizes(given: Features, frame: pd.DataFrame) -> Floats:
     filters, outputs = values["log_filters"] * values["log_terms"], pixels * values["log_filters"]
     tiles = 36 / 16 * pixels * given.values["side_of_4"].to_numpy(float)
     counts = [
-        values["log_elements"] - filters - outputs, outputs, filters,
+        values["log_inputs"], outputs, filters,
         pixels * values["log_terms"] * values["log_groups"], tiles * values["log_channels"],
         tiles * values["log_filters"],
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from convscope.cudnn.shape import Geometry
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
 from convscope.prediction import cards
-from convscope.prediction.features import features
+from convscope.prediction.features import engine, features
 
 ROW = dataclasses.replace(
     next(drawn(1)), gpu_name="NVIDIA H200", batch_size=2, in_channels=24, out_channels=36, in_height_px=30,
@@ -94,3 +94,16 @@ def test_a_description_that_is_none_is_refused(text: str, expected: str):
 def test_clock_headroom_is_of_base_and_boost():
     assert cards.card("Tesla T4", {}).headroom == pytest.approx(np.log(1590 / 585))
     assert cards.card("NVIDIA H200", {}).headroom is None
+
+
+def test_of_a_1x1_with_stride_2_a_quarter_of_the_input_counts_as_read():
+    own = {"kernel_size": "1x1", "stride": "2x2", "padding": "0x0", "dilation": "1x1", "groups": 1, "batch_size": 1}
+    row = dataclasses.replace(ROW, **own, in_height_px=56, in_width_px=56)
+    values = features(frame(row), {}).values.iloc[0]
+    assert np.exp(values["log_inputs"]) == pytest.approx(24 * 56**2)
+    assert np.exp(values["log_elements"]) == pytest.approx(28**2 * (24 + 36) + 24 * 36)
+
+
+def test_plans_of_one_engine_have_that_in_common():
+    names = ["plan:58:k25=1", "plan:58:k25=2", "plan:58", "plan+packed:67:k2=5", "implicit gemm", "torch"]
+    assert [engine(name) for name in names] == [*3 * ["plan:58"], "plan+packed:67", "implicit gemm", "torch"]

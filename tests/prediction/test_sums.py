@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -125,35 +123,12 @@ def test_evaluate_reports_how_often_sums_are_held():
     assert not without & {evaluation.SUM, evaluation.ADDED}
 
 
-def test_a_document_keeps_the_intervals_of_sums_and_one_of_version_2_has_none(tmp_path: Path):
+def test_a_document_keeps_the_intervals_of_sums(tmp_path: Path):
     made, path = learned(APART), tmp_path / "predictor.json"
     document.write(path, made, of_models(1, APART))
     read = document.read(path)
     assert isinstance(read, Predictor)
     assert read.totals == made.totals
-    parts = json.loads(path.read_text())
-    del parts["totals"]
-    parts["version"] = 2
-    path.write_text(json.dumps({**parts, "sha256": document.digest(parts)}))
-    older = document.read(path)
-    assert isinstance(older, Predictor)
-    assert older.totals == {}
-
-
-def test_a_document_of_version_3_has_no_costs_of_calls(tmp_path: Path):
-    made, path = learned(APART), tmp_path / "predictor.json"
-    before = dataclasses.replace(made, core=dataclasses.replace(made.core, costs={}))
-    frame = of_models(1, APART)
-    document.write(path, before, frame)
-    parts = json.loads(path.read_text())
-    assert parts["version"] == 4
-    del parts["core"]["costs"]
-    parts["version"] = 3
-    path.write_text(json.dumps({**parts, "sha256": document.digest(parts)}))
-    older = document.read(path)
-    assert isinstance(older, Predictor)
-    assert older.predict(frame).middle == pytest.approx(before.predict(frame).middle)
-    assert older.predict(frame).middle != pytest.approx(made.predict(frame).middle, rel=0.01)
 
 
 def test_apply_says_the_interval_of_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
