@@ -1,0 +1,72 @@
+"""The published data sets: whole, valid by the tools of their standards, and enough to learn from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from convscope import __main__ as program
+from convscope.dataset import samples
+from convscope.prediction import evaluation, predictor
+
+PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "data").glob("*/datapackage.json"))
+FRICTIONLESS = """
+import frictionless, sys
+report = frictionless.validate("datapackage.json", resource_name="samples")
+print(report.flatten(["type", "note"]))
+sys.exit(0 if report.valid else 1)
+"""
+CROISSANT = """
+import mlcroissant, sys
+issues = mlcroissant.Dataset(jsonld="croissant.json").metadata.ctx.issues
+print(issues.errors, issues.warnings)
+sys.exit(1 if issues.errors or issues.warnings else 0)
+"""
+
+
+def test_there_is_one():
+    assert "h200" in [path.name for path in PUBLISHED]
+
+
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda path: path.name)
+class TestPublished:
+    def test_it_holds(self, folder: Path, capsys: pytest.CaptureFixture[str]):
+        assert program.main(["check", str(folder)]) == 0, capsys.readouterr().out
+        assert capsys.readouterr().out.splitlines()[-1].startswith(f"{folder}: holds: ")
+
+    @pytest.mark.long
+    @pytest.mark.parametrize(("library", "script"), [("frictionless", FRICTIONLESS), ("mlcroissant", CROISSANT)])
+    def test_its_documents_are_valid(self, folder: Path, library: str, script: str):
+        pytest.importorskip(library)
+        command = [sys.executable, "-W", "ignore", "-c", script]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=os.environ)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    @pytest.mark.long
+    def test_layers_that_were_not_learned_are_predicted(self, folder: Path):
+        frame = learnable(folder)
+        found = {each.by: each for each in evaluation.scores(frame, "time", "layer", {}) if not each.group}
+        own, nearest = found[evaluation.PREDICTOR], found["nearest layer"]
+        assert own.median_pct < 20
+        assert own.mape_pct < 0.5 * nearest.mape_pct
+        assert 80 < own.covered_pct < 98
+
+    @pytest.mark.long
+    def test_the_same_samples_in_another_order_give_the_same_predictor(self, folder: Path):
+        frame = learnable(folder)
+        frame = frame[frame["algorithm"].isin(["torch", "implicit precomp gemm"])]
+        other = predictor.usable(frame.sample(frac=1.0, random_state=1), "time")
+        one, two = (predictor.fit(each, "time", {}) for each in (predictor.usable(frame, "time"), other))
+        assert [trees.text for trees in one.core.folds] == [trees.text for trees in two.core.folds]
+        assert one.widths == two.widths
+
+
+def learnable(folder: Path) -> pd.DataFrame:
+    """The samples of batch 8, a third of all."""
+    every = samples.read([folder / "samples.parquet"])
+    return predictor.usable(every[every["batch_size"] == 8], "time")
