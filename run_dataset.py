@@ -16,6 +16,8 @@ from convscope.errors import CONTINUE
 from convscope.storage.paths import RESULTS
 
 if TYPE_CHECKING:
+    import torch
+
     from convscope.cli.signals import StopSignal
     from convscope.dataset.collect.request import Collection
 
@@ -29,7 +31,8 @@ def parser() -> OneLineParser:
     count = sum(map(len, FAMILIES.values()))
     examples = "--list", "--models resnet50 vgg16 --sizes 224 --budget-minutes 60"
     made = OneLineParser(prog=NAME, description=__doc__, examples=examples)
-    made.add_argument("--budget-minutes", type=float, metavar="N", help="begin nothing that would end after N minutes")
+    budget = "begin no group that would end after N minutes, but for those that are begun together at first"
+    made.add_argument("--budget-minutes", type=float, metavar="N", help=budget)
     models = f"default {count} models of {len(FAMILIES)} kinds"
     made.add_argument("--models", nargs="+", metavar="NAME", help=models)
     sizes = f"of square images; default {len(SIZES)} from {SIZES[0]} to {SIZES[-1]}"
@@ -41,7 +44,7 @@ def parser() -> OneLineParser:
     energy = "measure the energy of every Nth group, of six shapes; default 8 on a GPU, 0 is none"
     made.add_argument("--energy-every", type=int, metavar="N", help=energy)
     made.add_argument("--group-shapes", type=int, metavar="N", help="shapes that are measured together at most")
-    processes = "groups under way at once, by turns; default 4 on a GPU: one is timed, the others' candidates are tried"
+    processes = "groups under way at once, one of them timed; default 1 for each 16 GiB of a GPU, at most 4"
     made.add_argument("--processes", type=int, metavar="N", help=processes)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
@@ -87,7 +90,8 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     if minutes is not None and not 0 < minutes < math.inf:
         raise InputError(f"--budget-minutes {minutes}: say how many minutes, above 0")
     device, note = (device_here if options.list else find_device)(options.device), note_by(NAME)
-    asked = _request(options, "cuda" if device is None else str(device))
+    gpu_uuid, memory_bytes = _card(None if options.list else device)
+    asked = _request(options, "cuda" if device is None else str(device), memory_bytes)
     _check_shapes(asked, note)
     if options.output_dir:
         folder = Path(options.output_dir)
@@ -98,7 +102,7 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
         print(standing(asked, set(), options.json))
         note("no GPU is here: --output-dir names the folder whose samples are counted")
         return 0
-    study = CollectStudy(asked, folder, stop, note, None if minutes is None else 60 * minutes)
+    study = CollectStudy(asked, folder, stop, note, gpu_uuid, None if minutes is None else 60 * minutes)
     code = 0 if options.list else study.run(options.take_over)
     print(standing(asked, study.done(), options.json))
     if not options.list:
@@ -122,7 +126,19 @@ def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
         note(f"{model}: {reason}")
 
 
-def _request(options: argparse.Namespace, device: str) -> Collection:
+def _card(device: torch.device | None) -> tuple[str | None, int | None]:
+    """Return the UUID and the memory of a GPU; nothing of another device."""
+    if device is None or device.type == "cpu":
+        return None, None
+    import torch
+
+    from convscope import gpus
+
+    properties = torch.cuda.get_device_properties(device)
+    return gpus.uuid(properties.name, properties.uuid), properties.total_memory
+
+
+def _request(options: argparse.Namespace, device: str, memory_bytes: int | None) -> Collection:
     from convscope.dataset.collect import request
 
     kind = device.partition(":")[0]
@@ -135,7 +151,7 @@ def _request(options: argparse.Namespace, device: str) -> Collection:
         energy_every=request.ENERGY_EVERY[kind] if few is None else few,
         group_shapes=request.GROUP_SHAPES[kind] if shapes is None else shapes,
         group_bytes=request.GROUP_BYTES[kind], part=options.part,
-        processes=request.PROCESSES[kind] if count is None else count,
+        processes=request.processes_for(kind, memory_bytes) if count is None else count,
     )  # fmt: skip
 
 

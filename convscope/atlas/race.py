@@ -236,10 +236,11 @@ class Race(AssignmentSwap):
     def trace(self, turns: Turns = NO_TURNS) -> None:
         """Record the errors of the choosers and the kernels of all: CUPTI, so only after all times.
 
-        The process gives way in `turns` before each shape.
+        The process gives way in `turns` before each pass and each shape.
         """
         picks = [name for name in PICKS if name in self.assignments]
         for name in picks:
+            turns.give_way()
             if seen := self.tried(name, partial(observe, self._subject.model, self._subject.inputs, check_errors=True)):
                 for shape in (shape for shape in self.shapes if self._picks(name, shape)):
                     known = [seen[layer.position].relative_error for layer in shape.layers]
@@ -248,6 +249,7 @@ class Race(AssignmentSwap):
             turns.give_way()
             self._trace_plans(shape)
         for name in picks:
+            turns.give_way()
             if launched := self.tried(name, partial(choice.executed, self._subject)):
                 for shape in (shape for shape in self.shapes if self._picks(name, shape)):
                     shape.kernels[name] = launched[1][shape.first.position] or {}

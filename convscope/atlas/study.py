@@ -54,9 +54,12 @@ class AtlasStudy(VerificationStudy):
         return [*(RoundKey(**vars(self.key), round=place) for place in range(self.rounds)), self.key]
 
     def measure(self, folder: Path, overwrite: bool, take_over: bool = False) -> Store:
-        """Fill the folder's tables as every verification does, by turns with processes that share the GPU."""
-        with self.turns.shared():
-            return super().measure(folder, overwrite, take_over)
+        """Fill the folder's tables as every verification does, by turns with processes that share the GPU.
+
+        The place among them is kept until the process ends: to tear down what it has on the GPU disturbs others too.
+        """
+        self.turns.join()
+        return super().measure(folder, overwrite, take_over)
 
     def ask(self, subject: Subject, environment: Environment, store: Store) -> list[Any]:
         """Time the rounds that are missing, each kept as it ends; return the rows that stand on all of them."""

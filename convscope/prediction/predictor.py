@@ -272,6 +272,8 @@ def outside(
         column = given.values[name]
         if name in CATEGORIES:
             odd = ~column.isin(levels[str(name)]).to_numpy()
+            if name == "engine":  # which of anything but a plan is the algorithm's name
+                odd &= (column != given.values["algorithm"]).to_numpy()
         else:
             low, high = ranges[str(name)]
             odd = ((column < low) | (column > high)).to_numpy()

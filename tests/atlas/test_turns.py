@@ -1,29 +1,32 @@
 """Turns of processes that share a GPU."""
 
+import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from convscope.atlas.turns import NO_TURNS, Turns
+from convscope.atlas.turns import NO_TURNS, Turns, file_of
 from convscope.errors import InputError
 
 DIES_ALONE = """
 import os, sys, pathlib
 from convscope.atlas.turns import Turns
 turns = Turns(pathlib.Path(sys.argv[1]))
-with turns.shared(), turns.alone():
+turns.join()
+with turns.alone():
     print("alone", flush=True)
     sys.stdin.read()
     os._exit(9)
 """
 
 
-def begun(work: object) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)  # type: ignore[arg-type]
+def begun(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
 
@@ -32,17 +35,18 @@ def test_many_share_and_none_of_them_while_one_is_alone(tmp_path: Path):
     inside, most, alone_with = [], [], []
 
     def works(turns: Turns) -> None:
-        with turns.shared():
-            for _ in range(20):
-                turns.give_way()
-                inside.append(1)
-                most.append(len(inside))
-                time.sleep(0.002)
-                inside.pop()
-            with turns.alone():
-                alone_with.append(len(inside))
-                time.sleep(0.01)
-                alone_with.append(len(inside))
+        turns.join()
+        for _ in range(20):
+            turns.give_way()
+            inside.append(1)
+            most.append(len(inside))
+            time.sleep(0.002)
+            inside.pop()
+        with turns.alone():
+            alone_with.append(len(inside))
+            time.sleep(0.01)
+            alone_with.append(len(inside))
+        turns.leave()
 
     workers = [begun(lambda: works(Turns(tmp_path / "turns"))) for _ in range(4)]
     for worker in workers:
@@ -56,22 +60,25 @@ def test_who_waits_to_be_alone_comes_before_a_later_one(tmp_path: Path):
     order, holds = [], threading.Event()
 
     def waits() -> None:
-        with second.shared():
-            holds.set()
-            with second.alone():
-                order.append("alone")
+        second.join()
+        holds.set()
+        with second.alone():
+            order.append("alone")
+        second.leave()
 
     def comes_later() -> None:
-        with third.shared():
-            order.append("later")
+        third.join()
+        order.append("later")
+        third.leave()
 
-    with first.shared():
-        alone = begun(waits)
-        assert holds.wait(30)
-        time.sleep(0.1)
-        later = begun(comes_later)
-        time.sleep(0.1)
-        assert order == []
+    first.join()
+    alone = begun(waits)
+    assert holds.wait(30)
+    time.sleep(0.1)
+    later = begun(comes_later)
+    time.sleep(0.1)
+    assert order == []
+    first.leave()
     alone.join(30)
     later.join(30)
     assert order == ["alone", "later"]
@@ -87,8 +94,10 @@ def test_a_process_that_dies_lets_go(tmp_path: Path):
         shared: list[float] = []
 
         def takes() -> None:
-            with Turns(path).shared():
-                shared.append(time.monotonic())
+            turns = Turns(path)
+            turns.join()
+            shared.append(time.monotonic())
+            turns.leave()
 
         waiting = begun(takes)
         time.sleep(0.1)
@@ -100,11 +109,34 @@ def test_a_process_that_dies_lets_go(tmp_path: Path):
 
 
 def test_without_a_file_nobody_waits():
-    with NO_TURNS.shared(), NO_TURNS.alone():
+    NO_TURNS.join()
+    with NO_TURNS.alone():
         NO_TURNS.give_way()
 
 
-def test_a_file_that_cannot_be_made_is_one_line(tmp_path: Path):
-    reason = r"--turns .*/none/turns: No such file or directory; name a file"
-    with pytest.raises(InputError, match=reason), Turns(tmp_path / "none" / "turns").shared():
-        pass
+def test_an_error_while_alone_gives_way(tmp_path: Path):
+    first, second = Turns(tmp_path / "turns"), Turns(tmp_path / "turns")
+    first.join()
+    with pytest.raises(RuntimeError), first.alone():
+        raise RuntimeError
+    second.join()  # would wait for ever
+    for each in (first, second):
+        each.leave()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("none/turns", "No such file or directory"), ("link", "Too many levels")])
+def test_a_file_that_cannot_be_made_is_one_line(tmp_path: Path, name: str, reason: str):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(InputError, match=rf"--turns .*/{name}: {reason}.*; name a file on a local disk"):
+        Turns(tmp_path / name).join()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_folder_is_no_file_for_turns():
+    with pytest.raises(InputError, match=r"--turns \.: .*; name a file"):
+        Turns(Path()).join()
+
+
+def test_what_is_shared_has_one_file_of_this_user():
+    assert file_of("GPU-1") == file_of("GPU-1") != file_of("GPU-2")
+    assert str(os.getuid()) in file_of("GPU-1").name

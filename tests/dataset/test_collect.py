@@ -6,19 +6,20 @@ import dataclasses
 import itertools
 import json
 import shutil
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import run_dataset
+from convscope.atlas import turns
 from convscope.atlas.rows import PlanRow
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, study
 from convscope.dataset.collect.coverage import Stratum
 from convscope.dataset.collect.group import ABOUT, STATUS, TABLE, GroupFolder
-from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection
+from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection, processes_for
 from convscope.dataset.collect.study import CollectStudy
 from convscope.dataset.columns import STATUSES
 from convscope.errors import InputError
@@ -256,26 +257,35 @@ def test_every_outcome_of_an_atlas_is_a_status_that_samples_may_have():
 def test_groups_under_way_at_once_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     under_way: list[Path] = []
     most: list[int] = []
-    turns: set[str] = set()
+    files: set[str] = set()
+    together = threading.Barrier(3)
 
     def end(self: CollectStudy, given: list[str], log: Path) -> int:
         under_way.append(log)
-        time.sleep(0.05)
+        if self.asked.processes == 3:
+            together.wait(30)
         most.append(len(under_way))
+        if self.asked.processes == 3:
+            together.wait(30)
         under_way.remove(log)
-        turns.update(given[given.index("--turns") + 1 :][:1] if "--turns" in given else [""])
+        files.add(given[given.index("--turns") + 1])
         return 1
 
     monkeypatch.setattr(CollectStudy, "_ran", end)
     for processes, count in ((1, 1), (3, 3)):
         collection, notes = collecting(tmp_path / str(processes), processes=processes, models=("alexnet",))
+        collection.gpu_uuid = "GPU-1"
         assert collection.run() == 1
         assert max(most) == count
-        assert len(turns) == 1
-        assert (turns == {""}) is (count == 1)
         assert [sum(word in line for line in notes) for word in (" took ", "could not be measured")] == [6, 6]
         most.clear()
-        turns.clear()
+    assert files == {str(turns.file_of("GPU-1"))}  # of every collection on this GPU
+
+
+def test_processes_are_as_many_as_the_memory_holds_groups_twice():
+    found = {gib: processes_for("cuda", gib * 2**30) for gib in (8, 16, 24, 40, 80, 140)}
+    assert found == {8: 1, 16: 1, 24: 1, 40: 2, 80: 4, 140: 4}
+    assert (processes_for("cuda", None), processes_for("cpu", None)) == (4, 1)
 
 
 def test_an_error_of_one_group_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

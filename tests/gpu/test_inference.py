@@ -30,7 +30,9 @@ def measured(folder: Path, *arguments: str, code: int = 0) -> pd.DataFrame:
 def supported(folder: Path, *arguments: str) -> pd.Series:
     """Return the row of an engine; skip the test, with the reason, where the engine cannot run here."""
     code = run_inference.main([*QUICK, *arguments, "--output-dir", str(folder)])
-    row = pd.read_csv(folder / "inference.csv").iloc[0]
+    table = pd.read_csv(folder / "inference.csv")
+    assert len(table) == 1
+    row = table.iloc[0]
     if row["status"] == "unsupported":
         pytest.skip(row["reason"])
     assert (code, row["status"]) == (0, "ok"), row["reason"]

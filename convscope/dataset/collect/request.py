@@ -42,6 +42,7 @@ GROUP_BYTES = {"cpu": 2**28, "cuda": 2**33}
 GROUP_SHAPES = {"cpu": 8, "cuda": 64}
 ENERGY_EVERY = {"cpu": 0, "cuda": 8}
 PROCESSES = {"cpu": 1, "cuda": 4}
+"""Groups under way at once, at most: each has its inputs and outputs in the GPU's memory (`processes_for`)."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,12 @@ class Collection:
         """Tell whether a shape, as the cells of its key, is in this part."""
         number, count = self.part
         return zlib.crc32(" ".join(shape).encode()) % count == number - 1
+
+
+def processes_for(kind: str, memory_bytes: int | None) -> int:
+    """Return how many groups may be under way at once on a device with so much memory; None is an unknown one."""
+    most = PROCESSES[kind]
+    return most if memory_bytes is None else max(1, min(most, memory_bytes // (2 * GROUP_BYTES[kind])))
 
 
 def family_of(model: str) -> str:

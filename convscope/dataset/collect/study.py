@@ -1,15 +1,15 @@
 """Order of work of a collection: group by group, each in a process of its own, until the time is up or all is measured.
 
-Several groups are under way at once: their processes try candidates side by side and take times by turns (`Turns`). A
-group's tables are its store: an interrupted group goes on where it was. `samples.csv` is put together from all whole
-groups whenever one is done, so that it never has part of a group.
+Several groups are under way at once: their processes try candidates side by side and take times by turns (`Turns`),
+also with those of every other collection on the same GPU. A group's tables are its store: an interrupted group goes on
+where it was. `samples.csv` is put together from all whole groups whenever one is done, so that it never has part of a
+group.
 """
 
 from __future__ import annotations
 
 import json
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from convscope.atlas import turns
 from convscope.cli import programs
 from convscope.cli.display import several, table
 from convscope.cli.signals import StopSignal
@@ -58,29 +59,31 @@ class CollectStudy:
     """Measures a collection into a folder.
 
     Attributes:
+        gpu_uuid: of the GPU, None for a CPU.
         budget_s: begin no group that would take longer than is left of it, by the longest so far; None is no limit.
+            As many as are under way at once are begun anyhow.
     """
 
     asked: Collection
     folder: Path
     stop: StopSignal
     note: Callable[[str], None]
+    gpu_uuid: str | None = None
     budget_s: float | None = None
     _longest_s: float = field(default=0.0, init=False)
     _read: dict[Path, list[SampleRow]] = field(default_factory=dict, init=False)
     _begun: int = field(default=0, init=False)
     _failed: list[str] = field(default_factory=list, init=False)
     _is_closed: bool = field(default=False, init=False)
-    _one: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _mutex: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def run(self, take_over: bool = False) -> int:
         """Measure what is missing; return the exit code, 1 where a group could not be measured."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with Lock(self.folder / LOCK, take_over=take_over), tempfile.TemporaryDirectory(prefix="convscope_") as place:
-            turns = Path(place) / "turns" if self.asked.processes > 1 else None
+        with Lock(self.folder / LOCK, take_over=take_over):
             groups, began_s = self._groups(), time.monotonic()
             with ThreadPoolExecutor(self.asked.processes) as pool:
-                workers = [pool.submit(self._work, groups, began_s, turns) for _ in range(self.asked.processes)]
+                workers = [pool.submit(self._work, groups, began_s) for _ in range(self.asked.processes)]
             for worker in workers:
                 worker.result()
             self._write()
@@ -88,19 +91,19 @@ class CollectStudy:
             self.note(f"{name} could not be measured: see {self.folder / GROUPS / name / LOG}")
         return 1 if self._failed else 0
 
-    def _work(self, groups: Iterator[GroupFolder], began_s: float, turns: Path | None) -> None:
+    def _work(self, groups: Iterator[GroupFolder], began_s: float) -> None:
         """Measure one group after another until none is left or the time is up; the work of each of the threads."""
         try:
             while group := self._next(groups, began_s):
                 started_s = time.monotonic()
-                is_whole = self._measured(group, began_s, turns)
-                with self._one:
+                is_whole = self._measured(group, began_s)
+                with self._mutex:
                     self._tell(group, is_whole, time.monotonic() - started_s)
         finally:
             self._is_closed = True  # nothing is left; or an error, after which the others begin no group
 
     def _next(self, groups: Iterator[GroupFolder], began_s: float) -> GroupFolder | None:
-        with self._one:
+        with self._mutex:
             group = None if self._is_closed or self.stop() else next(groups, None)
             if group is None:
                 return None
@@ -139,12 +142,12 @@ class CollectStudy:
             path = self.folder / GROUPS / f"{number:04d}_{group.stratum}"
             yield GroupFolder.create(path, group)
 
-    def _measured(self, group: GroupFolder, began_s: float, turns: Path | None) -> bool:
+    def _measured(self, group: GroupFolder, began_s: float) -> bool:
         """Measure a group in a process of its own; tell whether its tables are whole."""
         for _ in range(STARTS_MOST):
             command = programs.command("run_verify")
             command += group.flags(self.asked.first, self.asked.rounds, self.asked.device)
-            command += ["--turns", str(turns)] if turns else []
+            command += ["--turns", str(turns.file_of(self.gpu_uuid or str(self.folder.resolve())))]
             if self.budget_s is not None:
                 left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
                 command += ["--minutes", f"{left_s / 60:.2f}"]
