@@ -7,10 +7,13 @@ import itertools
 import json
 import shutil
 import threading
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import run_dataset
 from convscope.atlas import turns
@@ -280,6 +283,15 @@ def test_groups_under_way_at_once_take_turns(tmp_path: Path, monkeypatch: pytest
         assert [sum(word in line for line in notes) for word in (" took ", "could not be measured")] == [6, 6]
         most.clear()
     assert files == {str(turns.file_of("GPU-1"))}  # of every collection on this GPU
+
+
+def test_what_processes_of_one_gpu_share_is_named_by_its_uuid(monkeypatch: pytest.MonkeyPatch):
+    h200 = SimpleNamespace(name="NVIDIA H200", uuid=uuid.UUID(int=5), total_memory=140 * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: h200)
+    assert run_dataset._card(torch.device("cuda:1")) == (f"GPU-{uuid.UUID(int=5)}", 140 * 2**30)
+    assert run_dataset._card(torch.device("cpu")) == (None, None)
+    options = run_dataset.parser().parse_args([])
+    assert run_dataset._request(options, "cuda:1", 40 * 2**30).processes == 2
 
 
 def test_processes_are_as_many_as_the_memory_holds_groups_twice():

@@ -147,7 +147,8 @@ class CollectStudy:
         for _ in range(STARTS_MOST):
             command = programs.command("run_verify")
             command += group.flags(self.asked.first, self.asked.rounds, self.asked.device)
-            command += ["--turns", str(turns.file_of(self.gpu_uuid or str(self.folder.resolve())))]
+            if self.gpu_uuid or self.asked.processes > 1:
+                command += ["--turns", str(turns.file_of(self.gpu_uuid or str(self.folder.resolve())))]
             if self.budget_s is not None:
                 left_s = max(60.0, self.budget_s - (time.monotonic() - began_s))
                 command += ["--minutes", f"{left_s / 60:.2f}"]
