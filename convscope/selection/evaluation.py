@@ -67,13 +67,23 @@ class Regret:
 def regrets(
     frame: pd.DataFrame, target: str, kind: str, cards: Given, level: int, outside: bool = False
 ) -> list[Regret]:
-    """Return the regret of each way to choose.
+    """Return the regret of each way to choose; arguments and errors as of `chosen`."""
+    taken, about = chosen(frame, target, kind, cards, level, outside)
+    return [_regret(each, taken[taken["by"] == each], about, target, kind) for each in dict.fromkeys(taken["by"])]
+
+
+def chosen(
+    frame: pd.DataFrame, target: str, kind: str, cards: Given, level: int, outside: bool = False
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return what each way chooses for each layer, and a sample of each layer, by its work.
 
     Args:
         frame: samples of one card and cuDNN.
         kind: what is held back together: one of `splits.KINDS` but "gpu".
         level: of the intervals of predictions, in percent.
         outside: as `Rule.outside`.
+
+    Returns: columns `by` (the way), `work`, `algorithm`, `taken` and `best`, its target and the least one.
 
     Raises:
         InputError: too few samples, or no layer with PyTorch's choice and another candidate.
@@ -93,8 +103,7 @@ def regrets(
         work: choice.choose([*measured[work].values()], rule).chosen.algorithm for work in judged if work in measured
     }
     taken = pd.concat([taken, _taken(MEASURED_BEYOND, beyond, truth)], ignore_index=True)
-    about = kept.drop_duplicates("work").set_index("work")
-    return [_regret(each, taken[taken["by"] == each], about, target, kind) for each in dict.fromkeys(taken["by"])]
+    return taken, kept.drop_duplicates("work").set_index("work")
 
 
 def _truth(frame: pd.DataFrame, target: str) -> dict[str, dict[str, float]]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from fakes import standards
 from fakes.drawn_samples import CARDS, measured
 
 from convscope import __main__ as program
@@ -185,38 +183,16 @@ def test_a_data_set_is_packaged_again_with_more_runs(data: Path, tmp_path: Path)
     assert pq.read_metadata(tmp_path / "data" / "samples.parquet").num_rows == len(ROWS) + 1 + 30
 
 
-FRICTIONLESS = """
-import frictionless, sys
-report = frictionless.validate(sys.argv[1])
-print(report.flatten(["type", "note"]))
-sys.exit(0 if report.valid else 1)
-"""
-CROISSANT = """
-import mlcroissant, sys
-data = mlcroissant.Dataset(jsonld=sys.argv[1])
-issues = data.metadata.ctx.issues
-print(issues.errors, issues.warnings, len(list(data.records(record_set="samples"))))
-sys.exit(1 if issues.errors or issues.warnings else 0)
-"""
-
-
-@pytest.mark.parametrize(
-    ("library", "script", "name"),
-    [("frictionless", FRICTIONLESS, "datapackage.json"), ("mlcroissant", CROISSANT, "croissant.json")],
-)
+@pytest.mark.parametrize("library", standards.DOCUMENTS)
 class TestStandards:
     """The documents by the tools of their standards, which read the data too."""
 
-    def judged(self, library: str, script: str, place: Path, name: str) -> subprocess.CompletedProcess[str]:
-        pytest.importorskip(library)
-        command = [sys.executable, "-W", "ignore", "-c", script, name]
-        return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, env=os.environ)
-
-    def test_the_document_and_its_data_are_valid(self, library: str, script: str, name: str, data: Path):
-        done = self.judged(library, script, data, name)
+    def test_the_document_and_its_data_are_valid(self, library: str, data: Path):
+        done = standards.judged(library, data)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def test_a_document_that_is_wrong_is_not(self, library: str, script: str, name: str, data: Path, tmp_path: Path):
+    def test_a_document_that_is_wrong_is_not(self, library: str, data: Path, tmp_path: Path):
+        name = standards.DOCUMENTS[library]
         wrong: dict[str, Callable[[dict[str, object]], object]] = {
             "datapackage.json": lambda found: found["resources"][0]["schema"]["fields"][3].update(type="boolean"),  # type: ignore[index]
             "croissant.json": lambda found: found["recordSet"][0]["field"][0]["source"].update(
@@ -229,4 +205,4 @@ class TestStandards:
             (tmp_path / path.relative_to(data)).parent.mkdir(exist_ok=True)
             (tmp_path / path.relative_to(data)).write_bytes(path.read_bytes())
         (tmp_path / name).write_text(json.dumps(found))
-        assert self.judged(library, script, tmp_path, name).returncode == 1
+        assert standards.judged(library, tmp_path).returncode == 1

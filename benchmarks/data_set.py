@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Figures of docs/data.md and docs/selection.md: what a published data set says. No GPU is needed.
+
+python benchmarks/data_set.py [data/h200]     three minutes on one core
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pandas as pd
+
+from convscope.dataset import samples
+from convscope.dataset.samples import ARITHMETIC, SHAPE
+from convscope.selection import evaluation
+
+KEY = [*SHAPE, *ARITHMETIC]
+CHOOSERS = ("torch", "torch benchmark", "guess")
+PLACEMENTS = 3
+EDGES_US = (0, 5, 10, 20, 50, 100, np.inf)
+
+
+def fastest(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return for each shape the fastest candidate of three placements beside PyTorch's own choice."""
+    ready = frame[(frame["status"] == "ok") & (frame["placements"] >= PLACEMENTS)]
+    own = ready[ready["algorithm"] == "torch"].set_index(KEY)
+    rivals = ready[~ready["algorithm"].isin(CHOOSERS)]
+    best = rivals.loc[rivals.groupby(KEY)["mean_ms"].idxmin()].set_index(KEY)
+    both = best.join(own[["mean_ms", "mean_ci95_ms"]], rsuffix="_own", how="inner").reset_index()
+    low, high = both["mean_ms_own"] - both["mean_ci95_ms_own"], both["mean_ms"] + both["mean_ci95_ms"]
+    both["faster"] = high < low
+    both["gain"] = np.where(both["faster"], both["mean_ms_own"] / both["mean_ms"], 1.0)
+    both["saved_ms"] = np.where(both["faster"], both["mean_ms_own"] - both["mean_ms"], 0.0)
+    both["what"] = both["algorithm"].str.partition(":")[0] + " by " + both["ran_provider"].fillna("")
+    one_by_one = both["kernel_size"] == "1x1"
+    grouped = (both["groups"] > 1) & (both["groups"] < both["in_channels"])
+    both["kind"] = np.select([grouped, both["groups"] > 1, one_by_one], ["grouped", "depthwise", "1x1"], "other")
+    return both
+
+
+def gains(both: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Return the share of shapes with a faster candidate, the mean gain, and the time saved."""
+    parts = both.assign(log=np.log(both["gain"])).groupby(by)
+    return pd.DataFrame(
+        {
+            "shapes": parts.size(), "faster, %": 100 * parts["faster"].mean(), "gain": np.exp(parts["log"].mean()),
+            "saved, %": 100 * parts["saved_ms"].sum() / parts["mean_ms_own"].sum(),
+        }
+    ).round(2)  # fmt: skip
+
+
+def main() -> int:
+    """Print the tables."""
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "data/h200")
+    every = samples.read([folder / "samples.parquet"])
+    every["setting"] = every["math"].where(every["dtype"] == "float32", every["dtype"])
+    once = every[every["run"] == every.groupby(KEY)["run"].transform("min")]  # of shapes measured twice, one run
+    print(once.drop_duplicates(KEY).groupby(["setting", "batch_size"]).size().unstack(), end="\n\n")
+    both = fastest(once)
+    print(gains(both, ["setting"]), gains(both, ["setting", "kind"]), sep="\n\n", end="\n\n")
+    print(both[both["faster"]].groupby(["setting", "what"]).size().sort_values(ascending=False), end="\n\n")
+    timed = every[(every["status"] == "ok") & (every["placements"] >= PLACEMENTS)]
+    half_pct = 100 * timed["mean_ci95_ms"] / timed["mean_ms"]
+    print("half the 95 % interval, % of the mean, median, by \u00b5s")
+    print(half_pct.groupby(pd.cut(1e3 * timed["mean_ms"], EDGES_US)).median().round(1), end="\n\n")
+    for split in ("layer", "family"):
+        taken, about = evaluation.chosen(every, "time", split, {}, 95)
+        regret_pct = 100 * (taken["taken"] / taken["best"] - 1)
+        setting = about["setting"].reindex(taken["work"]).to_numpy()
+        print(f"mean regret, %, held back by {split}")
+        print(regret_pct.groupby([taken["by"], setting]).mean().unstack().round(1), end="\n\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
