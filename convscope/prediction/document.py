@@ -20,10 +20,11 @@ from convscope.prediction.booster import Booster
 from convscope.prediction.calibration import Correction
 from convscope.prediction.core import Core
 from convscope.prediction.predictor import Predictor
+from convscope.prediction.process import Process
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 5
+FORM, VERSION = "convscope predictor", 6
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -48,14 +49,15 @@ def write(path: Path, predictor: Predictor | WorkspacePredictor, examples: pd.Da
         raise InputError(f"{path} cannot be written ({error.strerror}): name another file") from None
 
 
-def _plain(found: Predictor | WorkspacePredictor | Core | Estimate) -> dict[str, Any]:
+def _plain(found: Predictor | WorkspacePredictor | Core | Process | Estimate) -> dict[str, Any]:
     return {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
 
 
 def _of_times(predictor: Predictor) -> dict[str, Any]:
     parts = {**_plain(predictor.core), "folds": [trees.text for trees in predictor.core.folds]}
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
-    return {**_plain(predictor), "core": parts, "corrections": corrections}
+    smooth = {name: value for name, value in _plain(predictor.process).items() if name != "cards"}
+    return {**_plain(predictor), "core": parts, "process": smooth, "corrections": corrections}
 
 
 def _of_workspaces(predictor: WorkspacePredictor) -> dict[str, Any]:
@@ -76,7 +78,8 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
-    return Predictor(**{**own, "core": Core(**parts), "corrections": corrections})
+    smooth = Process(**document["process"], cards=document["cards"])
+    return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections})
 
 
 def _workspaces(document: Mapping[str, Any]) -> WorkspacePredictor:

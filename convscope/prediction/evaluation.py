@@ -220,7 +220,7 @@ def _unit(learned: pd.DataFrame, kind: str) -> str:
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
     """Return the rows that are worth measuring on their card, of samples whose times need not be there."""
     given = features(frame, made.cards)
-    plane = calibration.coordinates(given, made.core.predict(given, frame), made.core.effects_of(frame))
+    plane = calibration.coordinates(given, made.estimated(given, frame), made.core.effects_of(frame))
     return calibration.chosen(plane, count, seed)
 
 

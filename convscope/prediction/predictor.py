@@ -1,4 +1,9 @@
-"""Predictor of one target: fitted, asked, and corrected for a card."""
+"""Predictor of one target: fitted, asked, and corrected for a card.
+
+Its estimate is a mean of two, which have the costs of calls in common: trees (`core`), which are better far from what
+was learned, and a Gaussian process (`process`), which is better near it. The share of the process is the one that
+misses least of what is held out for the intervals.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,11 @@ from convscope.cli.display import several
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
-from convscope.prediction import calibration, core, intervals
+from convscope.prediction import calibration, core, intervals, process
 from convscope.prediction.calibration import Correction
 from convscope.prediction.core import Core
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.process import Mask, Process
 
 TARGETS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
@@ -36,6 +42,8 @@ FEWEST_MODELS = 4
 ADDED_LEVEL = 90
 """Level of the layers' intervals whose ends are added up; what is learned is the share of it that a sum misses."""
 Given = Mapping[str, Mapping[str, float]]
+Divisions = Sequence[tuple[Mask, Mask]]
+"""Pairs of rows that are held out and judged, and of all rows that are left out with them."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +63,10 @@ class Predictor:
     Attributes:
         unit: what was held out for its intervals: one of `splits.KINDS`.
         widths: of its intervals, by algorithm.
+        process: the smooth part of the estimate, beside the trees of `core`; `share` is its share, 0 to 1.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
         totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
-        ranges: the least and largest value of each feature that was learned.
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
         learned: number of samples, their digest, cards and versions of cuDNN ("" for none).
@@ -67,10 +75,11 @@ class Predictor:
     target: str
     unit: str
     core: Core
+    process: Process
+    share: float
     widths: intervals.Widths
     pairs: intervals.Widths
     totals: Mapping[str, float | None]
-    ranges: Mapping[str, tuple[float, float]]
     corrections: Mapping[str, Correction]
     cards: Given
     learned: Mapping[str, Any]
@@ -85,7 +94,7 @@ class Predictor:
             InputError: a sample lacks a size, or its card is not known.
         """
         given = features(frame, self.cards)
-        found = self.core.predict(given, frame)
+        found = self.estimated(given, frame)
         half = intervals.of_rows(self.widths, list(frame["algorithm"]), level)
         for name, correction in self.corrections.items():
             here = (frame["gpu_name"] == name).to_numpy()
@@ -96,8 +105,16 @@ class Predictor:
                 half[here] = np.inf if width is None else width
         middle = given.roofline_ms * np.exp(found)
         learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
-        odd = outside(given, frame, self.ranges, self.core.levels, learned)
+        odd = outside(given, frame, self.core.ranges, self.core.levels, learned)
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
+
+    def estimated(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return the logarithm of the target over the roofline's time in ms, without the correction for a card."""
+        by_trees = self.core.predict(given, frame)
+        if not self.share:
+            return by_trees
+        smooth = self.process.predict(given, frame) + self.core.common(given, frame)
+        return np.where(np.isnan(smooth), by_trees, (1 - self.share) * by_trees + self.share * smooth)
 
     def sums(self, frame: pd.DataFrame, keys: splits.Labels, level: int = 90) -> pd.DataFrame:
         """Return the sum of the predictions of each key, in the order of the keys, with its interval.
@@ -145,7 +162,7 @@ class Predictor:
         kept = measured.iloc[np.linspace(0, len(measured) - 1, min(len(measured), calibration.MOST)).astype(int)]
         bare = dataclasses.replace(self, corrections={k: v for k, v in self.corrections.items() if k != names[0]})
         given = features(kept, self.cards)
-        predicted = bare.core.predict(given, kept)
+        predicted = bare.estimated(given, kept)
         missed = logarithms(kept, self.target, given) - predicted
         plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
         learned = {**self.learned, "cudnn": sorted({*self.learned.get("cudnn", ()), *_versions(measured)})}
@@ -181,11 +198,45 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted)
-    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, unit)
+    by_model = unit in ("rows", "layer")
+    held_out, of_models = _divisions(frame, unit), _by_model(frame) if by_model else []
+    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, held_out)
+    smooth, missed, missed_models = _smooth(given, frame, wanted, fitted.core, cards, held_out, of_models, unit)
+    share = process.share(rests, missed)
+    rests = _both(share, rests, missed)
+    models = _both(share, _held_out(given, frame, wanted, of_models), missed_models) if by_model else rests
     widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
-    of_models = _of_models(given, frame, wanted) if unit in ("rows", "layer") else rests
-    totals = _totals(given, frame, wanted - of_models, wanted, widths)
-    return Predictor(target, unit, fitted.core, widths, pairs, totals, ranges_of(given), {}, cards, described(frame))
+    totals = _totals(given, frame, wanted - models, wanted, widths)
+    return Predictor(target, unit, fitted.core, smooth, share, widths, pairs, totals, {}, cards, described(frame))
+
+
+def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
+    """Return what an estimate by both misses, by what each of them does."""
+    return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
+
+
+def _smooth(
+    given: Features, frame: pd.DataFrame, wanted: Floats, learned: Core, cards: Given, held_out: Divisions,
+    of_models: Divisions, unit: str,
+) -> tuple[Process, Floats, Floats]:  # fmt: skip
+    """Return a process for what the costs leave, and what it misses of what is held out and of held-out models.
+
+    A card that is held out is not in the costs either, which would know how fast it is.
+    """
+    left = wanted - learned.common(given, frame)
+    if unit != "gpu":
+        fitted = process.fit(given, frame, left, cards, [held_out, of_models])
+        missed, missed_models = fitted.rests
+        return fitted.process, missed, missed_models
+    missed = np.full(len(frame), np.nan)
+    for out, beside in held_out:
+        may = ~beside
+        others = core.fit(given.rows(may), frame[may], wanted[may]).core
+        known = wanted[may] - others.common(given.rows(may), frame[may])
+        found = process.fit(given.rows(may), frame[may].reset_index(drop=True), known, cards).process
+        asked, rows = given.rows(out), frame[out]
+        missed[out] = wanted[out] - others.common(asked, rows) - found.predict(asked, rows)
+    return process.fit(given, frame, left, cards).process, missed, np.full(len(frame), np.nan)
 
 
 def passes(frame: pd.DataFrame) -> splits.Labels:
@@ -216,22 +267,40 @@ def _totals(
     return intervals.shares(missed.to_numpy(float), found["model"].to_numpy(dtype=object))
 
 
-def _of_models(given: Features, frame: pd.DataFrame, wanted: Floats) -> Floats:
-    """Return for each row what an estimate misses that was fitted without its model; NaN for a row without one.
-
-    All are NaN where models are too few, or what is left beside a fifth of them is too little to fit an estimate to.
-    """
-    rests, number_of = np.full(len(frame), np.nan), np.full(len(frame), -1)
+def _by_model(frame: pd.DataFrame) -> Divisions:
+    """Return divisions that hold out whole models; none where models are too few, or too little is left beside some."""
     has = (passes(frame) != "") & frame["model"].notna().to_numpy()
     if frame["model"][has].nunique() < FEWEST_MODELS:
-        return rests
+        return []
+    number_of = np.full(len(frame), -1)
     number_of[has] = splits.folds(frame["model"][has].to_numpy(dtype=object))
+    found = []
     for number in np.unique(number_of[has]):
         out = number_of == number
         may = splits.beside(frame, "family", out)
         if may.sum() < FEWEST or len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) < 2:
-            return np.full(len(frame), np.nan)
-        rests[out] = _rests(given, frame, wanted, may, out)
+            return []
+        found.append((out, ~may))
+    return found
+
+
+def _divisions(frame: pd.DataFrame, unit: str) -> Divisions:
+    """Return divisions that hold out parts of the labels of a kind one after another, and what goes with them."""
+    number_of = splits.folds(splits.labels(frame, unit))
+    found = []
+    for number in np.unique(number_of):
+        out = number_of == number
+        if out.all():
+            raise InputError(f"intervals for another {unit} need samples of at least two")
+        found.append((out, ~splits.beside(frame, unit, out)))
+    return found
+
+
+def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions) -> Floats:
+    """Return for each row what trees miss that were fitted without it and what goes with it; NaN for a row in none."""
+    rests = np.full(len(frame), np.nan)
+    for out, beside in divisions:
+        rests[out] = _rests(given, frame, wanted, ~beside, out)
     return rests
 
 
@@ -242,12 +311,6 @@ def _rests(
     learned = core.fit(given.rows(may), frame[may], wanted[may]).core
     missed: Floats = wanted[out] - learned.predict(given.rows(out), frame[out])
     return missed
-
-
-def ranges_of(given: Features) -> dict[str, tuple[float, float]]:
-    """Return the least and largest value of each feature that is a number."""
-    numbers = given.values.drop(columns=list(CATEGORIES))
-    return {str(name): (float(numbers[name].min()), float(numbers[name].max())) for name in numbers}
 
 
 def described(frame: pd.DataFrame) -> dict[str, Any]:
@@ -295,18 +358,6 @@ def _pairs(frame: pd.DataFrame, rests: Floats) -> dict[str, dict[str, float | No
 def _versions(frame: pd.DataFrame) -> list[str]:
     """Return the versions of cuDNN that samples are by, "" for none."""
     return sorted({"" if each is None or each != each else str(each) for each in frame["cudnn"]})
-
-
-def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, unit: str) -> Floats:
-    """Return for each row what an estimate misses that was fitted without all that is of its label."""
-    number_of = splits.folds(splits.labels(frame, unit))
-    rests = np.full(len(frame), np.nan)
-    for number in np.unique(number_of):
-        out = number_of == number
-        if out.all():
-            raise InputError(f"intervals for another {unit} need samples of at least two")
-        rests[out] = _rests(given, frame, wanted, splits.beside(frame, unit, out), out)
-    return rests
 
 
 def digest(frame: pd.DataFrame) -> str:

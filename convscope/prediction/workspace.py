@@ -23,7 +23,7 @@ from convscope.cli.display import several
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import splits
 from convscope.errors import InputError
-from convscope.prediction import booster, intervals, predictor
+from convscope.prediction import booster, core, intervals, predictor
 from convscope.prediction.booster import Booster
 from convscope.prediction.features import Features, Floats, features
 from convscope.prediction.predictor import FEWEST, Given, Prediction
@@ -152,7 +152,7 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
         held_out[out] = estimate(given.rows(may), frame[may]).predict(given.rows(out), frame[out])
     ends = ends_of(held_out, frame[COLUMN].to_numpy(float), frame["algorithm"].to_numpy(dtype=object))
     learned = predictor.described(frame)
-    ranges = predictor.ranges_of(given)
+    ranges = core.ranges_of(given)
     return WorkspacePredictor(TARGET, unit, estimate(given, frame), ends, ranges, cards, learned)
 
 

@@ -1,4 +1,7 @@
-"""Choice of one candidate for a layer: PyTorch's own, unless another is better beyond the intervals of both."""
+"""Choice of one candidate for a layer: PyTorch's own, unless another is better beyond the intervals of both.
+
+Where intervals are wide that leaves much to PyTorch; `Rule.least` takes the least estimate instead.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,14 @@ class Rule:
     Attributes:
         max_workspace_bytes, max_error: a candidate with more, or of which it is not known, is left out; not PyTorch.
         outside: predictions outside what was learned count too.
+        least: the least value is taken, however far its interval reaches.
     """
 
     objective: str = "time"
     max_workspace_bytes: int | None = None
     max_error: float | None = None
     outside: bool = False
+    least: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def choose(candidates: Sequence[Candidate], rule: Rule) -> Choice:
     Only those count whose gain over PyTorch's own choice is above 0 in its whole interval; all else is a tie with it,
     which it wins. Of those, the ones whose interval reaches the best one's are tied, and the one that needs least
     workspace is chosen. What has no interval (timed in one placement in
-    memory, where it was far behind) is not chosen.
+    memory, where it was far behind) is not chosen. With `Rule.least` ties are not looked at.
     """
     own = next((each for each in candidates if each.algorithm == TORCH), Candidate(TORCH))
     value = own.value(rule.objective)
@@ -68,6 +73,8 @@ def choose(candidates: Sequence[Candidate], rule: Rule) -> Choice:
     if math.isinf(value.high):
         return Choice(own, own, f"PyTorch's own choice is {UNSURE}")
     others, dropped = _allowed([each for each in candidates if each is not own], rule)
+    if rule.least:
+        return _least(own, [(own, value), *others], dropped)
     better = [(each, its) for each, its in others if gain(its, value)[1] > 0]
     if not better:
         names = [each.algorithm for each, its in others if gain(its, value)[2] >= 0]
@@ -78,6 +85,14 @@ def choose(candidates: Sequence[Candidate], rule: Rule) -> Choice:
     chosen, its = min(tied, key=lambda pair: (_workspace(pair[0]), pair[1].middle, pair[0].algorithm))
     rest = [each.algorithm for each, _ in tied if each is not chosen]
     said = f"tie with {', '.join(rest)}" if rest else "", f"{OUTSIDE}: {_first(its.outside)}" if its.outside else ""
+    return Choice(chosen, own, "; ".join(filter(None, (*said, *dropped))))
+
+
+def _least(own: Candidate, rivals: Sequence[tuple[Candidate, Value]], dropped: Sequence[str]) -> Choice:
+    """Choose the least of the candidates, PyTorch's own among them, and say how many are within its interval."""
+    chosen, its = min(rivals, key=lambda pair: (pair[1].middle, pair[0] is not own, pair[0].algorithm))
+    near = sum(value.low <= its.high for each, value in rivals if each is not chosen)
+    said = f"{near} within its interval" if near else "", f"{OUTSIDE}: {_first(its.outside)}" if its.outside else ""
     return Choice(chosen, own, "; ".join(filter(None, (*said, *dropped))))
 
 

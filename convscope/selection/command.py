@@ -85,7 +85,7 @@ def _rule(options: argparse.Namespace) -> Rule:
     if options.max_error is not None and not 0 < options.max_error < math.inf:
         raise InputError(f"--max-error {options.max_error}: say a relative error above 0, such as 1e-3")
     most = None if options.max_workspace is None else parse_bytes("--max-workspace", options.max_workspace)
-    return Rule(options.objective, most, options.max_error, options.outside)
+    return Rule(options.objective, most, options.max_error, options.outside, options.least)
 
 
 def _predictors(options: argparse.Namespace) -> list[Predictor]:
@@ -235,6 +235,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--objective", choices=OBJECTIVES, default="time", help="quantity to minimise; default %(default)s"
     )
+    text = "take the least value, also where it is not least beyond the intervals"
+    parser.add_argument("--least", action="store_true", help=text)
     text = "leave out candidates with more workspace (512MB, 2GiB), or an unknown one"
     parser.add_argument("--max-workspace", metavar="N", help=text)
     text = "leave out candidates with a larger relative error, or an unknown one"

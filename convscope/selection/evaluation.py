@@ -7,6 +7,7 @@ optimum is the least of measured times, so that regrets rest on that noise too.
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -145,10 +146,8 @@ def _ways(
     """Yield what each way takes of these layers."""
     beyond = {work: choice.choose(every, rule).chosen.algorithm for work, every in candidates.items()}
     yield _taken(PREDICTED_BEYOND, beyond, truth)
-    least = {
-        work: min(every, key=lambda each: each.values[rule.objective].middle).algorithm
-        for work, every in candidates.items()
-    }
+    bold = dataclasses.replace(rule, least=True)
+    least = {work: choice.choose(every, bold).chosen.algorithm for work, every in candidates.items()}
     yield _taken(PREDICTED_LEAST, least, truth)
     single = best_single({work: truth[work] for work in learned})
     yield _taken(SINGLE, dict.fromkeys(candidates, single), truth)

@@ -87,12 +87,16 @@ class Selector:
             InputError: nothing is known of the card that a prediction is for.
         """
         layers = [part.layer for part in parts if part.why_left is None]
-        works = dict(zip(layers, keys(self._rows(layers, [""], work)), strict=True)) if layers else {}
+        works = self.works(layers, work)
         predicted = self._predicted(works, work)
         return [
             Selected(layer, choice.left(why) if why else self._choice(works[layer], predicted))
             for layer, why in ((part.layer, part.why_left) for part in parts)
         ]
+
+    def works(self, layers: Sequence[Layer], work: Work) -> dict[Layer, str]:
+        """Return the key of what each layer computes in this work (`candidates.keys`)."""
+        return dict(zip(layers, keys(self._rows(layers, [""], work)), strict=True)) if layers else {}
 
     def _choice(self, key: str, predicted: Estimates) -> Choice:
         measured = self.measured.candidates.get(key, {})

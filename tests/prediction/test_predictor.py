@@ -101,9 +101,9 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
         (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
         (
             lambda text: text.replace('"convscope predictor"', '"something"'),
-            "is something 5, not convscope predictor 5",
+            "is something 6, not convscope predictor 6",
         ),
-        (lambda text: text.replace('"version": 5', '"version": 7'), "is convscope predictor 7, not"),
+        (lambda text: text.replace('"version": 6', '"version": 7'), "is convscope predictor 7, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),
         (lambda text: text.replace("tree\\n", "bush\\n", 1), r"is damaged \(its contents have another SHA-256"),
         (lambda text: "[]", "is no predictor, or a damaged one"),

@@ -67,6 +67,21 @@ def test_what_has_no_interval_decides_nothing():
     assert chosen(timed("torch", 1.0, math.inf), timed("fft", 0.6))[0] == "torch"
 
 
+def test_the_least_is_taken_within_intervals_too_where_asked_for():
+    every = timed("torch", 1.0, 0.2), timed("gemm", 0.97, 0.2, workspace_bytes=0), timed("fft", 0.96, 0.2)
+    assert chosen(*every) == ("torch", "tie with gemm, fft")
+    assert chosen(*every, least=True) == ("fft", "2 within its interval")
+    assert chosen(timed("torch", 1.0), timed("gemm", 1.0), least=True)[0] == "torch"
+    assert chosen(timed("torch", 1.0), timed("gemm", 0.5, math.inf), least=True)[0] == "torch"
+
+
+def test_the_least_keeps_to_limits_and_to_what_was_learned():
+    every = timed("torch", 1.0), timed("gemm", 0.5, workspace_bytes=10), predicted("fft", 0.4, "log_taps")
+    assert chosen(*every, least=True)[0] == "gemm"
+    assert chosen(*every, least=True, max_workspace_bytes=9)[0] == "torch"
+    assert chosen(*every, least=True, outside=True) == ("fft", "outside what was learned: log_taps")
+
+
 def test_limits_leave_out_what_is_above_or_not_known_and_never_pytorch():
     every = timed("torch", 1.0), timed("gemm", 0.5, workspace_bytes=10, relative_error=1e-3), timed("fft", 0.4)
     assert chosen(*every)[0] == "fft"

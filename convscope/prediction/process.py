@@ -1,0 +1,240 @@
+"""Gaussian process over the features of samples: a smooth estimate between layers that were measured.
+
+It is the better one of a layer with measured ones around it, and says nothing far from them, where trees are better.
+Samples of one arithmetic (type, math, layout) are a process of their own. Two samples are alike by the distance of
+their features (Matérn's kernel of order 3/2), more so if they are of plans by the same engine, and most by the same
+algorithm. What it misses of samples that are left out follows from the one inverse matrix of all, for any division.
+
+Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2, 4.2 and 5.4.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import linalg
+
+from convscope.dataset import splits
+from convscope.dataset.samples import ARITHMETIC, WORK
+from convscope.prediction.features import CATEGORIES, Features, Floats, features
+
+POINT = ("gpu_name", *WORK)
+"""Columns of a sample that its features follow from."""
+LENGTH = 20.0
+"""Distance at which two samples are less than half as alike, in standard deviations of features (`WEIGHTS`)."""
+WEIGHTS: Mapping[str, float] = {"log_": 2.0, "last_wave_": 0.0}
+"""Of features in the distance, by the beginning of their names; of others 1, of whether a size fills units `FLAG`."""
+FLAG = 0.3
+ALIKE, ALIKE_ENGINE, ALIKE_ALGORITHM = 0.5, 1.0, 2.0
+"""Shares of likeness that any two samples have, those of one engine besides, and those of one algorithm besides: an
+algorithm has one engine."""
+NOISES = (0.0025, 0.01, 0.04, 0.16, 0.64)
+"""Variances of what is peculiar to a sample, in ascending order; the process has that of the sum of the shares."""
+HARDLY_MORE = 1.01
+"""Factor of errors that does not matter in the choice of a noise: of a part of the samples, more seems to be noise."""
+MOST, TRIED = 10_000, 2_000
+"""Samples of one arithmetic that a process is fitted to at most, for time grows with their third power, and those by
+which its noise is chosen; whole shapes are left out."""
+Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.intp]
+"""Numbers of rows."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """A fitted process: its estimate is the arithmetic's mean, and the likeness to each point times the weight of it.
+
+    Attributes:
+        points: the samples that it rests on, by column (`POINT`).
+        weights: of each point.
+        means: by arithmetic.
+        center, spread: of features, which are taken off and divided by.
+        cards: facts of cards that the catalogue does not have.
+    """
+
+    points: Mapping[str, list[object]]
+    weights: Sequence[float]
+    means: Mapping[str, float]
+    center: Mapping[str, float]
+    spread: Mapping[str, float]
+    cards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return the estimate of each row; NaN for an arithmetic that was not learned."""
+        asked, (places, known) = _Places.of(given, self.center, self.spread), self._places
+        weights, found = np.array(self.weights), np.full(len(frame), np.nan)
+        mine = splits.joined(frame, ARITHMETIC)
+        for name, mean in self.means.items():
+            rows, points = np.flatnonzero(mine == name), np.flatnonzero(known == name)
+            found[rows] = mean + asked.rows(rows).likeness(places.rows(points)) @ weights[points]
+        return found
+
+    @functools.cached_property
+    def _places(self) -> tuple[_Places, splits.Labels]:
+        frame = pd.DataFrame(dict(self.points))
+        return _Places.of(features(frame, self.cards), self.center, self.spread), splits.joined(frame, ARITHMETIC)
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where samples are: scaled features, and the names that likeness depends on besides."""
+
+    scaled: Floats
+    engines: npt.NDArray[np.object_]
+    algorithms: npt.NDArray[np.object_]
+
+    @classmethod
+    def of(cls, given: Features, center: Mapping[str, float], spread: Mapping[str, float]) -> _Places:
+        """Return the places of samples."""
+        scaled = np.column_stack(
+            [_weight(name) * (given.values[name].to_numpy(float) - center[name]) / spread[name] for name in center]
+        )
+        names = (given.values[name].to_numpy(dtype=object) for name in ("engine", "algorithm"))
+        return cls(scaled, *names)
+
+    def rows(self, kept: Places) -> _Places:
+        """Return the places of some."""
+        return _Places(self.scaled[kept], self.engines[kept], self.algorithms[kept])
+
+    def likeness(self, other: _Places) -> Floats:
+        """Return how alike each of these is to each of the others."""
+        squares = (self.scaled**2).sum(axis=1)[:, None] + (other.scaled**2).sum(axis=1)
+        squares -= 2 * self.scaled @ other.scaled.T
+        far = np.sqrt(np.maximum(squares, 0, out=squares), out=squares)
+        far *= np.sqrt(3) / LENGTH
+        found: Floats = np.exp(-far)
+        found *= np.add(far, 1, out=far)
+        found *= ALIKE
+        for one, of_other, factor in (
+            (self.engines, other.engines, 1 + ALIKE_ENGINE / ALIKE),
+            (self.algorithms, other.algorithms, 1 + ALIKE_ALGORITHM / (ALIKE + ALIKE_ENGINE)),
+        ):
+            for name in {*one} & {*of_other}:
+                found[np.ix_(one == name, of_other == name)] *= factor
+        return found
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A process, and what it misses of each row when others are left out together with it, by division."""
+
+    process: Process
+    rests: Sequence[Floats]
+
+
+def fit(
+    given: Features, frame: pd.DataFrame, wanted: Floats, cards: Mapping[str, Mapping[str, float]],
+    divisions: Sequence[Sequence[tuple[Mask, Mask]]] = (),
+) -> Fitted:  # fmt: skip
+    """Fit a process to samples.
+
+    Args:
+        wanted: what it is to give for each row.
+        divisions: each of pairs of rows that are judged, and rows that are left out with them. Of a row that is not
+            judged the rest is NaN.
+    """
+    numbers = given.values.drop(columns=list(CATEGORIES))
+    center, spread = numbers.mean(), numbers.std(ddof=0)
+    kept = [name for name in map(str, numbers) if spread[name] > 0 and _weight(name) > 0]
+    own = {name: float(center[name]) for name in kept}, {name: float(spread[name]) for name in kept}
+    places, arithmetics = _Places.of(given, *own), splits.joined(frame, ARITHMETIC)
+    weights, points, means = list[float](), list[int](), dict[str, float]()
+    rests = [np.full(len(frame), np.nan) for _ in divisions]
+    for name in sorted({*arithmetics}):
+        rows = np.flatnonzero(arithmetics == name)
+        chosen = rows[_thinned(frame.iloc[rows], MOST)]
+        found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen))
+        means[name] = found.mean
+        weights += found.weights.tolist()
+        points += chosen.tolist()
+        for division, rest in zip(divisions, rests, strict=True):
+            for judged, out in division:
+                found.leave_out(judged, out, rest)
+    columns = {name: frame[name].iloc[np.array(points)].tolist() for name in POINT}
+    return Fitted(Process(columns, weights, means, *own, cards), rests)
+
+
+class _OfOne:
+    """The process of one arithmetic, with the inverse of the likeness of its points."""
+
+    def __init__(self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float) -> None:
+        self._places, self._wanted, self._rows, self._points = places, wanted, rows, points
+        self.mean = float(wanted[points].mean())
+        likeness = places.rows(points).likeness(places.rows(points))
+        likeness[np.diag_indices_from(likeness)] += noise
+        self._inverse = _inverse(likeness)
+        self.weights: Floats = self._inverse @ (wanted[points] - self.mean)
+
+    def leave_out(self, judged: Mask, out: Mask, rests: Floats) -> None:
+        """Write what the process misses of judged rows if it is fitted without those that are left out."""
+        gone = np.flatnonzero(out[self._points])
+        if not len(gone):
+            return
+        alone = np.linalg.solve(self._inverse[np.ix_(gone, gone)], self.weights[gone])
+        of_points = np.full(len(rests), np.nan)
+        of_points[self._points[gone]] = alone
+        others = np.setdiff1d(self._rows, self._points)
+        others = others[judged[others]]
+        if len(others):
+            left = np.setdiff1d(np.arange(len(self._points)), gone)
+            weights = self.weights[left] - self._inverse[np.ix_(left, gone)] @ alone
+            likeness = self._places.rows(others).likeness(self._places.rows(self._points[left]))
+            of_points[others] = self._wanted[others] - self.mean - likeness @ weights
+        known = judged & np.isfinite(of_points)
+        rests[known] = of_points[known]
+
+
+def _inverse(likeness: Floats) -> Floats:
+    """Return the inverse of a symmetric matrix whose eigenvalues are above 0, by its Cholesky factor."""
+    factor = linalg.cholesky(likeness, lower=True)
+    found: Floats = np.asfortranarray(linalg.lapack.dpotri(factor, lower=1)[0])  # type: ignore[attr-defined]
+    for row in range(len(found)):  # of which only the lower half is written
+        found[row, row + 1 :] = found[row + 1 :, row]
+    return np.asarray(found, dtype=np.float64)
+
+
+def _noise(places: _Places, frame: pd.DataFrame, wanted: Floats, rows: Places) -> float:
+    """Return the least noise with which some of the rows, shapes left out, are missed by hardly more than by any."""
+    some = rows[_thinned(frame.iloc[rows], TRIED)]
+    number_of = np.full(len(frame), -1)
+    number_of[some] = splits.folds(splits.labels(frame.iloc[some], "layer"))
+    missed = []
+    for noise in NOISES:
+        found, rests = _OfOne(places, wanted, some, some, noise), np.full(len(frame), np.nan)
+        for number in np.unique(number_of[some]):
+            found.leave_out(number_of == number, number_of == number, rests)
+        missed.append(float(np.abs(rests[some]).mean()))
+    return next(noise for noise, mean in zip(NOISES, missed, strict=True) if mean <= HARDLY_MORE * min(missed))
+
+
+def share(trees: Floats, process: Floats) -> float:
+    """Return the share of the process in an estimate by both that misses least, by what each misses of some rows."""
+    both = np.isfinite(trees) & np.isfinite(process)
+    if not both.any():
+        return 0.0
+    tried = np.linspace(0, 1, 11)
+    missed = [float(np.abs((1 - part) * trees[both] + part * process[both]).mean()) for part in tried]
+    return float(tried[int(np.argmin(missed))])
+
+
+def _thinned(frame: pd.DataFrame, most: int) -> Places:
+    """Return the places of so many rows at most, of whole shapes that are drawn by their sizes alone."""
+    shapes = pd.Series(splits.labels(frame, "layer"))
+    if len(shapes) <= most:
+        return np.arange(len(shapes))
+    counts = shapes.value_counts()
+    order = sorted(counts.index, key=lambda shape: zlib.crc32(shape.encode()))
+    kept = {shape for shape, total in zip(order, np.cumsum(counts[order]), strict=True) if total <= most}
+    return np.flatnonzero(shapes.isin(kept).to_numpy())
+
+
+def _weight(name: str) -> float:
+    if "_in_" in name:
+        return FLAG
+    return next((weight for first, weight in WEIGHTS.items() if name.startswith(first)), 1.0)

@@ -1,0 +1,94 @@
+"""Gaussian process: what it misses of rows that are left out is what a fit without them misses; near, far, with noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+from fakes.drawn_samples import drawn
+
+from convscope.dataset import splits
+from convscope.dataset.samples import SAMPLES
+from convscope.prediction import predictor, process
+from convscope.prediction.features import Floats, features
+
+
+def samples(count: int, seed: int = 0, **changed: object) -> pd.DataFrame:
+    rows = drawn(count, algorithms=("gemm", "winograd"), seed=seed)
+    return predictor.usable(pd.DataFrame(rows, columns=SAMPLES.columns).assign(**changed), "time")
+
+
+def smooth(frame: pd.DataFrame) -> Floats:
+    values = features(frame, {}).values
+    return (np.sin(values["log_channels"]) + 0.3 * values["log_filters"]).to_numpy(float)
+
+
+def missed(frame: pd.DataFrame, asked: pd.DataFrame, noise: float = 0.0) -> Floats:
+    wanted = smooth(frame) + noise * np.random.default_rng(0).standard_normal(len(frame))
+    found = process.fit(features(frame, {}), frame, wanted, {}).process
+    return smooth(asked) - found.predict(features(asked, {}), asked)
+
+
+@pytest.mark.parametrize("most", [10_000, 60])
+def test_what_is_missed_of_rows_left_out_is_what_a_fit_without_them_misses(most: int, monkeypatch: pytest.MonkeyPatch):
+    frame = samples(100)
+    is_gemm = (frame["algorithm"] == "gemm").to_numpy()
+    wanted = smooth(frame) + 0.2 * is_gemm
+    monkeypatch.setattr(process, "NOISES", (0.01,))
+    monkeypatch.setattr(process, "MOST", most)
+    alone = process.fit(features(frame, {}), frame, wanted, {}).process
+    monkeypatch.setattr(process, "MOST", 2 * most)
+    twice, of_both = pd.concat([frame, frame], ignore_index=True), np.append(wanted, smooth(frame) + 0.2 * ~is_gemm)
+    out = np.arange(len(twice)) >= len(frame)
+    judged = out & (np.arange(len(twice)) % 3 == 0)
+    rests = process.fit(features(twice, {}), twice, of_both, {}, [[(judged, out)]]).rests[0]
+    expected = of_both - alone.predict(features(twice, {}), twice)
+    assert np.isfinite(rests).tolist() == judged.tolist()
+    np.testing.assert_allclose(rests[judged], expected[judged], atol=1e-6)
+
+
+def test_between_what_was_learned_it_is_near_and_with_more_it_is_nearer():
+    asked = samples(40, seed=9)
+    few, many = (float(np.abs(missed(samples(count), asked)).mean()) for count in (60, 400))
+    assert many < 0.02
+    assert many < few / 2
+
+
+def test_noise_is_found_and_smoothed():
+    frame = samples(300)
+    assert float(np.abs(missed(frame, frame, noise=0.3)).mean()) < 0.15  # without noise it would be 0.24
+
+
+def test_samples_of_another_arithmetic_say_nothing():
+    frame, other = samples(60), samples(60, dtype="float16")
+    found = process.fit(features(frame, {}), frame, smooth(frame), {}).process
+    assert np.isnan(found.predict(features(other, {}), other)).all()
+    both = pd.concat([frame, other], ignore_index=True)
+    wanted = np.concatenate([smooth(frame), 5 + smooth(other)])
+    again = process.fit(features(both, {}), both, wanted, {}).process
+    assert again.predict(features(other, {}), other).mean() - found.predict(features(frame, {}), frame).mean() > 4.9
+
+
+def test_the_same_algorithm_is_more_alike_than_another():
+    frame = samples(80)
+    wanted = np.where(frame["algorithm"] == "gemm", 1.0, -1.0)
+    found = process.fit(features(frame, {}), frame, wanted, {}).process
+    asked = samples(30, seed=5)
+    said = found.predict(features(asked, {}), asked)
+    assert (np.sign(said) == np.where(asked["algorithm"] == "gemm", 1.0, -1.0)).all()
+
+
+def test_the_share_is_the_one_that_misses_least():
+    rests = np.random.default_rng(1).standard_normal((2, 500))
+    assert process.share(rests[0], 0.1 * rests[1]) > 0.8
+    assert process.share(0.1 * rests[0], rests[1]) < 0.2
+    assert process.share(rests[0], rests[1]) == pytest.approx(0.5, abs=0.11)
+    assert process.share(rests[0], np.full(500, np.nan)) == 0.0
+
+
+def test_whole_shapes_are_left_out_where_there_are_too_many():
+    frame = samples(50)
+    kept = process._thinned(frame, 31)
+    shapes = pd.Series(splits.labels(frame, "layer"))
+    assert 28 <= len(kept) <= 31
+    assert set(shapes.iloc[kept].value_counts()) == {2}
