@@ -41,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from models import settings_of
 
 from convscope.atlas import turns
+from convscope.atlas.turns import Turns
 from convscope.cli.display import table
 from convscope.convolution import algorithms, assignment
 from convscope.convolution.operator import card_check, release
@@ -144,14 +145,11 @@ def assignments_of(subject: Subject, folder: Path) -> dict[str, dict[str, str]]:
     return found
 
 
-def rows_of(folder: Path, rounds: int) -> list[dict[str, Any]]:
+def rows_of(folder: Path, rounds: int, place: Turns) -> list[dict[str, Any]]:
     """Measure the passes of a folder's documents; return a row for each way and round."""
     pins = document.read(folder / f"{WAYS[0]}.json")
     kind = {name: pins.settings[name] for name in ("math", "dtype", "layout", "batch_size")}
     request = make_verification(pins.settings["model"], "torch", pins.settings["input_size"], **kind)
-    on_gpu = request.device_type == "cuda"
-    place = turns.Turns(turns.file_of(str(torch.cuda.get_device_properties(request.device).uuid)) if on_gpu else None)
-    place.join()
     with open_subject(request) as subject, contextlib.closing(AssignmentSwap(subject, print)) as swapped:
         swapped.assignments = assignments_of(subject, folder)
         doubled = [given.double() for given in subject.inputs]
@@ -196,10 +194,13 @@ def timed(subject: Subject, swapped: AssignmentSwap, ways: Sequence[str], rounds
 def measure(asked: argparse.Namespace) -> int:
     """Measure each folder that has no passes yet."""
     number, count = map(int, asked.part.split("/"))
+    gpu = str(torch.cuda.get_device_properties(0).uuid) if torch.cuda.is_available() else "cpu"
+    place = Turns(turns.file_of(gpu))  # one of this process: it would wait for another of its own
+    place.join()
     for folder in sorted(path.parent for path in asked.folder.glob(f"*/{WAYS[0]}.json"))[number - 1 :: count]:
         if (folder / PASSES).exists():
             continue
-        rows = rows_of(folder, asked.rounds)
+        rows = rows_of(folder, asked.rounds, place)
         part = folder / f"{PASSES}.part"
         with part.open("w", newline="") as file:
             writer = csv.DictWriter(file, COLUMNS)

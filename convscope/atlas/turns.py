@@ -19,7 +19,7 @@ from convscope.errors import InputError
 
 
 class Turns:
-    """This process's place among those that name the same file.
+    """This process's place among those that name the same file; it waits for every other, one of its own too.
 
     Args:
         path: the file, made if it is not there, and one beside it named `.gate`; None where no other process is.

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pandas as pd
 from sklearn.neighbors import NearestNeighbors
 
-from convscope.prediction import core
 from convscope.prediction.features import Features, Floats
+from convscope.prediction.learners import core
 
 Baseline = Callable[[Features, Floats, Features], Floats]
 """Function of the features and logarithms over the roofline that are learned, and of features asked: logarithms."""

@@ -16,11 +16,11 @@ from lightgbm.basic import LightGBMError
 from convscope.dataset.samples import WORK
 from convscope.errors import InputError
 from convscope.prediction import workspace
-from convscope.prediction.booster import Booster
 from convscope.prediction.calibration import Correction
-from convscope.prediction.core import Core
+from convscope.prediction.learners.booster import Booster
+from convscope.prediction.learners.core import Core
+from convscope.prediction.learners.process import Process
 from convscope.prediction.predictor import Predictor
-from convscope.prediction.process import Process
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
@@ -56,7 +56,7 @@ def _plain(found: Predictor | WorkspacePredictor | Core | Process | Estimate) ->
 def _of_times(predictor: Predictor) -> dict[str, Any]:
     parts = {**_plain(predictor.core), "folds": [trees.text for trees in predictor.core.folds]}
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
-    smooth = {name: value for name, value in _plain(predictor.process).items() if name != "cards"}
+    smooth = predictor.process and {k: v for k, v in _plain(predictor.process).items() if k != "cards"}
     return {**_plain(predictor), "core": parts, "process": smooth, "corrections": corrections}
 
 
@@ -78,7 +78,7 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
-    smooth = Process(**document["process"], cards=document["cards"])
+    smooth = document["process"] and Process(**document["process"], cards=document["cards"])
     return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections})
 
 

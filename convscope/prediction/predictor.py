@@ -2,7 +2,8 @@
 
 Its estimate is a mean of two, which have the costs of calls in common: trees (`core`), which are better far from what
 was learned, and a Gaussian process (`process`), which is better near it. The share of the process is the one that
-misses least of what is held out for the intervals.
+misses least of what is held out for the intervals. A card that was not learned is far from all that was: a predictor
+for such (`unit` "gpu") has trees alone.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from convscope.cli.display import several
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
-from convscope.prediction import calibration, core, intervals, process
+from convscope.prediction import calibration, intervals
 from convscope.prediction.calibration import Correction
-from convscope.prediction.core import Core
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
-from convscope.prediction.process import Mask, Process
+from convscope.prediction.learners import core, process
+from convscope.prediction.learners.core import Core
+from convscope.prediction.learners.process import Mask, Process
 
 TARGETS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
@@ -63,7 +64,7 @@ class Predictor:
     Attributes:
         unit: what was held out for its intervals: one of `splits.KINDS`.
         widths: of its intervals, by algorithm.
-        process: the smooth part of the estimate, beside the trees of `core`; `share` is its share, 0 to 1.
+        process: the smooth part of the estimate, beside the trees of `core`, None for none; `share` is its share.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
         totals: of intervals of sums over a model, by level: the share of the layers' added-up half width.
@@ -75,7 +76,7 @@ class Predictor:
     target: str
     unit: str
     core: Core
-    process: Process
+    process: Process | None
     share: float
     widths: intervals.Widths
     pairs: intervals.Widths
@@ -111,7 +112,7 @@ class Predictor:
     def estimated(self, given: Features, frame: pd.DataFrame) -> Floats:
         """Return the logarithm of the target over the roofline's time in ms, without the correction for a card."""
         by_trees = self.core.predict(given, frame)
-        if not self.share:
+        if self.process is None:
             return by_trees
         smooth = self.process.predict(given, frame) + self.core.common(given, frame)
         return np.where(np.isnan(smooth), by_trees, (1 - self.share) * by_trees + self.share * smooth)
@@ -197,14 +198,18 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         )
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
-    fitted = core.fit(given, frame, wanted)
+    fitted = core.fit(given, frame, wanted, unit != "gpu")
     by_model = unit in ("rows", "layer")
     held_out, of_models = _divisions(frame, unit), _by_model(frame) if by_model else []
-    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, held_out)
-    smooth, missed, missed_models = _smooth(given, frame, wanted, fitted.core, cards, held_out, of_models, unit)
-    share = process.share(rests, missed)
-    rests = _both(share, rests, missed)
-    models = _both(share, _held_out(given, frame, wanted, of_models), missed_models) if by_model else rests
+    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, held_out, unit)
+    models = _held_out(given, frame, wanted, of_models, unit) if by_model else rests
+    smooth, share = None, 0.0
+    if unit != "gpu":
+        found = process.fit(given, frame, wanted - fitted.core.common(given, frame), cards, [held_out, of_models])
+        smooth, (missed, missed_models) = found.process, found.rests
+        share = process.share(rests, missed)
+        rests = _both(share, rests, missed)
+        models = _both(share, models, missed_models) if by_model else rests
     widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
     totals = _totals(given, frame, wanted - models, wanted, widths)
     return Predictor(target, unit, fitted.core, smooth, share, widths, pairs, totals, {}, cards, described(frame))
@@ -213,30 +218,6 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
     """Return what an estimate by both misses, by what each of them does."""
     return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
-
-
-def _smooth(
-    given: Features, frame: pd.DataFrame, wanted: Floats, learned: Core, cards: Given, held_out: Divisions,
-    of_models: Divisions, unit: str,
-) -> tuple[Process, Floats, Floats]:  # fmt: skip
-    """Return a process for what the costs leave, and what it misses of what is held out and of held-out models.
-
-    A card that is held out is not in the costs either, which would know how fast it is.
-    """
-    left = wanted - learned.common(given, frame)
-    if unit != "gpu":
-        fitted = process.fit(given, frame, left, cards, [held_out, of_models])
-        missed, missed_models = fitted.rests
-        return fitted.process, missed, missed_models
-    missed = np.full(len(frame), np.nan)
-    for out, beside in held_out:
-        may = ~beside
-        others = core.fit(given.rows(may), frame[may], wanted[may]).core
-        known = wanted[may] - others.common(given.rows(may), frame[may])
-        found = process.fit(given.rows(may), frame[may].reset_index(drop=True), known, cards).process
-        asked, rows = given.rows(out), frame[out]
-        missed[out] = wanted[out] - others.common(asked, rows) - found.predict(asked, rows)
-    return process.fit(given, frame, left, cards).process, missed, np.full(len(frame), np.nan)
 
 
 def passes(frame: pd.DataFrame) -> splits.Labels:
@@ -296,19 +277,17 @@ def _divisions(frame: pd.DataFrame, unit: str) -> Divisions:
     return found
 
 
-def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions) -> Floats:
+def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions, unit: str) -> Floats:
     """Return for each row what trees miss that were fitted without it and what goes with it; NaN for a row in none."""
     rests = np.full(len(frame), np.nan)
     for out, beside in divisions:
-        rests[out] = _rests(given, frame, wanted, ~beside, out)
+        rests[out] = _rests(given, frame, wanted, ~beside, out, unit)
     return rests
 
 
-def _rests(
-    given: Features, frame: pd.DataFrame, wanted: Floats, may: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]
-) -> Floats:
-    """Return what an estimate misses of the rows `out` that was fitted to the rows `may`."""
-    learned = core.fit(given.rows(may), frame[may], wanted[may]).core
+def _rests(given: Features, frame: pd.DataFrame, wanted: Floats, may: Mask, out: Mask, unit: str) -> Floats:
+    """Return what trees miss of the rows `out` that were fitted to the rows `may`."""
+    learned = core.fit(given.rows(may), frame[may], wanted[may], unit != "gpu").core
     missed: Floats = wanted[out] - learned.predict(given.rows(out), frame[out])
     return missed
 

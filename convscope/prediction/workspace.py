@@ -23,9 +23,10 @@ from convscope.cli.display import several
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import splits
 from convscope.errors import InputError
-from convscope.prediction import booster, core, intervals, predictor
-from convscope.prediction.booster import Booster
+from convscope.prediction import intervals, predictor
 from convscope.prediction.features import Features, Floats, features
+from convscope.prediction.learners import booster, core
+from convscope.prediction.learners.booster import Booster
 from convscope.prediction.predictor import FEWEST, Given, Prediction
 
 TARGET, COLUMN = "workspace", "workspace_bytes"

@@ -47,6 +47,7 @@ class TestPublished:
         other = predictor.usable(frame.sample(frac=1.0, random_state=1), "time")
         one, two = (predictor.fit(each, "time", {}) for each in (predictor.usable(frame, "time"), other))
         assert [trees.text for trees in one.core.folds] == [trees.text for trees in two.core.folds]
+        assert one.process == two.process
         assert one.widths == two.widths
 
 

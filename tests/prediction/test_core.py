@@ -9,8 +9,8 @@ from fakes.drawn_samples import CARDS, drawn
 
 from convscope.dataset.samples import SAMPLES, WORK
 from convscope.dataset.splits import joined
-from convscope.prediction import core
 from convscope.prediction.features import Floats, features
+from convscope.prediction.learners import core
 
 
 def samples(count: int, knack: float) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Gaussian process: what it misses of rows that are left out is what a fit without them misses; near, far, with noise."""
+"""Gaussian process: what it misses of rows left out is what a fit without them misses; near, far, with noise."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from fakes.drawn_samples import drawn
 
 from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
-from convscope.prediction import predictor, process
+from convscope.prediction import predictor
 from convscope.prediction.features import Floats, features
+from convscope.prediction.learners import process
 
 
 def samples(count: int, seed: int = 0, **changed: object) -> pd.DataFrame:

@@ -3,8 +3,7 @@
 The logarithm of a target over the roofline's time is the sum of
 - that of a cost of each call, of its operations and of its bytes, the same for all algorithms of one arithmetic: it
   goes on beyond the sizes that were learned, where trees stay at their last value, and from card to card;
-- what trees say of the features, of what this leaves: their leaves are linear in features, which stay within what was
-  learned;
+- what trees say of the features, of what this leaves; features stay within what was learned;
 - a share of the card's clock headroom, the same for all: cards that reach their boost clock only under little work
   are slower than their peak says;
 - for a card that was learned, its median rest;
@@ -29,16 +28,17 @@ from scipy.optimize import nnls
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SHAPE, WORK
 from convscope.errors import InputError
-from convscope.prediction import booster
-from convscope.prediction.booster import Booster
 from convscope.prediction.features import CATEGORIES, Features, Floats
+from convscope.prediction.learners import booster
+from convscope.prediction.learners.booster import Booster
 
 EVERY = ""
 """Name of the costs of all arithmetic."""
 FEWEST = 50
 """Samples that costs of one arithmetic need."""
-LEAVES: Mapping[str, Any] = {"objective": "regression", "linear_tree": True, "linear_lambda": 0.1}
-"""Settings of trees whose leaves are linear: on an H200 they miss 12 % of layers that were not learned, others 14 %."""
+LINEAR: Mapping[str, Any] = {"objective": "regression", "linear_tree": True, "linear_lambda": 0.1}
+"""Settings of trees whose leaves are linear: of layers of an H200 that were not learned they miss 12 %, others 14 %. Of
+cards that were not learned the others miss 15 and 17 %, linear ones 18 and 19 %."""
 HEADROOM_RIDGE = 0.02
 """Weight, as a squared difference of headrooms, of the assumption that none of it is lost."""
 
@@ -94,8 +94,11 @@ class Fitted:
     rests: Floats
 
 
-def fit(given: Features, frame: pd.DataFrame, wanted: Floats) -> Fitted:
+def fit(given: Features, frame: pd.DataFrame, wanted: Floats, is_linear: bool = True) -> Fitted:
     """Fit an estimate of the logarithm of a target over the roofline's time, which is `wanted` for each row.
+
+    Args:
+        is_linear: the leaves of trees are (`LINEAR`).
 
     Raises:
         InputError: the samples are of too few shapes to hold some of them back.
@@ -112,7 +115,8 @@ def fit(given: Features, frame: pd.DataFrame, wanted: Floats) -> Fitted:
     left, number_of = wanted - share * headroom, _folds(frame)
     if len(np.unique(number_of)) < 2:
         raise InputError(f"samples of {len({*work})} shapes are too few to hold some of them back: measure more")
-    folds = [Booster.fit(names, numbers[number_of != n], left[number_of != n], **LEAVES) for n in range(splits.PARTS)]
+    learns = [number_of != number for number in range(splits.PARTS)]
+    folds = [Booster.fit(names, numbers[rows], left[rows], **(LINEAR if is_linear else {})) for rows in learns]
     rests = left - np.array([trees.predict(numbers) for trees in folds])[number_of, np.arange(len(frame))]
     offsets = {name: float(np.median(rests[cards == name])) for name in sorted({*cards})}
     if len(offsets) < 2:
