@@ -20,21 +20,33 @@ def parts(work: Work) -> tuple[Work, list[Part]]:
     """
     source = models.find_source(work.model)
     source.refuse_other_sizes([work.input_size], "this --input-size")
-    layers = Network(source, work.batch_size).layers(work.input_size)
+    taken = Network(source, work.batch_size, dtype=work.dtype, layout=work.layout)
+    layers = taken.layers(work.input_size)
     if not layers:
         raise InputError(f"{source.name} has no convolution")
     shapes: dict[str, set[tuple[object, ...]]] = {}
     for layer in layers:
         shapes.setdefault(layer.name, set()).add(layer.cost_key)
-    found = [Part(layer, _why_left(layer, len(shapes[layer.name]) > 1)) for layer in layers]
+    last = _last(taken, work)
+    found = [Part(layer, _why_left(layer, len(shapes[layer.name]) > 1, layer.name in last)) for layer in layers]
     return work.of(source.name, source.digest), found
 
 
-def _why_left(layer: Layer, several: bool) -> str | None:
+def _last(taken: Network, work: Work) -> frozenset[str]:
+    """Return the names of the convolutions that PyTorch computes in another order than NCHW, which is asked for."""
+    try:
+        return taken.computed_last(work.input_size) if work.layout == "nchw" else frozenset()
+    except InputError:  # it cannot be followed without numbers
+        return frozenset()
+
+
+def _why_left(layer: Layer, several: bool, is_last: bool) -> str | None:
     if len(layer.size) != 2:
         return f"it is {len(layer.size)}-D: samples are of 2-D convolutions"
     if layer.transposed:
         return "it is transposed"
     if several:
         return "it is called with several shapes, and a document has one for each name"
+    if is_last:
+        return "its input comes in nhwc, and PyTorch computes it so: samples are of nchw"
     return algorithms.why_not_by_module("an algorithm", layer)

@@ -41,6 +41,30 @@ class Odd(nn.Module):
         x = self.up(self.mirror(self.twice(self.twice(self.plain(x)))))
         return self.line(x.flatten(2)).mean(2)
 """
+PERMUTED = """
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv = nn.LayerNorm(8), nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, x):
+        return self.conv(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.block, self.next = nn.Conv2d(3, 8, 3), Block(), nn.Conv2d(8, 8, 1)
+        self.copied, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 14)
+
+    def forward(self, x):
+        x = self.next(self.block(self.stem(x)))
+        return self.last(self.copied(x.contiguous())).flatten(1)
+"""
 ONE = layer(
     name="one", position=0, in_height=14, in_width=14, in_channels=64, out_channels=64, kernel=(3, 3), padding=(1, 1)
 )
@@ -64,6 +88,20 @@ def test_what_cannot_be_pinned_is_left_to_pytorch_with_its_reason_and_has_its_pl
     assert [pin.layer.split(".")[0] for pin in document.read(written).layers] == [
         *("plain", "twice", "twice", "mirror", "up")
     ]
+
+
+@pytest.mark.parametrize(
+    ("layout", "others"), [("nchw", ("block.conv", "next")), ("nhwc", ())], ids=("nchw", "nhwc")
+)
+def test_a_layer_that_pytorch_computes_in_another_order_than_that_of_the_samples_is_left_to_it(
+    layout: str, others: tuple[str, ...], tmp_path: Path
+):
+    path = tmp_path / "net.py"
+    path.write_text(PERMUTED)
+    _, parts = network.parts(Work(f"{path}:Net", 16, 2, "tf32", "float32", layout))
+    reasons = {part.layer.name: part.why_left for part in parts}
+    why = "its input comes in nhwc, and PyTorch computes it so: samples are of nchw"
+    assert reasons == {name: why if name in others else None for name in reasons}
 
 
 def test_a_model_without_convolutions_is_refused(tmp_path: Path):

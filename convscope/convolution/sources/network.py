@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -89,6 +90,29 @@ class Network:
         """List the convolutions of one pass at this size (`models.layers_of`)."""
         return models.layers_of(self.source, size, self.batch_size, self.seed, self.pretrained)
 
+    def computed_last(self, size: Size) -> frozenset[str]:
+        """Name the `nn.Conv2d` modules that PyTorch computes channels last in one pass of a network in NCHW.
+
+        Their input comes so, behind code that permutes, as the blocks of ConvNeXt do. PyTorch computes channels last
+        where input or weight are.
+
+        Raises:
+            InputError: the model cannot take this size.
+        """
+        model, found = self.source.shapes(), set[str]()
+
+        def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor, name: str) -> torch.Tensor:
+            if not _is_last(given[0]):
+                return output.contiguous()
+            found.add(name)
+            return output.contiguous(memory_format=torch.channels_last)  # on the meta device it may lie otherwise
+
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Conv2d):
+                module.register_forward_hook(functools.partial(note, name=name))
+        models.called(self.source.name, model, self.source.input_shapes(size, self.batch_size))
+        return frozenset(found)
+
     def _settle(self, model: nn.Module) -> None:
         try:
             batch = self.source.own_batch or _SETTLED_BATCH
@@ -109,3 +133,7 @@ class Network:
     @property
     def _memory(self) -> Any:
         return backends.LAYOUTS[self.layout]
+
+
+def _is_last(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
