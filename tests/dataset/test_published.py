@@ -15,8 +15,7 @@ from convscope.prediction import evaluation, predictor
 PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "data").glob("*/datapackage.json"))
 
 
-def test_there_is_one():
-    assert "h200" in [path.name for path in PUBLISHED]
+H200 = next(path for path in PUBLISHED if path.name == "h200")
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda path: path.name)
@@ -31,9 +30,13 @@ class TestPublished:
         done = standards.judged(library, folder, "samples")
         assert done.returncode == 0, done.stdout + done.stderr
 
+
+class TestLearned:
+    """From the samples of batch 8 of one of the sets."""
+
     @pytest.mark.long
-    def test_layers_that_were_not_learned_are_predicted(self, folder: Path):
-        frame = learnable(folder)
+    def test_layers_that_were_not_learned_are_predicted(self):
+        frame = learnable()
         found = {each.by: each for each in evaluation.scores(frame, "time", "layer", {}) if not each.group}
         own, nearest = found[evaluation.PREDICTOR], found["nearest layer"]
         assert own.median_pct < 20
@@ -41,8 +44,8 @@ class TestPublished:
         assert 80 < own.covered_pct < 98
 
     @pytest.mark.long
-    def test_the_same_samples_in_another_order_give_the_same_predictor(self, folder: Path):
-        frame = learnable(folder)
+    def test_the_same_samples_in_another_order_give_the_same_predictor(self):
+        frame = learnable()
         frame = frame[frame["algorithm"].isin(["torch", "implicit precomp gemm"])]
         other = predictor.usable(frame.sample(frac=1.0, random_state=1), "time")
         one, two = (predictor.fit(each, "time", {}) for each in (predictor.usable(frame, "time"), other))
@@ -51,7 +54,6 @@ class TestPublished:
         assert one.widths == two.widths
 
 
-def learnable(folder: Path) -> pd.DataFrame:
-    """The samples of batch 8, a third of all."""
-    every = samples.read([folder / "samples.parquet"])
+def learnable() -> pd.DataFrame:
+    every = samples.read([H200 / "samples.parquet"])
     return predictor.usable(every[every["batch_size"] == 8], "time")

@@ -90,9 +90,7 @@ def test_what_cannot_be_pinned_is_left_to_pytorch_with_its_reason_and_has_its_pl
     ]
 
 
-@pytest.mark.parametrize(
-    ("layout", "others"), [("nchw", ("block.conv", "next")), ("nhwc", ())], ids=("nchw", "nhwc")
-)
+@pytest.mark.parametrize(("layout", "others"), [("nchw", ("block.conv", "next")), ("nhwc", ())], ids=("nchw", "nhwc"))
 def test_a_layer_that_pytorch_computes_in_another_order_than_that_of_the_samples_is_left_to_it(
     layout: str, others: tuple[str, ...], tmp_path: Path
 ):

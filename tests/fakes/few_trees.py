@@ -1,0 +1,17 @@
+"""Fewer trees in a predictor than it has by default: enough for drawn samples, and a third of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from convscope.prediction.learners import booster
+
+
+@pytest.fixture(scope="package", autouse=True)
+def few_trees() -> Iterator[None]:
+    """Fit a third of the trees in each test of the package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(booster, "ROUNDS", booster.ROUNDS // 3)
+        yield

@@ -1,0 +1,3 @@
+"""Tests of predictions: with fewer trees."""
+
+from fakes.few_trees import few_trees as few_trees
