@@ -213,7 +213,7 @@ def measure(asked: argparse.Namespace) -> int:
 
 def show(asked: argparse.Namespace) -> int:
     """Print the passes, and how often a choice is slower than a simple one."""
-    frame = pd.concat(map(pd.read_csv, sorted(asked.folder.glob(f"*/{PASSES}"))), ignore_index=True)
+    frame = pd.concat(map(pd.read_csv, sorted(asked.folder.rglob(PASSES))), ignore_index=True)
     times: dict[tuple[object, ...], dict[str, list[float]]] = {}
     for (model, setting, batch, way), rows in frame.groupby([*COLUMNS[:4]]):
         times.setdefault((model, setting, batch), {})[str(way)] = rows.sort_values("round")["pass_ms"].tolist()
