@@ -20,7 +20,7 @@ def parts(work: Work) -> tuple[Work, list[Part]]:
     """
     source = models.find_source(work.model)
     source.refuse_other_sizes([work.input_size], "this --input-size")
-    taken = Network(source, work.batch_size, dtype=work.dtype, layout=work.layout)
+    taken = Network(source, work.batch_size)
     layers = taken.layers(work.input_size)
     if not layers:
         raise InputError(f"{source.name} has no convolution")
@@ -33,7 +33,7 @@ def parts(work: Work) -> tuple[Work, list[Part]]:
 
 
 def _last(taken: Network, work: Work) -> frozenset[str]:
-    """Return the names of the convolutions that PyTorch computes in another order than NCHW, which is asked for."""
+    """Return the names of the convolutions that PyTorch computes channels last though NCHW is asked for."""
     try:
         return taken.computed_last(work.input_size) if work.layout == "nchw" else frozenset()
     except InputError:  # it cannot be followed without numbers

@@ -13,8 +13,6 @@ from convscope.dataset import samples
 from convscope.prediction import evaluation, predictor
 
 PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "data").glob("*/datapackage.json"))
-
-
 H200 = next(path for path in PUBLISHED if path.name == "h200")
 
 
@@ -32,7 +30,7 @@ class TestPublished:
 
 
 class TestLearned:
-    """From the samples of batch 8 of one of the sets."""
+    """From the samples of batch 8 on an H200."""
 
     @pytest.mark.long
     def test_layers_that_were_not_learned_are_predicted(self):
