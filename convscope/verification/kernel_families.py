@@ -31,7 +31,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     (IM2COL, r"im2col|explicit_convolve"),
     (DIRECT, r"grouped_direct|convolve_common_engine|conv_depthwise|direct_conv|conv2d_c1_k1"),
     (IMPLICIT, r"implicit_convolve"),
-    (PRECOMPUTED, r"fprop|implicit_gemm|[hs]\d*cudnn|computeOffsets"),
+    (PRECOMPUTED, r"precomputed_convolve|fprop|implicit_gemm|[hs]\d*cudnn|computeOffsets"),
     (PRODUCT, r"gemm|gemv|splitK|nvjet|dot_kernel|reduce_1Block"),
 )
 # Shapes of a matrix instruction are written without signs (16×8×16 is 16816): h adds in 16 bits, s in 32. The nvjet

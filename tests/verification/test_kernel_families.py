@@ -48,6 +48,11 @@ RECORDED = [
         "::Warp_specialized_params_non_template<xmma__5x_cudnn::Grid_constant_params> >()",
         PRECOMPUTED,
     ),
+    (
+        "void precomputed_convolve_sgemm<float, 128, 6, 7, 3, 3, 5, 1, false>(int, int, int, float const*, int, float*,"
+        " float const*, kernel_conv_params, unsigned long long, int, float, float, int, bool, bool, float const*)",
+        PRECOMPUTED,
+    ),
     (CUTLASS_TF32, PRODUCT),
     (CUTLASS_FMA, PRODUCT),
     (XMMA_PRODUCT, PRODUCT),
