@@ -80,10 +80,11 @@ def _fit(options: argparse.Namespace) -> int:
     if options.target == workspace.TARGET:
         return _fit_workspace(options, workspace.fit(kept, given, options.unit), kept)
     made = predictor.fit(kept, options.target, given, options.unit)
-    document.write(options.output, made, kept)
+    own = kept[predictor.has(kept, made.target)]
+    document.write(options.output, made, own)
     half = made.widths[intervals.EVERY]["90"]
     factor = "" if half is None else f", 90 % within a factor of {np.exp(half):.2f} for another {made.unit}"
-    of = f"{several(len(kept), 'sample')} of {', '.join(made.learned['gpu_names'])}"
+    of = f"{several(len(own), 'sample')} of {', '.join(made.learned['gpu_names'])}"
     print(f"{made.target} of {of}{factor}: {options.output}")
     return 0
 
@@ -151,7 +152,7 @@ def _cells(score: Score) -> Sequence[str]:
 
 def _apply(options: argparse.Namespace) -> int:
     made = document.read(options.predictor)
-    made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
+    made = made.with_cards(cards.parsed(options.card))
     frame = _asked(made, options)
     measured = totals.read(options.totals) if options.totals else None
     found = made.predict(frame, options.level)
@@ -271,7 +272,7 @@ def _calibrate(options: argparse.Namespace) -> int:
     made = document.read(options.predictor)
     if isinstance(made, WorkspacePredictor):
         raise InputError(f"calibrate: {NOT_CORRECTED}")
-    made = dataclasses.replace(made, cards={**made.cards, **cards.parsed(options.card)})
+    made = made.with_cards(cards.parsed(options.card))
     frame = samples.read(options.samples)
     if options.choose is not None:
         at_least("--choose", options.choose, 1)
@@ -281,6 +282,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         _print_chosen(kept.iloc[rows])
         return 0
     measured = predictor.usable(frame, made.target)
+    measured = measured[predictor.has(measured, made.target)].reset_index(drop=True)
     corrected = made.corrected(measured)
     document.write(options.output or options.predictor, corrected, measured)
     name = measured["gpu_name"].iloc[0]

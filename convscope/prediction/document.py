@@ -24,7 +24,7 @@ from convscope.prediction.predictor import Predictor
 from convscope.prediction.workspace import Estimate, WorkspacePredictor
 from convscope.storage.table import write_atomically
 
-FORM, VERSION = "convscope predictor", 6
+FORM, VERSION = "convscope predictor", 7
 """No other version is read: trees of another have learned other features."""
 ADVICE = "convscope predict fit writes one"
 TESTED = 5
@@ -57,7 +57,8 @@ def _of_times(predictor: Predictor) -> dict[str, Any]:
     parts = {**_plain(predictor.core), "folds": [trees.text for trees in predictor.core.folds]}
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
     smooth = predictor.process and {k: v for k, v in _plain(predictor.process).items() if k != "cards"}
-    return {**_plain(predictor), "core": parts, "process": smooth, "corrections": corrections}
+    times = predictor.time and _of_times(predictor.time)
+    return {**_plain(predictor), "core": parts, "process": smooth, "corrections": corrections, "time": times}
 
 
 def _of_workspaces(predictor: WorkspacePredictor) -> dict[str, Any]:
@@ -79,7 +80,8 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
     smooth = document["process"] and Process(**document["process"], cards=document["cards"])
-    return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections})
+    times = document["time"] and _times(document["time"])
+    return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections, "time": times})
 
 
 def _workspaces(document: Mapping[str, Any]) -> WorkspacePredictor:

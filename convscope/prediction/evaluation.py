@@ -18,7 +18,7 @@ from convscope.prediction import calibration, predictor, workspace
 from convscope.prediction.baselines import BASELINES, nearest
 from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
-from convscope.prediction.predictor import TARGETS, Given, Predictor, logarithms, usable
+from convscope.prediction.predictor import TARGETS, Given, Predictor, has, logarithms, usable
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""
@@ -159,6 +159,8 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
         InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by.
     """
     kept = usable(frame, target)
+    if not has(kept, target).any():
+        raise InputError(f"no sample has sizes and a measured {target}")
     for split in splits.splits(kept, kind):
         yield from _of_split(kept, target, kind, split, cards, calibrated)
 
@@ -166,6 +168,7 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
     """Yield how far repeats of the same work on the same kind of card are apart, where there are any."""
     frame = usable(frame, target)
+    frame = frame[has(frame, target)].reset_index(drop=True)
     groups = pd.Series(splits.joined(frame, (*WORK, "gpu_name", "cudnn", "ran_algorithm")))
     values = np.log(frame[TARGETS[target][0]].to_numpy(float))
     several = (groups.map(groups.value_counts()) > 1).to_numpy()
@@ -179,8 +182,13 @@ def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
 def _of_split(
     frame: pd.DataFrame, target: str, kind: str, split: Split, cards: Given, calibrated: int
 ) -> Iterator[Score]:
-    learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
-    made = predictor.fit(learned, target, cards, _unit(learned, kind))
+    own = has(frame, target)
+    if not (split.held_back & own).any():
+        return
+    learned = frame[split.learned].reset_index(drop=True)
+    made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind))
+    frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
+    held_back = frame[split.held_back].reset_index(drop=True)
     yield from judged(outcomes(made, held_back), target, split.name)
     yield from _of_sums(made, held_back, split.name)
     given = features(frame, cards)
@@ -219,7 +227,7 @@ def _unit(learned: pd.DataFrame, kind: str) -> str:
 
 def choose(made: Predictor, frame: pd.DataFrame, count: int, seed: int = 0) -> npt.NDArray[np.intp]:
     """Return the rows that are worth measuring on their card, of samples whose times need not be there."""
-    given = features(frame, made.cards)
+    given = made.features_of(frame)
     plane = calibration.coordinates(given, made.estimated(given, frame), made.core.effects_of(frame))
     return calibration.chosen(plane, count, seed)
 

@@ -31,6 +31,8 @@ AXIS = ("kernel_size", "stride", "padding", "dilation")
 """Columns of a convolution's options along an axis, in the order in which `along` takes them."""
 UNITS = (4, 8, 32)
 """Numbers of channels that kernels load or multiply together."""
+SLOWNESS = "log_time_over_roofline"
+"""Feature of a target that follows from the time: how far a call is from the card's limit."""
 
 
 @dataclass(frozen=True)
@@ -42,32 +44,41 @@ class Features:
         roofline_ms: the least time of each by its card's peaks.
         headroom: of each row's card; NaN where its clocks are not known.
         families: of the kernels that ran, "" where they are not known. No feature: who predicts does not know it.
+        times_ms: of the calls, where the target follows from them (energy); None for another.
     """
 
     values: pd.DataFrame
     roofline_ms: Floats
     headroom: Floats
     families: npt.NDArray[np.object_]
+    times_ms: Floats | None = None
 
     def rows(self, chosen: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Features:
         """Return the features of some rows, in their order."""
         kept = np.flatnonzero(chosen) if chosen.dtype == np.bool_ else chosen
         values = self.values.iloc[kept].reset_index(drop=True)
-        return Features(values, self.roofline_ms[kept], self.headroom[kept], self.families[kept])
+        times_ms = None if self.times_ms is None else self.times_ms[kept]
+        return Features(values, self.roofline_ms[kept], self.headroom[kept], self.families[kept], times_ms)
 
     def parts_ms(self) -> Floats:
-        """Return for each row 1 for the call, and the times of its operations and of its bytes by the card's peaks."""
+        """Return for each row what its cost grows with.
+
+        That is 1 for the call, or its time where the target follows from it, and the times of its operations and of its
+        bytes by the card's peaks.
+        """
         ridge = self.values["ridge"].to_numpy(float)
         compute, memory = np.exp(np.minimum(ridge, 0)), np.exp(-np.maximum(ridge, 0))
-        return np.stack([np.ones(len(ridge)), compute * self.roofline_ms, memory * self.roofline_ms], axis=1)
+        call = np.ones(len(ridge)) if self.times_ms is None else self.times_ms
+        return np.stack([call, compute * self.roofline_ms, memory * self.roofline_ms], axis=1)
 
 
-def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> Features:
+def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], times_ms: Floats | None = None) -> Features:
     """Return the features of samples.
 
     Args:
         frame: as `samples.read` returns it; sizes must be there, times need not.
         given: facts of cards that the catalogue does not have, by their names.
+        times_ms: of the calls, for a target that follows from them; they are predicted ones.
 
     Raises:
         InputError: a sample lacks a size, or is of a card that nothing is known of.
@@ -92,12 +103,15 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]]) -> F
         **shape.remainders(),
         **shape.tiles(np.array([each.sm_count for each in of_row], float)),
     }
+    roofline_ms = np.maximum(compute_ms, memory_ms)
+    if times_ms is not None:
+        values[SLOWNESS] = np.log(times_ms / roofline_ms)
     columns = pd.DataFrame(values)
     categories = frame.assign(engine=frame["algorithm"].map(engine))
     for name in CATEGORIES:
         columns[name] = categories[name].to_numpy()
     headroom = np.array([np.nan if each.headroom is None else each.headroom for each in of_row])
-    return Features(columns, np.maximum(compute_ms, memory_ms), headroom, _families(frame))
+    return Features(columns, roofline_ms, headroom, _families(frame), times_ms)
 
 
 def engine(algorithm: str) -> str:

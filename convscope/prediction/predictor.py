@@ -4,6 +4,9 @@ Its estimate is a mean of two, which have the costs of calls in common: trees (`
 was learned, and a Gaussian process (`process`), which is better near it. The share of the process is the one that
 misses least of what is held out for the intervals. A card that was not learned is far from all that was: a predictor
 for such (`unit` "gpu") has trees alone.
+
+Energy follows from time: a predictor of energy has one of time, fitted to all samples that have a time, and learns what
+energy is beside the time that it predicts. Few samples have energies, and power differs less between layers than time.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ TARGETS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
 }  # fmt: skip
 """Quantities that can be predicted, each with its column among the samples and its unit."""
+TIME, ENERGY = "time", "energy"
 OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
 FEWEST = 100
@@ -71,6 +75,7 @@ class Predictor:
         corrections: by the card's name.
         cards: facts of cards that the catalogue does not have.
         learned: number of samples, their digest, cards and versions of cuDNN ("" for none).
+        time: of a predictor of energy, the one of time that its estimate begins with.
     """
 
     target: str
@@ -84,6 +89,7 @@ class Predictor:
     corrections: Mapping[str, Correction]
     cards: Given
     learned: Mapping[str, Any]
+    time: Predictor | None = None
 
     def predict(self, frame: pd.DataFrame, level: int = 90) -> Prediction:
         """Return the predictions for samples, whose times need not be there.
@@ -94,7 +100,8 @@ class Predictor:
         Raises:
             InputError: a sample lacks a size, or its card is not known.
         """
-        given = features(frame, self.cards)
+        timed = None if self.time is None else self.time.predict(frame, level)
+        given = features(frame, self.cards, None if timed is None else timed.middle)
         found = self.estimated(given, frame)
         half = intervals.of_rows(self.widths, list(frame["algorithm"]), level)
         for name, correction in self.corrections.items():
@@ -107,10 +114,30 @@ class Predictor:
         middle = given.roofline_ms * np.exp(found)
         learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
         odd = outside(given, frame, self.core.ranges, self.core.levels, learned)
+        if timed is not None:
+            odd = [_each_once(f"{one}, {other}") for one, other in zip(odd, timed.outside, strict=True)]
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
+    def features_of(self, frame: pd.DataFrame) -> Features:
+        """Return the features of samples that the estimate is made from.
+
+        Raises:
+            InputError: as `predict`.
+        """
+        times_ms = None if self.time is None else self.time.predict(frame).middle
+        return features(frame, self.cards, times_ms)
+
+    def with_cards(self, given: Given) -> Predictor:
+        """Return the predictor with facts of further cards."""
+        time = None if self.time is None else self.time.with_cards(given)
+        return dataclasses.replace(self, cards={**self.cards, **given}, time=time)
+
     def estimated(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the logarithm of the target over the roofline's time in ms, without the correction for a card."""
+        """Return the logarithm of the target over the roofline's time in ms, without the correction for a card.
+
+        Args:
+            given: features of the rows of `frame`, as `features_of` returns them.
+        """
         by_trees = self.core.predict(given, frame)
         if self.process is None:
             return by_trees
@@ -162,7 +189,7 @@ class Predictor:
             raise InputError(f"calibrate: {several(len(measured), 'sample')} of {', '.join(names)}: {least}")
         kept = measured.iloc[np.linspace(0, len(measured) - 1, min(len(measured), calibration.MOST)).astype(int)]
         bare = dataclasses.replace(self, corrections={k: v for k, v in self.corrections.items() if k != names[0]})
-        given = features(kept, self.cards)
+        given = self.features_of(kept)
         predicted = bare.estimated(given, kept)
         missed = logarithms(kept, self.target, given) - predicted
         plane = calibration.coordinates(given, predicted, bare.core.effects_of(kept))
@@ -172,9 +199,18 @@ class Predictor:
 
 
 def usable(frame: pd.DataFrame, target: str) -> pd.DataFrame:
-    """Return the samples that have the target, were measured and have sizes, in one order whatever the file's."""
-    kept = frame[(frame["status"] == "ok") & frame[TARGETS[target][0]].notna() & frame["in_height_px"].notna()]
+    """Return the samples that a predictor of the target learns from, in one order whatever the file's.
+
+    They were measured, have sizes, and have the target; of energy, a time, and energy or not (`has`).
+    """
+    needed = TARGETS[TIME if target == ENERGY else target][0]
+    kept = frame[(frame["status"] == "ok") & frame[needed].notna() & frame["in_height_px"].notna()]
     return kept.sort_values([*SAMPLES.unique, TARGETS[target][0]], ignore_index=True)
+
+
+def has(frame: pd.DataFrame, target: str) -> Mask:
+    """Return which samples have the target."""
+    return frame[TARGETS[target][0]].notna().to_numpy(dtype=np.bool_)
 
 
 def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
@@ -192,11 +228,22 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     Raises:
         InputError: there are too few, or they do not say what is held out.
     """
-    if len(frame) < FEWEST:
+    own = has(frame, target)
+    if own.sum() < FEWEST:
         raise InputError(
-            f"{several(len(frame), 'sample')} with sizes and a measured {target}: at least {FEWEST} are needed"
+            f"{several(int(own.sum()), 'sample')} with sizes and a measured {target}: at least {FEWEST} are needed"
         )
-    given = features(frame, cards)
+    if target != ENERGY:
+        return _fitted(frame, target, features(frame, cards), cards, unit)[0]
+    time, times_ms = _fitted(frame, TIME, features(frame, cards), cards, unit)
+    own &= np.isfinite(times_ms)
+    kept = frame[own].reset_index(drop=True)
+    made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit)
+    return dataclasses.replace(made, time=time, learned=described(frame))
+
+
+def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str) -> tuple[Predictor, Floats]:
+    """Return a predictor, and what one that had not learned it would predict for each sample, NaN for none."""
     wanted = logarithms(frame, target, given)
     fitted = core.fit(given, frame, wanted, unit != "gpu")
     by_model = unit in ("rows", "layer")
@@ -212,7 +259,8 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         models = _both(share, models, missed_models) if by_model else rests
     widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
     totals = _totals(given, frame, wanted - models, wanted, widths)
-    return Predictor(target, unit, fitted.core, smooth, share, widths, pairs, totals, {}, cards, described(frame))
+    made = Predictor(target, unit, fitted.core, smooth, share, widths, pairs, totals, {}, cards, described(frame))
+    return made, given.roofline_ms * np.exp(wanted - rests)
 
 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
@@ -322,6 +370,11 @@ def outside(
         for row in np.flatnonzero(odd):
             lists[row].append(str(name))
     return [", ".join(names) for names in lists]
+
+
+def _each_once(names: str) -> str:
+    """Return names that commas separate, without those that are empty or stand twice."""
+    return ", ".join(dict.fromkeys(filter(None, names.split(", "))))
 
 
 def _pairs(frame: pd.DataFrame, rests: Floats) -> dict[str, dict[str, float | None]]:

@@ -9,6 +9,7 @@ trees learn the logarithm of the ratio to it. Intervals are split-conformal (`in
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,10 @@ class WorkspacePredictor:
     ranges: Mapping[str, tuple[float, float]]
     cards: Given
     learned: Mapping[str, Any]
+
+    def with_cards(self, given: Given) -> WorkspacePredictor:
+        """Return the predictor with facts of further cards."""
+        return dataclasses.replace(self, cards={**self.cards, **given})
 
     def predict(self, frame: pd.DataFrame, level: int = 90) -> Prediction:
         """Return the predictions in bytes for samples, whose workspaces need not be there; NaN where none is known.

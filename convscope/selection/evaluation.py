@@ -91,7 +91,8 @@ def chosen(
     """
     kept = predictor.usable(frame, target)
     kept = kept.assign(work=keys(kept)) if len(kept) else kept.assign(work="")
-    truth = _truth(kept, target)
+    own = kept[predictor.has(kept, target)]
+    truth = _truth(own, target)
     judged = {work for work, by in truth.items() if TORCH in by and sum(map(is_pinnable, by)) > 1}
     if not judged:
         raise InputError(
@@ -104,7 +105,7 @@ def chosen(
         work: choice.choose([*measured[work].values()], rule).chosen.algorithm for work in judged if work in measured
     }
     taken = pd.concat([taken, _taken(MEASURED_BEYOND, beyond, truth)], ignore_index=True)
-    return taken, kept.drop_duplicates("work").set_index("work")
+    return taken, own.drop_duplicates("work").set_index("work")
 
 
 def _truth(frame: pd.DataFrame, target: str) -> dict[str, dict[str, float]]:
@@ -125,19 +126,19 @@ def _of_fold(
     number_of = splits.folds(splits.labels(kept, kind))
     if len(np.unique(number_of)) < 2:
         raise InputError(f"all samples are of one {kind}: at least two are needed to hold one back")
-    pinnable = kept["algorithm"].map(is_pinnable).to_numpy(dtype=bool)
+    pinnable, own = kept["algorithm"].map(is_pinnable).to_numpy(dtype=bool), predictor.has(kept, rule.objective)
     for number in np.unique(number_of):
         out = number_of == number
         may = splits.beside(kept, kind, out)
         made = predictor.fit(kept[may & pinnable].reset_index(drop=True), rule.objective, cards)
-        asked = kept[out & pinnable & kept["work"].isin(judged).to_numpy()]
+        asked = kept[out & own & pinnable & kept["work"].isin(judged).to_numpy()]
         asked = asked.drop_duplicates(["work", "algorithm"]).reset_index(drop=True)
         if asked.empty:
             continue
         candidates: dict[str, list[Candidate]] = {}
         for work, name, value in zip(asked["work"], asked["algorithm"], predictions(made, asked, level), strict=True):
             candidates.setdefault(work, []).append(Candidate(name, {rule.objective: value}))
-        yield from _ways(candidates, truth, {*kept["work"][may]}, rule)
+        yield from _ways(candidates, truth, {*kept["work"][may & own]}, rule)
 
 
 def _ways(

@@ -101,9 +101,9 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
         (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
         (
             lambda text: text.replace('"convscope predictor"', '"something"'),
-            "is something 6, not convscope predictor 6",
+            "is something 7, not convscope predictor 7",
         ),
-        (lambda text: text.replace('"version": 6', '"version": 7'), "is convscope predictor 7, not"),
+        (lambda text: text.replace('"version": 7', '"version": 8'), "is convscope predictor 8, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),
         (lambda text: text.replace("tree\\n", "bush\\n", 1), r"is damaged \(its contents have another SHA-256"),
         (lambda text: "[]", "is no predictor, or a damaged one"),
@@ -197,11 +197,45 @@ def test_too_few_samples_or_too_few_shapes_are_refused():
         predictor.fit(LEARNED, "time", {}, "gpu")
 
 
-def test_joules_are_predicted_as_times_are():
-    frame = LEARNED.assign(energy_j=LEARNED["mean_ms"] * 0.07)
-    made = predictor.fit(predictor.usable(frame, "energy"), "energy", {})
-    truth = ASKED["mean_ms"].to_numpy() * 0.07
-    assert np.abs(made.predict(ASKED).middle / truth - 1).mean() < 0.12
+def with_few_joules(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return samples of which each fourth layer has energy: a power of 60 W, 80 W with many channels."""
+    joules = frame["mean_ms"] * np.where(frame["in_channels"] > 64, 0.08, 0.06)
+    layer = np.arange(len(frame)) // len(BOTH)
+    return frame.assign(energy_j=joules.where(layer % 4 == 0))
+
+
+@pytest.fixture(scope="module")
+def of_energy() -> Predictor:
+    return predictor.fit(predictor.usable(with_few_joules(LEARNED), "energy"), "energy", {})
+
+
+def test_energies_of_few_layers_are_learned_beside_the_times_of_all(of_energy: Predictor):
+    truth = ASKED["mean_ms"] * np.where(ASKED["in_channels"] > 64, 0.08, 0.06)
+    missed = np.abs(of_energy.predict(ASKED).middle / truth - 1).mean()
+    few = with_few_joules(LEARNED).dropna(subset="energy_j")
+    alone = predictor.fit(few.assign(mean_ms=few["energy_j"]), "time", {})
+    missed_alone = np.abs(alone.predict(ASKED).middle / truth - 1).mean()
+    assert missed < min(0.12, 0.8 * missed_alone)
+
+
+def test_a_predictor_of_energy_is_kept_with_that_of_time(of_energy: Predictor, tmp_path: Path):
+    document.write(tmp_path / "energy.json", of_energy, LEARNED)
+    read = document.read(tmp_path / "energy.json")
+    np.testing.assert_array_equal(read.predict(ASKED).middle, of_energy.predict(ASKED).middle)
+
+
+def test_what_the_times_beneath_an_energy_never_saw_is_said_once(of_energy: Predictor):
+    asked = ASKED.iloc[:1].assign(in_channels=4096)
+    (outside,) = of_energy.predict(asked).outside
+    assert outside.split(", ").count("log_channels") == 1
+
+
+def test_facts_of_a_card_reach_the_times_beneath_an_energy(of_energy: Predictor):
+    facts = {"fp32_tflops": 9.3, "bandwidth_gbps": 732.0, "sm_count": 56}
+    asked = ASKED.assign(gpu_name="A card of tomorrow")
+    with pytest.raises(InputError, match="A card of tomorrow"):
+        of_energy.predict(asked)
+    assert np.isfinite(of_energy.with_cards({"A card of tomorrow": facts}).predict(asked).middle).all()
 
 
 def test_samples_that_were_refused_or_have_no_sizes_are_not_learned():
@@ -210,7 +244,9 @@ def test_samples_that_were_refused_or_have_no_sizes_are_not_learned():
     frame.loc[1, "in_height_px"] = np.nan
     frame.loc[2, "mean_ms"] = np.nan
     assert len(predictor.usable(frame, "time")) == len(LEARNED) - 3
-    assert len(predictor.usable(frame, "energy")) == 0
+    assert not predictor.has(predictor.usable(frame, "energy"), "energy").any()
+    with pytest.raises(InputError, match="0 samples with sizes and a measured energy"):
+        predictor.fit(predictor.usable(frame, "energy"), "energy", {})
 
 
 def test_intervals_against_pytorchs_own_choice_hold_and_are_narrower_for_what_both_share():

@@ -26,6 +26,8 @@ from convscope.prediction.features import CATEGORIES, Features, Floats, features
 
 POINT = ("gpu_name", *WORK)
 """Columns of a sample that its features follow from."""
+TIMES = "times_ms"
+"""Further column of points, where the target follows from times (`Features.times_ms`)."""
 LENGTH = 20.0
 """Distance at which two samples are less than half as alike, in standard deviations of features (`WEIGHTS`)."""
 WEIGHTS: Mapping[str, float] = {"log_": 2.0, "last_wave_": 0.0}
@@ -51,7 +53,7 @@ class Process:
     """A fitted process: its estimate is the arithmetic's mean, and the likeness to each point times the weight of it.
 
     Attributes:
-        points: the samples that it rests on, by column (`POINT`).
+        points: the samples that it rests on, by column (`POINT`, and `TIMES` for a target that follows from them).
         weights: of each point.
         means: by arithmetic.
         center, spread: of features, which are taken off and divided by.
@@ -78,7 +80,9 @@ class Process:
     @functools.cached_property
     def _places(self) -> tuple[_Places, splits.Labels]:
         frame = pd.DataFrame(dict(self.points))
-        return _Places.of(features(frame, self.cards), self.center, self.spread), splits.joined(frame, ARITHMETIC)
+        times_ms = frame[TIMES].to_numpy(float) if TIMES in frame else None
+        given = features(frame, self.cards, times_ms)
+        return _Places.of(given, self.center, self.spread), splits.joined(frame, ARITHMETIC)
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ def fit(
             for judged, out in division:
                 found.leave_out(judged, out, rest)
     columns = {name: frame[name].iloc[np.array(points)].tolist() for name in POINT}
+    if given.times_ms is not None:
+        columns[TIMES] = given.times_ms[points].tolist()
     return Fitted(Process(columns, weights, means, *own, cards), rests)
 
 
