@@ -188,15 +188,36 @@ def layers_of(
     Raises:
         InputError: the model cannot take this size.
     """
+    return tuple(called_of(source, size, batch_size, seed, pretrained))
+
+
+def called_of(
+    source: Source, size: Size, batch_size: int, seed: int, pretrained: bool,
+    watch: Callable[[nn.Module], object] | None = None,
+) -> list[Layer]:  # fmt: skip
+    """List the convolutions of one pass as `layers_of` does.
+
+    Args:
+        watch: called with each model that is followed before it runs.
+
+    Raises:
+        InputError: the model cannot take this size.
+    """
     shapes = source.input_shapes(size, batch_size)
     try:
-        return tuple(called(source.name, _on_meta(source), shapes))
+        return called(source.name, _on_meta(source) if watch is None else _watched(source.shapes(), watch), shapes)
     except InputError as error:
         if isinstance(source, TorchvisionSource) and names.takes_usual_sizes(source.name):
             raise
         refused = error
     model = source.build(seed, pretrained)
-    return tuple(_on_cpu(source.name, model, lambda: source.inputs(size, batch_size, seed), refused))
+    model = model if watch is None else _watched(model, watch)
+    return _on_cpu(source.name, model, lambda: source.inputs(size, batch_size, seed), refused)
+
+
+def _watched(model: nn.Module, watch: Callable[[nn.Module], object]) -> nn.Module:
+    watch(model)
+    return model
 
 
 @functools.lru_cache(maxsize=4)

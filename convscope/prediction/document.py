@@ -17,6 +17,7 @@ from convscope.dataset.samples import WORK
 from convscope.errors import InputError
 from convscope.prediction import workspace
 from convscope.prediction.calibration import Correction
+from convscope.prediction.intervals import Growth
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Process
@@ -58,7 +59,9 @@ def _of_times(predictor: Predictor) -> dict[str, Any]:
     corrections = {name: dataclasses.asdict(each) for name, each in predictor.corrections.items()}
     smooth = predictor.process and {k: v for k, v in _plain(predictor.process).items() if k != "cards"}
     times = predictor.time and _of_times(predictor.time)
-    return {**_plain(predictor), "core": parts, "process": smooth, "corrections": corrections, "time": times}
+    growth = dataclasses.asdict(predictor.growth)
+    changed = {"core": parts, "process": smooth, "corrections": corrections, "time": times, "growth": growth}
+    return {**_plain(predictor), **changed}
 
 
 def _of_workspaces(predictor: WorkspacePredictor) -> dict[str, Any]:
@@ -79,6 +82,7 @@ def _times(document: Mapping[str, Any]) -> Predictor:
     parts["names"] = tuple(parts["names"])
     corrections = {name: Correction(**each) for name, each in document["corrections"].items()}
     own = {field.name: document[field.name] for field in dataclasses.fields(Predictor)}
+    own["growth"] = Growth(**document["growth"])
     smooth = document["process"] and Process(**document["process"], cards=document["cards"])
     times = document["time"] and _times(document["time"])
     return Predictor(**{**own, "core": Core(**parts), "process": smooth, "corrections": corrections, "time": times})

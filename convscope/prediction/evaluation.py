@@ -14,7 +14,7 @@ from convscope.dataset import splits
 from convscope.dataset.samples import WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
-from convscope.prediction import calibration, predictor, workspace
+from convscope.prediction import calibration, held_out, predictor, workspace
 from convscope.prediction.baselines import BASELINES, nearest
 from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
@@ -203,7 +203,7 @@ def _of_split(
 
 def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str) -> Iterator[Score]:
     """Yield the scores of sums over the held-back layers of each pass of a model, by both intervals."""
-    keys = predictor.passes(held_back)
+    keys = held_out.passes(held_back)
     here = keys != ""
     if not here.any():
         return

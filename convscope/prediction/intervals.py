@@ -7,10 +7,13 @@ a Random World (2005), chapter 4 (Mondrian conformal prediction). Those of sums 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
+from scipy.optimize import nnls
 
 from convscope.dataset.splits import Labels
 from convscope.prediction.features import Floats
@@ -22,7 +25,61 @@ LEVELS = (50, 80, 90, 95)
 FEWEST = 50
 """Rests that a group needs for intervals of itself."""
 
+BINS = 20
+"""Groups of rests by distance, from which the growth of an interval is learned: fewer where some had too few rests."""
+LEAST_SHARE = 0.1
+"""Width where nothing is far, as a share of the mean width, at least."""
+REACH = 0.99
+"""Share of the held-out rows that are no further from what was learned than an interval is said to hold for."""
+MOST_REACHES = 3
+"""Distance over the reach from which on an interval grows no more: nothing so far away was seen."""
+
 Widths = Mapping[str, Mapping[str, float | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Growth:
+    """How intervals grow with the distance from what was learned: as `start` + `slope` × distance, at 1 in the mean.
+
+    Source: Lei, G'Sell, Rinaldo, Tibshirani and Wasserman, Distribution-free predictive inference for regression
+    (2018), section 5.2: rests are divided by what they depend on, so that their quantiles hold for each of its values.
+
+    Attributes:
+        reach: distance beyond which hardly anything was held out; None where the distance says nothing.
+    """
+
+    start: float = 1.0
+    slope: float = 0.0
+    reach: float | None = None
+
+    def at(self, far: Floats) -> Floats:
+        """Return the width at these distances, over that in the mean."""
+        if self.reach is None:
+            return np.full(len(far), self.start)
+        found: Floats = self.start + self.slope * np.minimum(far, MOST_REACHES * self.reach)
+        return found
+
+    def is_beyond(self, far: Floats) -> npt.NDArray[np.bool_]:
+        """Tell which distances are larger than those that intervals were learned from."""
+        return np.full(len(far), False) if self.reach is None else far > self.reach
+
+
+def growth(rests: Floats, far: Floats) -> Growth:
+    """Return how the sizes of rests grow with the distance; not at all where too few rests, or distances, are known."""
+    known = np.isfinite(rests) & np.isfinite(far)
+    sizes, far = np.abs(rests[known]), far[known]
+    bins = min(BINS, len(sizes) // FEWEST)
+    if bins < 2 or far.min() == far.max():
+        return Growth()
+    parts = np.array_split(np.argsort(far, kind="stable"), bins)
+    middles = np.array([far[part].mean() for part in parts])
+    high = np.array([np.quantile(sizes[part], 0.9) for part in parts])
+    start, slope = nnls(np.stack([np.ones(bins), middles], axis=1), high)[0]
+    start = max(start, LEAST_SHARE * float(high.mean()))
+    usual = start + slope * float(far.mean())
+    if usual == 0:
+        return Growth()
+    return Growth(float(start / usual), float(slope / usual), float(np.quantile(far, REACH)))
 
 
 def widths(rests: Floats, groups: Labels) -> dict[str, dict[str, float | None]]:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from convscope.convolution import models
 from convscope.convolution.layer import Layer
+from convscope.convolution.sources.network import Network
 from convscope.cudnn.shape import dimensions
 from convscope.dataset.samples import SAMPLES, SampleRow
 from convscope.errors import InputError
@@ -21,6 +22,8 @@ def samples(
 ) -> pd.DataFrame:  # fmt: skip
     """Return a row for each 2-D convolution of a model and each algorithm, without times.
 
+    The layout of a row is the one that PyTorch computes it in (`Network.computed_last`).
+
     Args:
         model: a name, as `run_profile.py --model` takes it.
         input_size: of the images, in pixels; None is the one that the model takes alone, or 224.
@@ -32,16 +35,19 @@ def samples(
     if input_size is None:
         input_size = source.fixed_px or _USUAL_PX
     source.refuse_other_sizes([input_size], "this --input-size")
-    layers = [each for each in models.layers_of(source, input_size, batch_size) if _is_plain(each)]
+    taken = Network(source, batch_size, layout=layout)
+    layers = [each for each in taken.layers(input_size) if _is_plain(each)]
     if not layers:
         raise InputError(f"{model} has no 2-D convolution that could be predicted")
+    last = taken.computed_last(input_size)
     rows = [
         SampleRow(
             gpu_name=gpu_name, algorithm=algorithm, batch_size=layer.batch, in_channels=layer.in_channels,
             out_channels=layer.out_channels, in_height_px=layer.size[0], in_width_px=layer.size[1],
             kernel_size=dimensions(layer.kernel), stride=dimensions(layer.stride), padding=dimensions(layer.padding),
-            dilation=dimensions(layer.dilation), groups=layer.groups, dtype=dtype, math=math, layout=layout,
-            run="predicted", model=model, layer=layer.name, input_size=input_size,
+            dilation=dimensions(layer.dilation), groups=layer.groups, dtype=dtype, math=math,
+            layout="nhwc" if layer.name in last else layout, run="predicted", model=model, layer=layer.name,
+            input_size=input_size,
         )
         for algorithm in algorithms
         for layer in layers

@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ from convscope.cli.display import several
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
-from convscope.prediction import calibration, intervals
+from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
 from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.held_out import FEWEST, FEWEST_MODELS, passes
+from convscope.prediction.intervals import Growth
 from convscope.prediction.learners import core, process
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
@@ -38,17 +41,11 @@ TARGETS: Mapping[str, tuple[str, str]] = {
 TIME, ENERGY = "time", "energy"
 OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
-FEWEST = 100
-"""Samples that a predictor is fitted to at least."""
-PASS = ("gpu_name", "cudnn", "run", "model", "input_size", "batch_size", *ARITHMETIC, "algorithm")
-"""Columns that samples of one pass of a model by one algorithm have in common."""
-FEWEST_MODELS = 4
-"""Models that intervals of sums are learned from at least: they give a level of 80 %; 9 give 90 %, and 19 95 %."""
 ADDED_LEVEL = 90
 """Level of the layers' intervals whose ends are added up; what is learned is the share of it that a sum misses."""
+FAR = "far from all"
+"""Stands among the features outside what was learned where a call is far from every other (`Growth.reach`)."""
 Given = Mapping[str, Mapping[str, float]]
-Divisions = Sequence[tuple[Mask, Mask]]
-"""Pairs of rows that are held out and judged, and of all rows that are left out with them."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Predictor:
 
     Attributes:
         unit: what was held out for its intervals: one of `splits.KINDS`.
-        widths: of its intervals, by algorithm.
+        widths: of its intervals, by algorithm; `growth` says how they grow with the distance from what was learned.
         process: the smooth part of the estimate, beside the trees of `core`, None for none; `share` is its share.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that
             both share cancels.
@@ -84,6 +81,7 @@ class Predictor:
     process: Process | None
     share: float
     widths: intervals.Widths
+    growth: Growth
     pairs: intervals.Widths
     totals: Mapping[str, float | None]
     corrections: Mapping[str, Correction]
@@ -103,7 +101,8 @@ class Predictor:
         timed = None if self.time is None else self.time.predict(frame, level)
         given = features(frame, self.cards, None if timed is None else timed.middle)
         found = self.estimated(given, frame)
-        half = intervals.of_rows(self.widths, list(frame["algorithm"]), level)
+        far = self._far(given, frame)
+        half = intervals.of_rows(self.widths, list(frame["algorithm"]), level) * self.growth.at(far)
         for name, correction in self.corrections.items():
             here = (frame["gpu_name"] == name).to_numpy()
             if here.any():
@@ -114,6 +113,8 @@ class Predictor:
         middle = given.roofline_ms * np.exp(found)
         learned = None if self.unit == "gpu" else [*self.learned["gpu_names"], *self.corrections]
         odd = outside(given, frame, self.core.ranges, self.core.levels, learned)
+        beyond = self.growth.is_beyond(far)
+        odd = [_each_once(f"{names}, {FAR}") if out else names for names, out in zip(odd, beyond, strict=True)]
         if timed is not None:
             odd = [_each_once(f"{one}, {other}") for one, other in zip(odd, timed.outside, strict=True)]
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
@@ -143,6 +144,10 @@ class Predictor:
             return by_trees
         smooth = self.process.predict(given, frame) + self.core.common(given, frame)
         return np.where(np.isnan(smooth), by_trees, (1 - self.share) * by_trees + self.share * smooth)
+
+    def _far(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return how far each row is from what was learned; 0 for a new card, far from which all is alike."""
+        return np.zeros(len(frame)) if self.process is None else self.process.far(given, frame)
 
     def sums(self, frame: pd.DataFrame, keys: splits.Labels, level: int = 90) -> pd.DataFrame:
         """Return the sum of the predictions of each key, in the order of the keys, with its interval.
@@ -175,7 +180,8 @@ class Predictor:
 
         It is infinite where too few pairs were learned. Of a card that a correction is for it is that of the others.
         """
-        return intervals.of_rows(self.pairs, list(frame["algorithm"]), level)
+        far = self._far(self.features_of(frame), frame)
+        return intervals.of_rows(self.pairs, list(frame["algorithm"]), level) * self.growth.at(far)
 
     def corrected(self, measured: pd.DataFrame) -> Predictor:
         """Return the predictor with a correction for the one card that these samples are of.
@@ -244,23 +250,33 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
 
 def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str) -> tuple[Predictor, Floats]:
     """Return a predictor, and what one that had not learned it would predict for each sample, NaN for none."""
-    wanted = logarithms(frame, target, given)
-    fitted = core.fit(given, frame, wanted, unit != "gpu")
-    by_model = unit in ("rows", "layer")
-    held_out, of_models = _divisions(frame, unit), _by_model(frame) if by_model else []
-    rests = fitted.rests if unit == "layer" else _held_out(given, frame, wanted, held_out, unit)
-    models = _held_out(given, frame, wanted, of_models, unit) if by_model else rests
-    smooth, share = None, 0.0
-    if unit != "gpu":
-        found = process.fit(given, frame, wanted - fitted.core.common(given, frame), cards, [held_out, of_models])
-        smooth, (missed, missed_models) = found.process, found.rests
-        share = process.share(rests, missed)
-        rests = _both(share, rests, missed)
-        models = _both(share, models, missed_models) if by_model else rests
-    widths, pairs = intervals.widths(rests, frame["algorithm"].to_numpy(dtype=object)), _pairs(frame, rests)
-    totals = _totals(given, frame, wanted - models, wanted, widths)
-    made = Predictor(target, unit, fitted.core, smooth, share, widths, pairs, totals, {}, cards, described(frame))
-    return made, given.roofline_ms * np.exp(wanted - rests)
+    wanted, is_new_card = logarithms(frame, target, given), unit == "gpu"
+    fitted = core.fit(given, frame, wanted, not is_new_card)
+    parts = held_out.by(frame, unit)
+    models = held_out.by_model(frame) if unit in ("rows", "layer") else parts
+    by_trees = partial(held_out.missed_by_trees, given, frame, wanted, is_linear=not is_new_card)
+    missed = fitted.rests if unit == "layer" else by_trees(parts)
+    missed_models = by_trees(models) if models is not parts else missed
+    smooth, share, nowhere = None, 0.0, np.zeros(len(frame))
+    far: Floats = nowhere
+    far_models: Floats = nowhere
+    if not is_new_card:
+        left = wanted - fitted.core.common(given, frame)
+        found = process.fit(given, frame, left, cards, [parts, models])
+        smooth, (near, near_models) = found.process, found.rests
+        share, (far, far_models) = process.share(missed, near), found.far
+        missed, missed_models = _both(share, missed, near), _both(share, missed_models, near_models)
+    growth = (
+        Growth() if unit == "rows" else intervals.growth(missed, far)
+    )  # rows have others of their shape beside them
+    names = frame["algorithm"].to_numpy(dtype=object)
+    widths, pairs = intervals.widths(missed / growth.at(far), names), _pairs(frame, missed, growth.at(far))
+    half = intervals.of_rows(widths, list(names), ADDED_LEVEL) * growth.at(far_models)
+    totals = _totals(given, frame, wanted - missed_models, wanted, half)
+    made = Predictor(
+        target, unit, fitted.core, smooth, share, widths, growth, pairs, totals, {}, cards, described(frame)
+    )
+    return made, given.roofline_ms * np.exp(wanted - missed)
 
 
 def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
@@ -268,76 +284,25 @@ def _both(share: float, trees: Floats, smooth: Floats) -> Floats:
     return np.where(np.isnan(smooth), trees, (1 - share) * trees + share * smooth)
 
 
-def passes(frame: pd.DataFrame) -> splits.Labels:
-    """Return for each row the pass of a model that it is of; "" without a model, and for a pass of one row alone."""
-    found = pd.Series(splits.joined(frame, PASS))
-    several = found.map(found.value_counts()) > 1
-    return np.where(several & frame["model"].notna().to_numpy(), found, "").astype(object)
-
-
 def _totals(
-    given: Features, frame: pd.DataFrame, held_out: Floats, wanted: Floats, widths: intervals.Widths
+    given: Features, frame: pd.DataFrame, predicted: Floats, wanted: Floats, half: Floats
 ) -> dict[str, float | None]:
     """Return shares of the added-up half width for sums over passes, from predictions of models that were held out.
 
     Args:
-        held_out, wanted: the logarithms over the roofline, predicted and measured; NaN where no prediction is.
+        predicted, wanted: the logarithms over the roofline; NaN where no prediction is.
+        half: of each row's interval in the logarithm, half the width.
     """
     keys = passes(frame)
-    half = intervals.of_rows(widths, list(frame["algorithm"]), ADDED_LEVEL)
-    middle = given.roofline_ms * np.exp(held_out)
+    middle = given.roofline_ms * np.exp(predicted)
     columns = {"truth": given.roofline_ms * np.exp(wanted), "middle": middle, "wide": middle * np.exp(half)}
-    known = (keys != "") & np.isfinite(held_out)
+    known = (keys != "") & np.isfinite(predicted)
     table = pd.DataFrame({**columns, "model": frame["model"].to_numpy(dtype=object), "pass": keys})[known]
     found = table.groupby("pass").agg({"truth": "sum", "middle": "sum", "wide": "sum", "model": "first"})
     if found["model"].nunique() < FEWEST_MODELS:
         return {}
     missed = np.abs(np.log(found["truth"] / found["middle"])) / np.log(found["wide"] / found["middle"])
     return intervals.shares(missed.to_numpy(float), found["model"].to_numpy(dtype=object))
-
-
-def _by_model(frame: pd.DataFrame) -> Divisions:
-    """Return divisions that hold out whole models; none where models are too few, or too little is left beside some."""
-    has = (passes(frame) != "") & frame["model"].notna().to_numpy()
-    if frame["model"][has].nunique() < FEWEST_MODELS:
-        return []
-    number_of = np.full(len(frame), -1)
-    number_of[has] = splits.folds(frame["model"][has].to_numpy(dtype=object))
-    found = []
-    for number in np.unique(number_of[has]):
-        out = number_of == number
-        may = splits.beside(frame, "family", out)
-        if may.sum() < FEWEST or len({splits.part(shape) for shape in splits.labels(frame[may], "layer")}) < 2:
-            return []
-        found.append((out, ~may))
-    return found
-
-
-def _divisions(frame: pd.DataFrame, unit: str) -> Divisions:
-    """Return divisions that hold out parts of the labels of a kind one after another, and what goes with them."""
-    number_of = splits.folds(splits.labels(frame, unit))
-    found = []
-    for number in np.unique(number_of):
-        out = number_of == number
-        if out.all():
-            raise InputError(f"intervals for another {unit} need samples of at least two")
-        found.append((out, ~splits.beside(frame, unit, out)))
-    return found
-
-
-def _held_out(given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions, unit: str) -> Floats:
-    """Return for each row what trees miss that were fitted without it and what goes with it; NaN for a row in none."""
-    rests = np.full(len(frame), np.nan)
-    for out, beside in divisions:
-        rests[out] = _rests(given, frame, wanted, ~beside, out, unit)
-    return rests
-
-
-def _rests(given: Features, frame: pd.DataFrame, wanted: Floats, may: Mask, out: Mask, unit: str) -> Floats:
-    """Return what trees miss of the rows `out` that were fitted to the rows `may`."""
-    learned = core.fit(given.rows(may), frame[may], wanted[may], unit != "gpu").core
-    missed: Floats = wanted[out] - learned.predict(given.rows(out), frame[out])
-    return missed
 
 
 def described(frame: pd.DataFrame) -> dict[str, Any]:
@@ -377,12 +342,16 @@ def _each_once(names: str) -> str:
     return ", ".join(dict.fromkeys(filter(None, names.split(", "))))
 
 
-def _pairs(frame: pd.DataFrame, rests: Floats) -> dict[str, dict[str, float | None]]:
-    """Return widths for the ratio of each algorithm to PyTorch's own choice, from rests of the same work and card."""
+def _pairs(frame: pd.DataFrame, rests: Floats, scale: Floats) -> dict[str, dict[str, float | None]]:
+    """Return widths for the ratio of each algorithm to PyTorch's own choice, from rests of the same work and card.
+
+    Args:
+        scale: of the widths, by row: how they grow with the distance from what was learned.
+    """
     works = splits.joined(frame, ("gpu_name", "cudnn", *SHAPE, *ARITHMETIC))
     names = frame["algorithm"].to_numpy(dtype=object)
     own = pd.Series(rests[names == OWN]).groupby(works[names == OWN]).mean()
-    between = rests - np.array([own.get(work, np.nan) for work in works], dtype=np.float64)
+    between = (rests - np.array([own.get(work, np.nan) for work in works], dtype=np.float64)) / scale
     both = np.isfinite(between) & (names != OWN)
     return intervals.widths(between[both], names[both])
 

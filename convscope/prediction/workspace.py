@@ -26,9 +26,10 @@ from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import intervals, predictor
 from convscope.prediction.features import Features, Floats, features
+from convscope.prediction.held_out import FEWEST
 from convscope.prediction.learners import booster, core
 from convscope.prediction.learners.booster import Booster
-from convscope.prediction.predictor import FEWEST, Given, Prediction
+from convscope.prediction.predictor import Given, Prediction
 
 TARGET, COLUMN = "workspace", "workspace_bytes"
 SIZES = ("1", "input", "output", "filters", "patches", "tiles of the input", "tiles of the output")

@@ -20,24 +20,16 @@ def parts(work: Work) -> tuple[Work, list[Part]]:
     """
     source = models.find_source(work.model)
     source.refuse_other_sizes([work.input_size], "this --input-size")
-    taken = Network(source, work.batch_size)
+    taken = Network(source, work.batch_size, layout=work.layout)
     layers = taken.layers(work.input_size)
     if not layers:
         raise InputError(f"{source.name} has no convolution")
     shapes: dict[str, set[tuple[object, ...]]] = {}
     for layer in layers:
         shapes.setdefault(layer.name, set()).add(layer.cost_key)
-    last = _last(taken, work)
+    last = taken.computed_last(work.input_size)
     found = [Part(layer, _why_left(layer, len(shapes[layer.name]) > 1, layer.name in last)) for layer in layers]
     return work.of(source.name, source.digest), found
-
-
-def _last(taken: Network, work: Work) -> frozenset[str]:
-    """Return the names of the convolutions that PyTorch computes channels last though NCHW is asked for."""
-    try:
-        return taken.computed_last(work.input_size) if work.layout == "nchw" else frozenset()
-    except InputError:  # it cannot be followed without numbers
-        return frozenset()
 
 
 def _why_left(layer: Layer, several: bool, is_last: bool) -> str | None:

@@ -60,3 +60,35 @@ def test_a_high_level_needs_many_groups():
     assert intervals.shares(sizes[:8], np.array(names[:8], dtype=object))["90"] is None
     assert intervals.shares(sizes[:9], np.array(names[:9], dtype=object))["90"] == 8.0
     assert intervals.shares(sizes, np.array(names * 10, dtype=object))["95"] is None
+
+
+def test_intervals_that_grow_hold_near_and_far():
+    draw = np.random.default_rng(0)
+    far = draw.uniform(0, 10, 4000)
+    rests, groups = draw.normal(0, 0.02 + 0.05 * far), np.full(4000, "gemm", dtype=object)
+    growth = intervals.growth(rests, far)
+    known = intervals.widths(rests / growth.at(far), groups)
+    asked = draw.uniform(0, 10, 4000)
+    half = intervals.of_rows(known, list(groups), 90) * growth.at(asked)
+    holds = np.abs(draw.normal(0, 0.02 + 0.05 * asked)) <= half
+    for least, most in ((0, 1), (1, 5), (5, 10)):
+        assert 100 * holds[(asked >= least) & (asked < most)].mean() == pytest.approx(90, abs=5)
+    constant = intervals.of_rows(intervals.widths(rests, groups), list(groups), 90)
+    assert 100 * (np.abs(rests) <= constant)[far > 8].mean() < 80  # what they were before
+
+
+def test_intervals_do_not_grow_where_the_distance_says_nothing():
+    draw = np.random.default_rng(0)
+    rests, far = draw.normal(0, 1, 2000), draw.uniform(0, 1, 2000)
+    assert intervals.growth(rests, far).at(np.array([0.0, 1.0])) == pytest.approx([1, 1], abs=0.15)
+    for growth in (intervals.growth(rests, np.zeros(2000)), intervals.growth(rests[:60], far[:60])):
+        assert growth.at(np.array([0.0, 5.0, np.inf])).tolist() == [1, 1, 1]
+        assert not growth.is_beyond(np.array([0.0, np.inf])).any()
+
+
+def test_intervals_do_not_grow_without_end():
+    far = np.linspace(0, 1, 2000)
+    growth = intervals.growth(far, far)
+    assert growth.reach == pytest.approx(0.99, abs=0.01)
+    assert growth.is_beyond(np.array([0.5, 2.0, np.inf])).tolist() == [False, True, True]
+    assert growth.at(np.array([np.inf])) == growth.at(np.array([3 * growth.reach]))

@@ -100,6 +100,42 @@ def test_apply_predicts_the_layers_of_a_model(folder: Path, capsys: Capture):
     assert said in lines[6]
 
 
+PERMUTED = """
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(16, 32, 3), nn.LayerNorm(32), nn.Conv2d(32, 16, 3)
+
+    def forward(self, x):
+        x = self.first(x.mean(1, keepdim=True).repeat(1, 16, 1, 1))
+        return self.last(self.norm(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2))
+"""
+
+
+def test_apply_takes_a_layer_in_the_order_in_which_pytorch_computes_it(folder: Path, tmp_path: Path, capsys: Capture):
+    path = tmp_path / "net.py"
+    path.write_text(PERMUTED)
+    asked = [
+        "--model",
+        f"{path}:Net",
+        "--input-size",
+        "64",
+        "--gpu",
+        "Tesla P4",
+        "--math",
+        "fp32",
+        "--algorithm",
+        "gemm",
+    ]
+    assert program.main(["predict", "apply", str(folder / "predictor.json"), *asked]) == 0
+    first, last = capsys.readouterr().out.splitlines()[1:3]
+    assert "layout" not in first
+    assert "layout" in last  # no sample of it is channels last
+
+
 def test_fit_says_which_workspaces_it_can_know(folder: Path, tmp_path: Path, capsys: Capture):
     out = tmp_path / "p.json"
     assert program.main(["predict", "fit", str(folder / "memory.csv"), "--target", "workspace", "-o", str(out)]) == 0

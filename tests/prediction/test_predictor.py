@@ -79,7 +79,7 @@ def test_what_was_never_learned_is_said(made: Predictor):
     asked["gpu_name"] = ["Tesla T4", "Tesla T4", "Tesla P4", "Tesla T4"]
     outside = made.predict(asked).outside
     assert "log_channels" in outside[0]
-    assert outside[1].endswith("dtype")
+    assert outside[1] == "dtype, far from all"
     assert outside[2].startswith("card")
     assert outside[3] == ""
 

@@ -93,3 +93,22 @@ def test_whole_shapes_are_left_out_where_there_are_too_many():
     shapes = pd.Series(splits.labels(frame, "layer"))
     assert 28 <= len(kept) <= 31
     assert set(shapes.iloc[kept].value_counts()) == {2}
+
+
+def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_engine():
+    frame = samples(60)
+    given, wanted = features(frame, {}), smooth(frame)
+    out = np.arange(len(frame)) < 20
+    fitted = process.fit(given, frame, wanted, {}, [[(out, out)]])
+    alone = process.fit(given.rows(~out), frame[~out].reset_index(drop=True), wanted[~out], {}).process
+    assert np.isnan(fitted.far[0][~out]).all()
+    assert (fitted.far[0][out] > 0).all()
+    # The scale of features is that of all samples there, and of two thirds of them here.
+    np.testing.assert_allclose(fitted.far[0][out], alone.far(given.rows(out), frame[out]), rtol=0.3)
+    assert (fitted.process.far(given, frame) < 1e-9).all()
+    by_gemm = frame[frame["algorithm"] == "gemm"].reset_index(drop=True)
+    of_gemm = process.fit(features(by_gemm, {}), by_gemm, smooth(by_gemm), {}).process
+    unknown = by_gemm.assign(algorithm="direct")
+    assert (of_gemm.far(features(unknown, {}), unknown) < 1e-9).all()  # the nearest by any
+    other = by_gemm.assign(dtype="float16")
+    assert np.isinf(of_gemm.far(features(other, {}), other)).all()

@@ -14,7 +14,7 @@ from convscope import __main__ as program
 from convscope.dataset import samples as files
 from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES, SampleRow
-from convscope.prediction import document, evaluation, predictor
+from convscope.prediction import document, evaluation, held_out, predictor
 from convscope.prediction.predictor import Predictor
 
 LAYERS = 12
@@ -46,7 +46,7 @@ def learned(spread: tuple[float, float]) -> Predictor:
 @pytest.mark.parametrize("spread", [APART, ALIKE])
 def test_the_interval_holds_for_models_that_were_not_learned(spread: tuple[float, float]):
     asked = of_models(100, spread, seed=7)
-    keys = predictor.passes(asked)
+    keys = held_out.passes(asked)
     found = learned(spread).sums(asked, keys, level=80)
     truth = asked["mean_ms"].groupby(keys).sum()
     assert len(found) == 100
@@ -58,7 +58,7 @@ def test_it_is_narrower_than_added_ends_where_layers_err_apart_and_about_as_wide
     widths = {}
     for spread in (APART, ALIKE):
         asked = of_models(20, spread, seed=7)
-        found = learned(spread).sums(asked, predictor.passes(asked))
+        found = learned(spread).sums(asked, held_out.passes(asked))
         widths[spread] = float((np.log(found["high"] / found["low"]) / np.log(found["most"] / found["least"])).mean())
     assert widths[APART] < 0.6
     assert 0.8 < widths[ALIKE] < 1.3
@@ -70,7 +70,7 @@ def test_few_models_or_none_leave_the_ends_added_up():
     for each in (three, frame.assign(model=None)):
         made = predictor.fit(each, "time", {})
         assert made.totals == {}
-        found = made.sums(frame, predictor.passes(frame))
+        found = made.sums(frame, held_out.passes(frame))
         assert not found["learned"].any()
         pd.testing.assert_series_equal(found["low"], found["least"], check_names=False)
         pd.testing.assert_series_equal(found["high"], found["most"], check_names=False)
@@ -92,20 +92,20 @@ def test_a_level_that_models_are_too_few_for_has_the_ends_added_up():
     assert made.totals["90"] is not None
     assert made.totals["95"] is None
     asked = of_models(2, ALIKE, seed=7)
-    assert not made.sums(asked, predictor.passes(asked), level=95)["learned"].any()
+    assert not made.sums(asked, held_out.passes(asked), level=95)["learned"].any()
 
 
 def test_a_card_with_a_correction_has_the_ends_added_up():
     made, there = learned(APART), of_models(3, APART, seed=5).assign(gpu_name="Tesla P4")
     corrected = made.corrected(there)
-    assert made.sums(there, predictor.passes(there))["learned"].all()
-    assert not corrected.sums(there, predictor.passes(there))["learned"].any()
+    assert made.sums(there, held_out.passes(there))["learned"].all()
+    assert not corrected.sums(there, held_out.passes(there))["learned"].any()
 
 
 def test_a_pass_is_of_one_run_and_a_layer_alone_is_none():
     frame = of_models(2, APART)
     both = pd.concat([frame, frame.assign(run="again"), frame.iloc[:1].assign(run="alone")], ignore_index=True)
-    keys = predictor.passes(both)
+    keys = held_out.passes(both)
     assert pd.Series(keys).value_counts().to_dict() == dict.fromkeys(keys[:-1], LAYERS) | {"": 1}
     assert len({*keys}) == 5
 

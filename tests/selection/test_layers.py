@@ -62,7 +62,7 @@ class Net(nn.Module):
         self.copied, self.last = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 2, 14)
 
     def forward(self, x):
-        x = self.next(self.block(self.stem(x)))
+        x = self.next(self.block(self.stem(x))) if True else x
         return self.last(self.copied(x.contiguous())).flatten(1)
 """
 ONE = layer(
@@ -90,12 +90,20 @@ def test_what_cannot_be_pinned_is_left_to_pytorch_with_its_reason_and_has_its_pl
     ]
 
 
-@pytest.mark.parametrize(("layout", "others"), [("nchw", ("block.conv", "next")), ("nhwc", ())], ids=("nchw", "nhwc"))
+@pytest.mark.parametrize(
+    ("layout", "condition", "others"),
+    [
+        ("nchw", "True", ("block.conv", "next")),
+        ("nchw", "bool(x.isfinite().all())", ("block.conv", "next")),  # not to be followed without numbers
+        ("nhwc", "True", ()),
+    ],
+    ids=("nchw", "by numbers", "nhwc"),
+)
 def test_a_layer_that_pytorch_computes_in_another_order_than_that_of_the_samples_is_left_to_it(
-    layout: str, others: tuple[str, ...], tmp_path: Path
+    layout: str, condition: str, others: tuple[str, ...], tmp_path: Path
 ):
     path = tmp_path / "net.py"
-    path.write_text(PERMUTED)
+    path.write_text(PERMUTED.replace("True", condition))
     _, parts = network.parts(Work(f"{path}:Net", 16, 2, "tf32", "float32", layout))
     reasons = {part.layer.name: part.why_left for part in parts}
     why = "its input comes in nhwc, and PyTorch computes it so: samples are of nchw"

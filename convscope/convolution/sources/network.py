@@ -94,12 +94,14 @@ class Network:
         """Name the `nn.Conv2d` modules that PyTorch computes channels last in one pass of a network in NCHW.
 
         Their input comes so, behind code that permutes, as the blocks of ConvNeXt do. PyTorch computes channels last
-        where input or weight are.
+        where input or weight are. Of a network in NHWC none is named: all are.
 
         Raises:
             InputError: the model cannot take this size.
         """
-        model, found = self.source.shapes(), set[str]()
+        found = set[str]()
+        if self.layout == "nhwc":
+            return frozenset()
 
         def note(module: nn.Module, given: tuple[torch.Tensor, ...], output: torch.Tensor, name: str) -> torch.Tensor:
             if not _is_last(given[0]):
@@ -107,10 +109,13 @@ class Network:
             found.add(name)
             return output.contiguous(memory_format=torch.channels_last)  # on the meta device it may lie otherwise
 
-        for name, module in model.named_modules():
-            if isinstance(module, nn.Conv2d):
-                module.register_forward_hook(functools.partial(note, name=name))
-        models.called(self.source.name, model, self.source.input_shapes(size, self.batch_size))
+        def watch(model: nn.Module) -> None:
+            found.clear()
+            for name, module in model.named_modules():
+                if isinstance(module, nn.Conv2d):
+                    module.register_forward_hook(functools.partial(note, name=name))
+
+        models.called_of(self.source, size, self.batch_size, self.seed, self.pretrained, watch)
         return frozenset(found)
 
     def _settle(self, model: nn.Module) -> None:

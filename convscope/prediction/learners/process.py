@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import linalg
+from scipy.spatial.distance import cdist
 
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, WORK
@@ -77,6 +78,15 @@ class Process:
             found[rows] = mean + asked.rows(rows).likeness(places.rows(points)) @ weights[points]
         return found
 
+    def far(self, given: Features, frame: pd.DataFrame) -> Floats:
+        """Return the distance of each row from the nearest point, as `_Places.distances`."""
+        asked, (places, known) = _Places.of(given, self.center, self.spread), self._places
+        mine, found = splits.joined(frame, ARITHMETIC), np.full(len(frame), np.inf)
+        for name in self.means:
+            rows = np.flatnonzero(mine == name)
+            found[rows] = asked.rows(rows).distances(places.rows(np.flatnonzero(known == name)))
+        return found
+
     @functools.cached_property
     def _places(self) -> tuple[_Places, splits.Labels]:
         frame = pd.DataFrame(dict(self.points))
@@ -106,6 +116,18 @@ class _Places:
         """Return the places of some."""
         return _Places(self.scaled[kept], self.engines[kept], self.algorithms[kept])
 
+    def distances(self, other: _Places) -> Floats:
+        """Return the distance of each of these to the nearest of the others by the same engine.
+
+        Where there is none by it, that to the nearest by any; infinite if there are no others.
+        """
+        found = np.full(len(self.scaled), np.inf)
+        for name in {*self.engines} if len(other.scaled) else ():
+            mine, theirs = self.engines == name, other.engines == name
+            points = other.scaled[theirs] if theirs.any() else other.scaled
+            found[mine] = cdist(self.scaled[mine], points).min(axis=1)
+        return found
+
     def likeness(self, other: _Places) -> Floats:
         """Return how alike each of these is to each of the others."""
         squares = (self.scaled**2).sum(axis=1)[:, None] + (other.scaled**2).sum(axis=1)
@@ -126,10 +148,15 @@ class _Places:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A process, and what it misses of each row when others are left out together with it, by division."""
+    """A process, and what it misses of each row when others are left out together with it, by division.
+
+    Attributes:
+        far: the distance of each row from what is not left out, by division; NaN for a row that is in none.
+    """
 
     process: Process
     rests: Sequence[Floats]
+    far: Sequence[Floats]
 
 
 def fit(
@@ -149,7 +176,7 @@ def fit(
     own = {name: float(center[name]) for name in kept}, {name: float(spread[name]) for name in kept}
     places, arithmetics = _Places.of(given, *own), splits.joined(frame, ARITHMETIC)
     weights, points, means = list[float](), list[int](), dict[str, float]()
-    rests = [np.full(len(frame), np.nan) for _ in divisions]
+    rests, far = ([np.full(len(frame), np.nan) for _ in divisions] for _ in range(2))
     for name in sorted({*arithmetics}):
         rows = np.flatnonzero(arithmetics == name)
         chosen = rows[_thinned(frame.iloc[rows], MOST)]
@@ -157,13 +184,15 @@ def fit(
         means[name] = found.mean
         weights += found.weights.tolist()
         points += chosen.tolist()
-        for division, rest in zip(divisions, rests, strict=True):
+        for division, rest, distances in zip(divisions, rests, far, strict=True):
             for judged, out in division:
                 found.leave_out(judged, out, rest)
+                asked, left = rows[judged[rows]], chosen[~out[chosen]]
+                distances[asked] = places.rows(asked).distances(places.rows(left))
     columns = {name: frame[name].iloc[np.array(points)].tolist() for name in POINT}
     if given.times_ms is not None:
         columns[TIMES] = given.times_ms[points].tolist()
-    return Fitted(Process(columns, weights, means, *own, cards), rests)
+    return Fitted(Process(columns, weights, means, *own, cards), rests, far)
 
 
 class _OfOne:
