@@ -112,3 +112,26 @@ def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_eng
     assert (of_gemm.far(features(unknown, {}), unknown) < 1e-9).all()  # the nearest by any
     other = by_gemm.assign(dtype="float16")
     assert np.isinf(of_gemm.far(features(other, {}), other)).all()
+
+
+def test_an_engine_with_enough_samples_is_a_process_of_its_own_and_others_share_one(monkeypatch: pytest.MonkeyPatch):
+    frame, asked = samples(100), samples(20, seed=5)
+    asked = asked[asked["algorithm"] == "gemm"].reset_index(drop=True)
+    is_winograd, wanted = (frame["algorithm"] == "winograd").to_numpy(), smooth(frame)
+
+    def said(enough: int, change: float) -> Floats:
+        monkeypatch.setattr(process, "ENOUGH", enough)
+        found = process.fit(features(frame, {}), frame, wanted + change * is_winograd, {}).process
+        assert len(found.means) == (2 if enough <= 100 else 1)
+        return found.predict(features(asked, {}), asked)
+
+    np.testing.assert_array_equal(said(100, 0.0), said(100, 5.0))
+    assert np.abs(said(101, 0.0) - said(101, 5.0)).max() > 0.01
+
+
+def test_a_group_with_too_few_samples_has_no_process():
+    frame = samples(process.FEWEST // 2 - 1)
+    fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [[(np.ones(len(frame), bool),) * 2]])
+    assert np.isnan(fitted.rests[0]).all()
+    assert np.isnan(fitted.process.predict(features(frame, {}), frame)).all()
+    assert np.isinf(fitted.process.far(features(frame, {}), frame)).all()

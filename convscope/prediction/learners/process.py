@@ -1,8 +1,9 @@
 """Gaussian process over the features of samples: a smooth estimate between layers that were measured.
 
 It is the better one of a layer with measured ones around it, and says nothing far from them, where trees are better.
-Samples of one arithmetic (type, math, layout) are a process of their own. Two samples are alike by the distance of
-their features (Matérn's kernel of order 3/2), more so if they are of plans by the same engine, and most by the same
+Samples of one arithmetic (type, math, layout) and engine (of an algorithm by name, the name) are a process of their own
+where there are enough of them; those of the other engines of an arithmetic share one. Two samples are alike by the
+distance of their features (Matérn's kernel of order 3/2), more so if they are by the same engine, and most by the same
 algorithm. What it misses of samples that are left out follows from the one inverse matrix of all, for any division.
 
 Source: Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), chapters 2, 4.2 and 5.4.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -41,9 +42,12 @@ NOISES = (0.0025, 0.01, 0.04, 0.16, 0.64)
 """Variances of what is peculiar to a sample, in ascending order; the process has that of the sum of the shares."""
 HARDLY_MORE = 1.01
 """Factor of errors that does not matter in the choice of a noise: of a part of the samples, more seems to be noise."""
-MOST, TRIED = 10_000, 2_000
-"""Samples of one arithmetic that a process is fitted to at most, for time grows with their third power, and those by
-which its noise is chosen; whole shapes are left out."""
+ENOUGH, FEWEST = 300, 30
+"""Samples of an engine from which on it has a process of its own, and those that any process needs. Engines tell little
+of each other, and many small processes take a twentieth of the time of one."""
+MOST, TRIED = 8_000, 2_000
+"""Samples that a process is fitted to at most, for time grows with their third power, and those by which its noise is
+chosen; whole shapes are left out."""
 Mask = npt.NDArray[np.bool_]
 Places = npt.NDArray[np.intp]
 """Numbers of rows."""
@@ -51,12 +55,12 @@ Places = npt.NDArray[np.intp]
 
 @dataclass(frozen=True)
 class Process:
-    """A fitted process: its estimate is the arithmetic's mean, and the likeness to each point times the weight of it.
+    """A fitted process: its estimate is the mean of a group, and the likeness to each point times the weight of it.
 
     Attributes:
         points: the samples that it rests on, by column (`POINT`, and `TIMES` for a target that follows from them).
         weights: of each point.
-        means: by arithmetic.
+        means: by group: an arithmetic and an engine, or an arithmetic for its other engines.
         center, spread: of features, which are taken off and divided by.
         cards: facts of cards that the catalogue does not have.
     """
@@ -69,30 +73,39 @@ class Process:
     cards: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def predict(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the estimate of each row; NaN for an arithmetic that was not learned."""
-        asked, (places, known) = _Places.of(given, self.center, self.spread), self._places
-        weights, found = np.array(self.weights), np.full(len(frame), np.nan)
-        mine = splits.joined(frame, ARITHMETIC)
-        for name, mean in self.means.items():
-            rows, points = np.flatnonzero(mine == name), np.flatnonzero(known == name)
-            found[rows] = mean + asked.rows(rows).likeness(places.rows(points)) @ weights[points]
+        """Return the estimate of each row; NaN for a group that was not learned."""
+        found, weights = np.full(len(frame), np.nan), np.array(self.weights)
+        for name, rows, asked, points, places in self._by_group(given, frame):
+            found[rows] = self.means[name] + asked.likeness(places) @ weights[points]
         return found
 
     def far(self, given: Features, frame: pd.DataFrame) -> Floats:
-        """Return the distance of each row from the nearest point, as `_Places.distances`."""
-        asked, (places, known) = _Places.of(given, self.center, self.spread), self._places
-        mine, found = splits.joined(frame, ARITHMETIC), np.full(len(frame), np.inf)
-        for name in self.means:
-            rows = np.flatnonzero(mine == name)
-            found[rows] = asked.rows(rows).distances(places.rows(np.flatnonzero(known == name)))
+        """Return the distance of each row from the nearest point of its group; infinite without a group."""
+        found = np.full(len(frame), np.inf)
+        for _, rows, asked, _, places in self._by_group(given, frame):
+            found[rows] = asked.distances(places)
         return found
+
+    def _by_group(self, given: Features, frame: pd.DataFrame) -> Iterator[tuple[str, Places, _Places, Places, _Places]]:
+        """Yield for each group that is asked for its name, its rows and their places, its points and their places."""
+        if not self.means:  # no group had enough
+            return
+        asked, (places, of_points) = _Places.of(given, self.center, self.spread), self._places
+        mine = self._groups(given, frame)
+        for name in sorted({*mine} & {*self.means}):
+            rows, points = np.flatnonzero(mine == name), np.flatnonzero(of_points == name)
+            yield name, rows, asked.rows(rows), points, places.rows(points)
+
+    def _groups(self, given: Features, frame: pd.DataFrame) -> splits.Labels:
+        arithmetics, engines = splits.joined(frame, ARITHMETIC), _engines(given, frame)
+        return np.where(pd.Series(engines).isin([*self.means]), engines, arithmetics).astype(object)
 
     @functools.cached_property
     def _places(self) -> tuple[_Places, splits.Labels]:
         frame = pd.DataFrame(dict(self.points))
         times_ms = frame[TIMES].to_numpy(float) if TIMES in frame else None
         given = features(frame, self.cards, times_ms)
-        return _Places.of(given, self.center, self.spread), splits.joined(frame, ARITHMETIC)
+        return _Places.of(given, self.center, self.spread), self._groups(given, frame)
 
 
 @dataclass(frozen=True)
@@ -117,15 +130,10 @@ class _Places:
         return _Places(self.scaled[kept], self.engines[kept], self.algorithms[kept])
 
     def distances(self, other: _Places) -> Floats:
-        """Return the distance of each of these to the nearest of the others by the same engine.
-
-        Where there is none by it, that to the nearest by any; infinite if there are no others.
-        """
-        found = np.full(len(self.scaled), np.inf)
-        for name in {*self.engines} if len(other.scaled) else ():
-            mine, theirs = self.engines == name, other.engines == name
-            points = other.scaled[theirs] if theirs.any() else other.scaled
-            found[mine] = cdist(self.scaled[mine], points).min(axis=1)
+        """Return the distance of each of these to the nearest of the others; infinite if there are none."""
+        if not len(self.scaled) or not len(other.scaled):
+            return np.full(len(self.scaled), np.inf)
+        found: Floats = cdist(self.scaled, other.scaled).min(axis=1)
         return found
 
     def likeness(self, other: _Places) -> Floats:
@@ -168,17 +176,19 @@ def fit(
     Args:
         wanted: what it is to give for each row.
         divisions: each of pairs of rows that are judged, and rows that are left out with them. Of a row that is not
-            judged the rest is NaN.
+            judged, or of a group with too few, the rest is NaN.
     """
     numbers = given.values.drop(columns=list(CATEGORIES))
     center, spread = numbers.mean(), numbers.std(ddof=0)
     kept = [name for name in map(str, numbers) if spread[name] > 0 and _weight(name) > 0]
     own = {name: float(center[name]) for name in kept}, {name: float(spread[name]) for name in kept}
-    places, arithmetics = _Places.of(given, *own), splits.joined(frame, ARITHMETIC)
+    places, groups = _Places.of(given, *own), _grouped(given, frame)
     weights, points, means = list[float](), list[int](), dict[str, float]()
     rests, far = ([np.full(len(frame), np.nan) for _ in divisions] for _ in range(2))
-    for name in sorted({*arithmetics}):
-        rows = np.flatnonzero(arithmetics == name)
+    for name in sorted({*groups}):
+        rows = np.flatnonzero(groups == name)
+        if len(rows) < FEWEST:
+            continue
         chosen = rows[_thinned(frame.iloc[rows], MOST)]
         found = _OfOne(places, wanted, rows, chosen, _noise(places, frame, wanted, chosen))
         means[name] = found.mean
@@ -189,14 +199,27 @@ def fit(
                 found.leave_out(judged, out, rest)
                 asked, left = rows[judged[rows]], chosen[~out[chosen]]
                 distances[asked] = places.rows(asked).distances(places.rows(left))
-    columns = {name: frame[name].iloc[np.array(points)].tolist() for name in POINT}
+    columns = {name: frame[name].iloc[np.array(points, dtype=int)].tolist() for name in POINT}
     if given.times_ms is not None:
         columns[TIMES] = given.times_ms[points].tolist()
     return Fitted(Process(columns, weights, means, *own, cards), rests, far)
 
 
+def _engines(given: Features, frame: pd.DataFrame) -> splits.Labels:
+    """Return the arithmetic and the engine of each row."""
+    return splits.joined(frame.assign(engine=given.values["engine"].to_numpy()), (*ARITHMETIC, "engine"))
+
+
+def _grouped(given: Features, frame: pd.DataFrame) -> splits.Labels:
+    """Return the group of each row that is learned: its arithmetic and engine, or the former where engines are few."""
+    engines = pd.Series(_engines(given, frame))
+    return np.where(engines.map(engines.value_counts()) >= ENOUGH, engines, splits.joined(frame, ARITHMETIC)).astype(
+        object
+    )
+
+
 class _OfOne:
-    """The process of one arithmetic, with the inverse of the likeness of its points."""
+    """The process of one group, with the inverse of the likeness of its points."""
 
     def __init__(self, places: _Places, wanted: Floats, rows: Places, points: Places, noise: float) -> None:
         self._places, self._wanted, self._rows, self._points = places, wanted, rows, points
