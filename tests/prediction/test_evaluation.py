@@ -11,6 +11,7 @@ from fakes.drawn_samples import drawn
 
 from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
+from convscope.errors import InputError
 from convscope.prediction import evaluation
 from convscope.prediction.baselines import BASELINES
 from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
@@ -124,3 +125,26 @@ def test_kernels_with_costs_of_their_own_are_told_apart_by_the_nearest_layer():
     multiples = BASELINES["linear by kernel family"](of_one, np.log(np.full(int(gemm.sum()), 2.0)), of_other)
     assert multiples == pytest.approx(np.log(2.0))
     assert median_error("linear by kernel family", rows.assign(kernels=None)) > 0.1
+
+
+def with_few_joules(measured: pd.DataFrame) -> pd.DataFrame:
+    layer = np.arange(len(measured)) // 2
+    return measured.assign(energy_j=(0.07 * measured["mean_ms"]).where(layer % 2 == 0))
+
+
+def test_energies_are_judged_where_they_are_and_times_of_layers_held_back_are_not_learned():
+    measured = with_few_joules(frame(400))
+    split = next(splits.splits(measured, "layer"))
+    wrong = measured.assign(mean_ms=measured["mean_ms"] * np.where(split.held_back, 1000.0, 1.0))
+    one, other = (
+        {score.by: score for score in evaluation.scores(each, "energy", "layer", {}) if not score.group}
+        for each in (measured, wrong)
+    )
+    assert one[PREDICTOR].samples == (split.held_back & measured["energy_j"].notna()).sum()
+    assert one[PREDICTOR].mape_pct < 0.5 * min(one[name].mape_pct for name in BASELINES)
+    assert one[PREDICTOR].mape_pct == other[PREDICTOR].mape_pct
+
+
+def test_energies_that_nobody_measured_are_not_judged():
+    with pytest.raises(InputError, match="no sample has sizes and a measured energy"):
+        list(evaluation.scores(frame(100), "energy", "layer", {}))

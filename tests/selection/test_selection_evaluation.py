@@ -122,3 +122,11 @@ def test_samples_without_pytorchs_own_choice_cannot_be_judged():
         evaluation.regrets(FRAME, "energy", "layer", {}, 90)
     with pytest.raises(InputError, match="all samples are of one family: at least two"):
         evaluation.regrets(FRAME.assign(family="vgg"), "time", "family", {}, 90)
+
+
+def test_regret_in_energy_is_of_the_layers_that_have_energies():
+    layer = FRAME.groupby(["batch_size", "in_channels", "out_channels", "in_height_px"], sort=False).ngroup()
+    frame = FRAME.assign(energy_j=(0.07 * FRAME["mean_ms"]).where(layer % 2 == 0))
+    found = {each.by: each for each in evaluation.regrets(frame, "energy", "layer", {}, 80)}
+    assert found[PYTORCH].layers == 180
+    assert found[PREDICTED_LEAST].mean_pct < 0.3 * found[PYTORCH].mean_pct
