@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Figures of docs/data.md and docs/selection.md: what a published data set says. No GPU is needed.
 
-python benchmarks/data_set.py [data/h200|data/h100]     20 minutes on two cores
+python benchmarks/data_set.py [data/h200|data/h100]     ten minutes on one core
 """
 
 from __future__ import annotations

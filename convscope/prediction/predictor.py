@@ -45,6 +45,8 @@ ADDED_LEVEL = 90
 """Level of the layers' intervals whose ends are added up; what is learned is the share of it that a sum misses."""
 FAR = "far from all"
 """Stands among the features outside what was learned where a call is far from every other (`Growth.reach`)."""
+CARD = "card"
+"""Stands there for a card that was not learned."""
 Given = Mapping[str, Mapping[str, float]]
 
 
@@ -116,7 +118,7 @@ class Predictor:
         beyond = self.growth.is_beyond(far)
         odd = [_each_once(f"{names}, {FAR}") if out else names for names, out in zip(odd, beyond, strict=True)]
         if timed is not None:
-            odd = [_each_once(f"{one}, {other}") for one, other in zip(odd, timed.outside, strict=True)]
+            odd = [_each_once(f"{one}, {_but_card(other)}") for one, other in zip(odd, timed.outside, strict=True)]
         return Prediction(middle, middle * np.exp(-half), middle * np.exp(half), odd)
 
     def features_of(self, frame: pd.DataFrame) -> Features:
@@ -245,7 +247,8 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
     own &= np.isfinite(times_ms)
     kept = frame[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit)
-    return dataclasses.replace(made, time=time, learned=described(frame))
+    learned = {**described(kept), "cudnn": _versions(frame)}
+    return dataclasses.replace(made, time=time, learned=learned)
 
 
 def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str) -> tuple[Predictor, Floats]:
@@ -322,7 +325,7 @@ def outside(
         levels: the names of each category that were learned.
         learned: the cards; None where any card counts as learned.
     """
-    lists: list[list[str]] = [[] if learned is None or name in learned else ["card"] for name in frame["gpu_name"]]
+    lists: list[list[str]] = [[] if learned is None or name in learned else [CARD] for name in frame["gpu_name"]]
     for name in given.values:
         column = given.values[name]
         if name in CATEGORIES:
@@ -335,6 +338,11 @@ def outside(
         for row in np.flatnonzero(odd):
             lists[row].append(str(name))
     return [", ".join(names) for names in lists]
+
+
+def _but_card(names: str) -> str:
+    """Return what is outside of a predictor of time without the card: that of energy knows a card by its energies."""
+    return ", ".join(name for name in names.split(", ") if name != CARD)
 
 
 def _each_once(names: str) -> str:

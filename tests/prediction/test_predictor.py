@@ -230,6 +230,16 @@ def test_what_the_times_beneath_an_energy_never_saw_is_said_once(of_energy: Pred
     assert outside.split(", ").count("log_channels") == 1
 
 
+def test_a_card_is_known_to_a_predictor_of_energy_by_its_energies_or_a_correction():
+    both = with_few_joules(samples(300, "Tesla T4", "Tesla P4"))
+    both["energy_j"] = both["energy_j"].where(both["gpu_name"] == "Tesla T4")
+    made = predictor.fit(predictor.usable(both, "energy"), "energy", {})
+    asked = with_few_joules(samples(60, "Tesla P4", seed=9))
+    assert made.predict(asked).outside[0].startswith("card")
+    measured = asked.dropna(subset="energy_j").reset_index(drop=True)
+    assert not any("card" in text for text in made.corrected(measured).predict(asked).outside)
+
+
 def test_facts_of_a_card_reach_the_times_beneath_an_energy(of_energy: Predictor):
     facts = {"fp32_tflops": 9.3, "bandwidth_gbps": 732.0, "sm_count": 56}
     asked = ASKED.assign(gpu_name="A card of tomorrow")
