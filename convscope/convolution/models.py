@@ -205,19 +205,18 @@ def called_of(
     """
     shapes = source.input_shapes(size, batch_size)
     try:
-        return called(source.name, _on_meta(source) if watch is None else _watched(source.shapes(), watch), shapes)
+        model = source.shapes() if watch else _on_meta(source)
+        if watch:
+            watch(model)
+        return called(source.name, model, shapes)
     except InputError as error:
         if isinstance(source, TorchvisionSource) and names.takes_usual_sizes(source.name):
             raise
         refused = error
     model = source.build(seed, pretrained)
-    model = model if watch is None else _watched(model, watch)
+    if watch:
+        watch(model)
     return _on_cpu(source.name, model, lambda: source.inputs(size, batch_size, seed), refused)
-
-
-def _watched(model: nn.Module, watch: Callable[[nn.Module], object]) -> nn.Module:
-    watch(model)
-    return model
 
 
 @functools.lru_cache(maxsize=4)

@@ -39,7 +39,7 @@ Widths = Mapping[str, Mapping[str, float | None]]
 
 @dataclasses.dataclass(frozen=True)
 class Growth:
-    """How intervals grow with the distance from what was learned: as `start` + `slope` × distance, at 1 in the mean.
+    """Growth of intervals with the distance from what was learned: `start` + `slope` × distance, at 1 in the mean.
 
     Source: Lei, G'Sell, Rinaldo, Tibshirani and Wasserman, Distribution-free predictive inference for regression
     (2018), section 5.2: rests are divided by what they depend on, so that their quantiles hold for each of its values.

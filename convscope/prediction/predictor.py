@@ -260,18 +260,17 @@ def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, uni
     by_trees = partial(held_out.missed_by_trees, given, frame, wanted, is_linear=not is_new_card)
     missed = fitted.rests if unit == "layer" else by_trees(parts)
     missed_models = by_trees(models) if models is not parts else missed
-    smooth, share, nowhere = None, 0.0, np.zeros(len(frame))
-    far: Floats = nowhere
-    far_models: Floats = nowhere
+    smooth, share = None, 0.0
+    far: Floats = np.zeros(len(frame))
+    far_models = far
     if not is_new_card:
         left = wanted - fitted.core.common(given, frame)
         found = process.fit(given, frame, left, cards, [parts, models])
         smooth, (near, near_models) = found.process, found.rests
         share, (far, far_models) = process.share(missed, near), found.far
         missed, missed_models = _both(share, missed, near), _both(share, missed_models, near_models)
-    growth = (
-        Growth() if unit == "rows" else intervals.growth(missed, far)
-    )  # rows have others of their shape beside them
+    # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
+    growth = Growth() if unit == "rows" else intervals.growth(missed, far)
     names = frame["algorithm"].to_numpy(dtype=object)
     widths, pairs = intervals.widths(missed / growth.at(far), names), _pairs(frame, missed, growth.at(far))
     half = intervals.of_rows(widths, list(names), ADDED_LEVEL) * growth.at(far_models)

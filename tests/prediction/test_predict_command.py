@@ -118,19 +118,9 @@ class Net(nn.Module):
 def test_apply_takes_a_layer_in_the_order_in_which_pytorch_computes_it(folder: Path, tmp_path: Path, capsys: Capture):
     path = tmp_path / "net.py"
     path.write_text(PERMUTED)
-    asked = [
-        "--model",
-        f"{path}:Net",
-        "--input-size",
-        "64",
-        "--gpu",
-        "Tesla P4",
-        "--math",
-        "fp32",
-        "--algorithm",
-        "gemm",
-    ]
-    assert program.main(["predict", "apply", str(folder / "predictor.json"), *asked]) == 0
+    what = ["--model", f"{path}:Net", "--input-size", "64", "--algorithm", "gemm"]
+    where = ["--gpu", "Tesla P4", "--math", "fp32"]
+    assert program.main(["predict", "apply", str(folder / "predictor.json"), *what, *where]) == 0
     first, last = capsys.readouterr().out.splitlines()[1:3]
     assert "layout" not in first
     assert "layout" in last  # no sample of it is channels last

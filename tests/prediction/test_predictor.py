@@ -180,6 +180,16 @@ def test_a_correction_needs_some_samples_of_one_card(made: Predictor, cards: tup
         made.corrected(samples(10 if len(cards) > 1 else 4, *cards))
 
 
+def test_an_arithmetic_of_too_few_samples_for_a_process_leaves_all_intervals_finite():
+    few = samples(14, seed=3).assign(dtype="float16")  # two algorithms of each
+    made = predictor.fit(predictor.usable(pd.concat([samples(100), few], ignore_index=True), "time"), "time", {})
+    widths = [width for by in (*made.widths.values(), *made.pairs.values()) for width in by.values()]
+    assert np.isfinite([width for width in widths if width is not None]).all()
+    found = made.predict(few, level=95)
+    assert np.isfinite(found.high).all()
+    assert all(text.endswith("far from all") for text in found.outside)
+
+
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
 def test_intervals_can_be_of_other_ways_to_hold_back(unit: str):
     frame = samples(120, *CARDS, noise=0.05, algorithms=("gemm",))

@@ -101,7 +101,7 @@ def test_distances_are_those_to_the_nearest_that_is_not_left_out_by_the_same_eng
     out = np.arange(len(frame)) < 20
     fitted = process.fit(given, frame, wanted, {}, [[(out, out)]])
     alone = process.fit(given.rows(~out), frame[~out].reset_index(drop=True), wanted[~out], {}).process
-    assert np.isnan(fitted.far[0][~out]).all()
+    assert np.isinf(fitted.far[0][~out]).all()
     assert (fitted.far[0][out] > 0).all()
     # The scale of features is that of all samples there, and of two thirds of them here.
     np.testing.assert_allclose(fitted.far[0][out], alone.far(given.rows(out), frame[out]), rtol=0.3)
@@ -133,5 +133,6 @@ def test_a_group_with_too_few_samples_has_no_process():
     frame = samples(process.FEWEST // 2 - 1)
     fitted = process.fit(features(frame, {}), frame, smooth(frame), {}, [[(np.ones(len(frame), bool),) * 2]])
     assert np.isnan(fitted.rests[0]).all()
+    assert np.isinf(fitted.far[0]).all()
     assert np.isnan(fitted.process.predict(features(frame, {}), frame)).all()
     assert np.isinf(fitted.process.far(features(frame, {}), frame)).all()

@@ -110,7 +110,7 @@ class Process:
 
 @dataclass(frozen=True)
 class _Places:
-    """Where samples are: scaled features, and the names that likeness depends on besides."""
+    """Places of samples: scaled features, and the names that likeness depends on besides."""
 
     scaled: Floats
     engines: npt.NDArray[np.object_]
@@ -159,7 +159,8 @@ class Fitted:
     """A process, and what it misses of each row when others are left out together with it, by division.
 
     Attributes:
-        far: the distance of each row from what is not left out, by division; NaN for a row that is in none.
+        far: the distance of each row from what is not left out, by division; infinite for a row that is not judged, or
+            of a group with too few.
     """
 
     process: Process
@@ -184,7 +185,7 @@ def fit(
     own = {name: float(center[name]) for name in kept}, {name: float(spread[name]) for name in kept}
     places, groups = _Places.of(given, *own), _grouped(given, frame)
     weights, points, means = list[float](), list[int](), dict[str, float]()
-    rests, far = ([np.full(len(frame), np.nan) for _ in divisions] for _ in range(2))
+    rests, far = ([np.full(len(frame), unknown) for _ in divisions] for unknown in (np.nan, np.inf))
     for name in sorted({*groups}):
         rows = np.flatnonzero(groups == name)
         if len(rows) < FEWEST:
