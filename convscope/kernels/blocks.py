@@ -24,7 +24,8 @@ class Blocks2d:
     """A block shape of a 2-D kernel: the variant, the block of one program, and the splits of the reduction.
 
     `points` are pixels of the output (direct) or tiles of it (Winograd); `splits` programs share the channels of one
-    block and their results are added up afterwards.
+    block and their results are added up afterwards. With a `chunk` transforms and products are kernels of their own,
+    which do so many tiles after one another (`winograd.nonfused`).
     """
 
     variant: str
@@ -34,10 +35,12 @@ class Blocks2d:
     warps: int
     stages: int
     splits: int = 1
+    chunk: int = 0
 
     def __str__(self) -> str:
         block = f"{self.variant} {self.filters}x{self.points}x{self.channels}, {self.warps} warps, {self.stages} stages"
-        return block + (f", {self.splits} splits" if self.splits > 1 else "")
+        block += f", {self.splits} splits" if self.splits > 1 else ""
+        return block + (f", nonfused by {self.chunk} tiles" if self.chunk else "")
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,11 @@ class Candidate:
 def is_float32(shape: Convolution) -> bool:
     """Tell whether tensors are of float32; the other types have the matrix unit at all times."""
     return shape.dtype == "float32"
+
+
+def partial_bytes(shape: Convolution, blocks: Blocks2d) -> int:
+    """Return the memory for partial sums, 0 where the reduction is not split."""
+    return 0 if blocks.splits == 1 else 4 * blocks.splits * math.prod(shape.output)
 
 
 def lanes(element_bytes: int, count: int) -> int:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from types import ModuleType
 
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import autotune, direct, reduction, winograd
+from convscope.kernels import autotune, direct, reduction
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.plan import KernelPlan, has_long_images
+from convscope.kernels.winograd import variants
 
-KERNELS: dict[str, ModuleType] = {"direct": direct, "winograd": winograd}
+KERNELS: dict[str, ModuleType] = {"direct": direct, "winograd": variants}
 DTYPES = ("float32", "float16", "bfloat16")
 _MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 
@@ -61,9 +61,9 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
 
     @property
     def workspace_bytes(self) -> int:
-        """The memory for partial sums, 0 where the reduction is not split."""
-        splits = self.blocks.splits if self.blocks else 1
-        return 0 if splits == 1 else 4 * splits * math.prod(self._output)
+        """The memory that a run takes besides its tensors, 0 before its block shapes are chosen."""
+        bytes_taken: int = self._kernel.workspace_bytes(self.shape, self.blocks) if self.blocks else 0
+        return bytes_taken
 
     def _launch(
         self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, blocks: Blocks2d

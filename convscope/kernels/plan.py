@@ -5,6 +5,7 @@ is a module with
 
     candidates(shape, …)                        the block shapes worth timing, the likeliest first
     pack(weight, shape, blocks)                 the filters as the kernel reads them
+    workspace_bytes(shape, blocks)              the memory that a run takes besides its tensors (2-D)
     launch(…) or convolve(…)                    the kernel on the current stream
 """
 

@@ -21,9 +21,10 @@ from convscope.convolution.operator import cuda_operator, recording
 from convscope.convolution.reference import relative_error
 from convscope.convolution.tolerance import STORAGE_ROUNDOFF
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import autotune, catalogue, direct, winograd
+from convscope.kernels import autotune, catalogue, direct
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import KERNELS, Conv2dPlan
+from convscope.kernels.winograd import fused, nonfused
 from convscope.timing import graphs
 
 DEVICE = torch.device("cuda", 0)
@@ -89,7 +90,9 @@ def error(algorithm: str, shape: Convolution, blocks: Blocks2d, scale: float = 1
 
 
 def candidates(algorithm: str, shape: Convolution) -> list[Blocks2d]:
-    return KERNELS[algorithm].candidates(shape, shape.output, 132)
+    """Return block shapes, those of Winograd in parts for few tiles too."""
+    with mock.patch.dict(nonfused.LEAST_TILES, {2: 1, 4: 1}):
+        return KERNELS[algorithm].candidates(shape, shape.output, 132)
 
 
 @settings(max_examples=400)
@@ -132,24 +135,26 @@ def test_winograd_on_inputs_far_from_zero_loses_what_the_transforms_cancel():
     assert found["F4"] < 1e-5
 
 
-@pytest.mark.parametrize("splits", [1, 4])
 @pytest.mark.parametrize(
-    ("algorithm", "variant", "dtype", "layout"),
+    ("algorithm", "variant", "dtype", "layout", "options"),
     [
-        ("direct", "taps", "float32", "nchw"),
-        ("winograd", "F2", "float32", "nchw"),
-        ("winograd", "F4", "float32", "nchw"),
-        *(
-            (algorithm, variant, *new)
-            for algorithm, variant in (("direct", "taps"), ("winograd", "F2"))
-            for new in HALF
-        ),
+        (*kind, *of, options)
+        for kinds, every in (
+            ((("direct", "taps"), ("winograd", "F2"), ("winograd", "F4")), [("float32", "nchw")]),
+            ((("direct", "taps"), ("winograd", "F2")), HALF),
+        )
+        for kind in kinds
+        for of in every
+        for options in ({"splits": 1}, {"splits": 4}, {"splits": 1, "chunk": 16})
+        if kind[0] == "winograd" or "chunk" not in options
     ],
 )
-def test_every_run_gives_the_same_bits(algorithm: str, variant: str, dtype: str, layout: str, splits: int):
+def test_every_run_gives_the_same_bits(algorithm: str, variant: str, dtype: str, layout: str, options: dict[str, int]):
     shape = Convolution((1, 256, 14, 14), (256, 256, 3, 3), (1, 1), (1, 1), (1, 1), 1, dtype, "fp32", layout)
-    blocks = next(found for found in candidates(algorithm, shape) if found.variant == variant)
-    plan = Conv2dPlan(algorithm, shape, DEVICE, dataclasses.replace(blocks, splits=splits))
+    blocks = next(
+        found for found in KERNELS[algorithm].candidates(shape, shape.output, 132) if found.variant == variant
+    )
+    plan = Conv2dPlan(algorithm, shape, DEVICE, dataclasses.replace(blocks, **options))
     x, weight, bias = tensors(shape)
     first = plan.run(x, weight, bias)
     assert all(torch.equal(plan.run(x, weight, bias), first) for _ in range(20))
@@ -235,25 +240,36 @@ def test_direct_multiplies_on_fma_units_alone_whatever_is_permitted():
 
 def test_winograd_in_fp32_multiplies_on_fma_units():
     shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, "float32", "fp32")
-    winograd.winograd_conv2d.device_caches.clear()
+    products = (fused.winograd_conv2d, nonfused.winograd_product)
+    for kernel in products:
+        kernel.device_caches.clear()
     for blocks in candidates("winograd", shape):
         error("winograd", shape, blocks)
-    code = machine_code(winograd.winograd_conv2d)
-    assert "fma.rn.f32" in code
-    assert "mma" not in code
+    for code in map(machine_code, products):
+        assert "fma.rn.f32" in code
+        assert "mma" not in code
 
 
 @pytest.mark.parametrize(("dtype", "layout"), HALF)
-@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
-def test_products_in_16_bits_run_on_the_matrix_unit_and_the_name_says_so(algorithm: str, dtype: str, layout: str):
+@pytest.mark.parametrize(
+    ("algorithm", "kernel", "in_parts"),
+    [
+        ("direct", direct.direct_conv2d, False),
+        ("winograd", fused.winograd_conv2d, False),
+        ("winograd", nonfused.winograd_product, True),
+    ],
+)
+def test_products_in_16_bits_run_on_the_matrix_unit_and_the_name_says_so(
+    algorithm: str, kernel: triton.JITFunction, in_parts: bool, dtype: str, layout: str
+):
     shape = Convolution((2, 64, 14, 14), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, dtype, "fp32", layout)
-    kernel = {"direct": direct.direct_conv2d, "winograd": winograd.winograd_conv2d}[algorithm]
     kernel.device_caches.clear()
-    for blocks in candidates(algorithm, shape)[:3]:
+    for blocks in [found for found in candidates(algorithm, shape) if bool(found.chunk) == in_parts][:3]:
         error(algorithm, shape, blocks)
     (binaries, *_) = kernel.device_caches[DEVICE.index]
     kind = "bf16" if dtype == "bfloat16" else "f16"
-    assert {found.name for found in binaries.values()} == {f"{algorithm}_conv2d_hmma"}
+    name = "winograd_product_hmma" if in_parts else f"{algorithm}_conv2d_hmma"
+    assert {found.name for found in binaries.values()} == {name}
     assert all(f".f32.{kind}.{kind}" in found.asm["ptx"] for found in binaries.values())
 
 

@@ -18,11 +18,12 @@ from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
 from convscope.inference.engines import tails
-from convscope.kernels import direct, winograd
+from convscope.kernels import direct
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.channels_last import activations, depthwise
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.winograd import nonfused, variants
 
 LAYERS = load("cosmoflow")
 META = torch.device("meta")
@@ -140,12 +141,31 @@ def test_2d_products_in_16_bits_run_on_the_matrix_unit_with_sums_of_float32(
     shape = Convolution((1, 64, 28, 28), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, dtype, "tf32", where)
     kind = {"float16": "f16", "bfloat16": "bf16"}[dtype]
     by_taps = launch_2d(compiled, direct, shape, Blocks2d("taps", 64, 64, 64, 4, 3))
-    fused = launch_2d(compiled, winograd, shape, Blocks2d("F2", 32, 32, 16, 16, 1))
+    fused = launch_2d(compiled, variants, shape, Blocks2d("F2", 32, 32, 16, 16, 1))
     assert (by_taps.name, fused.name) == ("direct_conv2d_hmma", "winograd_conv2d_hmma")
     assert f"k16.f32.{kind}.{kind}" in by_taps.asm["ptx"]  # wgmma
     assert f"k16.row.col.f32.{kind}.{kind}.f32" in fused.asm["ptx"]
     for made in (by_taps, fused):
         assert re.findall(r"C75\d\d|[1-9]\d* bytes spill", assembled(made.asm["ptx"], tmp_path)) == []
+
+
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("dtype", "math"), [("float32", "fp32"), ("float32", "tf32"), ("float16", "fp32")])
+def test_winograd_in_parts_copies_16_bytes_at_once_into_its_products_and_spills_nothing(
+    compiled: list[Any], tmp_path: Path, dtype: str, math: str, where: str
+):
+    shape = Convolution((8, 64, 56, 56), (64, 64, 3, 3), (1, 1), (1, 1), (1, 1), 1, dtype, math, where)
+    unit = {"float32 fp32": "", "float32 tf32": "_tf32", "float16 fp32": "_hmma"}[f"{dtype} {math}"]
+    for blocks in nonfused.candidates(shape, shape.output):
+        compiled.clear()
+        launch_2d(compiled, variants, shape, blocks)
+        assert [made.name for made in compiled[:3]] == ["winograd_input", f"winograd_product{unit}", "winograd_output"]
+        product = compiled[1].asm["ptx"]
+        copies = re.findall(r"cp\.async\.c\w\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", product)
+        assert set(copies) == {"0x10"} or math == "tf32"  # of which the matrix unit takes no transposed factor
+        assert ("wgmma" in product, "fma.rn.f32" in product) == (bool(unit), not unit)
+        for made in compiled[:3]:
+            assert re.findall(r"C75\d\d|[1-9]\d* bytes spill", assembled(made.asm["ptx"], tmp_path)) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -20,9 +20,10 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from convscope.convolution.tolerance import STORAGE_ROUNDOFF
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import direct, reduction, winograd
+from convscope.kernels import direct, reduction
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import Conv2dPlan
+from convscope.kernels.winograd import variants
 
 CPU = torch.device("cpu")
 MEMORY_FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -59,6 +60,10 @@ WINOGRAD = {
         dataclasses.replace(PLAIN, input=(1, 40, 5, 8), weight=(24, 40, 3, 3)), dataclasses.replace(F2, splits=3),
     ),
     "grouped": (dataclasses.replace(PLAIN, input=(1, 16, 5, 4), weight=(32, 8, 3, 3), groups=2, padding=(0, 2)), F2),
+    "in parts": (
+        dataclasses.replace(PLAIN, input=(2, 20, 7, 6), weight=(18, 20, 3, 3)),
+        Blocks2d("F2", 32, 16, 32, 4, 1, chunk=16),
+    ),
 }  # fmt: skip
 each = pytest.mark.parametrize(
     ("dtype", "layout"),
@@ -177,7 +182,7 @@ def test_winograd_in_16_bits_errs_by_the_rounding_of_factors_and_output(kind: st
 )
 def test_winograd_in_float32_reads_channels_last(kind: str, blocks: Blocks2d, math: str, bound: float):
     shape, chosen = WINOGRAD[kind]
-    blocks = dataclasses.replace(blocks, splits=chosen.splits)
+    blocks = dataclasses.replace(blocks, splits=chosen.splits, chunk=chosen.chunk)
     assert error("winograd", dataclasses.replace(shape, layout="nhwc", math=math), blocks) < bound
 
 
@@ -194,12 +199,15 @@ def test_direct_in_16_bits_gives_what_pytorch_gives_of_nan_and_infinity(kind: st
 
 
 @each
+@pytest.mark.parametrize("blocks", [F2, WINOGRAD["in parts"][1]], ids=str)
 @pytest.mark.filterwarnings("ignore:invalid value")
-def test_winograd_in_16_bits_keeps_nan_and_what_is_not_finite_where_it_is_seen(dtype: str, layout: str):
+def test_winograd_in_16_bits_keeps_nan_and_what_is_not_finite_where_it_is_seen(
+    blocks: Blocks2d, dtype: str, layout: str
+):
     shape = dataclasses.replace(PLAIN, input=(1, 16, 9, 10), weight=(16, 16, 3, 3), dtype=dtype, layout=layout)
     x, weight, _ = operands(shape)
     x = nonfinite.planted(x, "nan of a GPU", "inf", "-inf")
-    y, by_torch = Conv2dPlan("winograd", shape, CPU, F2).run(x, weight), exact(shape, x, weight)
+    y, by_torch = Conv2dPlan("winograd", shape, CPU, blocks).run(x, weight), exact(shape, x, weight)
     assert y[nonfinite.seeing(shape, x.isnan())].isnan().all()
     assert not y[~by_torch.isfinite()].isfinite().any()
     assert nonfinite.close(y, by_torch, by_torch.isfinite(), 3 * STORAGE_ROUNDOFF[dtype])
@@ -234,7 +242,7 @@ def test_partial_sums_of_float32_are_rounded_once_with_the_bias(dtype: str):
 @each_layout
 @each_dtype
 def test_filters_are_packed_in_the_type_of_the_weight(dtype: str, layout: str):
-    for module, shape, blocks in ((direct, *KINDS["plain"]), (direct, *KINDS["depthwise"]), (winograd, PLAIN, F2)):
+    for module, shape, blocks in ((direct, *KINDS["plain"]), (direct, *KINDS["depthwise"]), (variants, PLAIN, F2)):
         shape = dataclasses.replace(shape, dtype=dtype, layout=layout)
         assert module.pack(operands(shape)[1], shape, blocks).dtype == getattr(torch, dtype)
 
@@ -258,7 +266,7 @@ def test_block_shapes_are_chosen_for_each_type_and_layout():
 @pytest.mark.parametrize("size", [(7, 7), (224, 224)])
 def test_candidates_in_16_bits_are_few_and_different(size: tuple[int, int], dtype: str, layout: str):
     shape = dataclasses.replace(PLAIN, input=(1, 64, *size), weight=(64, 64, 3, 3), dtype=dtype, layout=layout)
-    for kernel in (direct, winograd):
+    for kernel in (direct, variants):
         found = kernel.candidates(shape, shape.output, 132)
         assert 0 < len(found) == len(set(found)) <= 12
     assert {blocks.variant for blocks in found} == {"F2"}  # no digits are left for the larger tiles

@@ -9,15 +9,17 @@ import pytest
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import catalogue, direct, reduction, winograd
+from convscope.kernels import catalogue, direct, reduction
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import Conv2dPlan
+from convscope.kernels.winograd import transforms, variants
 
 CPU = torch.device("cpu")
 TAPS = Blocks2d("taps", 32, 32, 16, 4, 1)
 GATHERED = Blocks2d("gathered", 32, 32, 16, 4, 1)
 THIN = Blocks2d("thin", 1, 64, 1, 4, 1)
 F2, F4 = Blocks2d("F2", 32, 16, 16, 8, 1), Blocks2d("F4", 16, 16, 16, 8, 1)
+IN_PARTS = Blocks2d("F4", 16, 32, 16, 4, 1, chunk=16)
 
 
 def convolution(
@@ -111,6 +113,33 @@ def test_winograd_agrees_with_float64(blocks: Blocks2d, bound: float, shape: Con
     assert run("winograd", shape, dataclasses.replace(blocks, splits=splits)) < bound
 
 
+@pytest.mark.parametrize(
+    ("shape", "blocks", "bound"),
+    [
+        (convolution(channels=20, size=(9, 8), padding=(1, 2)), IN_PARTS, 3e-6),  # more than one chunk
+        (convolution(channels=8, filters=10, groups=2, images=1, size=(5, 7)), IN_PARTS, 3e-6),
+        pytest.param(
+            convolution(channels=36, size=(9, 6)),
+            dataclasses.replace(IN_PARTS, variant="F2", channels=32), 5e-7, marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_winograd_in_parts_agrees_with_float64(shape: Convolution, blocks: Blocks2d, bound: float):
+    assert run("winograd", shape, blocks) < bound
+
+
+def test_filters_that_are_not_finite_stay_in_their_channel():
+    """The last block of channels must not multiply the next point's filters by 0."""
+    shape = convolution(channels=8, filters=8, images=1, size=(5, 5))
+    x, weight = torch.randn(shape.input), torch.randn(shape.weight)
+    weight[3] = torch.nan
+    y = Conv2dPlan("winograd", shape, CPU, IN_PARTS).run(x, weight, None)
+    assert y[:, 3].isnan().all()
+    y[:, 3] = 0
+    assert y.isfinite().all()
+
+
 @pytest.mark.parametrize("scale", [1e-15, 1e15])
 def test_the_error_of_winograd_does_not_depend_on_the_scale_of_the_input(scale: float):
     torch.manual_seed(0)
@@ -154,7 +183,7 @@ def test_the_reference_of_winograd_is_a_convolution(size: tuple[int, int]):
     shape = convolution(size=size, padding=(1, 0))
     x, weight, bias = (torch.randn(size, dtype=torch.float64) for size in (shape.input, shape.weight, shape.weight[:1]))
     expected = torch.nn.functional.conv2d(x, weight, bias, padding=shape.padding)
-    assert torch.allclose(winograd.reference(x, weight, bias, shape), expected)
+    assert torch.allclose(transforms.reference(x, weight, bias, shape), expected)
 
 
 def test_partial_sums_are_added_with_the_bias():
@@ -184,7 +213,7 @@ def test_what_the_kernels_cannot_do_is_refused_with_a_reason(algorithm: str, sha
 @pytest.mark.parametrize("size", [(7, 7), (224, 224)])
 def test_candidates_are_few_and_different(size: tuple[int, int], math: str):
     shape = convolution(channels=64, filters=64, size=size, math=math)
-    for kernel in (direct, winograd):
+    for kernel in (direct, variants):
         found = kernel.candidates(shape, shape.output, 132)
         assert 0 < len(found) == len(set(found)) <= 12
 
@@ -195,6 +224,22 @@ def test_a_small_image_has_its_reduction_split_and_a_large_one_not():
     assert direct.candidates(large, large.output, 132)[0].splits == 1
 
 
+def test_many_tiles_are_also_tried_in_parts_and_few_are_not():
+    small, large = convolution(512, 512, (7, 7), images=1), convolution(64, 64, (224, 224), images=32)
+    assert not any(found.chunk for found in variants.candidates(small, small.output, 132))
+    found = variants.candidates(large, large.output, 132)
+    assert {bool(blocks.chunk) for blocks in found} == {True, False}
+    assert len({blocks.chunk for blocks in found if blocks.chunk}) == 2
+    assert all(variants.workspace_bytes(large, blocks) <= 1.05 * 2**29 for blocks in found)
+
+
+def test_the_workspace_of_winograd_is_that_of_its_transformed_tiles():
+    shape = convolution(channels=20, size=(9, 8), dtype="float16")
+    assert variants.workspace_bytes(shape, F2) == 0
+    assert variants.workspace_bytes(shape, dataclasses.replace(F2, splits=3)) == 4 * 3 * 2 * 20 * 9 * 8
+    assert variants.workspace_bytes(shape, dataclasses.replace(F2, chunk=16)) == 16 * 16 * (2 * 20 + 4 * 20)
+
+
 def test_tf32_leaves_no_digits_for_the_larger_tiles():
     shape = convolution(channels=64, filters=64, math="tf32")
-    assert {found.variant for found in winograd.candidates(shape, shape.output, 132)} == {"F2"}
+    assert {found.variant for found in variants.candidates(shape, shape.output, 132)} == {"F2"}

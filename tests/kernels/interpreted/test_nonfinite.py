@@ -63,11 +63,15 @@ def test_direct_gives_what_pytorch_gives(variant: str, names: tuple[str, ...]):
 
 
 @each_value
-@pytest.mark.parametrize(("tile", "math"), [(2, "fp32"), (2, "tf32"), (4, "fp32")])
-def test_winograd_keeps_nan_and_what_is_not_finite_in_its_tile(tile: int, math: str, names: tuple[str, ...]):
+@pytest.mark.parametrize(
+    ("tile", "math", "chunk"), [(2, "fp32", 0), (2, "tf32", 0), (4, "fp32", 0), (2, "tf32", 16), (4, "fp32", 16)]
+)
+def test_winograd_keeps_nan_and_what_is_not_finite_in_its_tile(
+    tile: int, math: str, chunk: int, names: tuple[str, ...]
+):
     shape = dataclasses.replace(PLANE, math=math)
     x, weight = tensors(shape, names)
-    blocks = Blocks2d(f"F{tile}", 16, 16, 16, 8, 1)
+    blocks = Blocks2d(f"F{tile}", 16, 16, 16, 8, 1, chunk=chunk)
     y = Conv2dPlan("winograd", shape, CPU, blocks).run(x, weight)
     by_torch = nonfinite.expected(shape, x, weight)
     assert y[nonfinite.seeing(shape, x.isnan())].isnan().all()

@@ -1,14 +1,6 @@
-"""Fused Winograd convolution, F(2×2, 3×3) and F(4×4, 3×3): transforms, products and inverse transform in one kernel.
+"""Fused Winograd convolution: transforms and products in one kernel (`transforms` has the algorithm).
 
-A 3×3 convolution with stride 1 gives m × m neighbouring outputs from (m + 2) × (m + 2) inputs. Winograd's minimal
-filtering computes them with (m + 2)² multiplications for a channel instead of 9 m²: 16 for 36 with m = 2, 36 for 144
-with m = 4 (Lavin and Gray, "Fast algorithms for convolutional neural networks", 2015):
-
-    Y = Aᵀ [ Σ_c (G w Gᵀ) ⊙ (Bᵀ d B) ] A        d: input tile, w: filter, Y: output tile
-
-The filters' transform U = G w Gᵀ depends on no input: it is computed once and kept (`pack`). Everything else happens
-here, on the chip. For each of the (m + 2)² points of the transformed domain the sum over channels is a matrix product,
-filters × channels times channels × tiles; one program does a block of filters and a block of tiles, all points:
+One program does a block of filters and a block of tiles, all points:
 
     M[points, BLOCK_K, BLOCK_T] = 0
     for a block of channels:
@@ -25,19 +17,7 @@ Cost of N × C × H × W to K channels with m × m tiles, T = N ⌈H/m⌉ ⌈W/m
                  about 32 (m = 2) or 156 (m = 4) additions for each tile and channel, repeated for every block of
                  BLOCK_K filters, because the transformed input never goes to memory
     bytes        b (C N H W + (m + 2)² C K + K N H W) at least, b bytes an element: the filters grow 1.8 or 4 times
-Accuracy: the products are float32 (or TF32 where permitted) and summed in float32. The transforms of m = 4 have
-coefficients up to 8, so that its error is about ten times that of m = 2.
-16 bits (float16, bfloat16): the transforms are computed in float32; transformed input and filters are rounded to the
-tensors' type, once each, because the matrix unit multiplies them in it; sums and inverse transform are of float32, and
-the output is rounded once. On random numbers that is an error of 1.1 unit roundoffs of the type (2^-11, 2^-8), where
-the definition has the 0.42 of its output. It leaves no digits for m = 4, nor does TF32, which has float16's digits.
-With m = 2 the input's transform adds four numbers up, the filters' grows by 2.25 at most. So that no finite number
-leaves the range of float16 (65504) on the way, both are multiplied by 1/4 before they are rounded, and the output by
-16: exact, but inputs and filters below 2.4e-4 lose digits. bfloat16 has float32's range and is not scaled.
 Layouts: NCHW and NHWC, input and output in the same; only addresses differ, nothing is copied.
-Infinity and NaN: an infinity enters several sums of the transforms with both signs, and infinity minus infinity is NaN.
-So an output that sees one is not finite, though it may be NaN where the definition has an infinity; an output that sees
-a NaN is NaN. With m = 2 all others are right. With m = 4 outputs of the same tile that do not see it may be lost too.
 """
 
 from __future__ import annotations
@@ -48,10 +28,10 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
-from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, is_float32, lanes, ranked, splits_for
+from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, lanes, ranked, splits_for
+from convscope.kernels.winograd.transforms import SHRINK, fits, precision, tile_of, times_at, times_bt
 
 TRIED = 10  # block shapes that are timed for a shape
-K_PITCH, C_PITCH = 64, 16  # what `pack` rounds filters and channels up to, so that no load of U needs a mask
 _CHANNELS = 16  # of a step: the least that a product takes
 
 _SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multiprocessor, efficiency
@@ -62,49 +42,11 @@ _SHAPES = (  # tile, filters, tiles, warps, stages, programs resident on a multi
     (4, 16, 32, 8, 1, 1, 0.40),
     (4, 16, 16, 8, 1, 1, 0.40),
 )
-_SHRINK = {"float16": 0.25}  # factor that keeps transformed input and filters within the type's range
 _TRANSFORM_COST = {2: 110, 4: 330}  # of one tile and channel, in instructions
 
 # One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
 _SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "tiles_h", "tiles_w", "tiles"]
 _SIZES += ["pad_h", "pad_w", "groups", "c_share"]
-
-_G = {
-    2: ((1, 0, 0), (0.5, 0.5, 0.5), (0.5, -0.5, 0.5), (0, 0, 1)),
-    4: (
-        (1 / 4, 0, 0),
-        (-1 / 6, -1 / 6, -1 / 6),
-        (-1 / 6, 1 / 6, -1 / 6),
-        (1 / 24, 1 / 12, 1 / 6),
-        (1 / 24, -1 / 12, 1 / 6),
-        (0, 0, 1),
-    ),
-}
-
-
-@triton.jit
-def _bt(d, at: tl.constexpr, step: tl.constexpr, TILE: tl.constexpr):
-    """Multiply a row or column of an input tile (elements `at`, `at + step`, …) by Bᵀ."""
-    a, b, c, e = d[at], d[at + step], d[at + 2 * step], d[at + 3 * step]
-    if TILE == 2:
-        return a - c, b + c, c - b, b - e
-    else:
-        f, g = d[at + 4 * step], d[at + 5 * step]
-        p, q = f - 4 * c, e - 4 * b
-        r, s = f - c, 2 * (e - b)
-        return 4 * a - 5 * c + f, p + q, p - q, r + s, r - s, 4 * b - 5 * e + g
-
-
-@triton.jit
-def _at(m, at: tl.constexpr, step: tl.constexpr, TILE: tl.constexpr):
-    """Multiply a row or column of transformed outputs by Aᵀ."""
-    a, b, c, e = m[at], m[at + step], m[at + 2 * step], m[at + 3 * step]
-    if TILE == 2:
-        return a + b + c, b - c - e
-    else:
-        f, g = m[at + 4 * step], m[at + 5 * step]
-        p, q, r, s = b + c, b - c, e + f, e - f
-        return a + p + r, q + 2 * s, p + 4 * r, q + 8 * s + g
 
 
 @triton.jit
@@ -149,15 +91,6 @@ def _product(filters, v, at: tl.constexpr, count: tl.constexpr, sums, PRECISION:
     return sums
 
 
-@triton.jit
-def _fits(start, EXTENT: tl.constexpr, limit):
-    """Return a bit for each of EXTENT positions from `start` that lies inside 0 … limit."""
-    bits = start * 0
-    for i in tl.static_range(EXTENT):
-        bits |= ((start + i >= 0) & (start + i < limit)).to(tl.int32) << i
-    return bits
-
-
 def _name(specialization):
     # In the kernel's name, because that is all that a profiler sees of the products' precision.
     precision = specialization.constants.get("PRECISION")
@@ -189,8 +122,8 @@ def winograd_conv2d(
     if LONG:
         image = image.to(tl.int64)
     top, left = (t // tiles_w) % tiles_h * TILE, t % tiles_w * TILE
-    rows = _fits(top - pad_h, SIDE, in_h)[None, :]
-    cols = _fits(left - pad_w, SIDE, in_w)[None, :]
+    rows = fits(top - pad_h, SIDE, in_h)[None, :]
+    cols = fits(left - pad_w, SIDE, in_w)[None, :]
     plane = in_h * in_w
     if LAST:
         pitch = channels // LANES * LANES * groups  # between neighbouring pixels, known to be a multiple
@@ -225,10 +158,10 @@ def winograd_conv2d(
                 d = d + (tl.load(x + at + offsets, mask=there, other=0.0).to(tl.float32),)
         half = ()
         for j in tl.static_range(SIDE):
-            half = half + _bt(d, j, SIDE, TILE)
+            half = half + times_bt(d, j, SIDE, TILE)
         v = ()
         for i in tl.static_range(SIDE):
-            v = v + _bt(half, i, SIDE, TILE)
+            v = v + times_bt(half, i, SIDE, TILE)
         sums = _product(filters, v, 0, 16, sums, PRECISION, SHRINK)
         if TILE == 4:
             more_sums = _product(filters + 16 * c_pitch * k_pitch, v, 16, 16, more_sums, PRECISION, SHRINK)
@@ -242,7 +175,7 @@ def winograd_conv2d(
         m = m + _unstack(tl.permute(last_sums, (1, 2, 0)), 4, BLOCK_K, BLOCK_T)
     half = ()
     for j in tl.static_range(SIDE):
-        half = half + _at(m, j, SIDE, TILE)
+        half = half + times_at(m, j, SIDE, TILE)
     added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
     part = split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
     if LAST:
@@ -257,7 +190,7 @@ def winograd_conv2d(
         place = place * (out_h * out_w) + (top * out_w + left)[None, :]
         wanted = (k < kernels)[:, None] & inside[None, :]
     for i in tl.static_range(TILE):
-        row = _at(half, i, TILE, TILE)
+        row = times_at(half, i, TILE, TILE)
         for j in tl.static_range(TILE):
             there = wanted & ((top + i < out_h) & (left + j < out_w))[None, :]
             value = row[j] if SHRINK == 1 else row[j] * (1 / (SHRINK * SHRINK))
@@ -282,40 +215,13 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
     return ranked(every, multiprocessors, 4 * elements, TRIED)
 
 
-def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
-    """Transform the filters K × C/G × 3 × 3 to U = G w Gᵀ, laid out as [G · points, C/G, K/G], the last two padded.
-
-    In float64: it is done once, and every product has its rounding in it. With TF32 it ends at the nearest such number,
-    in 16 bits at the nearest of the weight's type; in float16 U is multiplied by 1/4.
-    """
-    g = torch.tensor(_G[_tile(blocks)], dtype=torch.float64, device=weight.device)
-    grouped = weight.double().unflatten(0, (shape.groups, -1))
-    exact = torch.einsum("ir,gkcrs,js->gijck", g, grouped, g).flatten(0, 2)
-    transformed = (exact * _SHRINK.get(shape.dtype, 1)).to(weight.dtype)
-    if precision(shape) == "tf32":
-        transformed = tf32.rounded(transformed)
-    missing = -transformed.shape[1] % C_PITCH, -transformed.shape[2] % K_PITCH
-    return torch.nn.functional.pad(transformed, (0, missing[1], 0, missing[0])).contiguous()
-
-
-def precision(shape: Convolution) -> str:
-    """Return the products' arithmetic: "ieee" (FMA), "tf32", or "hmma" (the matrix unit, in the tensors' 16 bits)."""
-    if not is_float32(shape):
-        return "hmma"
-    return "tf32" if shape.math == "tf32" else "ieee"
-
-
-def _tile(blocks: Blocks2d) -> int:
-    return int(blocks.variant.removeprefix("F"))
-
-
 def launch(
     x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
 ) -> None:
     """Convolve x with packed filters on the current stream; arguments as those of `direct.launch`."""
     *_, filters, out_h, out_w = y.shape
     images, in_channels, in_h, in_w = x.shape
-    tile, groups, kernels, channels = _tile(blocks), shape.groups, filters // shape.groups, shape.weight[1]
+    tile, groups, kernels, channels = tile_of(blocks), shape.groups, filters // shape.groups, shape.weight[1]
     tiles_h, tiles_w = triton.cdiv(out_h, tile), triton.cdiv(out_w, tile)
     tiles = images * tiles_h * tiles_w
     share = triton.cdiv(triton.cdiv(channels, blocks.channels), blocks.splits) * blocks.channels
@@ -326,22 +232,7 @@ def launch(
         *shape.padding, groups, packed.shape[2], packed.shape[1], share,
         TILE=tile, BLOCK_K=blocks.filters, BLOCK_T=blocks.points, BLOCK_C=blocks.channels,
         LONG=max(in_channels * in_h * in_w * images, y[0].numel()) >= LONG_ELEMENTS,
-        PRECISION=precision(shape), SHRINK=_SHRINK.get(shape.dtype, 1), LAST=last,
+        PRECISION=precision(shape), SHRINK=SHRINK.get(shape.dtype, 1), LAST=last,
         LANES=lanes(element_bytes, channels) if last else 1, VECTOR=lanes(element_bytes, kernels) if last else 1,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-
-
-def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, shape: Convolution) -> torch.Tensor:
-    """Return F(2×2, 3×3) step by step, for one group, in the tensors' own type: slow, and plain to see."""
-    g = torch.tensor(_G[2], dtype=x.dtype)
-    b = torch.tensor(((1, 0, -1, 0), (0, 1, 1, 0), (0, -1, 1, 0), (0, 1, 0, -1)), dtype=x.dtype)
-    a = torch.tensor(((1, 1, 1, 0), (0, 1, -1, -1)), dtype=x.dtype)
-    pad_h, pad_w = shape.padding
-    out_h, out_w = x.shape[2] + 2 * pad_h - 2, x.shape[3] + 2 * pad_w - 2
-    padded = torch.nn.functional.pad(x, (pad_w, pad_w + out_w % 2, pad_h, pad_h + out_h % 2))
-    d = padded.unfold(2, 4, 2).unfold(3, 4, 2)  # N, C, tiles down, tiles across, 4, 4
-    v, u = b @ d @ b.T, g @ weight @ g.T
-    y = a @ torch.einsum("kcij,nctuij->nktuij", u, v) @ a.T
-    y = y.permute(0, 1, 2, 4, 3, 5).flatten(4, 5).flatten(2, 3)[..., :out_h, :out_w]
-    return y if bias is None else y + bias.view(1, -1, 1, 1)

@@ -1,0 +1,1 @@
+"""Winograd convolutions for 3×3 kernels: `transforms` is the algorithm, `fused` one kernel, `nonfused` three."""
