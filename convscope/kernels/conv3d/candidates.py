@@ -14,7 +14,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_split, layout
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
-TRIED = {"boxes": 3, "slices": 3, "pipelined": 3}  # block shapes that are timed for a shape
+TRIED = {"boxes": 3, "slices": 3, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
 
 
 class _Template(NamedTuple):
@@ -61,11 +61,12 @@ _MATRIX = (
     _Template("pipelined", 1, 128, 32, 1, 4, 4, 2),
 )
 _FMA = (
-    _Template("pipelined", 1, 128, 64, 2, 4, 3, 2),
-    _Template("pipelined", 1, 64, 64, 2, 4, 3, 4),
-    _Template("pipelined", 1, 64, 128, 2, 4, 3, 2),
-    _Template("pipelined", 1, 128, 32, 2, 4, 3, 4),
-    _Template("pipelined", 1, 64, 32, 2, 4, 3, 4),
+    _Template("planar", 1, 128, 128, 1, 4, 3, 1),
+    _Template("planar", 1, 64, 128, 1, 4, 4, 2),
+    _Template("planar", 1, 128, 64, 1, 4, 4, 2),
+    _Template("planar", 1, 64, 64, 1, 2, 3, 5),
+    _Template("planar", 1, 256, 32, 1, 4, 3, 3),
+    _Template("planar", 1, 128, 32, 1, 2, 3, 5),
 )
 _SPLITS = (1, 2, 3, 4, 6, 8)
 _LEAST_STEPS = 8  # of a split
@@ -77,8 +78,6 @@ _PROGRAM_NS, _LAUNCH_NS, _SPLIT_BYTES_PER_NS = 1500.0, 2500.0, 2000.0
 def candidates(shape: Convolution) -> list[Blocks3d]:
     """Return the block shapes worth timing, the likeliest first."""
     ranked = _ranked(shape)
-    if layout.precision(shape) == "ieee":
-        return ranked[: sum(TRIED.values())]
     best = [[blocks for blocks in ranked if blocks.variant == variant][:most] for variant, most in TRIED.items()]
     return sorted((blocks for some in best for blocks in some), key=ranked.index)
 
@@ -104,6 +103,8 @@ def samples(shape: Convolution) -> list[Blocks3d]:
         Blocks3d("boxes", 64, 32, depth, 4, 3, box=(2, 4, 8)),
         Blocks3d("slices", 128, 32, depth, 4, 3, box=(2, 4, 16)),
         Blocks3d("slices", 128, 64, depth, 4, 3, splits=2, box=(2, 8, 8)),
+        Blocks3d("planar", 64, 64, depth, 4, 3),
+        Blocks3d("planar", 64, 32, depth, 4, 3, splits=2),
     )
     usable = variants(shape)
     templates = [each for each in _templates(shape) if each.variant in usable]
@@ -121,6 +122,9 @@ def _templates(shape: Convolution) -> list[_Template]:
 def _blocks(shape: Convolution, template: _Template, splits: int) -> Blocks3d | None:
     """Return a block shape for a convolution, None where its output is too small for slices of so many pixels."""
     seen = layout.problem(shape)
+    if template.variant == "planar":
+        return Blocks3d("planar", template.pixels, template.filters, layout.LEAST_CHANNELS, template.warps,
+                        template.stages, splits)  # fmt: skip
     plane = best_box((1, *seen.output[1:]), template.pixels)
     if template.variant == "slices" and plane[0] != 1:
         return None
@@ -135,7 +139,9 @@ def _blocks(shape: Convolution, template: _Template, splits: int) -> Blocks3d | 
 def variants(shape: Convolution) -> tuple[str, ...]:
     """Return the variants that can do a shape."""
     seen = layout.problem(shape)
-    if layout.precision(shape) == "ieee" or seen.stride != (1, 1, 1):
+    if layout.precision(shape) == "ieee":
+        return ("planar",)
+    if seen.stride != (1, 1, 1):
         return ("pipelined",)
     return ("boxes", "pipelined", "slices") if seen.kernel[0] in (2, 3) and seen.dilation[0] == 1 else (
         "boxes", "pipelined")  # fmt: skip
@@ -166,7 +172,7 @@ def _suits(block: int, filters: int) -> bool:
 
 def programs_of(seen: Problem, blocks: Blocks3d) -> int:
     """Return the number of blocks, before splitting."""
-    pointers = blocks.variant == "pipelined"
+    pointers = blocks.variant in ("pipelined", "planar")
     tiles = -(-seen.pixels // blocks.pixels) if pointers else seen.images * count(seen.output, blocks.box)
     return tiles * -(-seen.filters // blocks.filters) * seen.groups
 

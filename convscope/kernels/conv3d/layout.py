@@ -33,7 +33,7 @@ LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
-_COPY_BLOCK, _ROUNDED_BLOCK = 2048, 1024
+COPY_BLOCK, _ROUNDED_BLOCK = 2048, 1024
 
 Triple = tuple[int, ...]  # depth, height, width
 
@@ -197,7 +197,7 @@ def channels_last(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
         return copy
     copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
     block_c = min(32, triton.next_power_of_2(seen.copied))
-    block_s = min(_COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
+    block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
     grid = (triton.cdiv(depth * height * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
     copy_channels_last[grid](
         x, copy, channels, channels // shape.groups, width, seen.rows, seen.left, depth * height,

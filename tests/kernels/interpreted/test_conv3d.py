@@ -140,6 +140,27 @@ def test_with_64_filters_the_product_is_turned_over(cut: str):
     assert error("gemm", shape, Blocks3d(cut, 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4))) < 1e-6
 
 
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    ("shape", "splits"),
+    [
+        (SHAPES["plain"], 1),  # the taps of a row together: 9 of 16 terms
+        (convolution(channels=7, size=(2, 2, 5), kernel=(2, 3, 3), dilation=(1, 1, 2), padding=(0, 1, 2)), 2),
+        (SHAPES["strided"], 1),
+        pytest.param(SHAPES["grouped"], 3, marks=pytest.mark.long),
+        (convolution(channels=32, filters=34, size=(2, 3, 3), images=2), 3),
+        pytest.param(
+            convolution(channels=16, filters=3, size=(3, 4, 5), stride=(2, 1, 2), dilation=(1, 2, 1)), 1,
+            marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_without_the_matrix_unit_pixels_and_filters_are_contiguous(shape: Convolution, splits: int, where: str):
+    shape = dataclasses.replace(shape, layout=where)
+    assert error("gemm", shape, Blocks3d("planar", 32, 16, 16, 4, 1, splits=splits)) < 1e-6
+
+
 def test_slices_with_a_sum_for_each_tap_and_with_one():
     shape = convolution(channels=4, filters=3, size=(3, 2, 5), kernel=(3, 2, 2))
     few, many = (Blocks3d("slices", 16, 64, 16, warps, 1, box=(2, 2, 4)) for warps in (4, 8))
