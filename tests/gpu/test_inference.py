@@ -12,12 +12,17 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+import torchvision
 from torch import nn
 
 import run_inference
+from convscope.convolution.fusion import branches
+from convscope.convolution.fusion import graphs as fusion
+from convscope.convolution.reference import relative_distance
 from convscope.inference.engines import fused_steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.kernels.channels_last import depthwise, pooling
+from convscope.timing import graphs
 
 QUICK = ["--min-seconds", "0.5"]
 
@@ -48,6 +53,22 @@ def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path:
     latency_ms = table.pivot(index="batch_size", columns="engine", values="latency_mean_ms")
     assert (latency_ms["graph"] < latency_ms["eager"]).all()
     assert (latency_ms["fused"] < latency_ms["graph"]).all()
+
+
+@pytest.mark.parametrize("name", ["resnet18", "googlenet"])
+def test_branches_side_by_side_compute_the_same_at_each_replay(name: str):
+    options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
+    model, _ = fusion.fused(fusion.folded(torchvision.models.get_model(name, **options).eval())[0], fused_steps.step_of)
+    model = model.half().cuda().to(memory_format=torch.channels_last)
+    in_a_row = copy.deepcopy(model)
+    assert branches.with_branches(model) > 2
+    given = torch.zeros(4, 3, 96, 96, device="cuda", dtype=torch.half).contiguous(memory_format=torch.channels_last)
+    outputs: list[torch.Tensor] = []
+    with torch.inference_mode(), graphs.capture(lambda: outputs.append(model(given))) as captured:
+        for _ in range(50):
+            expected = in_a_row(given.normal_())
+            captured.replay()
+            assert relative_distance(outputs[-1], expected.double()) < 1e-2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

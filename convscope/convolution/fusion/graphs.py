@@ -187,7 +187,7 @@ def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node
     terms = [term for term in node.args if isinstance(term, fx.Node)]
     if len(terms) != 2 or len(node.args) != 2 or terms[0] is terms[1]:
         return None
-    candidates = terms[:1] if _is_in_place(model, node) else terms
+    candidates = terms[:1] if changes_in_place(model, node) else terms
     conv = next((term for term in candidates if _is_plain(model, term) and _may_move(model, term, relu)), None)
     if conv is None:
         return None
@@ -197,7 +197,7 @@ def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node
     return (conv, other) if len({*filters}) == 1 and len({*sizes}) <= 1 else None
 
 
-def _is_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
+def changes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
     """Tell whether a node may change a tensor that it is given."""
     if node.op == "call_module":
         return bool(getattr(_called(model, node), "inplace", False))
@@ -211,7 +211,7 @@ def _may_move(model: fx.GraphModule, conv: fx.Node, relu: fx.Node) -> bool:
     """Tell whether nothing between a convolution and its ReLU, but the addition, changes a tensor in place."""
     nodes = [*model.graph.nodes]
     between = nodes[nodes.index(conv) + 1 : nodes.index(relu)]
-    return not any(_is_in_place(model, node) for node in between if node is not relu.args[0])
+    return not any(changes_in_place(model, node) for node in between if node is not relu.args[0])
 
 
 def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:

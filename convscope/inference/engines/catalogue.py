@@ -21,7 +21,7 @@ from torch import nn
 from convscope.atlas import tuning
 from convscope.atlas.offered import FIRST_PLANS
 from convscope.convolution import algorithms, backends, models, operator, swap
-from convscope.convolution.fusion import graphs
+from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
 from convscope.inference.engines import compilers, exported, fused_steps, tails, variants
@@ -79,9 +79,14 @@ def fused(workload: Workload) -> Engine:
             fused_steps.with_maxima(model)
         if variant.tails:
             tails.with_tails(model)
+        if variant.branches:
+            branches.with_branches(model)
         return _captured(workload, model)
 
-    steps = [step for step in variants.FUSED_STEPS if has_tails or "tails" not in step]
+    useless = {
+        name for name, count in {"tails": has_tails, "branches": branches.with_branches(trial)}.items() if not count
+    }
+    steps = [step for step in variants.FUSED_STEPS if not useless & step.keys()]
     return _fastest(workload, build, steps, f"{remark}, {count} convolutions fused with their ReLU")
 
 

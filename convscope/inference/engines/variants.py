@@ -2,7 +2,8 @@
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
 images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not;
-max pooling, depthwise convolutions and activations by PyTorch or by kernels of this project.
+max pooling, depthwise convolutions and activations by PyTorch or by kernels of this project; branches one after another
+or side by side.
 The fastest depends on the batch and the card: no rule decides.
 """
 
@@ -37,6 +38,7 @@ class Variant:
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
         pools: maxima of windows are taken by this project's kernel.
         tails: depthwise convolutions, and activations with the bias before them, are this project's kernels.
+        branches: branches that meet again run side by side, on streams of their own.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
 
@@ -44,6 +46,7 @@ class Variant:
     products: bool = False
     pools: bool = False
     tails: bool = False
+    branches: bool = False
     searched: bool = False
 
     def __str__(self) -> str:
@@ -56,11 +59,14 @@ class Variant:
             parts.append("max pooling by Triton")
         if self.tails:
             parts.append("depthwise and activations by Triton")
+        if self.branches:
+            parts.append("branches side by side")
         return ", ".join(parts)
 
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
+    {"branches": True},
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

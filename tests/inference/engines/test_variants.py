@@ -60,6 +60,7 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
                 - variant.searched
                 - variant.pools / 10
                 - variant.tails / 100
+                - variant.branches / 1000
             ),
         ),
         CPU,
@@ -67,14 +68,15 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
-        (8, False, True), (8, False, True),
+        (8, False, True), (8, False, True), (8, False, True),
     ]  # fmt: skip
-    assert [each.pools for each, _ in tried] == [False, False, False, False, False, True, True, True]
-    assert [each.tails for each, _ in tried] == [False, False, False, False, False, False, True, True]
-    assert (variant, count) == (Variant(channels=8, searched=True, pools=True, tails=True), 7)
+    assert [each.pools for each, _ in tried] == [*[False] * 5, *[True] * 4]
+    assert [each.tails for each, _ in tried] == [*[False] * 6, *[True] * 3]
+    assert [each.branches for each, _ in tried] == [*[False] * 7, *[True] * 2]
+    assert (variant, count) == (Variant(channels=8, searched=True, pools=True, tails=True, branches=True), 8)
     assert runner is tried[-1][1]
     said = "plans searched, images padded to 8 channels, max pooling by Triton, depthwise and activations by Triton"
-    assert str(variant) == said
+    assert str(variant) == f"{said}, branches side by side"
 
 
 def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Variant, Engine]]):
@@ -102,7 +104,7 @@ def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]
         return 1.0 + variant.channels
 
     _, variant, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (variant, count) == (Variant(channels=4), 6)
+    assert (variant, count) == (Variant(channels=4), 7)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])
