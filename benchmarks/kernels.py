@@ -41,6 +41,10 @@ from convscope.timing.stopwatch import Stopwatch
 
 OURS = ("direct", "winograd")
 CUDNN = ("implicit gemm", "gemm", "implicit precomp gemm", "winograd nonfused")
+COMPARED = (
+    *(("direct", name) for name in ("implicit gemm", "gemm", "implicit precomp gemm")),
+    *(("winograd", name) for name in ("winograd nonfused", "implicit precomp gemm", "direct")),
+)
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 REPLAYS, PROBES, LEAST_MS, CALLS_MOST = 10, 3, 0.3, 50
 
@@ -137,24 +141,24 @@ def line(timed: Timed) -> tuple[str, ...]:
 def summary(every: Sequence[Timed], batch_size: int) -> list[str]:
     """Return the lines on the goals: geometric means of ratios of times, and the layers that miss."""
     lines = []
-    for ours, theirs in (("direct", "implicit gemm"), ("direct", "gemm"), ("winograd", "winograd nonfused")):
+    for ours, theirs in COMPARED:
         pairs = [(timed, timed.times_us[ours] / timed.times_us[theirs]) for timed in every
                  if {ours, theirs} <= timed.times_us.keys()]  # fmt: skip
         if not pairs:
             continue
         mean = math.exp(statistics.fmean(math.log(ratio) for _, ratio in pairs))
-        slower = sorted(((ratio, title(timed.layer)) for timed, ratio in pairs if ratio > 1), reverse=True)
-        worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in slower[:8])
+        in_order = sorted(((ratio, title(timed.layer)) for timed, ratio in pairs), reverse=True)
+        slower = sum(ratio > 1 for ratio, _ in in_order)
+        worst = ", ".join(f"{name} {ratio:.2f}" for ratio, name in in_order[: max(1, min(slower, 8))])
         head = f"batch {batch_size}: {ours} takes {mean:.3f} of the time of {theirs} (geometric mean of {len(pairs)})"
-        lines.append(f"{head}; slower in {len(slower)}{': ' + worst if worst else ''}")
+        lines.append(f"{head}; slower in {slower}; slowest: {worst}")
     for ours in OURS:
         ratios = [timed.times_us[ours] / timed.floor_us for timed in every if ours in timed.times_us]
         worst_error = max((timed.errors[ours] for timed in every if ours in timed.errors), default=0.0)
         if ratios:
             mean = math.exp(statistics.fmean(map(math.log, ratios)))
-            lines.append(
-                f"batch {batch_size}: {ours} takes {mean:.2f} times the floor; largest error {worst_error:.1e}"
-            )
+            floors = f"{ours} takes {mean:.2f} times the floor (at most {max(ratios):.1f})"
+            lines.append(f"batch {batch_size}: {floors}; largest error {worst_error:.1e}")
     return lines
 
 

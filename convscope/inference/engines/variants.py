@@ -73,13 +73,13 @@ GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 
 def fastest(
     build: Callable[[Variant], LocalRunner], device: torch.device, steps: Sequence[Mapping[str, int]]
-) -> tuple[LocalRunner, Variant, int]:
+) -> tuple[LocalRunner, Variant, list[float]]:
     """Time the plain variant, then step by step each change to the best so far, and keep the fastest.
 
     Each variant is built in its own thread, and has its own plans with it; they live as long as the returned runner.
 
     Returns:
-        the runner of the fastest variant, the variant, and the number of variants that could be timed.
+        the runner of the fastest variant, the variant, and the times in ms of all that could be timed, rising.
 
     Raises:
         Exception: that of the first variant, where none works.
@@ -106,7 +106,7 @@ def fastest(
         runner = best.run(lambda: build(best.variant))
         runner.held_before_bytes = held_bytes
         runner.when_closed(threads.pop_all().close)
-    return runner, best.variant, len(trials)
+    return runner, best.variant, [trial.time_ms for trial in trials]
 
 
 def fastest_of(builds: Mapping[str, Callable[[], LocalRunner]]) -> tuple[LocalRunner, str, int]:

@@ -52,7 +52,7 @@ def maker(tried: list[tuple[Variant, Engine]], time_ms: Callable[[Variant], floa
 
 def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engine]]):
     times_ms = {(0, False): 5.0, (4, False): 4.0, (8, False): 3.0, (8, True): 3.5}
-    runner, variant, count = variants.fastest(
+    runner, variant, found_ms = variants.fastest(
         maker(
             tried,
             lambda variant: (
@@ -73,7 +73,8 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
     assert [each.pools for each, _ in tried] == [*[False] * 5, *[True] * 4]
     assert [each.tails for each, _ in tried] == [*[False] * 6, *[True] * 3]
     assert [each.branches for each, _ in tried] == [*[False] * 7, *[True] * 2]
-    assert (variant, count) == (Variant(channels=8, searched=True, pools=True, tails=True, branches=True), 8)
+    assert (variant, len(found_ms)) == (Variant(channels=8, searched=True, pools=True, tails=True, branches=True), 8)
+    assert found_ms == sorted(found_ms)
     assert runner is tried[-1][1]
     said = "plans searched, images padded to 8 channels, max pooling by Triton, depthwise and activations by Triton"
     assert str(variant) == f"{said}, branches side by side"
@@ -103,8 +104,8 @@ def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]
             raise refusal
         return 1.0 + variant.channels
 
-    _, variant, count = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (variant, count) == (Variant(channels=4), 7)
+    _, variant, found_ms = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
+    assert (variant, len(found_ms)) == (Variant(channels=4), 7)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])
