@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from threadpoolctl import threadpool_limits
 
 from convscope.cli.display import several
 from convscope.dataset import splits
@@ -227,8 +228,9 @@ def logarithms(frame: pd.DataFrame, target: str, given: Features) -> Floats:
     return found
 
 
+@threadpool_limits.wrap(limits=1, user_api="blas")  # type: ignore[untyped-decorator]
 def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> Predictor:
-    """Fit a predictor to samples (`usable`).
+    """Fit a predictor to samples (`usable`), by one thread: sums of several end in other digits, and other predictors.
 
     Args:
         unit: what its intervals are to hold for that was not learned: other rows, layers, families, sizes, cards.

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fakes.drawn_samples import CARDS, drawn
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
@@ -291,3 +292,18 @@ def test_intervals_against_pytorchs_own_choice_hold_and_are_narrower_for_what_bo
 
 def test_without_pytorchs_own_choice_there_is_no_interval_against_it(made: Predictor):
     assert np.isinf(made.against_own(ASKED)).all()
+
+
+def test_one_thread_fits_whatever_the_caller_has(monkeypatch: pytest.MonkeyPatch):
+    threads: list[int] = []
+    fitted = predictor._fitted
+
+    def watched(*arguments: Any) -> Any:
+        threads.extend(each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas")
+        return fitted(*arguments)
+
+    monkeypatch.setattr(predictor, "_fitted", watched)
+    with threadpool_limits(2, user_api="blas"):
+        predictor.fit(samples(60), "time", {})
+    assert threads
+    assert {*threads} == {1}
