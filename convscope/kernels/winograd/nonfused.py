@@ -31,6 +31,7 @@ from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, is_float32, lanes
 from convscope.kernels.winograd.transforms import SHRINK, fits, precision, tile_of, times_at, times_bt
 
 _CHUNK_BYTES = (40 * 2**20, 2**29)  # V and M within the L2 cache; what a chunk's workspace may be at most
+_LEAST_FILTERS = 16  # of a group: with fewer the products' blocks are empty
 LEAST_TILES = {2: 256, 4: 64}  # fewer leave the products' blocks empty
 _STEP, _BLOCK = 16, 128  # a chunk's tiles are a multiple of the first, a long chunk's of the second
 _TRANSFORMED = 512  # bytes of the input that a program transforms in each of its points
@@ -207,14 +208,14 @@ def winograd_output(
 
 
 def candidates(shape: Convolution, output: tuple[int, ...]) -> list[Blocks2d]:
-    """Return the block shapes worth timing, the likeliest first; none where there are few tiles.
+    """Return the block shapes worth timing, the likeliest first; none where there are few tiles, or thin groups.
 
     In float32 those of m = 4 only, which multiplies least; TF32 and 16 bits leave no digits for it.
     """
     arithmetic = precision(shape)
     tile = 4 if arithmetic == "ieee" else 2
     tiles = output[0] * -(-output[2] // tile) * -(-output[3] // tile)
-    if tiles < LEAST_TILES[tile]:
+    if tiles < LEAST_TILES[tile] or shape.weight[0] // shape.groups < _LEAST_FILTERS:
         return []
     filters = max(shape.weight[0] // shape.groups, min(block[0] for block in _PRODUCTS[arithmetic]))
     products = [block for block in _PRODUCTS[arithmetic] if block[0] <= filters][:_TRIED]

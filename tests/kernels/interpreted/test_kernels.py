@@ -226,7 +226,9 @@ def test_a_small_image_has_its_reduction_split_and_a_large_one_not():
 
 def test_many_tiles_are_also_tried_in_parts_and_few_are_not():
     small, large = convolution(512, 512, (7, 7), images=1), convolution(64, 64, (224, 224), images=32)
-    assert not any(found.chunk for found in variants.candidates(small, small.output, 132))
+    depthwise = convolution(64, 64, (224, 224), images=32, groups=64)
+    for each in (small, depthwise):
+        assert not any(found.chunk for found in variants.candidates(each, each.output, 132))
     found = variants.candidates(large, large.output, 132)
     assert {bool(blocks.chunk) for blocks in found} == {True, False}
     assert len({blocks.chunk for blocks in found if blocks.chunk}) == 2

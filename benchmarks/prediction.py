@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Figures of docs/prediction.md beside those of `predict evaluate`: each fifth of the layers held back in turn.
+
+python benchmarks/prediction.py data/h100                      seven minutes on one core
+python benchmarks/prediction.py data/h100 --target energy      twelve
+
+The first also prints by how much the errors of two algorithms for one shape correlate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pandas as pd
+
+from convscope.dataset import samples, splits
+from convscope.dataset.samples import ARITHMETIC, SHAPE
+from convscope.prediction import predictor
+from convscope.prediction.evaluation import LEVEL
+from convscope.prediction.predictor import TARGETS
+
+SHAPES_LEAST = 100  # that two algorithms share, for a correlation
+COMPARED = ("torch", "guess", "implicit precomp gemm", "implicit gemm", "gemm", "fft tiling", "direct", "winograd")
+
+
+def missed(frame: pd.DataFrame, target: str) -> pd.DataFrame:
+    """Return the samples with a target, their fifth, and the logarithm of predicted over measured."""
+    parts = np.array([splits.part(label) for label in splits.labels(frame, "layer")])
+    judged = predictor.has(frame, target)
+    found = []
+    for fifth in range(splits.PARTS):
+        held_back = parts == fifth
+        learned = frame[splits.beside(frame, "layer", held_back)].reset_index(drop=True)
+        rows = frame[held_back & judged].reset_index(drop=True)
+        middle = predictor.fit(learned, target, {}).predict(rows, LEVEL).middle
+        found.append(rows.assign(fifth=str(fifth + 1), error=np.log(middle / rows[TARGETS[target][0]].to_numpy(float))))
+    together: pd.DataFrame = pd.concat(found, ignore_index=True)
+    return together
+
+
+def score(errors: pd.Series) -> dict[str, float]:
+    """Return what `predict evaluate` prints of errors."""
+    pct = 100 * np.abs(np.exp(errors) - 1)
+    return {"samples": len(pct), "median, %": round(pct.median(), 1), "MAPE, %": round(pct.mean(), 1)}
+
+
+def main() -> int:
+    """Print the tables."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path)
+    options.add_argument("--target", choices=("time", "energy"), default="time")
+    asked = options.parse_args()
+    every = predictor.usable(samples.read([asked.folder / "samples.parquet"]), asked.target)
+    found = missed(every, asked.target)
+    lines = {f"fifth {name}": score(part["error"]) for name, part in found.groupby("fifth")}
+    print(pd.DataFrame({**lines, "all": score(found["error"])}).T.to_string(), end="\n\n")
+    if asked.target == "time":
+        wide = found.pivot_table("error", [*SHAPE, *ARITHMETIC], "algorithm")
+        wide = wide[[name for name in COMPARED if name in wide]]
+        print("correlation of errors for one shape, all arithmetics")
+        print(wide.corr(min_periods=SHAPES_LEAST).round(2).to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
