@@ -88,13 +88,18 @@ class BlockCache(Generic[B]):
             launcher: returns the function that convolves with some block sizes on the current device.
             timed: there is a card to time them on; without, or with `fixed`, the first candidate is taken.
 
+        A candidate for which there is no memory is passed over, and the choice then not kept on disk.
+
         Raises:
             NothingFitsError: none of them runs on this card.
+            torch.OutOfMemoryError: there is memory for none.
         """
         tuned = self.used.get(key) or self._read().get(key)
         if tuned is None:
-            tuned = _fastest(key, candidates, launcher) if timed and not self.fixed else TunedBlocks(candidates[0])
-            if tuned.tried:
+            tuned, is_final = TunedBlocks(candidates[0]), False
+            if timed and not self.fixed:
+                tuned, is_final = _fastest(key, candidates, launcher)
+            if is_final:
                 self._remember(key, tuned)
         self.used[key] = tuned
         return tuned
@@ -145,20 +150,29 @@ def _source_digest() -> str:
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
 
-def _fastest(key: str, candidates: Sequence[B], launcher: Callable[[B], Launch]) -> TunedBlocks[B]:
-    timed = [(time_us, blocks) for blocks in candidates if (time_us := _time_or_refusal(launcher, blocks)) is not None]
+def _fastest(key: str, candidates: Sequence[B], launcher: Callable[[B], Launch]) -> tuple[TunedBlocks[B], bool]:
+    """Return the fastest candidate, and whether all were tried that this card can run: some may lack memory just now.
+
+    Raises:
+        torch.OutOfMemoryError: there is memory for none.
+        NothingFitsError: the card can run none.
+    """
+    found = [(_time_or_error(launcher, blocks), blocks) for blocks in candidates]
+    full = next((result for result, _ in found if isinstance(result, torch.OutOfMemoryError)), None)
+    timed = [(result, blocks) for result, blocks in found if isinstance(result, float)]
     if not timed:
-        raise NothingFitsError(f"no cut of {key} fits this card")
-    time_us, blocks = min(timed, key=lambda each: each[0])
-    return TunedBlocks(blocks, time_us, len(timed))
+        raise full or NothingFitsError(f"no cut of {key} fits this card")
+    time_us, best = min(timed, key=lambda each: each[0])
+    return TunedBlocks(best, time_us, len(timed)), full is None
 
 
-def _time_or_refusal(launcher: Callable[[B], Launch], blocks: B) -> float | None:
+def _time_or_error(launcher: Callable[[B], Launch], blocks: B) -> float | Exception:
+    """Return the time in µs, or the error where this card, or the memory that is free, cannot run these blocks."""
     try:
         return _time_us(launcher(blocks))
     except Exception as error:
-        if is_kernel_refusal(error):
-            return None
+        if is_kernel_refusal(error) or isinstance(error, torch.OutOfMemoryError):
+            return error.with_traceback(None)  # which would keep its tensors alive
         raise
 
 

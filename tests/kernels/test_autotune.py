@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from fakes import ROOT
 from triton.runtime.errors import OutOfResources
 
@@ -86,6 +87,26 @@ def test_what_the_card_refuses_is_passed_over(tmp_path: Path, launched: Callable
     assert BlockCache(tmp_path / "choices.json", blocks.Blocks2d).choose("a", PLANE, launcher) == TunedBlocks(
         PLANE[2], 20.0, 2
     )
+
+
+def test_what_does_not_fit_into_the_memory_that_is_free_is_passed_over_this_time_only(
+    tmp_path: Path, launched: Callable[[object], Launch]
+):
+    def launcher(cut: blocks.Blocks2d) -> Launch:
+        return (refusing(torch.OutOfMemoryError("CUDA out of memory")) if cut is PLANE[1] else launched)(cut)
+
+    path = tmp_path / "choices.json"
+    cache = BlockCache(path, blocks.Blocks2d)
+    assert cache.choose("a", PLANE, launcher) == TunedBlocks(PLANE[2], 20.0, 2)
+    assert cache.choose("a", PLANE, never) == TunedBlocks(PLANE[2], 20.0, 2)
+    assert not path.exists()
+
+
+def test_where_the_memory_is_too_full_for_all_that_is_the_error(tmp_path: Path):
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
+        BlockCache(tmp_path / "choices.json", blocks.Blocks2d).choose(
+            "a", PLANE, refusing(torch.OutOfMemoryError("CUDA out of memory"))
+        )
 
 
 def test_where_nothing_fits_the_error_names_what_and_nothing_is_remembered(
