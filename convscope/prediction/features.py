@@ -23,6 +23,8 @@ from convscope.verification import kernel_families
 
 Floats = npt.NDArray[np.float64]
 CATEGORIES = ("algorithm", "engine", "dtype", "math", "layout")
+CARD = "card"
+"""Stands among the features outside what was learned for a card that was not."""
 TILES = ((128, 128), (128, 64), (64, 64), (128, 32))
 """Tiles of output pixels × filters that kernels of implicit products have."""
 WINOGRAD = (2, 4)

@@ -28,7 +28,7 @@ from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
-from convscope.prediction.features import CATEGORIES, Features, Floats, features
+from convscope.prediction.features import CARD, CATEGORIES, Features, Floats, features
 from convscope.prediction.held_out import FEWEST, FEWEST_MODELS, passes
 from convscope.prediction.intervals import Growth
 from convscope.prediction.learners import core, process
@@ -46,8 +46,6 @@ ADDED_LEVEL = 90
 """Level of the layers' intervals whose ends are added up; what is learned is the share of it that a sum misses."""
 FAR = "far from all"
 """Stands among the features outside what was learned where a call is far from every other (`Growth.reach`)."""
-CARD = "card"
-"""Stands there for a card that was not learned."""
 Given = Mapping[str, Mapping[str, float]]
 
 

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from convscope.pinning.document import TORCH
+from convscope.prediction.features import CARD, CATEGORIES
 from convscope.selection.candidates import Candidate, Value, gain
 
 NAMED = 2
 """Features that a remark names at most."""
 OUTSIDE = "outside what was learned"
+_NAMES = frozenset({CARD, *CATEGORIES})
 UNSURE = "without an interval"
 UNKNOWN = "PyTorch's own choice is neither measured nor predicted"
 
@@ -26,7 +28,8 @@ class Rule:
 
     Attributes:
         max_workspace_bytes, max_error: a candidate with more, or of which it is not known, is left out; not PyTorch.
-        outside: predictions outside what was learned count too.
+        outside: predictions for a card, an algorithm, a type, a math or a layout that was not learned count too. Those
+            for numbers outside what was learned always count, and are marked.
         least: the least value is taken, however far its interval reaches.
     """
 
@@ -68,8 +71,8 @@ def choose(candidates: Sequence[Candidate], rule: Rule) -> Choice:
     value = own.value(rule.objective)
     if value is None:
         return Choice(own, own, UNKNOWN)
-    if value.outside and not rule.outside:
-        return Choice(own, own, f"{OUTSIDE}: {_first(value.outside)}")
+    if _is_unknown(value) and not rule.outside:
+        return Choice(own, own, _marked(value))
     if math.isinf(value.high):
         return Choice(own, own, f"PyTorch's own choice is {UNSURE}")
     others, dropped = _allowed([each for each in candidates if each is not own], rule)
@@ -79,12 +82,12 @@ def choose(candidates: Sequence[Candidate], rule: Rule) -> Choice:
     if not better:
         names = [each.algorithm for each, its in others if gain(its, value)[2] >= 0]
         first = f"tie with {', '.join(names)}" if names else "" if others else "no other candidate"
-        return Choice(own, own, "; ".join(filter(None, (first, *dropped))))
+        return Choice(own, own, "; ".join(filter(None, (first, _marked(value), *dropped))))
     best = min((its for _, its in better), key=lambda its: its.middle)
     tied = [(each, its) for each, its in better if its.low <= best.high]
     chosen, its = min(tied, key=lambda pair: (_workspace(pair[0]), pair[1].middle, pair[0].algorithm))
     rest = [each.algorithm for each, _ in tied if each is not chosen]
-    said = f"tie with {', '.join(rest)}" if rest else "", f"{OUTSIDE}: {_first(its.outside)}" if its.outside else ""
+    said = f"tie with {', '.join(rest)}" if rest else "", _marked(its)
     return Choice(chosen, own, "; ".join(filter(None, (*said, *dropped))))
 
 
@@ -92,7 +95,7 @@ def _least(own: Candidate, rivals: Sequence[tuple[Candidate, Value]], dropped: S
     """Choose the least of the candidates, PyTorch's own among them, and say how many are within its interval."""
     chosen, its = min(rivals, key=lambda pair: (pair[1].middle, pair[0] is not own, pair[0].algorithm))
     near = sum(value.low <= its.high for each, value in rivals if each is not chosen)
-    said = f"{near} within its interval" if near else "", f"{OUTSIDE}: {_first(its.outside)}" if its.outside else ""
+    said = f"{near} within its interval" if near else "", _marked(its)
     return Choice(chosen, own, "; ".join(filter(None, (*said, *dropped))))
 
 
@@ -103,7 +106,7 @@ def _allowed(candidates: Sequence[Candidate], rule: Rule) -> tuple[list[tuple[Ca
         value = each.value(rule.objective)
         if value is None:
             reasons[f"without {rule.objective}"] += 1
-        elif value.outside and not rule.outside:
+        elif _is_unknown(value) and not rule.outside:
             reasons[f"{OUTSIDE} ({_first(value.outside)})"] += 1
         elif math.isinf(value.high):
             reasons[UNSURE] += 1
@@ -114,6 +117,16 @@ def _allowed(candidates: Sequence[Candidate], rule: Rule) -> tuple[list[tuple[Ca
         else:
             allowed.append((each, value))
     return allowed, [f"{count} {reason}" for reason, count in reasons.items()]
+
+
+def _marked(value: Value) -> str:
+    """Return what is outside what was learned, for a remark; "" for nothing."""
+    return f"{OUTSIDE}: {_first(value.outside)}" if value.outside else ""
+
+
+def _is_unknown(value: Value) -> bool:
+    """Tell whether a prediction is for a name that was not learned: nothing says how wrong it may be."""
+    return not _NAMES.isdisjoint(value.outside.split(", "))
 
 
 def _first(features: str) -> str:

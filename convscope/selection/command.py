@@ -267,7 +267,7 @@ def _add_shared(parser: argparse.ArgumentParser) -> None:
     text = "the card, as its driver names it; not needed where the samples are of one"
     parser.add_argument("--gpu", metavar="NAME", help=text)
     parser.add_argument("--cudnn", metavar="VERSION", help="cuDNN version, if the samples of the card have several")
-    text = "use predictions outside what was learned too"
+    text = "use predictions too for a card, an algorithm, a data type or a layout that was not learned"
     parser.add_argument("--outside", action="store_true", help=text)
     text = "of intervals of predictions, in percent; default %(default)s, as that of measured times"
     parser.add_argument("--level", type=int, choices=intervals.LEVELS, default=95, help=text)

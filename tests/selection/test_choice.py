@@ -76,10 +76,10 @@ def test_the_least_is_taken_within_intervals_too_where_asked_for():
 
 
 def test_the_least_keeps_to_limits_and_to_what_was_learned():
-    every = timed("torch", 1.0), timed("gemm", 0.5, workspace_bytes=10), predicted("fft", 0.4, "log_taps")
+    every = timed("torch", 1.0), timed("gemm", 0.5, workspace_bytes=10), predicted("fft", 0.4, "log_taps, dtype")
     assert chosen(*every, least=True)[0] == "gemm"
     assert chosen(*every, least=True, max_workspace_bytes=9)[0] == "torch"
-    assert chosen(*every, least=True, outside=True) == ("fft", "outside what was learned: log_taps")
+    assert chosen(*every, least=True, outside=True) == ("fft", "outside what was learned: log_taps, dtype")
 
 
 def test_limits_leave_out_what_is_above_or_not_known_and_never_pytorch():
@@ -91,10 +91,22 @@ def test_limits_leave_out_what_is_above_or_not_known_and_never_pytorch():
     assert chosen(*every, max_error=9e-4)[0] == "torch"
 
 
-def test_a_prediction_outside_what_was_learned_is_marked_and_taken_only_where_asked_for():
-    every = timed("torch", 1.0), predicted("gemm", 0.5, "log_taps"), predicted("fft", 0.6)
-    assert chosen(*every) == ("fft", "1 outside what was learned (log_taps)")
-    assert chosen(*every, outside=True) == ("gemm", "tie with fft; outside what was learned: log_taps")
+def test_a_prediction_outside_the_numbers_that_were_learned_is_taken_and_marked():
+    every = timed("torch", 1.0), predicted("gemm", 0.5, "log_taps, far from all"), predicted("fft", 0.6)
+    assert chosen(*every) == ("gemm", "tie with fft; outside what was learned: log_taps, far from all")
+
+
+def test_a_layer_that_is_left_to_pytorch_is_marked_too():
+    own = predicted("torch", 1.0, "log_taps")
+    assert chosen(own) == ("torch", "no other candidate; outside what was learned: log_taps")
+    assert chosen(own, predicted("gemm", 1.01)) == ("torch", "tie with gemm; outside what was learned: log_taps")
+
+
+@pytest.mark.parametrize("name", ["card", "algorithm", "engine", "dtype", "math", "layout"])
+def test_a_prediction_for_a_name_that_was_not_learned_is_taken_only_where_asked_for(name: str):
+    every = timed("torch", 1.0), predicted("gemm", 0.5, f"{name}, log_taps"), predicted("fft", 0.6)
+    assert chosen(*every) == ("fft", f"1 outside what was learned ({name}, log_taps)")
+    assert chosen(*every, outside=True) == ("gemm", f"tie with fft; outside what was learned: {name}, log_taps")
     own = predicted("torch", 1.0, "card")
     assert chosen(own, timed("gemm", 0.5)) == ("torch", "outside what was learned: card")
     assert chosen(own, timed("gemm", 0.5), outside=True)[0] == "gemm"

@@ -159,8 +159,8 @@ def test_what_was_refused_is_not_predicted(learned: Predictor):
 
 def test_an_algorithm_is_predicted_only_where_its_rule_allows_it(learned: Predictor):
     wide = ONE.resized(stride=(2, 2))
-    rule = Rule(outside=True)
-    assert chosen(one=wide, predictors=[learned], rule=rule) == ("torch", "no other candidate")
+    said = "no other candidate; outside what was learned: log_stride"
+    assert chosen(one=wide, predictors=[learned]) == ("torch", said)
 
 
 def test_plans_are_predicted_only_where_asked_for(learned: Predictor):
