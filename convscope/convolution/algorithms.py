@@ -122,7 +122,7 @@ ALGORITHMS: Mapping[str, Algorithm] = {
         Algorithm("implicit precomp gemm", "implicit gemm, precomputed indices", 1, None, ("cudnn",), _any_shape),
         Algorithm("fft", "fast Fourier transform", 4, None, ("cudnn",), _fft, rule_depends_on_size=True),
         Algorithm("fft tiling", "fast Fourier transform in tiles", 5, None, ("cudnn",), _fft_tiling),
-        Algorithm("winograd", "Winograd, fused", 6, None, ("cudnn", "triton"), _winograd),
+        Algorithm("winograd", "Winograd, fused; by Triton fused or not", 6, None, ("cudnn", "triton"), _winograd),
         Algorithm("winograd nonfused", "Winograd, transforms apart", 7, None, ("cudnn",), _winograd_nonfused),
         Algorithm("guess", "cuDNN's own choice by its heuristic", None, None, ("cudnn",), _any_shape),
         Algorithm("torch", "PyTorch, unchanged: the baseline", None, "torch", ("torch",), _any_shape),

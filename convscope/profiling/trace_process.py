@@ -135,12 +135,11 @@ class _Recording:
 
     def answer(self) -> _Answer:
         """Return what was traced, as `_Tracer.trace` does."""
-        found = self.eager, self.placements, self.replays
         try:
-            layers, work = trace.by_layer(*found), trace.work_of(*found)
+            found = trace.matched(self.eager, self.placements, self.replays)
         except TraceMissingError as error:
             return [], str(error), [], WORK_METHOD
-        return layers, None, work, WORK_METHOD if trace.replays_match(*found) else EAGER_WORK_METHOD
+        return found.layers(), None, found.work(), WORK_METHOD if found.placements else EAGER_WORK_METHOD
 
 
 def replays_within(budget_s: float, pass_s: float, placements: int) -> int:

@@ -111,7 +111,7 @@ def record(work: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...], calls: bool = False) -> list[dict[str, Any]]:
-    """Trace one eager pass with a range around each convolution, named by its position; `by_layer` reads the result.
+    """Trace one eager pass with a range around each convolution, named by its position; `matched` reads the result.
 
     Args:
         calls: around those outside `nn.Conv2d` modules too.
@@ -171,7 +171,7 @@ def trace_pass(
     if not inputs[0].is_cuda:
         return [], CPU_REASON
     try:
-        return by_layer(record_layers(model, inputs, calls)), None
+        return matched(record_layers(model, inputs, calls)).layers(), None
     except TraceMissingError as error:
         return [], str(error)
 
@@ -189,7 +189,7 @@ def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
                 with record_function(f"{LAYER}{position}"):
                     step()
 
-    return by_layer(record(work))
+    return matched(record(work)).layers()
 
 
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
@@ -204,10 +204,54 @@ def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     return sorted(kernels, key=lambda kernel: kernel.start_us)
 
 
-def by_layer(
+@dataclass(frozen=True)
+class PassTrace:
+    """Kernels of an eager pass, and of the replays of the same pass as a graph in one placement after another.
+
+    Attributes:
+        eager: the kernels of the eager pass, by start; `owners` has the range of the layer that launched each.
+        placements: the kernels of each replay, by placement; none where replays launched others than the eager pass.
+        events: the trace of the eager pass.
+    """
+
+    eager: Sequence[Kernel]
+    owners: Sequence[str | None]
+    placements: Sequence[Sequence[Sequence[Kernel]]]
+    events: Sequence[Mapping[str, Any]]
+
+    def layers(self) -> list[LayerTrace]:
+        """Return the kernels of each layer, in the order of the layers' positions."""
+        positions = sorted(int(named.name.removeprefix(LAYER)) for named in _ranges(self.events, LAYER))
+        names = (f"{LAYER}{position}" for position in positions)
+        return [_layer_trace(name, self.eager, self.owners, self.placements) for name in names]
+
+    def work(self) -> list[Work]:
+        """Return the kernels of the pass by kind of work and module.
+
+        Their times are those in the replays, the mean over the placements of the median of each, or those in the eager
+        pass where the replays could not be matched.
+        """
+        times_us = [kernel.duration_us for kernel in self.eager]
+        if self.placements:
+            places = [[_in_order_of(self.eager, self.owners, part) for part in place] for place in self.placements]
+            times_us = [fmean(_median_us(place, index) for place in places) for index in range(len(self.eager))]
+        calls = _launch_calls(self.events)
+        launches = [
+            Launch(
+                kernel.name,
+                float(calls[kernel.correlation]["ts"]),
+                calls[kernel.correlation].get("tid"),
+                time_us / 1e3,
+            )
+            for kernel, time_us in zip(self.eager, times_us, strict=True)
+        ]
+        return shares.of_launches(self.events, launches)
+
+
+def matched(
     events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]] = (), replays: int = 0
-) -> list[LayerTrace]:
-    """Return the kernels of each layer, in the order of the layers' positions.
+) -> PassTrace:
+    """Match replays with an eager pass, kernel by kernel.
 
     Args:
         events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it.
@@ -217,47 +261,6 @@ def by_layer(
     Raises:
         TraceMissingError: the trace has no kernels.
     """
-    eager, owners, matched = _matched(events, recorded, replays)
-    positions = sorted(int(named.name.removeprefix(LAYER)) for named in _ranges(events, LAYER))
-    return [_layer_trace(f"{LAYER}{position}", eager, owners, matched) for position in positions]
-
-
-def work_of(
-    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]] = (), replays: int = 0
-) -> list[Work]:
-    """Return the kernels of a pass by kind of work and module; arguments and errors as those of `by_layer`.
-
-    Their times are those in the replays, the mean over the placements of the median of each, or those in the eager pass
-    where the replays could not be matched.
-    """
-    eager, owners, matched = _matched(events, recorded, replays)
-    times_us = [kernel.duration_us for kernel in eager]
-    if matched:
-        places = [[_in_order_of(eager, owners, replay) for replay in place] for place in matched]
-        times_us = [fmean(_median_us(place, index) for place in places) for index in range(len(eager))]
-    calls = _launch_calls(events)
-    launches = [
-        Launch(kernel.name, float(calls[kernel.correlation]["ts"]), calls[kernel.correlation].get("tid"), time_us / 1e3)
-        for kernel, time_us in zip(eager, times_us, strict=True)
-    ]
-    return shares.of_launches(events, launches)
-
-
-def replays_match(
-    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]], replays: int
-) -> bool:
-    """Tell whether the replays launched the kernels of the eager pass; arguments and errors as those of `by_layer`."""
-    return bool(_matched(events, recorded, replays)[2])
-
-
-def _median_us(replays: Sequence[Sequence[Kernel]], index: int) -> float:
-    return statistics.median(kernels[index].duration_us for kernels in replays)
-
-
-def _matched(
-    events: Sequence[Mapping[str, Any]], recorded: Sequence[Sequence[Mapping[str, Any]]], replays: int
-) -> tuple[list[Kernel], list[str | None], list[list[Sequence[Kernel]]]]:
-    """Return the eager pass's kernels, the layer of each, and the replays by placement; none if they do not match."""
     kernels = kernels_in_order(events)
     if not kernels:
         raise TraceMissingError("CUPTI recorded no kernels (clusters often reserve it to administrators)")
@@ -265,7 +268,11 @@ def _matched(
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
     placements = [_split(_replayed(trace), replays, eager, owners) for trace in recorded]
-    return eager, owners, placements if all(placements) else []
+    return PassTrace(eager, owners, placements if all(placements) else [], events)
+
+
+def _median_us(replays: Sequence[Sequence[Kernel]], index: int) -> float:
+    return statistics.median(kernels[index].duration_us for kernels in replays)
 
 
 def _in_order_of(eager: Sequence[Kernel], owners: Sequence[str | None], part: Sequence[Kernel]) -> list[Kernel]:

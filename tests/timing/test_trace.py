@@ -28,7 +28,7 @@ def events() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def layers(events: list[dict[str, Any]]) -> list[trace.LayerTrace]:
-    return trace.by_layer(events, [events], REPLAYS)
+    return trace.matched(events, [events], REPLAYS).layers()
 
 
 def test_every_convolution_of_resnet50_has_its_trace(layers: list[trace.LayerTrace]):
@@ -82,23 +82,23 @@ def test_memory_set_by_a_layer_counts_among_its_kernels(layers: list[trace.Layer
 
 
 def test_replays_that_cannot_be_matched_leave_no_span(events: list[dict[str, Any]]):
-    assert all(layer.span_ms is None for layer in trace.by_layer(events, [events], REPLAYS + 1))
+    assert all(layer.span_ms is None for layer in trace.matched(events, [events], REPLAYS + 1).layers())
 
 
 def test_replays_that_cannot_be_matched_leave_no_kernel_time_either(events: list[dict[str, Any]]):
-    unmatched = trace.by_layer(events, [events], REPLAYS + 1)
+    unmatched = trace.matched(events, [events], REPLAYS + 1).layers()
     assert all((layer.kernel_ms, layer.spans_ms) == (None, ()) and layer.kernels for layer in unmatched)
 
 
 def test_one_foreign_kernel_in_a_replay_is_noticed(events: list[dict[str, Any]]):
     last = max((event for event in events if event["cat"] == "kernel"), key=lambda event: event["ts"])
     renamed = [event | {"name": "foreign"} if event is last else event for event in events]
-    assert all(layer.span_ms is None for layer in trace.by_layer(renamed, [renamed], REPLAYS))
+    assert all(layer.span_ms is None for layer in trace.matched(renamed, [renamed], REPLAYS).layers())
 
 
 def test_a_trace_without_kernels_says_that_cupti_gave_none(events: list[dict[str, Any]]):
     with pytest.raises(TraceMissingError, match="CUPTI recorded no kernels"):
-        trace.by_layer([event for event in events if event["cat"] == "user_annotation"], REPLAYS)
+        trace.matched([event for event in events if event["cat"] == "user_annotation"], REPLAYS).layers()
 
 
 def on_host(name: str, start_us: float, end_us: float) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def two_layers() -> list[dict[str, Any]]:
 
 def traced(made: list[dict[str, Any]], *elsewhere: list[dict[str, Any]]) -> list[trace.LayerTrace]:
     """Return the layers of an eager pass with two replays behind it, and of two replays in each other placement."""
-    return trace.by_layer(made, [made, *elsewhere], 2)
+    return trace.matched(made, [made, *elsewhere], 2).layers()
 
 
 def test_kernels_go_to_the_layer_whose_range_holds_their_launch():
@@ -155,7 +155,7 @@ def test_layers_come_by_position_also_beyond_the_ninth():
     for position in range(12):
         made += [on_host(f"convscope:layer:{position}", 10 * position, 10 * position + 5)]
         made += [launch(position, 10 * position + 1), kernel(f"k{position}", position, 2000 + position, 0.5)]
-    assert [list(layer.kernels) for layer in trace.by_layer(made)] == [[f"k{p}"] for p in range(12)]
+    assert [list(layer.kernels) for layer in trace.matched(made).layers()] == [[f"k{p}"] for p in range(12)]
 
 
 def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
@@ -183,7 +183,7 @@ def test_a_traced_pass_has_the_kernels_of_each_layer(monkeypatch: pytest.MonkeyP
 
 
 def test_an_eager_pass_has_no_times():
-    assert {(layer.kernel_ms, layer.span_ms, layer.spans_ms) for layer in trace.by_layer(two_layers())} == {
+    assert {(layer.kernel_ms, layer.span_ms, layer.spans_ms) for layer in trace.matched(two_layers()).layers()} == {
         (None, None, ())
     }
 
@@ -229,7 +229,7 @@ def worked(made: list[dict[str, Any]], *elsewhere: list[dict[str, Any]]) -> dict
         on_host("aten::relu", 39, 45) | {"cat": "cpu_op", "tid": 1},
     ]
     on_one = [event | {"tid": 1} if event["name"] == "launch" else event for event in made]
-    work = trace.work_of([*on_one, *around], elsewhere, 2)
+    work = trace.matched([*on_one, *around], elsewhere, 2).work()
     return {(each.category, each.module, each.kernel): each.kernel_ms for each in work}
 
 
@@ -261,13 +261,13 @@ def test_work_of_kernels_in_another_order_inside_a_layer_is_matched_by_name():
 
 def test_replays_are_told_from_those_of_another_pass():
     foreign = [event | {"name": "other"} if event["cat"] == "kernel" else event for event in replays_alone(1.0)]
-    assert trace.replays_match(two_layers(), [two_layers()], 2)
-    assert not trace.replays_match(two_layers(), [two_layers(), foreign], 2)
-    assert not trace.replays_match(two_layers(), [], 0)
+    assert trace.matched(two_layers(), [two_layers()], 2).placements
+    assert not trace.matched(two_layers(), [two_layers(), foreign], 2).placements
+    assert not trace.matched(two_layers(), [], 0).placements
 
 
 def test_the_work_of_resnet50_is_the_time_of_all_its_kernels(events: list[dict[str, Any]]):
-    work = trace.work_of(events, [events], REPLAYS)
-    layers_ms = sum(layer.kernel_ms for layer in trace.by_layer(events, [events], REPLAYS))
-    assert sum(each.calls for each in work) == len(trace._matched(events, [events], REPLAYS)[0])
+    work = trace.matched(events, [events], REPLAYS).work()
+    layers_ms = sum(layer.kernel_ms for layer in trace.matched(events, [events], REPLAYS).layers())
+    assert sum(each.calls for each in work) == len(trace.matched(events, [events], REPLAYS).eager)
     assert sum(each.kernel_ms for each in work) > layers_ms

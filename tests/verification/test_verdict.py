@@ -40,7 +40,7 @@ def evidence(*layers: LayerEvidence, algorithm: str | None = None, **changes: An
 
 def recorded(algorithm: str) -> Evidence:
     """Return what was recorded of ResNet-50 with implicit precomp gemm in tf32, under the name of an algorithm."""
-    traces = trace.by_layer(json.loads(gzip.decompress(GOLDEN.read_bytes())))
+    traces = trace.matched(json.loads(gzip.decompress(GOLDEN.read_bytes()))).layers()
     execution = Execution(algorithm, "cudnn", 0)
     return evidence(
         *(
