@@ -16,7 +16,9 @@ PUBLISHED = sorted(path.parent for path in (Path(__file__).parents[2] / "data").
 H200 = next(path for path in PUBLISHED if path.name == "h200")
 
 
-@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "folder", [pytest.param(path, id=path.name, marks=[] if path == H200 else pytest.mark.long) for path in PUBLISHED]
+)
 class TestPublished:
     def test_it_holds(self, folder: Path, capsys: pytest.CaptureFixture[str]):
         assert program.main(["check", str(folder)]) == 0, capsys.readouterr().out
