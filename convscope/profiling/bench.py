@@ -62,7 +62,7 @@ def is_finite(output: Any) -> bool:
 
 
 class Tracer(Protocol):
-    """Kernels and spans of the layers of a pass, from another process (`trace_process.TraceProcess`).
+    """Kernels and spans of the layers of a pass, from another process (`tracing.TraceProcess`).
 
     `work` has the kernels of the pass that was traced last, `work_method` the way in which they were timed.
     """
@@ -70,8 +70,13 @@ class Tracer(Protocol):
     work: list[Work]
     work_method: str
 
-    def trace(self, size: int, algorithms: Mapping[str, str]) -> tuple[list[LayerTrace], str | None]:
-        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
+    def trace(
+        self, size: int, algorithms: Mapping[str, str], captures: bool = True
+    ) -> tuple[list[LayerTrace], str | None]:
+        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason.
+
+        A pass that was not captured as a graph here is told so, and traced eagerly alone.
+        """
 
 
 OPERATORS_METHOD = "self time of operators (torch.profiler)"
@@ -151,7 +156,7 @@ class Bench:
         if self._device.type == "cpu":
             found = self._on_cpu(given, observations)
         else:
-            self._ask_to_capture(given)
+            self._ask_to_capture(given, has_run=True)
             found = self._on_gpu(
                 given, observations, layers, partial(self._traces, size, algorithms or {}, len(layers))
             )
@@ -327,9 +332,9 @@ class Bench:
                 self._refuse(str(error))
         return eager.eager_times(step, self._timer, samples, warmup, hides=self._waits is None)
 
-    def _ask_to_capture(self, given: Inputs) -> None:
+    def _ask_to_capture(self, given: Inputs, has_run: bool = False) -> None:
         """Find out whether the pass of these inputs may be captured, as far as that is known without a capture."""
-        self._refused = self._waits = eager.why_synchronizes(partial(self._model, *given))
+        self._refused = self._waits = eager.why_synchronizes(partial(self._model, *given), has_run)
         if self._waits:
             self._refuse(self._waits)
 
@@ -358,7 +363,8 @@ class Bench:
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
 
     def _traces(self, size: int, algorithms: Mapping[str, str], count: int) -> list[LayerTrace]:
-        traces, missing = self._tracer.trace(size, algorithms) if self._tracer else ([], None)
+        captures = self._refused is None
+        traces, missing = self._tracer.trace(size, algorithms, captures) if self._tracer else ([], None)
         if traces and len(traces) != count:
             traces, missing = (
                 [],

@@ -45,6 +45,7 @@ from convscope.profiling.tracing import TraceProcess
 from convscope.storage.environment import ORIGIN, Environment
 from convscope.storage.paths import RESULTS, RETRIED, now_utc
 from convscope.storage.store import Store
+from convscope.timing import heap
 from convscope.timing.layer_times import LayerTimer
 
 Planned = Callable[[Run, Sequence[Layer]], Assignment]
@@ -214,7 +215,9 @@ class Sweep:
         if tracer:
             tracer.wait_until_ready()
         try:
-            self._measure_each(store, bench, swap.Swap(model), order, self._full_px(store, environment), deadline)
+            swapped = swap.Swap(model)
+            with heap.frozen():
+                self._measure_each(store, bench, swapped, order, self._full_px(store, environment), deadline)
             store.sort()
         except RuntimeError:
             self._fault = failures.device_fault(self.device)

@@ -27,7 +27,7 @@ from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs
 from convscope.errors import InputError, NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
-from convscope.timing import eager, graphs, placement, trace
+from convscope.timing import graphs, placement, trace
 from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
 
@@ -71,11 +71,11 @@ class _Tracer:
         with torch.inference_mode(), backends.math(run.math), settings:
             yield
 
-    def trace(self, size: int, algorithms: Mapping[str, str]) -> _Answer:
-        """Trace passes at one size; return layers and reason as `TraceProcess.trace`, the work, and its method."""
+    def trace(self, size: int, algorithms: Mapping[str, str], captures: bool) -> _Answer:
+        """Trace passes as `TraceProcess.trace`; return layers and reason as it does, the work, and its method."""
         if self._device.type == "cpu":
             return [], trace.CPU_REASON, [], WORK_METHOD
-        recording = _Recording(self._model, len(self._placements))
+        recording = _Recording(self._model, len(self._placements), captures)
         try:
             with self._settings():
                 images = self._run.image_size(size)
@@ -99,11 +99,11 @@ class _Recording:
     """Traces of one pass: an eager one, which says whose each kernel is, and replays in one placement after another.
 
     `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
-    pass that cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it.
+    pass that may not or cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it.
     """
 
-    def __init__(self, model: nn.Module, placements: int) -> None:
-        self._model, self._count = model, placements
+    def __init__(self, model: nn.Module, placements: int, captures: bool = True) -> None:
+        self._model, self._count, self._captures = model, placements, captures
         self.eager: list[dict[str, Any]] = []
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
@@ -115,7 +115,7 @@ class _Recording:
             return
         step = partial(self._model, *given)
         try:
-            if not self.eager and eager.why_synchronizes(step):
+            if not self._captures:
                 self._give_up_replays(given)
                 return
             with graphs.capture(step) as plain:
@@ -156,26 +156,30 @@ def main(descriptor: str) -> None:
     tracer: _Tracer | None = None
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            number, (first, second) = pipe.recv()
+            number, (first, *more) = pipe.recv()
             if isinstance(first, Run):
-                placements, source = range(placement.PLACEMENTS) if second[0] is None else second[0], second[1]
+                wanted, source = more
+                placements = range(placement.PLACEMENTS) if wanted is None else wanted
                 reason = None
                 if tracer is None or not tracer.goes_over_to(first, placements, source):
                     tracer = None  # its model makes room for the next
                     tracer, reason = _begin(first, placements, source)
                 pipe.send((number, reason))
             elif tracer:
-                pipe.send((number, tracer.trace(first, second)))
+                pipe.send((number, tracer.trace(first, *more)))
 
 
 def _begin(run: Run, placements: Sequence[int], source: bytes | None) -> tuple[_Tracer | None, str | None]:
+    gc.unfreeze()
     gc.collect()  # models hold themselves in cycles
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     try:
-        return _Tracer(run, placements, source), None
+        tracer = _Tracer(run, placements, source)
     except Exception as error:  # whatever it takes to build a model
         return None, f"the process that traces cannot begin: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    gc.freeze()  # a full collection takes 0.2 s, in the middle of a trace
+    return tracer, None
 
 
 if __name__ == "__main__":

@@ -92,16 +92,20 @@ class TraceProcess:
                 return
         self.start()
         self._has_begun = True
-        self._send((run, (None if placements is None else list(placements), handed)))
+        self._send((run, None if placements is None else list(placements), handed))
 
     def wait_until_ready(self) -> None:
         """Wait until the process has built its model, so that it does not compete with what is timed."""
         if failed := self._receive(_STARTING_S):
             self._reason = failed
 
-    def trace(self, size: int, algorithms: Mapping[str, str]) -> Traced:
-        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason."""
-        self._send((size, dict(algorithms)))
+    def trace(self, size: int, algorithms: Mapping[str, str], captures: bool = True) -> Traced:
+        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason.
+
+        Args:
+            captures: the pass may be captured as a graph; one that may not is traced eagerly alone.
+        """
+        self._send((size, dict(algorithms), captures))
         found, self.work = self._receive(_TRACING_S), []
         if self._reason or found is None:
             return [], self._reason

@@ -24,13 +24,14 @@ _FIRST_CYCLES = graphs.SPIN_CYCLES * 2**6  # about 6 ms: a launch from Python ta
 T = TypeVar("T")
 
 
-def why_synchronizes(step: Callable[[], object]) -> str | None:
+def why_synchronizes(step: Callable[[], object], has_run: bool = False) -> str | None:
     """Return why a step cannot be captured because the host waits for the GPU in it, None where none was seen to.
 
-    The step runs twice, once for what it does at the first call only. Nothing is captured: a capture that breaks leaves
-    traces in PyTorch's allocator.
+    The step runs twice, once for what it does at the first call only, unless it `has_run`. Nothing is captured: a
+    capture that breaks leaves traces in PyTorch's allocator.
     """
-    step()
+    if not has_run:
+        step()
     mode = torch.cuda.get_sync_debug_mode()
     try:
         with warnings.catch_warnings():

@@ -125,7 +125,7 @@ def instrumented(plain: Captured, step: Callable[[], object], timer: LayerTimer)
 
     The graph with events exists for the length of the block: CUPTI must never see it.
     """
-    with graphs.capture(step, timer, memory_of=plain) as with_events:
+    with graphs.capture(step, timer, memory_of=plain, has_run=True) as with_events:
         graphs.settle(plain)
         yield InstrumentedPass(plain, with_events, timer)
 

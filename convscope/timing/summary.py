@@ -71,15 +71,15 @@ def summarize_placed(times_ms: Sequence[Sequence[float]], doubt_ms: float = 0.0)
     Args:
         times_ms: as many of each placement.
     """
-    means_ms = [summarize(of_place).mean_ms for of_place in times_ms]
     found = summarize([time_ms for of_place in times_ms for time_ms in of_place])
-    between = summarize(means_ms)
-    known = between.ci95_ms is not None and found.mean_ms > 0
+    means_ms = np.array([np.mean(of_place) for of_place in times_ms])
+    between_ms = half_width_ms(float(means_ms.std(ddof=1)), means_ms.size) if means_ms.size > 1 else None
+    known = between_ms is not None and found.mean_ms > 0
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return PlacedSummary(
-        **fields | {"ci95_ms": None if between.ci95_ms is None else math.hypot(between.ci95_ms, doubt_ms)},
-        placements=len(means_ms),
-        placement_spread_pct=100 * (between.max_ms - between.min_ms) / found.mean_ms if known else None,
+        **fields | {"ci95_ms": None if between_ms is None else math.hypot(between_ms, doubt_ms)},
+        placements=means_ms.size,
+        placement_spread_pct=100 * float(np.ptp(means_ms)) / found.mean_ms if known else None,
     )
 
 

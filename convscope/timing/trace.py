@@ -1,4 +1,4 @@
-"""Kernels of each layer and their times, according to CUPTI through torch.profiler.
+"""Kernels of each layer and their times, according to CUPTI through PyTorch's profiler.
 
 CUPTI makes later passes of its process longer: nothing here may run in a process before a time is taken there.
 
@@ -10,22 +10,20 @@ same kernels in the same order, with the gaps they have when the host does not s
 from __future__ import annotations
 
 import itertools
-import json
 import os
+import re
 import statistics
-import tempfile
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd import profiler as autograd_profiler
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from convscope.errors import TraceMissingError
 from convscope.timing import graphs, shares
@@ -38,7 +36,9 @@ LAYER, MODULE_RANGE = RANGE + "layer:", shares.MODULE
 _SILENT = "99"
 _NANOSECOND_MS = 1e-6  # resolution of a trace
 CPU_REASON = "a CPU launches none"
-_GPU_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+_DRIVERS_WORK = {"gpu_memset": "Memset", "gpu_memcpy": "Memcpy"}
+_GPU_WORK = ("kernel", *_DRIVERS_WORK)
+_CUDA_CALL = re.compile(r"cu(da)?[A-Z]\w*$")
 
 
 @dataclass(frozen=True)
@@ -94,20 +94,49 @@ def start_cupti() -> None:
 
 
 def record(work: Callable[[], None]) -> list[dict[str, Any]]:
-    """Run `work` under torch.profiler and return the trace's events (Chrome's trace format, times in µs).
+    """Run `work` under PyTorch's profiler and return the trace's events (Chrome's trace format, times in µs).
+
+    They are read from memory: to export them and read the file takes ten times as long as to record them.
 
     A graph with event records inside must not be replayed in `work`: with CUPTI watching, that hangs the process
     (seen with driver 580, CUDA 13.0, torch 2.11).
     """
-    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-    with profile(activities=activities, acc_events=True) as profiler:
+    with autograd_profiler.profile(use_kineto=True, use_device="cuda") as profiler:  # waits for the GPU at its end
         work()
-        torch.cuda.synchronize()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(path))
-        events: list[dict[str, Any]] = json.loads(path.read_text(errors="replace"))["traceEvents"]
-    return events
+    return _events(profiler)
+
+
+def _events(profiler: autograd_profiler.profile) -> list[dict[str, Any]]:
+    """Return what a profiler has recorded, in Chrome's trace format."""
+    assert (results := profiler.kineto_results) is not None, "the profiler has recorded nothing"
+    begun_ns = results.trace_start_ns()
+    return [described for event in results.events() if (described := _in_chromes_format(event, begun_ns))]
+
+
+def _in_chromes_format(event: Any, begun_ns: int) -> dict[str, Any] | None:
+    """Return an event of the profiler as it would be exported, None where nothing here reads it.
+
+    Its kind is not among its attributes before PyTorch 2.12.
+    """
+    name, on_device = event.name(), event.device_type().name == "CUDA"
+    correlation = event.correlation_id()
+    if event.is_user_annotation():
+        kind = "gpu_user_annotation" if on_device else "user_annotation"
+    elif on_device:
+        kind = next((kind for kind, start in _DRIVERS_WORK.items() if name.startswith(start)), "kernel")
+    elif runtime := _CUDA_CALL.match(name):
+        kind = "cuda_runtime" if runtime[1] else "cuda_driver"
+    elif correlation:
+        kind = "cpu_op"
+    else:
+        return None  # overheads of the profiler itself
+    described: dict[str, Any] = {
+        "ph": "X", "cat": kind, "name": name, "ts": (event.start_ns() - begun_ns) / 1e3,
+        "dur": event.duration_ns() / 1e3, "tid": event.start_thread_id(),
+    }  # fmt: skip
+    if on_device or kind in ("cuda_runtime", "cuda_driver"):
+        described["args"] = {"correlation": correlation}
+    return described
 
 
 def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...], calls: bool = False) -> list[dict[str, Any]]:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
+import torchvision
+from torch.autograd import profiler
 
 import run_verify
 from convscope.cli.options import MATHS
@@ -15,6 +20,7 @@ from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run, make_run
 from convscope.storage import environment
 from convscope.timing import trace
+from convscope.timing.hooks import module_ranges
 from convscope.verification import candidates, choice, support
 from convscope.verification.candidates import CandidateSwap
 from convscope.verification.evidence import open_subject
@@ -152,3 +158,28 @@ def test_each_step_has_the_kernels_that_it_launched():
     assert any("gemm" in name for name in product.kernels)
     assert not nothing.kernels
     assert any("reduce" in name for name in total.kernels)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
+def test_events_in_memory_are_those_that_would_be_exported(name: str, tmp_path: Path):
+    trace.start_cupti()
+    model = torchvision.models.get_model(name).cuda().eval()
+    x = torch.zeros(1, 3, 64, 64, device="cuda")
+    with torch.inference_mode(), module_ranges(model, trace.MODULE_RANGE):
+        model(x)
+        with profiler.profile(use_kineto=True, use_device="cuda") as profiled, profiler.record_function(trace.EAGER):
+            model(x)
+    profiled.export_chrome_trace(str(tmp_path / "trace.json"))
+    exported = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    found = trace._events(profiled)
+    kinds = {event["cat"] for event in found}
+    assert {"kernel", "cpu_op", "user_annotation", "cuda_runtime"} <= kinds
+    there = Counter((event["cat"], event["name"]) for event in exported if event.get("cat") in kinds)
+    assert Counter((event["cat"], event["name"]) for event in found) == there
+    kernels, others = trace.kernels_in_order(found), trace.kernels_in_order(exported)
+    assert [(kernel.name, kernel.correlation) for kernel in kernels] == [(k.name, k.correlation) for k in others]
+    assert [kernel.start_us for kernel in kernels] == pytest.approx([k.start_us for k in others], abs=2e-3)
+    assert [kernel.duration_us for kernel in kernels] == pytest.approx([k.duration_us for k in others], abs=2e-3)
+    works = [trace.matched(events).work() for events in (found, exported)]
+    first, second = (sorted(map(str, (dataclasses.astuple(each)[:4] for each in work))) for work in works)
+    assert first == second

@@ -166,7 +166,6 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
         trace_process.graphs, "capture", lambda step: contextlib.nullcontext(types.SimpleNamespace(replay=None))
     )
     monkeypatch.setattr(trace_process.graphs, "settle", lambda captured: None)
-    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
     monkeypatch.setattr(trace, "record_replays", lambda replay, count: [f"{count} replays"])
     recording = trace_process._Recording(torch.nn.ReLU(), 3)
@@ -180,13 +179,12 @@ def refuse(step: object) -> None:
     raise NotCapturableError("the pass cannot be captured as a CUDA graph: operation not permitted")
 
 
-@pytest.mark.parametrize("waits", [None, "the host waits for the GPU in the pass"])
-def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(waits: str | None, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: waits)
+@pytest.mark.parametrize("captures", [True, False])
+def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(captures: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace_process.graphs, "capture", refuse)
     recorded: list[bool] = []
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: recorded.append(calls) or eager_trace())
-    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording = trace_process._Recording(torch.nn.ReLU(), 3, captures)
     recording.calls = True
     for _ in range(3):
         recording.add((torch.zeros(1),))
@@ -209,9 +207,8 @@ def eager_trace() -> list[dict[str, Any]]:
 
 
 def test_a_trace_without_kernels_is_a_reason_and_no_work(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace_process.eager, "why_synchronizes", lambda step: "it waits")
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: [])
-    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording = trace_process._Recording(torch.nn.ReLU(), 3, captures=False)
     recording.add((torch.zeros(1),))
     layers, reason, work, _ = recording.answer()
     assert (layers, work) == ([], [])

@@ -6,11 +6,13 @@ import gzip
 import json
 import types
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fakes import DATA
+from torch.autograd import profiler
 
 from convscope.convolution import models
 from convscope.errors import TraceMissingError
@@ -161,6 +163,24 @@ def test_layers_come_by_position_also_beyond_the_ninth():
 def test_kernels_that_nobody_launched_inside_the_pass_are_left_out():
     strangers = [kernel("stranger", 99, 1, 500), launch(98, 900), kernel("later", 98, 950, 500)]
     assert traced(two_layers() + strangers) == traced(two_layers())
+
+
+def test_events_in_memory_are_those_that_would_be_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).eval()
+    with profiler.profile() as profiled, profiler.record_function(trace.EAGER):
+        model(torch.zeros(1, 3, 8, 8))
+    profiled.export_chrome_trace(str(tmp_path / "trace.json"))
+    exported = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    wanted = [event for event in exported if event.get("cat") in ("cpu_op", "user_annotation")]
+    found = trace._events(profiled)
+    assert len(found) > 5
+    first_us = [min(event["ts"] for event in events) for events in (wanted, found)]
+    here, there = (
+        sorted((event["cat"], event["name"], round(event["ts"] - first, 2), round(event["dur"], 2)) for event in events)
+        for first, events in zip(first_us, (wanted, found), strict=True)
+    )
+    assert here == there
 
 
 def test_a_pass_on_a_cpu_has_no_kernels_and_says_why():

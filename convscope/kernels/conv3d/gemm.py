@@ -74,6 +74,22 @@ def _added(acc, values, filters, SWAPPED: tl.constexpr, PRECISION: tl.constexpr)
     return acc
 
 
+@triton.jit
+def _next_step(r, s, t, start, by, end, kernel_h, kernel_w):
+    """Return the next step's tap in depth, height and width, and where its channels start: `by` further, up to `end`.
+
+    By additions: a division for each step would take longer than its loads.
+    """
+    start += by
+    t = tl.where(start == end, t + 1, t)
+    start = tl.where(start == end, 0, start)
+    s = tl.where(t == kernel_w, s + 1, s)
+    t = tl.where(t == kernel_w, 0, t)
+    r = tl.where(s == kernel_h, r + 1, r)
+    s = tl.where(s == kernel_h, 0, s)
+    return r, s, t, start
+
+
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_boxes(
     x, w, y, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
@@ -102,13 +118,7 @@ def gemm_boxes(
         d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
         values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
-        start += 1
-        t = tl.where(start == blocks, t + 1, t)
-        start = tl.where(start == blocks, 0, start)
-        s = tl.where(t == kernel_w, s + 1, s)
-        t = tl.where(t == kernel_w, 0, t)
-        r = tl.where(s == kernel_h, r + 1, r)
-        s = tl.where(s == kernel_h, 0, s)
+        r, s, t, start = _next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
         acc = _added(acc, values, filters, SWAPPED, PRECISION)
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
@@ -230,13 +240,7 @@ def gemm_planar(
         values = tl.load(x + shift + tl.max_contiguous(seen, (2, 1)), mask=mask, other=0.0)
         acc = tl.dot(values, tl.load(filters), acc, input_precision="ieee")
         filters += BLOCK_C * w_pitch
-        start += BLOCK_C
-        t = tl.where(start == blocks * BLOCK_C, t + 1, t)
-        start = tl.where(start == blocks * BLOCK_C, 0, start)
-        s = tl.where(t == width, s + 1, s)
-        t = tl.where(t == width, 0, t)
-        r = tl.where(s == kernel_h, r + 1, r)
-        s = tl.where(s == kernel_h, 0, s)
+        r, s, t, start = _next_step(r, s, t, start, BLOCK_C, blocks * BLOCK_C, kernel_h, width)
     place = place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
     y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
     tl.store(y + place, acc, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])

@@ -48,6 +48,17 @@ _SIZES = ["channels", "in_h", "in_w", "tiles_w", "tiles_each", "tiles", "first",
 _OUT_SIZES = ["kernels", "out_h", "out_w", "tiles_w", "tiles_each", "tiles", "first"]
 
 
+@triton.jit
+def _tiles(tiles_w, tiles_each, tiles, first, TILE: tl.constexpr, BLOCK_T: tl.constexpr, LONG: tl.constexpr):
+    """Return BLOCK_T tiles of a chunk: place in it, whether there is such a tile, image, top and left of its output."""
+    place = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    t = first + place
+    image, at = t // tiles_each, t % tiles_each
+    if LONG:
+        image = image.to(tl.int64)
+    return place, t < tiles, image, at // tiles_w * TILE, at % tiles_w * TILE
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def winograd_input(
     x, v, channels, pitch, in_h, in_w, tiles_w, tiles_each, tiles, first, chunk, pad_h, pad_w,
@@ -62,13 +73,8 @@ def winograd_input(
     SIDE: tl.constexpr = TILE + 2
     group = tl.program_id(2)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    place = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    t = first + place
-    image, at = t // tiles_each, t % tiles_each
-    if LONG:
-        image = image.to(tl.int64)
-    top, left = at // tiles_w * TILE - pad_h, at % tiles_w * TILE - pad_w
-    inside = t < tiles
+    place, inside, image, top, left = _tiles(tiles_w, tiles_each, tiles, first, TILE, BLOCK_T, LONG)
+    top, left = top - pad_h, left - pad_w
     rows, cols = tl.where(inside, fits(top, SIDE, in_h), 0), fits(left, SIDE, in_w)
     is_channel = c < channels
     if LAST:
@@ -167,13 +173,8 @@ def winograd_output(
     SIDE: tl.constexpr = TILE + 2
     group = tl.program_id(2)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    place = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
-    t = first + place
-    image, at = t // tiles_each, t % tiles_each
-    if LONG:
-        image = image.to(tl.int64)
-    top, left = at // tiles_w * TILE, at % tiles_w * TILE
-    wanted = (k < kernels)[:, None] & ((place < chunk) & (t < tiles))[None, :]
+    place, inside, image, top, left = _tiles(tiles_w, tiles_each, tiles, first, TILE, BLOCK_T, LONG)
+    wanted = (k < kernels)[:, None] & ((place < chunk) & inside)[None, :]
     seen = place[None, :] * kernels + k[:, None] if LAST else k[:, None] * chunk + place[None, :]
     m += group * (SIDE * SIDE) * kernels * chunk
     points = ()
