@@ -107,14 +107,14 @@ def record(work: Callable[[], None]) -> list[dict[str, Any]]:
 
 
 def _events(profiler: autograd_profiler.profile) -> list[dict[str, Any]]:
-    """Return what a profiler has recorded, in Chrome's trace format."""
-    assert (results := profiler.kineto_results) is not None, "the profiler has recorded nothing"
+    """Return the ranges, calls of CUDA and work of the GPU that a profiler has recorded, in Chrome's trace format."""
+    results: Any = profiler.kineto_results
     begun_ns = results.trace_start_ns()
     return [described for event in results.events() if (described := _in_chromes_format(event, begun_ns))]
 
 
 def _in_chromes_format(event: Any, begun_ns: int) -> dict[str, Any] | None:
-    """Return an event of the profiler as it would be exported, None where nothing here reads it.
+    """Return an event of the profiler as it would be exported; None for operators and the profiler's own overheads.
 
     Its kind is not among its attributes before PyTorch 2.12.
     """
@@ -126,15 +126,13 @@ def _in_chromes_format(event: Any, begun_ns: int) -> dict[str, Any] | None:
         kind = next((kind for kind, start in _DRIVERS_WORK.items() if name.startswith(start)), "kernel")
     elif runtime := _CUDA_CALL.match(name):
         kind = "cuda_runtime" if runtime[1] else "cuda_driver"
-    elif correlation:
-        kind = "cpu_op"
     else:
-        return None  # overheads of the profiler itself
+        return None
     described: dict[str, Any] = {
         "ph": "X", "cat": kind, "name": name, "ts": (event.start_ns() - begun_ns) / 1e3,
         "dur": event.duration_ns() / 1e3, "tid": event.start_thread_id(),
     }  # fmt: skip
-    if on_device or kind in ("cuda_runtime", "cuda_driver"):
+    if kind != "user_annotation":
         described["args"] = {"correlation": correlation}
     return described
 

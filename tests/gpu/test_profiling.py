@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.autograd import profiler
 
 from convscope.errors import InputError
-from convscope.timing import placement, trace
+from convscope.timing import placement
 from convscope.timing.layer_times import SPAN_METHOD
 from profiler import UnifiedProfiler
 
@@ -57,8 +58,8 @@ def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path
 
 
 def test_the_process_that_times_never_starts_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(torch.profiler, "profile", lambda **asked: pytest.fail("a trace in the process that times"))
-    monkeypatch.setattr(trace, "profile", torch.profiler.profile)
+    monkeypatch.setattr(profiler, "profile", lambda **asked: pytest.fail("a trace in the process that times"))
+    monkeypatch.setattr(torch.profiler, "profile", profiler.profile)
     _, layers = profile(tmp_path, "torch", num_sizes=1, measure_energy=False)
     assert layers["span_ms"].notna().all()
 
