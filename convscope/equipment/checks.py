@@ -142,10 +142,10 @@ def _energy(what: str, uuid: str, monitor: Any) -> Finding:
 
 
 def _kernels(torch: Any) -> Finding:
-    from convscope.timing import trace
+    from convscope.timing import cupti
 
     try:
-        events = trace.record(lambda: torch.ones(8, device="cuda").add_(1))
+        events = cupti.record(lambda: torch.ones(8, device="cuda").add_(1))
     except Exception as error:  # whatever CUPTI or the driver say
         return Finding("names of kernels", MISSING, f"CUPTI: {error}", _FOR_CUPTI)
     if any(event.get("cat") == "kernel" for event in events):

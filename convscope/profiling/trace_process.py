@@ -27,7 +27,7 @@ from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs
 from convscope.errors import InputError, NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
-from convscope.timing import graphs, placement, trace
+from convscope.timing import cupti, graphs, placement, trace
 from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
 
@@ -51,7 +51,7 @@ class _Tracer:
         self._device = torch.device(run.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-            trace.start_cupti()
+            cupti.start()
         with self._settings():
             self._network = Network.of(run, None if source is None else pickle.loads(source))
             self._model = self._network.on(self._device)

@@ -1,4 +1,4 @@
-"""Kernels of each layer and their times, according to CUPTI through PyTorch's profiler.
+"""Kernels of each layer and their times, according to CUPTI.
 
 CUPTI makes later passes of its process longer: nothing here may run in a process before a time is taken there.
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import statistics
 from bisect import bisect_right
 from collections import Counter, defaultdict, deque
@@ -28,6 +27,7 @@ from torch.profiler import record_function
 from convscope.errors import TraceMissingError
 from convscope.timing import graphs, shares
 from convscope.timing.calls import watched
+from convscope.timing.cupti import GPU_WORK, record
 from convscope.timing.hooks import module_ranges
 from convscope.timing.shares import RANGE, Launch, Work
 
@@ -36,9 +36,6 @@ LAYER, MODULE_RANGE = RANGE + "layer:", shares.MODULE
 _SILENT = "99"
 _NANOSECOND_MS = 1e-6  # resolution of a trace
 CPU_REASON = "a CPU launches none"
-_DRIVERS_WORK = {"gpu_memset": "Memset", "gpu_memcpy": "Memcpy"}
-_GPU_WORK = ("kernel", *_DRIVERS_WORK)
-_CUDA_CALL = re.compile(r"cu(da)?[A-Z]\w*$")
 
 
 @dataclass(frozen=True)
@@ -81,60 +78,6 @@ class LayerTrace:
         return (
             self.kernel_ms is not None and self.span_ms is not None and self.kernel_ms > self.span_ms + _NANOSECOND_MS
         )
-
-
-def start_cupti() -> None:
-    """Start CUPTI for the rest of the process; call it before the first capture.
-
-    A graph captured before CUPTI's first start must not be traced after it: that fails or hangs (PyTorch issue 75504).
-    """
-    os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
-    os.environ.setdefault("TEARDOWN_CUPTI", "0")
-    record(torch.cuda.synchronize)
-
-
-def record(work: Callable[[], None]) -> list[dict[str, Any]]:
-    """Run `work` under PyTorch's profiler and return the trace's events (Chrome's trace format, times in µs).
-
-    They are read from memory: to export them and read the file takes ten times as long as to record them.
-
-    A graph with event records inside must not be replayed in `work`: with CUPTI watching, that hangs the process
-    (seen with driver 580, CUDA 13.0, torch 2.11).
-    """
-    with autograd_profiler.profile(use_kineto=True, use_device="cuda") as profiler:  # waits for the GPU at its end
-        work()
-    return _events(profiler)
-
-
-def _events(profiler: autograd_profiler.profile) -> list[dict[str, Any]]:
-    """Return the ranges, calls of CUDA and work of the GPU that a profiler has recorded, in Chrome's trace format."""
-    results: Any = profiler.kineto_results
-    begun_ns = results.trace_start_ns()
-    return [described for event in results.events() if (described := _in_chromes_format(event, begun_ns))]
-
-
-def _in_chromes_format(event: Any, begun_ns: int) -> dict[str, Any] | None:
-    """Return an event of the profiler as it would be exported; None for operators and the profiler's own overheads.
-
-    Its kind is not among its attributes before PyTorch 2.12.
-    """
-    name, on_device = event.name(), event.device_type().name == "CUDA"
-    correlation = event.correlation_id()
-    if event.is_user_annotation():
-        kind = "gpu_user_annotation" if on_device else "user_annotation"
-    elif on_device:
-        kind = next((kind for kind, start in _DRIVERS_WORK.items() if name.startswith(start)), "kernel")
-    elif runtime := _CUDA_CALL.match(name):
-        kind = "cuda_runtime" if runtime[1] else "cuda_driver"
-    else:
-        return None
-    described: dict[str, Any] = {
-        "ph": "X", "cat": kind, "name": name, "ts": (event.start_ns() - begun_ns) / 1e3,
-        "dur": event.duration_ns() / 1e3, "tid": event.start_thread_id(),
-    }  # fmt: skip
-    if kind != "user_annotation":
-        described["args"] = {"correlation": correlation}
-    return described
 
 
 def record_layers(model: nn.Module, inputs: tuple[torch.Tensor, ...], calls: bool = False) -> list[dict[str, Any]]:
@@ -221,7 +164,7 @@ def record_each(steps: Sequence[Callable[[], object]]) -> list[LayerTrace]:
 
 def kernels_in_order(events: Sequence[Mapping[str, Any]]) -> list[Kernel]:
     """Return all work of the GPU by start time, copies and memsets included."""
-    work = [event for event in events if event.get("cat") in _GPU_WORK and event.get("ph") == "X"]
+    work = [event for event in events if event.get("cat") in GPU_WORK and event.get("ph") == "X"]
     # The trace counts from the machine's start; subtracted, so that differences keep their nanoseconds.
     zero_us = min((event["ts"] for event in work), default=0.0)
     kernels = (

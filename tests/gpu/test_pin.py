@@ -29,7 +29,7 @@ from convscope.cudnn.shape import ALONE, Convolution
 from convscope.pinning import document, errata, repro
 from convscope.pinning.document import FIGURES, SETTINGS, Pin, Pins, read
 from convscope.pinning.pinned import PinnedConv2d
-from convscope.timing import graphs, trace
+from convscope.timing import cupti, graphs, trace
 
 
 class Pair(nn.Module):
@@ -162,11 +162,11 @@ def test_a_fused_atlas_is_measured_and_pinned(tmp_path: Path):
 
 ONE = """import sys, torch
 sys.path.insert(0, sys.argv[1])
-from convscope.timing import trace
+from convscope.timing import cupti, trace
 conv, x = torch.nn.Conv2d(64, 64, 3, padding=1, bias=False).cuda(), torch.randn(1, 64, 56, 56, device="cuda")
 with torch.inference_mode():
     conv(x)
-    trace.start_cupti()
+    cupti.start()
     print(*trace.record_each([lambda: conv(x)])[0].kernels, sep="\\n")
 """
 
@@ -224,7 +224,7 @@ def test_an_atlas_is_measured_exported_compared_and_pinned(
         expected = model(x)
         convscope.pin(model, folder / "plans.json", strict=True)
         assert relative_distance(model(x).double(), expected.double()) < 1e-2
-        trace.start_cupti()
+        cupti.start()
         kernels = trace.record_each([lambda: model(x)])[0].kernels
     assert kernels
     left = sum(pin.algorithm == "torch" for pin in read(folder / "plans.json").layers)

@@ -25,7 +25,7 @@ from convscope.cudnn.graph.operations import Tensor
 from convscope.cudnn.legacy import Handle
 from convscope.cudnn.shape import Convolution, Fused
 from convscope.errors import NotSupportedError
-from convscope.timing import graphs, trace
+from convscope.timing import cupti, graphs, trace
 from convscope.verification.evidence import open_subject
 from convscope.verification.request import make_verification
 from convscope.verification.trial import Trial
@@ -209,7 +209,7 @@ def test_a_model_by_a_heuristic_is_confirmed(
 @pytest.mark.parametrize(("dtype", "layout"), [("float32", "nchw"), ("float16", "nhwc")])
 def test_the_first_plan_of_mode_a_launches_what_pytorch_launches(dtype: str, layout: str):
     request = make_verification("resnet50", "heuristic a", 224, device="cuda:0", dtype=dtype, layout=layout)
-    trace.start_cupti()
+    cupti.start()
     with open_subject(request) as subject:
         by_pytorch, _ = trace.trace_pass(subject.model, subject.inputs)
         swapped = Swap(subject.model)

@@ -19,7 +19,7 @@ from convscope.convolution import algorithms, backends
 from convscope.profiling.bench import Bench
 from convscope.profiling.request import Run, make_run
 from convscope.storage import environment
-from convscope.timing import trace
+from convscope.timing import cupti, trace
 from convscope.timing.hooks import module_ranges
 from convscope.verification import candidates, choice, support
 from convscope.verification.candidates import CandidateSwap
@@ -152,7 +152,7 @@ def test_what_launches_kernels_for_each_group_is_no_candidate_in_depthwise_layer
 
 
 def test_each_step_has_the_kernels_that_it_launched():
-    trace.start_cupti()
+    cupti.start()
     left = torch.randn(64, 64, device="cuda")
     product, nothing, total = trace.record_each([lambda: left @ left, lambda: None, lambda: left.sum()])
     assert any("gemm" in name for name in product.kernels)
@@ -162,7 +162,7 @@ def test_each_step_has_the_kernels_that_it_launched():
 
 @pytest.mark.parametrize("name", ["resnet18", "convnext_tiny"])
 def test_events_in_memory_are_those_that_would_be_exported(name: str, tmp_path: Path):
-    trace.start_cupti()
+    cupti.start()
     model = torchvision.models.get_model(name).cuda().eval()
     x = torch.zeros(1, 3, 64, 64, device="cuda")
     with torch.inference_mode(), module_ranges(model, trace.MODULE_RANGE):
@@ -171,9 +171,9 @@ def test_events_in_memory_are_those_that_would_be_exported(name: str, tmp_path: 
             model(x)
     profiled.export_chrome_trace(str(tmp_path / "trace.json"))
     exported = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    found = trace._events(profiled)
+    found = cupti._events(profiled)
     kinds = {event["cat"] for event in found}
-    assert {"kernel", "user_annotation", "cuda_runtime"} <= kinds
+    assert {"kernel", "cpu_op", "user_annotation", "cuda_runtime"} <= kinds
     there = Counter((event["cat"], event["name"]) for event in exported if event.get("cat") in kinds)
     assert Counter((event["cat"], event["name"]) for event in found) == there
     kernels, others = trace.kernels_in_order(found), trace.kernels_in_order(exported)
