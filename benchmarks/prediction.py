@@ -19,10 +19,9 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import samples, splits
-from convscope.dataset.samples import ARITHMETIC, SHAPE
+from convscope.dataset.samples import ARITHMETIC, SHAPE, TARGETS
 from convscope.prediction import predictor
 from convscope.prediction.evaluation import LEVEL
-from convscope.prediction.predictor import TARGETS
 
 SHAPES_LEAST = 100  # that two algorithms share, for a correlation
 COMPARED = ("torch", "guess", "implicit precomp gemm", "implicit gemm", "gemm", "fft tiling", "direct", "winograd")

@@ -19,12 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from convscope.cli.display import table
 
 ROOT = Path(__file__).resolve().parent.parent
+COMMANDS_OF_CONVSCOPE = ("report", "figures", "summary", "compare", "dataset", "check", "predict", "select", "plans")
 PROGRAMS = ("run_profile.py", "run_verify.py", "run_inference.py", "run_training.py", "run_conv3d.py", "run_dataset.py")
 COMMANDS = (
     *((sys.executable, program, "--help") for program in PROGRAMS),
     (sys.executable, "run_profile.py", "--modle", "resnet50"),
     (sys.executable, "run_profile.py", "--list-models"),
     (sys.executable, "-m", "convscope", "--help"),
+    *((sys.executable, "-m", "convscope", name, "--help") for name in COMMANDS_OF_CONVSCOPE),
     ("./check_status.sh",),
 )
 

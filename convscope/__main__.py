@@ -30,7 +30,7 @@ COMMANDS = {
     "status": ("cluster.status", "show what is done, queued, running or failed"),
     "compare": ("profiling.comparison.compare", "compare two runs, with a verdict for each size and layer"),
     "report": ("report.command", "write what the runs found as one HTML page"),
-    "figures": ("report.figures", "write the charts of the report as PDF, SVG and PNG for a paper"),
+    "figures": ("report.figures_command", "write the charts of the report as PDF, SVG and PNG for a paper"),
     "summary": ("report.summary", "print what the runs found in a few lines of Markdown, or as JSON"),
     "dataset": (
         "dataset.package.command",

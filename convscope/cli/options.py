@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
 
 MATHS = ("tf32", "fp32")
+LEVELS = (50, 80, 90, 95)
+"""Shares of cases that an interval of a prediction is to hold, in percent."""
 INTEGER_MOST = 2**63 - 1  # what PyTorch takes for a size and a seed
 ENERGY_MOST_S = 3600
 ON_CPU = "--device cpu measures on the CPU"

@@ -31,6 +31,12 @@ _PAIRS = ("kernel_size", "stride", "padding", "dilation")
 ARITHMETIC = ("dtype", "math", "layout")
 WORK = (*SHAPE, *ARITHMETIC, "algorithm")
 """Columns of the work and of the algorithm that does it: the same on every card."""
+TARGETS: Mapping[str, tuple[str, str]] = {
+    "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
+}  # fmt: skip
+"""Quantities that can be predicted, each with its column and its unit."""
+SPLITS = ("rows", "layer", "family", "size", "gpu")
+"""Kinds of what is held out together: `splits.split` takes one."""
 
 
 @dataclass(frozen=True)

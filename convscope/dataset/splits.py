@@ -129,4 +129,3 @@ _LABELS: Mapping[str, Callable[[pd.DataFrame], Labels]] = {
     "size": _sizes,
     "gpu": lambda frame: frame["gpu_name"].to_numpy(dtype=object),
 }
-KINDS = tuple(_LABELS)

@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import WORK
+from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, predictor, workspace
-from convscope.prediction.baselines import BASELINES, nearest
 from convscope.prediction.features import Floats, features
 from convscope.prediction.intervals import FEWEST
-from convscope.prediction.predictor import TARGETS, Given, Predictor, has, logarithms, usable
+from convscope.prediction.learners.baselines import BASELINES, nearest
+from convscope.prediction.predictor import Given, Predictor, has, logarithms, usable
 
 DRAWS = 200
 """Draws of the bootstrap, of whole shapes."""
@@ -96,7 +96,7 @@ def workspace_scores(frame: pd.DataFrame, kind: str, cards: Given) -> Iterator[W
 
     Args:
         frame: samples; those without a workspace or without sizes are left out.
-        kind: one of `splits.KINDS`.
+        kind: one of `samples.SPLITS`.
 
     Raises:
         InputError: no sample has a workspace, they cannot be divided so, or are too few.
@@ -150,7 +150,7 @@ def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated
 
     Args:
         frame: samples; those without the target or without sizes are left out.
-        kind: one of `splits.KINDS`.
+        kind: one of `samples.SPLITS`.
         calibrated: with `kind` "gpu", the number of samples of the held-back card that are chosen, measured and
             learned as a correction; neither they nor repeats of them are judged. What is chosen depends on a seed:
             all is done with ten, and the scores are over all ten.

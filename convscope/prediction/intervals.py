@@ -15,13 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import nnls
 
+from convscope.cli.options import LEVELS
 from convscope.dataset.splits import Labels
 from convscope.prediction.features import Floats
 
 EVERY = ""
 """Name of the group of all rows."""
-LEVELS = (50, 80, 90, 95)
-"""Shares of cases that an interval is to hold, in percent."""
 FEWEST = 50
 """Rests that a group needs for intervals of itself."""
 

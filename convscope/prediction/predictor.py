@@ -24,7 +24,7 @@ from threadpoolctl import threadpool_limits
 
 from convscope.cli.display import several
 from convscope.dataset import splits
-from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE
+from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
@@ -35,10 +35,6 @@ from convscope.prediction.learners import core, process
 from convscope.prediction.learners.core import Core
 from convscope.prediction.learners.process import Mask, Process
 
-TARGETS: Mapping[str, tuple[str, str]] = {
-    "time": ("mean_ms", "ms"), "energy": ("energy_j", "J"), "workspace": ("workspace_bytes", "bytes"),
-}  # fmt: skip
-"""Quantities that can be predicted, each with its column among the samples and its unit."""
 TIME, ENERGY = "time", "energy"
 OWN = "torch"
 """Algorithm that others are compared with: PyTorch's own choice."""
@@ -64,7 +60,7 @@ class Predictor:
     """A fitted predictor.
 
     Attributes:
-        unit: what was held out for its intervals: one of `splits.KINDS`.
+        unit: what was held out for its intervals: one of `samples.SPLITS`.
         widths: of its intervals, by algorithm; `growth` says how they grow with the distance from what was learned.
         process: the smooth part of the estimate, beside the trees of `core`, None for none; `share` is its share.
         pairs: of intervals of the ratio to PyTorch's own choice (`OWN`) for the same work, by algorithm: an error that

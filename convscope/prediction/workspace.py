@@ -21,6 +21,7 @@ from scipy.optimize import nnls
 
 from convscope.cli import programs
 from convscope.cli.display import several
+from convscope.cli.options import LEVELS
 from convscope.cudnn.shape import ELEMENT_BYTES
 from convscope.dataset import splits
 from convscope.errors import InputError
@@ -109,7 +110,7 @@ class WorkspacePredictor:
         """Return the predictions in bytes for samples, whose workspaces need not be there; NaN where none is known.
 
         Args:
-            level: the share of cases in percent that the interval is to hold, one of `intervals.LEVELS`.
+            level: the share of cases in percent that the interval is to hold, one of `LEVELS`.
 
         Raises:
             InputError: a sample lacks a size, or its card is not known.
@@ -138,7 +139,7 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
     """Fit a predictor of workspaces to samples (`predictor.usable`).
 
     Args:
-        unit: what its intervals are to hold for that was not learned, one of `splits.KINDS`.
+        unit: what its intervals are to hold for that was not learned, one of `samples.SPLITS`.
 
     Raises:
         InputError: no sample has a workspace, there are too few, or they do not say what is held out.
@@ -269,10 +270,10 @@ def ends_of(held_out: Floats, truth: Floats, names: splits.Labels) -> dict[str, 
 def _levels(kind: str, middle: Floats, truth: Floats) -> dict[str, list[float | None]]:
     """Return both ends by level; of a prediction above 0 half of what is missed may be on each side."""
     if kind == NONE:
-        return {str(level): [0.0, intervals.quantile(truth, level / 100)] for level in intervals.LEVELS}
+        return {str(level): [0.0, intervals.quantile(truth, level / 100)] for level in LEVELS}
     with np.errstate(divide="ignore"):
         over = np.log(middle) - np.log(truth)  # infinite where there is no workspace
-    return {str(level): [_end(over, level), _end(-over, level)] for level in intervals.LEVELS}
+    return {str(level): [_end(over, level), _end(-over, level)] for level in LEVELS}
 
 
 def _end(missed: Floats, level: int) -> float | None:

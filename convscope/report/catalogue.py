@@ -12,20 +12,6 @@ from convscope.report import charts
 from convscope.report.charts import Spec
 from convscope.report.tables import overview
 
-VIEWS = {
-    "overview": "Overview",
-    "scaling": "Scaling",
-    "heat": "Heat map",
-    "layers": "Layers",
-    "roofline": "Roofline",
-    "energy": "Energy",
-    "choice": "Choice",
-    "training": "Training",
-    "inference": "Inference",
-    "conv3d": "3-D",
-    "compare": "Compare",
-    "method": "Method",
-}
 OF_STUDIES = ("training", "inference", "conv3d")
 """Views whose exhibits are left out one by one where no folder has their table."""
 VERIFY = called("run_verify")

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
-from convscope.report import folders
-from convscope.report.exhibits import Content, content
 from convscope.report.labels import several
-from convscope.report.page import Bundle, html
-from convscope.report.public import without_origin
 from convscope.storage.paths import RESULTS
 from convscope.storage.table import write_atomically
+
+if TYPE_CHECKING:
+    from convscope.report.exhibits import Content
 
 NAME = "convscope report"
 
@@ -34,6 +34,10 @@ def read(options: argparse.Namespace) -> Content:
     Raises:
         InputError: one does not exist.
     """
+    from convscope.report import folders  # what is asked for may be help, and pandas and Altair take a second
+    from convscope.report.exhibits import content
+    from convscope.report.public import without_origin
+
     found = folders.read(options.folders or [RESULTS])
     return content(without_origin(found) if options.public else found, options.compare)
 
@@ -45,6 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder does not exist, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
+    from convscope.report.page import Bundle, html
+
     with uncollected(), Bundle() as bundle:
         found = read(options)
         text = html(found, options.title, bundle.text())

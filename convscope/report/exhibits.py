@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from convscope.report.catalogue import ALWAYS, EXHIBITS, OF_STUDIES, VIEWS, Exhibit
+from convscope.report.catalogue import ALWAYS, EXHIBITS, OF_STUDIES, Exhibit
 from convscope.report.charts import Spec
 from convscope.report.folders import Folder, Found
-from convscope.report.labels import plain
+from convscope.report.labels import VIEWS, plain
 from convscope.report.tables import compared, findings, frames, method, overview, studies, volumes
 
 NAMES_OF_RUNS = {"pairs": ("a", "b", "panel"), "verdicts": ("a", "b", "panel")}

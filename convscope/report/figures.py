@@ -1,4 +1,4 @@
-"""Charts of the report for a paper: `python -m convscope figures DIR [FOLDER…]` writes PDF, SVG and PNG."""
+"""Charts of the report for a paper, as PDF, SVG and PNG: what `convscope figures` draws."""
 
 from __future__ import annotations
 
@@ -15,19 +15,16 @@ import numpy as np
 import pandas as pd
 import vl_convert
 
-from convscope.cli.parser import OneLineParser, one_line, uncollected
-from convscope.errors import InputError
-from convscope.report import charts, command
-from convscope.report.catalogue import VIEWS, Exhibit
+from convscope.report import charts
+from convscope.report.catalogue import Exhibit
 from convscope.report.charts import Spec
 from convscope.report.exhibits import Content
-from convscope.report.labels import several, title
+from convscope.report.labels import VIEWS, several, title
 from convscope.report.page import visible
 from convscope.report.tables.frames import records
 from convscope.storage.paths import slug
 from convscope.storage.table import write_atomically
 
-NAME = "convscope figures"
 MM_PX = 72 / 25.4
 """A pixel of a specification is a point of a PDF."""
 WIDTHS_MM = {"1column": 85.0, "2column": 178.0}
@@ -297,36 +294,3 @@ def write(content: Content, folder: Path, views: Sequence[str], is_log: bool = F
                 paths.append(folder / f"{stem}_{name}.{kind}")
                 write_atomically(paths[-1], draw(spec, kind))
     return paths
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the figures; return 0, or 1 where there is nothing to draw.
-
-    Raises:
-        InputError: a folder does not exist, or the figures cannot be written.
-    """
-    options = _parser().parse_args(arguments)
-    try:
-        options.directory.mkdir(parents=True, exist_ok=True)
-        with uncollected():
-            paths = write(command.read(options), options.directory, options.view or tuple(VIEWS), options.log)
-    except OSError as error:
-        advice = "choose another folder"
-        raise InputError(f"cannot write figures to {options.directory} ({error.strerror}): {advice}") from None
-    print(one_line(f"{options.directory}: {several(len(paths), 'file')}" if paths else "nothing to draw"))
-    return 0 if paths else 1
-
-
-def _parser() -> OneLineParser:
-    parser = OneLineParser(
-        prog=NAME,
-        examples=("figures results --view scaling", "figures results/3_full --public"),
-        description="The report's charts for a paper: PDF, SVG and PNG, one column (85 mm) and two (178 mm) wide.",
-        epilog="Each is titled with model, card, batch, data type and layout. At most eight series are drawn.",
-    )
-    parser.add_argument("directory", metavar="DIR", type=Path, help="where the files go")
-    command.add_folders(parser)
-    shown = ", ".join(VIEWS)
-    parser.add_argument("--view", nargs="+", choices=list(VIEWS), metavar="VIEW", help=f"only these views: {shown}")
-    parser.add_argument("--log", action="store_true", help="logarithmic axes, where the page offers them")
-    return parser

@@ -10,6 +10,21 @@ from typing import Any
 from convscope.cli import display
 from convscope.cli.parser import one_line
 
+VIEWS = {
+    "overview": "Overview",
+    "scaling": "Scaling",
+    "heat": "Heat map",
+    "layers": "Layers",
+    "roofline": "Roofline",
+    "energy": "Energy",
+    "choice": "Choice",
+    "training": "Training",
+    "inference": "Inference",
+    "conv3d": "3-D",
+    "compare": "Compare",
+    "method": "Method",
+}
+"""Views of the report, each with its title."""
 LONGEST = 160
 """Characters of a text that are shown; the rest is cut off, and its length said."""
 

@@ -23,9 +23,9 @@ import pandas as pd
 
 from convscope.errors import InputError
 from convscope.report import charts
-from convscope.report.catalogue import MEASURED_BY, SETTINGS, VIEWS, Exhibit
+from convscope.report.catalogue import MEASURED_BY, SETTINGS, Exhibit
 from convscope.report.exhibits import Content, has_rows
-from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, number, several, title
+from convscope.report.labels import DIMENSIONS, DOUBTS, TITLES, VIEWS, number, several, title
 from convscope.report.tables.method import EXPLAINED
 from convscope.storage.paths import now_utc
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from convscope.cli.parser import OneLineParser, uncollected
 from convscope.report import command
-from convscope.report.exhibits import Content
 from convscope.report.labels import DOUBTS, number, title
-from convscope.report.tables.frames import records
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from convscope.report.exhibits import Content
 
 NAME = "convscope summary"
 COLUMNS = (
@@ -49,8 +50,10 @@ def markdown(content: Content) -> str:
 
 def table(rows: pd.DataFrame, names: Sequence[str]) -> str:
     """Return those of the columns that have a value as a table in Markdown."""
+    from pandas.api.types import is_numeric_dtype
+
     names = [name for name in names if name in rows and rows[name].notna().any()]
-    numbers = {name: pd.api.types.is_numeric_dtype(rows[name]) for name in names}
+    numbers = {name: is_numeric_dtype(rows[name]) for name in names}
     head = [f"| {' | '.join(title(name) for name in names)} |"]
     head.append(f"|{'|'.join(' ---: ' if numbers[name] else ' --- ' for name in names)}|")
 
@@ -71,6 +74,8 @@ def escaped(value: Any) -> str:
 
 def document(content: Content) -> dict[str, Any]:
     """Return what was found for programs; absent figures are null."""
+    from convscope.report.tables.frames import records  # pandas: the page of help does without
+
     named = {name: records(content.tables[name]) for name in ("runs", "choice_passes", "flags", "faults")}
     return {"found": list(content.sentences), "passes": records(reference_rows(content)), **named}
 

@@ -21,10 +21,9 @@ from convscope.convolution import algorithms
 from convscope.dataset import splits
 from convscope.dataset.samples import ARITHMETIC, SHAPE
 from convscope.errors import InputError
+from convscope.selection.objectives import OBJECTIVES
 
 MEASURED, PREDICTED = "measured", "predicted"
-OBJECTIVES: Mapping[str, tuple[str, ...]] = {"time": ("time",), "energy": ("energy",), "edp": ("time", "energy")}
-"""Objectives to be least, each with the targets that it is the product of: `edp` is energy times delay."""
 COLUMNS: Mapping[str, tuple[str, str]] = {
     "time": ("mean_ms", "mean_ci95_ms"), "energy": ("energy_j", "energy_uncertainty_j"),
 }  # fmt: skip

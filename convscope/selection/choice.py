@@ -24,7 +24,7 @@ UNKNOWN = "PyTorch's own choice is neither measured nor predicted"
 
 @dataclass(frozen=True)
 class Rule:
-    """Rule of a choice: the objective, one of `candidates.OBJECTIVES`, and limits of the candidates.
+    """Rule of a choice: the objective, one of `objectives.OBJECTIVES`, and limits of the candidates.
 
     Attributes:
         max_workspace_bytes, max_error: a candidate with more, or of which it is not known, is left out; not PyTorch.

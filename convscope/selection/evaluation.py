@@ -16,12 +16,12 @@ import numpy as np
 import pandas as pd
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SHAPE
+from convscope.dataset.samples import SHAPE, TARGETS
 from convscope.errors import InputError
 from convscope.pinning.document import TORCH
 from convscope.prediction import predictor
 from convscope.prediction.evaluation import bootstrapped
-from convscope.prediction.predictor import TARGETS, Given
+from convscope.prediction.predictor import Given
 from convscope.selection import choice
 from convscope.selection.candidates import Candidate, gathered, is_pinnable, keys
 from convscope.selection.choice import Rule
@@ -80,7 +80,7 @@ def chosen(
 
     Args:
         frame: samples of one card and cuDNN.
-        kind: what is held back together: one of `splits.KINDS` but "gpu".
+        kind: what is held back together: one of `samples.SPLITS` but "gpu".
         level: of the intervals of predictions, in percent.
         outside: as `Rule.outside`.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,22 @@ def parser_name(lines: list[str]) -> str:
     """Return the name of the program in the first words of its help."""
     words = lines[0].removeprefix("usage: ").split()
     return " ".join(words[:2]) if words[0] == "convscope" else words[0]
+
+
+HEAVY = ("torch", "pandas", "sklearn", "lightgbm", "altair")
+HELP_OF_ALL = f"""
+import contextlib, sys
+from convscope import __main__ as program
+for name in program.COMMANDS:
+    with contextlib.suppress(SystemExit):
+        program.main([name, "--help"])
+    for module in {HEAVY}:
+        assert module not in sys.modules, f"convscope {{name}} --help imports {{module}}"
+"""
+
+
+def test_help_imports_nothing_that_takes_long():
+    subprocess.run([sys.executable, "-c", HELP_OF_ALL], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_list_of_commands_has_a_space_behind_each_name(capsys: pytest.CaptureFixture[str]):

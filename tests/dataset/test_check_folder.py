@@ -17,8 +17,9 @@ from fakes.checked import RELEASE, ROWS, errors
 
 from convscope import __main__ as program
 from convscope.dataset import samples
-from convscope.dataset.package import documents, folder, partition
+from convscope.dataset.package import documents, folder
 from convscope.dataset.package.documents import SAMPLES_FILE
+from convscope.dataset.samples import SPLITS
 from convscope.storage.table import write_atomically
 
 
@@ -210,4 +211,4 @@ def test_a_folder_that_is_too_large_is_found(data: Path, monkeypatch: pytest.Mon
 def test_the_names_of_the_files_are_those_of_the_documents():
     made = folder.package(ROWS, RELEASE)
     assert made.files[0].path == documents.SAMPLES_FILE
-    assert {each.kind for each in made.files} - {""} == {*partition.splits.KINDS}
+    assert {each.kind for each in made.files} - {""} == {*SPLITS}

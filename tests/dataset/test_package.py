@@ -16,7 +16,7 @@ from fakes.drawn_samples import CARDS, measured
 from convscope import __main__ as program
 from convscope.dataset import columns, samples, splits
 from convscope.dataset.package import folder
-from convscope.dataset.samples import SHAPE, SampleRow
+from convscope.dataset.samples import SHAPE, SPLITS, SampleRow
 
 COUNT = 60
 REPEATS = measured(3, tuple(CARDS), run=2)
@@ -41,7 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_folder_has_samples_splits_conflicts_documents_and_a_card(data: Path):
     names = {str(path.relative_to(data)) for path in data.rglob("*") if path.is_file()}
-    kinds = {f"splits/{kind}.parquet" for kind in splits.KINDS}
+    kinds = {f"splits/{kind}.parquet" for kind in SPLITS}
     assert names == {
         "samples.parquet",
         *kinds,
@@ -74,7 +74,7 @@ def test_the_same_samples_in_another_order_give_the_same_bytes(data: Path, tmp_p
 
 def test_files_of_splits_hold_back_what_splits_hold_back(data: Path):
     frame = samples.read([data / "samples.parquet"])
-    for kind in splits.KINDS:
+    for kind in SPLITS:
         found = pd.read_parquet(data / "splits" / f"{kind}.parquet")
         taking_part = frame.iloc[found["sample"]].reset_index(drop=True)
         assert (taking_part["status"] == "ok").all()

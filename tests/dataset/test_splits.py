@@ -10,13 +10,13 @@ import pytest
 from fakes.drawn_samples import CARDS, drawn
 
 from convscope.dataset import splits
-from convscope.dataset.samples import SAMPLES, SHAPE
+from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS
 from convscope.errors import InputError
 
 FRAME = pd.DataFrame(drawn(200, tuple(CARDS), ("gemm", "winograd")), columns=SAMPLES.columns)
 
 
-@pytest.mark.parametrize("kind", splits.KINDS)
+@pytest.mark.parametrize("kind", SPLITS)
 def test_every_kind_holds_back_some_and_not_all(kind: str):
     found = list(splits.splits(FRAME, kind))
     assert found
@@ -24,7 +24,7 @@ def test_every_kind_holds_back_some_and_not_all(kind: str):
         assert 0 < split.held_back.sum() < len(FRAME)
 
 
-@pytest.mark.parametrize("kind", splits.KINDS)
+@pytest.mark.parametrize("kind", SPLITS)
 def test_the_same_rows_are_held_back_in_another_order(kind: str):
     order = np.random.default_rng(1).permutation(len(FRAME))
     mixed = FRAME.iloc[order].reset_index(drop=True)

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from convscope import __main__ as program
-from convscope.dataset.check import command
+from convscope.dataset.check import checking
 from convscope.dataset.package import merging
 from convscope.dataset.package.facts import Release
 from fakes.drawn_samples import measured
@@ -18,7 +18,7 @@ ROWS = merging.in_order([*measured(60), *AGAIN[:-1], dataclasses.replace(AGAIN[-
 
 def errors(path: Path) -> list[str]:
     """Return what is wrong, by the command: one line each, exit code 1."""
-    found = command.check(path).errors
+    found = checking.check(path).errors
     assert program.main(["check", str(path)]) == (1 if found else 0)
     assert all("\n" not in line and line.isprintable() for line in found)
     return found

@@ -13,9 +13,9 @@ from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
 from convscope.prediction import evaluation
-from convscope.prediction.baselines import BASELINES
 from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
 from convscope.prediction.features import features
+from convscope.prediction.learners.baselines import BASELINES
 
 
 def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from convscope.cli.options import LEVELS
 from convscope.prediction import intervals
 
 
-@pytest.mark.parametrize("level", intervals.LEVELS)
+@pytest.mark.parametrize("level", LEVELS)
 def test_intervals_hold_in_each_group_what_they_claim(level: int):
     draw = np.random.default_rng(0)
     groups = np.array(["narrow", "wide"] * 2000, dtype=object)

@@ -41,10 +41,13 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+BUNDLE = page.Bundle
+
+
 @functools.cache
 def script() -> str:
     """Return the charts' script."""
-    with page.Bundle() as bundle:
+    with BUNDLE() as bundle:
         return bundle.text()
 
 
@@ -66,7 +69,7 @@ class KeptBundle:
 def kept_bundle() -> Iterator[None]:
     """Have all pages but that of `page_file` take the kept script."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command, "Bundle", KeptBundle)
+        patched.setattr(page, "Bundle", KeptBundle)
         yield
 
 
@@ -81,7 +84,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, *roots: Path) -> Path:
 def page_file(tmp_path_factory: pytest.TempPathFactory, results: Path, measured: Path) -> Path:
     """Write the page of invented and measured results, with a script of its own; return the file."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(command, "Bundle", page.Bundle)
+        patched.setattr(page, "Bundle", BUNDLE)
         return written(tmp_path_factory, results, measured)
 
 

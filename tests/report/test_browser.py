@@ -15,7 +15,7 @@ from axe_playwright_python.base import AXE_FILE_PATH
 from fakes import reports
 
 from convscope.__main__ import main
-from convscope.report.catalogue import VIEWS
+from convscope.report.labels import VIEWS
 
 WIDTHS = (390, pytest.param(768, marks=pytest.mark.long), 1440)
 

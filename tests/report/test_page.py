@@ -16,8 +16,9 @@ from fakes import reports
 
 from convscope.__main__ import main
 from convscope.report import labels, page
-from convscope.report.catalogue import EXHIBITS, VIEWS
+from convscope.report.catalogue import EXHIBITS
 from convscope.report.exhibits import Content
+from convscope.report.labels import VIEWS
 
 
 def test_the_page_names_no_outside_address_but_in_the_charts_own_script(page_file: Path):

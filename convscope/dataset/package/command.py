@@ -6,14 +6,15 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from convscope.cli.display import several
 from convscope.cli.parser import OneLineParser, one_line, report_error
-from convscope.dataset.package import folder, merging
-from convscope.dataset.package.facts import Release
-from convscope.dataset.package.merging import ContradictionError
 from convscope.errors import InputError
 from convscope.storage.paths import now_utc
+
+if TYPE_CHECKING:
+    from convscope.dataset.package import folder
 
 _SHOWN = 20
 
@@ -25,12 +26,15 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a file is no table of samples, or the data set cannot be written.
     """
     options = _parser().parse_args(arguments)
+    from convscope.dataset.package import folder, merging  # pandas: what is asked for may be help
+    from convscope.dataset.package.facts import Release
+
     day = options.date or now_utc()[:10]
     if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
         raise InputError(f"--date {day}: write it as 2026-01-31")
     try:
         rows, again = merging.merged(options.samples)
-    except ContradictionError as error:
+    except merging.ContradictionError as error:
         return report_error("convscope dataset package", error)
     made = folder.package(rows, Release(options.release, day, options.url, options.creator))
     folder.write(options.output, made)
@@ -43,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 
 def _said(made: folder.Package, again: int, url: str) -> list[str]:
     """Return what is to be known of a merge: rows in several files, conflicts, splits that there are none of."""
+    from convscope.dataset.package import merging
+
     lines = [f"kept once although in several files: {several(again, 'row')}"] if again else []
     for each in made.conflicts[:_SHOWN]:
         what = f"{each.status} and {each.other_status}"

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convscope.dataset import parquet, samples, splits
-from convscope.dataset.samples import SAMPLES, SHAPE, SampleRow
+from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS, SampleRow
 from convscope.errors import InputError
 from convscope.storage import table
 
@@ -58,7 +58,7 @@ def roles(every: pd.DataFrame, kind: str) -> Roles:
 
 def every_kind(every: pd.DataFrame) -> tuple[dict[str, Roles], dict[str, str]]:
     """Return the splits of each kind that the samples can be divided by, and for each other kind why not."""
-    tried = {kind: _tried(every, kind) for kind in splits.KINDS}
+    tried = {kind: _tried(every, kind) for kind in SPLITS}
     found = {kind: each for kind, each in tried.items() if not isinstance(each, str)}
     return found, {kind: each for kind, each in tried.items() if isinstance(each, str)}
 
