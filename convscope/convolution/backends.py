@@ -43,10 +43,13 @@ class Settings:
     Attributes:
         provider: the library that runs algorithms which more than one has; None takes the first that can.
         layout: "nchw" or "nhwc", in which convolutions are computed; inputs that lie otherwise are copied.
+        max_workspace_bytes: block shapes of Triton kernels that need more are left out; None leaves out none. (Whether
+            a library's workspace is larger is asked before a run: `operator.CudaOperator.why_refused`.)
     """
 
     provider: str | None = None
     layout: str = "nchw"
+    max_workspace_bytes: int | None = None
 
 
 _SETTINGS = contextvars.ContextVar("convolution settings", default=Settings())  # noqa: B039 - it is frozen
@@ -58,10 +61,13 @@ def settings_in_force() -> Settings:
 
 
 @contextlib.contextmanager
-def settings(provider: str | None = None, layout: str | None = None) -> Iterator[None]:
+def settings(
+    provider: str | None = None, layout: str | None = None, max_workspace_bytes: int | None = None
+) -> Iterator[None]:
     """Change the settings given for the length of the block; None leaves one as it is."""
     before = _SETTINGS.get()
-    _SETTINGS.set(Settings(provider or before.provider, layout or before.layout))
+    most = before.max_workspace_bytes if max_workspace_bytes is None else max_workspace_bytes
+    _SETTINGS.set(Settings(provider or before.provider, layout or before.layout, most))
     try:
         yield
     finally:

@@ -151,7 +151,7 @@ class CudaOperator:
         """
         settings = backends.settings_in_force()
         tf32, device = torch.backends.cudnn.allow_tf32, x.device
-        asked = device.index, algorithm, settings.provider, settings.layout, tf32
+        asked = device.index, algorithm, settings.provider, settings.layout, settings.max_workspace_bytes, tf32
         key = (*asked, x.dtype, x.shape, weight.shape, options, fused)
         plan = self._plans.get(key)
         if plan is None and self._spare and key in self._spare:

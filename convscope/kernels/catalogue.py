@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 
 import torch
 
 from convscope.cudnn.shape import Convolution
+from convscope.errors import NothingFitsError
 from convscope.kernels import autotune, direct, reduction
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.plan import KernelPlan, has_long_images
@@ -41,6 +43,7 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
 
     Args:
         blocks: the block shapes; None has them chosen on the card at the first run (`autotune`).
+        max_workspace_bytes: those that need more are not chosen; None sets no limit.
 
     Raises:
         NotImplementedError: there is no kernel for it.
@@ -49,13 +52,14 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
     _keyed_by = ("math", "dtype", "layout")
 
     def __init__(
-        self, algorithm: str, shape: Convolution, device: torch.device, blocks: Blocks2d | None = None
-    ) -> None:
+        self, algorithm: str, shape: Convolution, device: torch.device, blocks: Blocks2d | None = None,
+        max_workspace_bytes: int | None = None,
+    ) -> None:  # fmt: skip
         reason = why_no_kernel(algorithm, shape)
         if reason:
             raise NotImplementedError(reason)
         super().__init__(algorithm, KERNELS[algorithm], shape, blocks)
-        self._device, self._output = device, shape.output
+        self._device, self._output, self._most_bytes = device, shape.output, max_workspace_bytes
         self._zeros = torch.zeros(shape.out_channels, dtype=getattr(torch, shape.dtype), device=device)
         self._memory_format = _MEMORY_FORMATS[shape.layout]
 
@@ -89,5 +93,22 @@ class Conv2dPlan(KernelPlan[Blocks2d]):
 
         card = torch.cuda.get_device_properties(self._device)
         candidates = self._kernel.candidates(self.shape, self._output, card.multi_processor_count)
+        kept = self.within_limit(candidates)
+        key = self.key if len(kept) == len(candidates) else f"{self.key} workspace<={self._most_bytes}"
         cache = autotune.BlockCache(autotune.cache_file(card.name, "conv2d"), Blocks2d)
-        return self._keep(cache.choose(self.key, candidates, launcher))
+        return self._keep(cache.choose(key, kept, launcher), key)
+
+    def within_limit(self, candidates: Sequence[Blocks2d]) -> Sequence[Blocks2d]:
+        """Return the block shapes whose workspace is within the limit.
+
+        Raises:
+            NothingFitsError: none is.
+        """
+        if self._most_bytes is None:
+            return candidates
+        needed = [self._kernel.workspace_bytes(self.shape, blocks) for blocks in candidates]
+        kept = [blocks for blocks, each in zip(candidates, needed, strict=True) if each <= self._most_bytes]
+        if not kept:
+            more = f"{self.algorithm} needs {min(needed) / 1e6:g} MB"
+            raise NothingFitsError(f"workspace over the limit: {more}, {self._most_bytes / 1e6:g} MB are allowed")
+        return kept

@@ -83,8 +83,8 @@ class KernelPlan(abc.ABC, Generic[B]):
     def _launch(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, blocks: B) -> torch.Tensor:
         """Convolve with packed filters."""
 
-    def _keep(self, choice: TunedBlocks[B]) -> B:
-        self.tuned = {self.key: str(choice)}
+    def _keep(self, choice: TunedBlocks[B], key: str | None = None) -> B:
+        self.tuned = {key or self.key: str(choice)}
         return choice.blocks
 
     def _pack(self, weight: torch.Tensor, blocks: B) -> torch.Tensor:

@@ -34,7 +34,8 @@ class Run:
         pretrained: trained weights instead of weights drawn from `seed`.
         energy_warmup_s, energy_precision, energy_budget_s: as `PowerMonitor.steady` takes them.
         layer_energy: each distinct layer is replayed alone, for its energy (`layer_energy.measure`).
-        max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm; None sets no limit.
+        max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm, and a Triton kernel takes block
+            shapes that need no more; None sets no limit.
         input_shape: "480x640", height and width of images that are not square; None for square ones.
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
         plans_digest: of the document that has the plan of each layer, "" where the algorithm needs none.
@@ -265,7 +266,7 @@ def _check(run: Run) -> None:
         if run.algorithm == algorithms.AUTOTUNE:
             raise InputError("--max-workspace does not bound the plans of autotune: leave it out")
         if run.device_type == "cpu":
-            raise InputError("--max-workspace limits cuDNN's workspaces: it needs a CUDA device")
+            raise InputError("--max-workspace limits workspaces on a GPU: it needs a CUDA device")
     options.one_of("--unsupported", run.unsupported, UNSUPPORTED)
     _check_precision(run)
     if (run.algorithm == algorithms.PLANNED) != bool(run.plans_digest):

@@ -120,7 +120,7 @@ class Sweep:
         """
         run = self.run
         try:
-            settings = backends.settings(provider=run.provider, layout=run.layout)
+            settings = backends.settings(run.provider, run.layout, run.max_workspace_bytes)
             with torch.inference_mode(), backends.math(run.math), settings:
                 return self._measure_into(path, reuse)
         except RuntimeError as error:  # leaving what a lost device was used by may raise once more

@@ -67,7 +67,7 @@ class _Tracer:
     @contextlib.contextmanager
     def _settings(self) -> Iterator[None]:
         run = self._run
-        settings = backends.settings(provider=run.provider, layout=run.layout)
+        settings = backends.settings(run.provider, run.layout, run.max_workspace_bytes)
         with torch.inference_mode(), backends.math(run.math), settings:
             yield
 

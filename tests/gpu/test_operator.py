@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 from convscope.convolution import algorithms, backends, models, swap
 from convscope.convolution.operator import cuda_operator, recording
 from convscope.convolution.reference import relative_error
+from convscope.cudnn.shape import Convolution
 from convscope.errors import InputError, NotSupportedError
+from convscope.kernels import autotune
 from convscope.timing import graphs
 
 ALWAYS = ("gemm", "implicit gemm", "implicit precomp gemm", "guess")
@@ -214,3 +217,20 @@ def test_the_refusal_of_winograd_names_library_and_card():
         pytest.skip("this card has a fused Winograd")
     assert reason.startswith("cuDNN 9.")
     assert reason.endswith(f"has no fused Winograd on {torch.cuda.get_device_name()}")
+
+
+def test_a_limit_of_workspace_has_triton_choose_other_block_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "cache_file", lambda *names: tmp_path / "blocks.json")
+    shape = Convolution((32, 128, 28, 28), (128, 128, 3, 3), padding=(1, 1), math="fp32")
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape.input, device="cuda"), torch.randn(shape.weight, device="cuda")
+    expected = torch.nn.functional.conv2d(x.double(), weight.double(), padding=1)
+    taken = {}
+    for most in (None, 0):
+        with backends.math("fp32"), backends.settings("triton", max_workspace_bytes=most):
+            plan = cuda_operator().plan(shape, "winograd", x.device)
+        assert relative_error(plan.run(x, weight), expected) < 1e-5
+        taken[most] = plan.workspace_bytes
+        assert all(("workspace<=0" in key) is (most == 0) for key in plan.tuned)
+    assert taken[0] == 0
+    assert taken[None] > 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from convscope.convolution import backends
 from convscope.convolution.providers.plan import NOTHING, Execution
 from convscope.cudnn.shape import Convolution
 
@@ -57,7 +58,8 @@ class TritonProvider:
             raise NotImplementedError(reason)
         from convscope.kernels.catalogue import Conv2dPlan
 
-        return TritonPlan(Conv2dPlan(algorithm, shape, device))
+        most = backends.settings_in_force().max_workspace_bytes
+        return TritonPlan(Conv2dPlan(algorithm, shape, device, max_workspace_bytes=most))
 
     def close(self) -> None:
         """Do nothing: only plans hold something."""

@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from convscope.convolution import backends
+from convscope.convolution.providers.others import TritonProvider
 from convscope.cudnn.shape import Convolution
+from convscope.errors import NothingFitsError
 from convscope.kernels import catalogue, direct, reduction
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import Conv2dPlan
@@ -245,3 +248,36 @@ def test_the_workspace_of_winograd_is_that_of_its_transformed_tiles():
 def test_tf32_leaves_no_digits_for_the_larger_tiles():
     shape = convolution(channels=64, filters=64, math="tf32")
     assert {found.variant for found in variants.candidates(shape, shape.output, 132)} == {"F2"}
+
+
+@pytest.mark.parametrize("algorithm", ["direct", "winograd"])
+def test_block_shapes_over_a_limit_of_workspace_are_left_out(algorithm: str):
+    shape = convolution(channels=64, filters=64, size=(56, 56), images=32)
+    every = catalogue.KERNELS[algorithm].candidates(shape, shape.output, 132)
+
+    def needed(most: int | None) -> list[int]:
+        plan = Conv2dPlan(algorithm, shape, CPU, max_workspace_bytes=most)
+        return [catalogue.KERNELS[algorithm].workspace_bytes(shape, blocks) for blocks in plan.within_limit(every)]
+
+    all_needed = needed(None)
+    assert len(all_needed) == len(every)
+    assert needed(max(all_needed)) == all_needed
+    for most in {each - 1 for each in all_needed if each}:
+        assert needed(most) == [each for each in all_needed if each <= most]
+    assert set(needed(0)) == {0}
+
+
+def test_a_limit_that_no_block_shapes_keep_is_said():
+    shape = convolution(channels=64, filters=64, size=(56, 56), images=32)
+    plan = Conv2dPlan("winograd", shape, CPU, max_workspace_bytes=10_000)
+    with pytest.raises(NothingFitsError, match=r"workspace over the limit: winograd needs .* MB, 0.01 MB are allowed"):
+        plan.within_limit([IN_PARTS])
+
+
+def test_a_plan_has_the_limit_in_force_when_it_is_made():
+    shape = convolution(channels=64, filters=64, size=(56, 56), images=32)
+    every = catalogue.KERNELS["winograd"].candidates(shape, shape.output, 132)
+    with backends.settings(max_workspace_bytes=0), backends.settings(layout="nchw"):
+        limited = TritonProvider().plan("winograd", shape, CPU)
+    free = TritonProvider().plan("winograd", shape, CPU)
+    assert len(limited._plan.within_limit(every)) < len(free._plan.within_limit(every)) == len(every)
