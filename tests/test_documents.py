@@ -20,8 +20,9 @@ import convscope
 from convscope import errors
 from convscope.__main__ import COMMANDS
 from convscope.cli import signals
-from convscope.dataset import columns, importers, splits
+from convscope.dataset import columns, importers
 from convscope.dataset.package import words
+from convscope.dataset.samples import SPLITS
 from convscope.inference.engines import catalogue
 
 if sys.version_info >= (3, 11):
@@ -157,7 +158,7 @@ def test_a_link_to_a_folder_is_links_to_its_files_on_the_site():
     assert "[vgg16.csv](support_h200/vgg16.csv)" in found
 
 
-@pytest.mark.parametrize("kind", splits.KINDS)
+@pytest.mark.parametrize("kind", SPLITS)
 def test_every_split_is_explained(kind: str):
     assert f"| `{kind}` |" in DATA
 
