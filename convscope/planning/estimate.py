@@ -24,8 +24,8 @@ from convscope.errors import ElsewhereError
 from convscope.profiling.request import Run
 from convscope.storage.paths import RETRIED, STAGES, slug, suffix
 
-START_S = 11.0  # of a run besides its sizes: benchmarks/README.md, a sweep of ten less ten of its median size
-PLACEMENTS_S, ENERGY_S, TRACING_S = 2.5, 1.5, 3.2  # of a size, whatever its model: benchmarks/README.md
+START_S = 10.0  # of a run besides its sizes: benchmarks/README.md, a sweep of ten less ten of its median size
+PLACEMENTS_S, ENERGY_S, TRACING_S = 2.6, 1.6, 1.7  # of a size, whatever its model: benchmarks/README.md
 LAYER_MS = 0.015  # of a pass for each layer, however small; with the factors below fitted to docs/h200.md
 OVER_FLOOR = {
     "torch": 9.5,

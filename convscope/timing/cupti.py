@@ -35,7 +35,7 @@ def start() -> None:
 def record(work: Callable[[], None]) -> list[dict[str, Any]]:
     """Run `work` under PyTorch's profiler and return the trace's events (Chrome's trace format, times in µs).
 
-    They are read from memory: to export them and read the file takes ten times as long as to record them.
+    They are read from memory: no file is written and read again.
 
     A graph with event records inside must not be replayed in `work`: with CUPTI watching, that hangs the process
     (seen with driver 580, CUDA 13.0, torch 2.11).

@@ -16,6 +16,10 @@ from convscope.errors import InputError
 FRAME = pd.DataFrame(drawn(200, tuple(CARDS), ("gemm", "winograd")), columns=SAMPLES.columns)
 
 
+def test_the_kinds_that_are_named_are_those_that_there_are():
+    assert tuple(splits._LABELS) == SPLITS
+
+
 @pytest.mark.parametrize("kind", SPLITS)
 def test_every_kind_holds_back_some_and_not_all(kind: str):
     found = list(splits.splits(FRAME, kind))

@@ -53,7 +53,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_pipelined, layout
 from convscope.kernels.conv3d.candidates import candidates as candidates
 from convscope.kernels.conv3d.candidates import programs_of
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, place_in
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, next_step, place_in
 
 NAME = "gemm"
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
@@ -72,22 +72,6 @@ def _added(acc, values, filters, SWAPPED: tl.constexpr, PRECISION: tl.constexpr)
     else:
         acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
     return acc
-
-
-@triton.jit
-def _next_step(r, s, t, start, by, end, kernel_h, kernel_w):
-    """Return the next step's tap in depth, height and width, and where its channels start: `by` further, up to `end`.
-
-    By additions: a division for each step would take longer than its loads.
-    """
-    start += by
-    t = tl.where(start == end, t + 1, t)
-    start = tl.where(start == end, 0, start)
-    s = tl.where(t == kernel_w, s + 1, s)
-    t = tl.where(t == kernel_w, 0, t)
-    r = tl.where(s == kernel_h, r + 1, r)
-    s = tl.where(s == kernel_h, 0, s)
-    return r, s, t, start
 
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
@@ -118,7 +102,7 @@ def gemm_boxes(
         d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
         values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
-        r, s, t, start = _next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
+        r, s, t, start = next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
         acc = _added(acc, values, filters, SWAPPED, PRECISION)
     i = tl.arange(0, BLOCK_P)
     k = k0 + tl.arange(0, BLOCK_K)
@@ -240,7 +224,7 @@ def gemm_planar(
         values = tl.load(x + shift + tl.max_contiguous(seen, (2, 1)), mask=mask, other=0.0)
         acc = tl.dot(values, tl.load(filters), acc, input_precision="ieee")
         filters += BLOCK_C * w_pitch
-        r, s, t, start = _next_step(r, s, t, start, BLOCK_C, blocks * BLOCK_C, kernel_h, width)
+        r, s, t, start = next_step(r, s, t, start, BLOCK_C, blocks * BLOCK_C, kernel_h, width)
     place = place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
     y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
     tl.store(y + place, acc, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])

@@ -20,7 +20,7 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, place_in
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, next_step, place_in
 
 NAME = "gemm pipelined"
 
@@ -60,13 +60,7 @@ def gemm_pipelined(
         values = tl.load(seen + shift, mask=mask, other=0.0)
         acc = tl.dot(values, tl.trans(tl.load(filters)), acc, input_precision=PRECISION)
         filters += BLOCK_C
-        start += 1
-        t = tl.where(start == blocks, t + 1, t)
-        start = tl.where(start == blocks, 0, start)
-        s = tl.where(t == kernel_w, s + 1, s)
-        t = tl.where(t == kernel_w, 0, t)
-        r = tl.where(s == kernel_h, r + 1, r)
-        s = tl.where(s == kernel_h, 0, s)
+        r, s, t, start = next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
     y += tl.multiple_of(split.to(tl.int64) * pixels * kernels * groups, VECTOR)
     place = y + place_in(image, group, groups, at, k, kernels, out_plane, VECTOR, LAST)
     tl.store(place, acc, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])

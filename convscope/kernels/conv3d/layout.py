@@ -225,6 +225,22 @@ def bits_inside(start, count, step, limit):
 
 
 @triton.jit
+def next_step(r, s, t, start, by, end, kernel_h, kernel_w):
+    """Return the next step's tap in depth, height and width, and where its channels start: `by` further, up to `end`.
+
+    By additions: a division for each step would take longer than its loads.
+    """
+    start += by
+    t = tl.where(start == end, t + 1, t)
+    start = tl.where(start == end, 0, start)
+    s = tl.where(t == kernel_w, s + 1, s)
+    t = tl.where(t == kernel_w, 0, t)
+    r = tl.where(s == kernel_h, r + 1, r)
+    s = tl.where(s == kernel_h, 0, s)
+    return r, s, t, start
+
+
+@triton.jit
 def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
     """Return the places, pixels × filters, of outputs in N × K × D × H × W; `image` is what lies before the image."""
     place = image + at

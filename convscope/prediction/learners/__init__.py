@@ -1,1 +1,1 @@
-"""The two estimates of a predictor: trees with what is the same for all algorithms (`core`), a Gaussian process."""
+"""Estimates of a predictor, trees (`core`) and a Gaussian process, and the baselines that it is compared with."""
