@@ -30,7 +30,7 @@ from convscope.convolution import backends
 from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.reference import relative_distance
 from convscope.inference import weights
-from convscope.inference.engines import fused_steps
+from convscope.inference.engines.fused import steps
 from convscope.timing.stopwatch import Stopwatch
 
 MODELS = ("resnet50", "googlenet", "inception_v3", "squeezenet1_0", "regnet_y_400mf")
@@ -44,8 +44,8 @@ def models(name: str, dtype: torch.dtype, device: torch.device) -> tuple[nn.Modu
     torch.manual_seed(0)
     model = torchvision.models.get_model(name, **OPTIONS.get(name, {})).eval()
     weights.draw(model, torch.randn(8, 3, *[PX.get(name, 224)] * 2), seed=0)  # else some leave the range of float16
-    one, _ = graphs.fused(graphs.folded(model)[0], fused_steps.step_of)
-    fused_steps.with_maxima(one)
+    one, _ = graphs.fused(graphs.folded(model)[0], steps.step_of)
+    steps.with_maxima(one)
     one = one.to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
     several = copy.deepcopy(one)
     return one, several, branches.with_branches(several)

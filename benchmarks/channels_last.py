@@ -23,8 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.cli.display import table
 from convscope.gpus import identify
-from convscope.inference.engines.fused_steps import MaximumPooling
-from convscope.inference.engines.tails import DepthwiseConvolution
+from convscope.inference.engines.fused.steps import MaximumPooling
+from convscope.inference.engines.fused.tails import DepthwiseConvolution
 from convscope.timing import graphs
 
 POOLS = {"ResNet, 64 × 112²": (64, 112, (3, 2, 1)), "GoogLeNet, 192 × 56²": (192, 56, (3, 2, 1)),

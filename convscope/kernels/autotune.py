@@ -169,14 +169,14 @@ def _fastest(key: str, candidates: Sequence[B], launcher: Callable[[B], Launch])
 def _time_or_error(launcher: Callable[[B], Launch], blocks: B) -> float | Exception:
     """Return the time in µs, or the error where this card, or the memory that is free, cannot run these blocks."""
     try:
-        return _time_us(launcher(blocks))
+        return time_us(launcher(blocks))
     except Exception as error:
         if is_kernel_refusal(error) or isinstance(error, torch.OutOfMemoryError):
             return error.with_traceback(None)  # which would keep its tensors alive
         raise
 
 
-def _time_us(launch: Launch) -> float:
+def time_us(launch: Launch) -> float:
     """Return the shortest time of a launch inside a replayed graph."""
     stopwatch = Stopwatch(torch.device("cuda"))
     return stopwatch.measure_calls(launch, calls=_launches, samples=_REPLAYS, probes=_REPLAYS).best_ms * 1e3

@@ -19,7 +19,7 @@ import run_inference
 from convscope.convolution.fusion import branches
 from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
-from convscope.inference.engines import fused_steps, tails
+from convscope.inference.engines.fused import steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.kernels.channels_last import depthwise, pooling
 from convscope.timing import graphs
@@ -58,7 +58,7 @@ def test_graphs_and_fused_convolutions_agree_and_are_faster_than_eager(tmp_path:
 @pytest.mark.parametrize("name", ["resnet18", "googlenet"])
 def test_branches_side_by_side_compute_the_same_at_each_replay(name: str):
     options = {"aux_logits": False, "init_weights": False} if name == "googlenet" else {}
-    model, _ = fusion.fused(fusion.folded(torchvision.models.get_model(name, **options).eval())[0], fused_steps.step_of)
+    model, _ = fusion.fused(fusion.folded(torchvision.models.get_model(name, **options).eval())[0], steps.step_of)
     model = model.half().cuda().to(memory_format=torch.channels_last)
     in_a_row = copy.deepcopy(model)
     assert branches.with_branches(model) > 2
@@ -84,7 +84,7 @@ def test_maxima_by_the_kernel_are_pytorchs(size: tuple[int, ...], options: dict[
     pool = nn.MaxPool2d(**options)
     x = torch.randn(size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
     x[0, 0, 3, 3] = float("nan")
-    expected, found = pool(x), fused_steps.MaximumPooling(pool)(x)
+    expected, found = pool(x), steps.MaximumPooling(pool)(x)
     assert pooling.takes(x, (3, 3))
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found.nan_to_num(0.5), expected.nan_to_num(0.5))

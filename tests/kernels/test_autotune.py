@@ -28,7 +28,7 @@ SPACE = [layout.Blocks3d("boxes", 128, 64, 32, 4, stages, box=(1, 2, 64)) for st
 def launched(monkeypatch: pytest.MonkeyPatch) -> Callable[[object], Launch]:
     """Return launchers whose launches take 30, 10, 20 us, in the order of their cuts."""
     times_us = dict(zip([*PLANE, *SPACE], [30.0, 10.0, 20.0] * 2, strict=True))
-    monkeypatch.setattr(autotune, "_time_us", lambda launch: launch())
+    monkeypatch.setattr(autotune, "time_us", lambda launch: launch())
     return lambda cut: lambda: times_us[cut]
 
 

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
-from convscope.inference.engines import tails
+from convscope.inference.engines.fused import tails
 from convscope.kernels import direct
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.channels_last import activations, depthwise

@@ -8,6 +8,7 @@ the graphs keep cuDNN's heuristic where that is faster (`variants`). cudnn-best 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import time
 from collections import Counter
@@ -24,7 +25,8 @@ from convscope.convolution import algorithms, backends, models, operator, swap
 from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
-from convscope.inference.engines import compilers, exported, fused_steps, tails, variants
+from convscope.inference.engines import compilers, exported, variants
+from convscope.inference.engines.fused import own, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -66,28 +68,38 @@ def graph_unfolded(workload: Workload) -> Engine:
 
 
 def fused(workload: Workload) -> Engine:
-    """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN."""
+    """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN, or of a kernel here."""
     workload.needs_gpu("fused")
     folded, remark = workload.folded()
-    trial, count = graphs.fused(copy.deepcopy(folded), fused_steps.step_of)
-    has_tails = any(tails.with_tails(trial))
+    trial, count = graphs.fused(copy.deepcopy(folded), steps.step_of)
+    in_16_bits = workload.dtype in own.DTYPES
+    useful = {
+        "tails": any(tails.with_tails(trial)),
+        "branches": branches.with_branches(trial) > 0,
+        "heads": steps.with_heads(trial) > 0,
+        "first": in_16_bits and own.with_first(trial) > 0,
+        "own": in_16_bits and own.with_chosen(trial) > 0,
+    }
+    model: nn.Module = trial
 
     def build(variant: Variant) -> LocalRunner:
-        make = partial(fused_steps.step_of, channels=variant.channels, products=variant.products)
+        nonlocal model
+        make = partial(steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
-        if variant.pools:
-            fused_steps.with_maxima(model)
-        if variant.tails:
-            tails.with_tails(model)
-        if variant.branches:
-            branches.with_branches(model)
+        put = {
+            "pools": steps.with_maxima, "tails": tails.with_tails, "heads": steps.with_heads, "first": own.with_first,
+            "own": own.with_chosen, "branches": branches.with_branches,
+        }  # fmt: skip
+        for name, change in put.items():
+            if getattr(variant, name):
+                change(model)
         return _captured(workload, model)
 
-    useless = {
-        name for name, count in {"tails": has_tails, "branches": branches.with_branches(trial)}.items() if not count
-    }
-    steps = [step for step in variants.FUSED_STEPS if not useless & step.keys()]
-    return _fastest(workload, build, steps, f"{remark}, {count} convolutions fused with their ReLU")
+    tried = [step for step in variants.FUSED_STEPS if all(useful.get(name, True) for name in step)]
+    remark = f"{remark}, {count} convolutions fused with their ReLU"
+    runner, cost = _fastest(workload, build, tried, remark)
+    chosen = own.count(model)  # the one built last is the fastest
+    return runner, dataclasses.replace(cost, remark=f"{cost.remark}; {chosen}" if chosen else cost.remark)
 
 
 def _captured(workload: Workload, model: nn.Module) -> LocalRunner:

@@ -2,8 +2,8 @@
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
 images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not;
-max pooling, depthwise convolutions and activations by PyTorch or by kernels of this project; branches one after another
-or side by side.
+pooling, depthwise convolutions, activations, first and last layers, and each convolution, by the libraries or by
+kernels of this project; branches one after another or side by side.
 The fastest depends on the batch and the card: no rule decides.
 """
 
@@ -38,6 +38,9 @@ class Variant:
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
         pools: maxima of windows are taken by this project's kernel.
         tails: depthwise convolutions, and activations with the bias before them, are this project's kernels.
+        heads: means of all pixels, and fully connected layers of few rows, are this project's kernels.
+        first: convolutions of few channels are this project's kernel.
+        own: each other convolution is this project's kernel where that is faster.
         branches: branches that meet again run side by side, on streams of their own.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
@@ -46,6 +49,9 @@ class Variant:
     products: bool = False
     pools: bool = False
     tails: bool = False
+    heads: bool = False
+    first: bool = False
+    own: bool = False
     branches: bool = False
     searched: bool = False
 
@@ -59,6 +65,12 @@ class Variant:
             parts.append("max pooling by Triton")
         if self.tails:
             parts.append("depthwise and activations by Triton")
+        if self.heads:
+            parts.append("means and small products by Triton")
+        if self.first:
+            parts.append("first layer by Triton")
+        if self.own:
+            parts.append("convolutions by Triton where faster")
         if self.branches:
             parts.append("branches side by side")
         return ", ".join(parts)
@@ -66,7 +78,7 @@ class Variant:
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
-    {"branches": True},
+    *({"heads": True}, {"first": True, "channels": 0}, {"own": True}, {"branches": True}),
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

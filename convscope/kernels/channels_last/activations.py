@@ -10,6 +10,9 @@ import torch
 import triton
 import triton.language as tl
 
+from convscope.kernels.channels_last import following
+from convscope.kernels.channels_last.following import follow
+
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _BLOCK = 1024
 _SHORT = 2**31 - _BLOCK
@@ -36,13 +39,16 @@ def activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def finish(y, bias, elements, filters, KIND: tl.constexpr, LONG: tl.constexpr, BLOCK: tl.constexpr):
+def finish(
+    y, bias, elements, filters, KIND: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr
+):
     """Do BLOCK elements."""
     first = tl.program_id(0)
     if LONG:
         first = first.to(tl.int64)
     at = first * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
+    follow(EARLY)
     total = tl.load(y + at, mask=wanted, other=0.0).to(tl.float32)
     total += tl.load(bias + at % filters, mask=wanted, other=0.0).to(tl.float32)
     tl.store(y + at, activated(total, KIND), mask=wanted)
@@ -57,6 +63,6 @@ def takes(y: torch.Tensor) -> bool:
 def do(y: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
     """Add the bias and compute the activation in place; return y (N × K × P × Q), as `takes` wants it."""
     finish[(triton.cdiv(y.numel(), _BLOCK),)](
-        y, bias, y.numel(), y.shape[1], KIND=kind, LONG=y.numel() > _SHORT, BLOCK=_BLOCK
+        y, bias, y.numel(), y.shape[1], KIND=kind, LONG=y.numel() > _SHORT, BLOCK=_BLOCK, **following.options(y)
     )
     return y

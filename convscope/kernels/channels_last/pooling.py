@@ -3,8 +3,7 @@
     y[n, i, j, c] = max over the taps (r, s) of x[n, row(i, r), col(j, s), c]
     row(i, r) = i · stride + r · dilation - padding, and so col
 
-What lies outside the image is no part of the maximum; what is not a number makes the maximum one, as in PyTorch. A
-program does BLOCK_P output pixels × BLOCK_C channels, and reads neighbouring channels together.
+What lies outside the image is no part of the maximum; what is not a number makes the maximum one, as in PyTorch.
 
 Cost of N × C × H × W with b bytes an element: b N C (H W + P Q) bytes at least. Windows overlap, and the caches are to
 serve what is read again.
@@ -17,27 +16,30 @@ import triton
 import triton.language as tl
 
 from convscope.kernels.channels_last import windows
-from convscope.kernels.channels_last.windows import NUMBERS, Window, block, corner, values_at
+from convscope.kernels.channels_last.following import follow
+from convscope.kernels.channels_last.windows import NUMBERS, Window, block, values_at
 
 TAPS_MOST = 25  # each is unrolled
-_CHANNELS = 64  # of a program
+_CHANNELS, _TILE = 64, (4, 4)  # of a program
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def max_pool2d_last(
-    x, y, channels, in_h, in_w, out_h, out_w, pixels, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
+    x, y, channels, in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
     KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Do one block of pixels × channels (`windows.block`)."""
-    p, c, wanted = block(channels, pixels, WHOLE, LONG, BLOCK_P, BLOCK_C)
-    image, row, col = corner(p, out_h, out_w, stride_h, stride_w, pad_h, pad_w)
-    best = tl.full((BLOCK_P, BLOCK_C), float("-inf"), x.dtype.element_ty)
+    image, i, j, p, c, wanted = block(channels, out_h, out_w, WHOLE, LONG, ROWS, COLS, BLOCK_C)
+    row, col = i * stride_h - pad_h, j * stride_w - pad_w
+    follow(EARLY)
+    best = tl.full((ROWS * COLS, BLOCK_C), float("-inf"), x.dtype.element_ty)
     for r in tl.static_range(KERNEL_H):
         for s in tl.static_range(KERNEL_W):
-            i, j = row + r * dil_h, col + s * dil_w
-            values = values_at(x, image, i, j, c, in_h, in_w, channels, wanted, float("-inf"))
-            best = tl.where((values > best) | (values != values), values, best)  # not a number is no equal of itself
+            values = values_at(
+                x, image, row + r * dil_h, col + s * dil_w, c, in_h, in_w, channels, wanted, float("-inf")
+            )
+            best = tl.maximum(best, values, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + (p * channels)[:, None] + c[None, :], best, mask=wanted)
 
 
@@ -58,4 +60,4 @@ def max_pool2d(
         size: P and Q; of windows that begin outside the image there is none.
     """
     block_c = min(_CHANNELS, triton.next_power_of_2(x.shape[1]))
-    return windows.launch(max_pool2d_last, x, (), Window(kernel, stride, padding, dilation), size, block_c)
+    return windows.launch(max_pool2d_last, x, (), Window(kernel, stride, padding, dilation), size, block_c, _TILE)

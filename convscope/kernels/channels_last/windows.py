@@ -3,8 +3,9 @@
     y[n, i, j, c] of the taps (r, s) of x[n, row(i, r), col(j, s), c]
     row(i, r) = i · stride + r · dilation - padding, and so col
 
-A program does BLOCK_P output pixels × BLOCK_C channels, and reads neighbouring channels together. The kernels are in
-`depthwise` and `pooling`; `launch` is how both start.
+A program does ROWS × COLS output pixels of an image × BLOCK_C channels, and reads neighbouring channels together.
+Windows overlap in both directions, so that of a square of pixels fewer elements are read twice than of a line. The
+kernels are in `depthwise` and `pooling`; `launch` is how both start.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 import triton
 import triton.language as tl
 
+from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import DTYPES
 
-_ELEMENTS, _WARPS = 1024, 4  # of a program
+_WARPS = 4
 _SHORT = 2**31 - 1
-NUMBERS = ["in_h", "in_w", "out_h", "out_w", "pixels", "stride_h", "stride_w", "pad_h", "pad_w"]
+NUMBERS = ["in_h", "in_w", "out_h", "out_w", "stride_h", "stride_w", "pad_h", "pad_w"]
 """Arguments that a kernel is not compiled anew for."""
 
 
@@ -34,28 +36,27 @@ class Window(NamedTuple):
 
 
 @triton.jit
-def block(channels, pixels, WHOLE: tl.constexpr, LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Return the pixels and channels of this program, and the elements of both that there are (pixels × channels).
+def block(
+    channels, out_h, out_w, WHOLE: tl.constexpr, LONG: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Return this program's image, the rows, columns and numbers of its pixels, its channels, and which there are.
 
-    WHOLE: BLOCK_C divides the channels, so that pixels need no mask for them.
+    The last is pixels × channels. WHOLE: BLOCK_C divides the channels, so that pixels need no mask for them.
     """
     blocks = tl.cdiv(channels, BLOCK_C)
     c = (tl.program_id(0) % blocks) * BLOCK_C + tl.arange(0, BLOCK_C)
-    p = tl.program_id(0) // blocks
-    if LONG:
-        p = p.to(tl.int64)
-    p = p * BLOCK_P + tl.arange(0, BLOCK_P)
-    wanted = (p < pixels)[:, None]
+    tile, across = tl.program_id(0) // blocks, tl.cdiv(out_w, COLS)
+    tiles = tl.cdiv(out_h, ROWS) * across
+    image, tile = tile // tiles, tile % tiles
+    pixel = tl.arange(0, ROWS * COLS)
+    i, j = tile // across * ROWS + pixel // COLS, tile % across * COLS + pixel % COLS
+    wanted = ((i < out_h) & (j < out_w))[:, None]
     if not WHOLE:
         wanted = wanted & (c < channels)[None, :]
-    return p, c, wanted
-
-
-@triton.jit
-def corner(p, out_h, out_w, stride_h, stride_w, pad_h, pad_w):
-    """Return the image of each pixel, and the row and column where its window begins."""
-    image, at = p // (out_h * out_w), p % (out_h * out_w)
-    return image, at // out_w * stride_h - pad_h, at % out_w * stride_w - pad_w
+    if LONG:
+        image = image.to(tl.int64)
+    return image, i, j, (image * out_h + i) * out_w + j, c, wanted
 
 
 @triton.jit
@@ -74,7 +75,7 @@ def takes(x: torch.Tensor, kernel: tuple[int, int], taps_most: int) -> bool:
 
 def launch(
     kernel: Any, x: torch.Tensor, weights: Sequence[torch.Tensor], window: Window, size: tuple[int, int], block_c: int,
-    **constants: Any,
+    tile: tuple[int, int], **constants: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Return the output of a kernel, N × C × P × Q with the channels last.
 
@@ -83,15 +84,17 @@ def launch(
         x: N × C × H × W, as `takes` wants it.
         size: P and Q.
         block_c: channels of a program.
+        tile: rows and columns of its pixels.
         constants: further constants of the kernel.
     """
     images, channels, in_h, in_w = x.shape
     y = torch.empty(images, channels, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    pixels, block_p = images * size[0] * size[1], _ELEMENTS // block_c
-    kernel[(triton.cdiv(pixels, block_p) * triton.cdiv(channels, block_c),)](
-        x, *weights, y, channels, in_h, in_w, *size, pixels, *window.stride, *window.padding, *window.dilation,
+    rows, cols = tile
+    tiles = images * triton.cdiv(size[0], rows) * triton.cdiv(size[1], cols)
+    kernel[(tiles * triton.cdiv(channels, block_c),)](
+        x, *weights, y, channels, in_h, in_w, *size, *window.stride, *window.padding, *window.dilation,
         KERNEL_H=window.kernel[0], KERNEL_W=window.kernel[1], WHOLE=channels % block_c == 0,
-        LONG=max(x.numel(), y.numel()) > _SHORT - block_p * channels, BLOCK_P=block_p, BLOCK_C=block_c,
-        num_warps=_WARPS, **constants,
+        LONG=max(x.numel(), y.numel()) > _SHORT - rows * cols * channels, ROWS=rows, COLS=cols, BLOCK_C=block_c,
+        num_warps=_WARPS, **following.options(x), **constants,
     )  # fmt: skip
     return y

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from convscope.inference.engines.tails import packed
+from convscope.inference.engines.fused.tails import packed
 from convscope.kernels.channels_last import activations, depthwise, windows
 
 KINDS = {

@@ -11,7 +11,7 @@ from fakes import distance, randomized
 from torch import nn
 
 from convscope.convolution.fusion import graphs
-from convscope.inference.engines import fused_steps
+from convscope.inference.engines.fused import steps
 
 
 def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
@@ -25,12 +25,12 @@ def channels_last(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(("channels", "products"), [(4, False), (8, True), (0, True)])
 def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, products: bool):
     model = randomized("resnet50")
-    make = partial(fused_steps.step_of, channels=channels, products=products)
+    make = partial(steps.step_of, channels=channels, products=products)
     other, number = graphs.fused(graphs.folded(model)[0], make)
     assert number == 49
     assert distance(model, other) < 1e-5
     kinds = [type(module) for module in other.modules()]
-    assert kinds.count(fused_steps.FusedProduct) == (16 if products else 0)
+    assert kinds.count(steps.FusedProduct) == (16 if products else 0)
     given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
     expected = channels_last(model, given)
     assert float((channels_last(other, given) - expected).norm() / expected.norm()) < 1e-5
@@ -38,7 +38,7 @@ def test_padded_images_and_products_of_matrices_compute_the_same(channels: int, 
 
 def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
     conv = nn.Conv2d(16, 8, 1)
-    product = fused_steps.FusedProduct(conv).to(memory_format=torch.channels_last)
+    product = steps.FusedProduct(conv).to(memory_format=torch.channels_last)
     given = torch.randn(2, 16, 5, 7).contiguous(memory_format=torch.channels_last)
     assert given.permute(0, 2, 3, 1).reshape(-1, 16).data_ptr() == given.data_ptr()
     with torch.inference_mode():
@@ -54,7 +54,7 @@ def test_a_product_of_matrices_copies_nothing_that_lies_channels_last():
 ])  # fmt: skip
 def test_maxima_have_pytorchs_size_and_values(options: dict[str, Any]):
     pool = nn.MaxPool2d(**options)
-    made = fused_steps.MaximumPooling(pool)
+    made = steps.MaximumPooling(pool)
     for height, width in ((7, 8), (12, 9), (6, 6)):
         x = torch.randn(1, 2, height, width)
         assert torch.equal(made(x), pool(x))
@@ -64,5 +64,5 @@ def test_maxima_have_pytorchs_size_and_values(options: dict[str, Any]):
 def test_every_plain_max_pooling_is_replaced_and_no_other():
     model = nn.Sequential(nn.MaxPool2d(2), nn.AvgPool2d(2), nn.MaxPool2d(2))
     model[2].register_forward_hook(lambda module, given, output: output + 1)
-    assert fused_steps.with_maxima(model) == 1
+    assert steps.with_maxima(model) == 1
     assert [type(module).__name__ for module in model] == ["MaximumPooling", "AvgPool2d", "MaxPool2d"]

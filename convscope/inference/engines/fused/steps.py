@@ -1,4 +1,7 @@
-"""Modules of the engine `fused`: a convolution with its bias, addition and ReLU, and maxima of windows."""
+"""Modules of the engine `fused`: a convolution with its bias, addition and ReLU, maxima and means, products.
+
+Those that are this project's kernels are for channels last on a GPU; other tensors go to the module that they replace.
+"""
 
 from __future__ import annotations
 
@@ -114,3 +117,52 @@ def with_maxima(model: nn.Module) -> int:
     for name, module in pools.items():
         models.set_module(model, name, MaximumPooling(module))
     return len(pools)
+
+
+class MeanOfPixels(nn.Module):
+    """`nn.AdaptiveAvgPool2d(1)` by this project's kernel where that takes the tensor, else by PyTorch."""
+
+    def __init__(self, pool: nn.AdaptiveAvgPool2d) -> None:
+        super().__init__()
+        self._pool = pool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean of each channel's pixels, N × C × 1 × 1."""
+        from convscope.kernels.channels_last import heads  # imports Triton
+
+        if not x.is_cuda or not heads.takes_images(x):
+            pooled: torch.Tensor = self._pool(x)
+            return pooled
+        return heads.mean(x)
+
+
+class FewRows(nn.Module):
+    """`nn.Linear` by this project's kernel where that takes the rows, else by PyTorch."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.bias = linear.bias if linear.bias is not None else nn.Parameter(torch.zeros(linear.out_features))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x · weightᵀ + bias."""
+        from convscope.kernels.channels_last import heads  # imports Triton
+
+        if not x.is_cuda or not heads.takes_rows(x, self.weight):
+            return nn.functional.linear(x, self.weight, self.bias)
+        return heads.linear(x, self.weight, self.bias)
+
+
+def with_heads(model: nn.Module) -> int:
+    """Put `MeanOfPixels` and `FewRows` in the place of what they compute; return their number."""
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        if models.has_hooks(module):
+            continue
+        if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)):
+            found[name] = MeanOfPixels(module)
+        elif type(module) is nn.Linear:
+            found[name] = FewRows(module)
+    for name, module in found.items():
+        models.set_module(model, name, module)
+    return len(found)

@@ -8,11 +8,11 @@ from fakes import distance, randomized
 from torch import fx, nn
 
 from convscope.convolution.fusion import graphs
-from convscope.inference.engines import fused_steps, tails
+from convscope.inference.engines.fused import steps, tails
 
 
 def traced(model: nn.Module) -> fx.GraphModule:
-    found, _ = graphs.fused(graphs.folded(model.eval())[0], fused_steps.step_of)
+    found, _ = graphs.fused(graphs.folded(model.eval())[0], steps.step_of)
     assert isinstance(found, fx.GraphModule)
     return found
 

@@ -1,0 +1,155 @@
+"""Kernels of first layers, whole convolutions and a classifier's end, channels last, by Triton's interpreter.
+
+Without bfloat16, whose products the interpreter takes for those of whole numbers, and which it does not round
+(`tests/gpu`).
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from convscope.cudnn.shape import output_extents
+from convscope.kernels.blocks import Blocks2d
+from convscope.kernels.channels_last import convolution, first, heads
+from convscope.kernels.channels_last.windows import Window
+
+# images, channels, height, width; filters, kernel; stride, padding
+FIRST = {
+    "ResNet's": ((2, 3, 16, 18), (64, (7, 7)), (2, 2), (3, 3)),
+    "EfficientNet's": ((1, 3, 11, 13), (32, (3, 3)), (2, 2), (1, 1)),
+    "ConvNeXt's": ((1, 3, 16, 16), (96, (4, 4)), (4, 4), (0, 0)),
+    "VGG's": ((1, 3, 8, 9), (64, (3, 3)), (1, 1), (1, 1)),
+    "one channel": ((1, 1, 9, 7), (8, (5, 3)), (1, 2), (2, 0)),
+    "four channels": ((1, 4, 8, 8), (24, (3, 3)), (2, 3), (1, 2)),
+}
+# images, channels, height, width; filters, kernel; stride, padding, dilation
+WHOLE = {
+    "3x3": ((1, 64, 7, 6), (32, (3, 3)), (1, 1), (1, 1), (1, 1)),
+    "1x1": ((2, 128, 5, 4), (64, (1, 1)), (1, 1), (0, 0), (1, 1)),
+    "1x1 with stride": ((1, 64, 7, 7), (32, (1, 1)), (2, 2), (0, 0), (1, 1)),
+    "uneven": ((1, 40, 8, 9), (24, (3, 2)), (2, 1), (1, 0), (1, 2)),
+    "few channels": ((1, 8, 6, 6), (8, (3, 3)), (1, 1), (1, 1), (1, 1)),
+}
+BLOCKS = [
+    Blocks2d("last", 32, 16, 32, 4, 2),
+    Blocks2d("last", 32, 32, 64, 4, 2, splits=2),
+    Blocks2d("last", 64, 16, 16, 4, 2, splits=5),
+]
+
+
+def drawn(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    """Return numbers whose products and sums are exact in float32: halves from -2 to 2."""
+    x = (torch.randint(-4, 5, size) / 2).to(dtype)
+    return x.contiguous(memory_format=torch.channels_last) if len(size) == 4 else x
+
+
+@pytest.mark.parametrize("case", FIRST)
+def test_first_layers_are_pytorchs(case: str):
+    torch.manual_seed(0)
+    size, (filters, kernel), stride, padding = FIRST[case]
+    x, weight, bias = drawn(*size), drawn(filters, size[1], *kernel), drawn(filters)
+    assert first.takes(weight, stride, padding)
+    found = first.convolve(x, first.pack(weight, bias, stride, padding), "relu")
+    expected = functional.conv2d(x.float(), weight.float(), bias.float(), stride, padding).relu().half()
+    assert torch.equal(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_first_layers_of_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(first, "_LONG", 0)
+    test_first_layers_are_pytorchs("ResNet's")
+
+
+@pytest.mark.parametrize(
+    ("weight", "takes"),
+    [
+        (torch.zeros(64, 3, 7, 7, dtype=torch.float16), True),
+        (torch.zeros(64, 3, 7, 7), False),
+        (torch.zeros(64, 8, 3, 3, dtype=torch.float16), False),
+        (torch.zeros(64, 3, 99, 99, dtype=torch.float16), False),
+    ],
+)
+def test_first_layers_that_are_taken(weight: torch.Tensor, takes: bool):
+    assert first.takes(weight, (2, 2), (3, 3)) is takes
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=str)
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("case", WHOLE)
+def test_whole_convolutions_are_pytorchs(case: str, adds: bool, blocks: Blocks2d):
+    torch.manual_seed(0)
+    size, (filters, kernel), *options = WHOLE[case]
+    x, weight, bias = drawn(*size), drawn(filters, size[1], *kernel), drawn(filters)
+    stride, padding, dilation = options
+    expected = functional.conv2d(x.float(), weight.float(), bias.float(), *options)
+    added = drawn(*expected.shape) if adds else None
+    expected = (expected + added.float() if added is not None else expected).relu().half()
+    own = convolution.Convolution(weight, bias, Window(kernel, stride, padding, dilation), "relu")
+    extents = output_extents(size[2:], kernel, padding, stride, dilation)
+    for _ in range(2):  # the counts of parts that are done must be left as they were
+        found = own(x, added, (extents[0], extents[1]), blocks)
+        assert torch.equal(found, expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_convolution_without_activation_keeps_what_is_below_zero():
+    torch.manual_seed(0)
+    x, weight, bias = drawn(1, 32, 4, 4), drawn(32, 32, 1, 1), drawn(32)
+    own = convolution.Convolution(weight, bias, Window((1, 1), (1, 1), (0, 0), (1, 1)))
+    found = own(x, None, (4, 4), BLOCKS[0])
+    assert torch.equal(found, functional.conv2d(x.float(), weight.float(), bias.float()).half())
+    assert (found < 0).any()
+
+
+def test_blocks_of_few_pixels_are_split_until_they_fill_the_card():
+    found = convolution.candidates(512, 512, 9, 49, 132)
+    assert len(found) == len(set(found))
+    assert max(each.splits for each in found) > 1
+    for each in found:
+        assert each.channels in (64, 128)
+        assert 512 % each.channels == 0
+    assert {each.splits for each in convolution.candidates(64, 64, 9, 256 * 56 * 56, 132)} == {1}
+    assert {each.channels for each in convolution.candidates(24, 64, 1, 49, 132)} == {32}
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "takes"),
+    [
+        (drawn(1, 16, 4, 4), drawn(8, 16, 1, 1), True),
+        (drawn(1, 16, 4, 4).float(), drawn(8, 16, 1, 1).float(), False),
+        (drawn(1, 12, 4, 4), drawn(8, 12, 1, 1), False),
+        (drawn(1, 16, 4, 4), drawn(10, 16, 1, 1), False),
+        (drawn(1, 16, 4, 4).contiguous(), drawn(8, 16, 1, 1), False),
+        (drawn(1, 16, 4, 4), drawn(8, 8, 1, 1), False),
+    ],
+)
+def test_whole_convolutions_that_are_taken(x: torch.Tensor, weight: torch.Tensor, takes: bool):
+    assert convolution.takes(x, weight, (4, 4)) is takes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("size", [(1, 48, 8, 8), (2, 33, 9, 8), (3, 64, 1, 1)])
+def test_means_are_pytorchs(size: tuple[int, ...], dtype: torch.dtype):
+    torch.manual_seed(0)
+    x = drawn(*size, dtype=dtype)
+    assert heads.takes_images(x)
+    expected = x.float().mean((2, 3), keepdim=True).to(dtype)
+    torch.testing.assert_close(heads.mean(x), expected, rtol=2e-7 if dtype == torch.float32 else 0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("depth", "outputs"), [(2048, 10), (40, 7), (1030, 4)])
+def test_products_of_few_rows_are_pytorchs(depth: int, outputs: int, rows: int):
+    torch.manual_seed(0)
+    x, weight, bias = drawn(rows, depth), drawn(outputs, depth), drawn(outputs)
+    assert heads.takes_rows(x, weight)
+    assert torch.equal(heads.linear(x, weight, bias), functional.linear(x.float(), weight.float(), bias.float()).half())
+
+
+def test_what_a_head_leaves_to_pytorch():
+    assert not heads.takes_rows(drawn(5, 8), drawn(4, 8))
+    assert not heads.takes_rows(drawn(1, 2, 8), drawn(4, 8))
+    assert not heads.takes_images(drawn(17, 8, 2, 2))
+    assert not heads.takes_images(drawn(1, 8, 2, 2).contiguous())
