@@ -43,7 +43,7 @@ for part in "$@"; do
         families)
             for name in torchvision:efficientnet_b0 torchvision:mobilenet_v3_large torchvision:convnext_tiny \
                 timm:vit_small_patch16_224; do
-                infer families "${name##*:}" "${flags[@]}" --model "$name" --batch-sizes 1,256 \
+                infer "families/${name##*:}" "${name##*:}" "${flags[@]}" --model "$name" --batch-sizes 1,256 \
                     --engines "${ENGINES:-eager,graph,graph-unfolded,fused,compile-overhead}"
             done
             ;;

@@ -35,40 +35,33 @@ DTYPES = (torch.float16, torch.bfloat16)
 _LANES = 8  # channels that are read together: 16 bytes
 _LONG = 2**31
 _LEAST_STEPS = 2  # of a part
-_SPLITS_TRIED = 2  # of each block
+_SPLITS_MOST, _LARGE = 8, 64 * 64
+_FEWEST, _MANY = 0.4, 12  # programs a multiprocessor
 _SHAPES = (  # pixels, filters, channels, warps, stages
-    (16, 64, 128, 4, 3), (32, 32, 128, 4, 3), (32, 64, 64, 4, 3), (64, 32, 64, 4, 3), (64, 64, 64, 4, 3),
-    (64, 128, 64, 4, 3), (128, 64, 64, 4, 3), (128, 128, 64, 8, 3),
+    (128, 128, 64, 8, 3), (128, 64, 64, 4, 3), (64, 128, 64, 4, 3), (64, 64, 64, 4, 3), (64, 32, 64, 4, 3),
+    (32, 64, 64, 4, 3), (32, 32, 128, 4, 3), (16, 64, 128, 4, 3),
 )  # fmt: skip
 _SIZES = [
-    "in_h", "in_w", "out_h", "out_w", "pixels", "kernel_h", "kernel_w", "stride_h", "stride_w", "pad_h", "pad_w",
-    "dil_h", "dil_w", "parts",
+    "eighths", "filter_eighths", "in_h", "in_w", "out_h", "out_w", "pixels", "kernel_h", "kernel_w", "stride_h",
+    "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "parts",
 ]  # fmt: skip
-
-
-@triton.jit
-def _finish(total, bias, added, y, p, f, filters, wanted, ADD: tl.constexpr, KIND: tl.constexpr):
-    """Store activation(total + bias + added)."""
-    place = (p * filters)[:, None] + f[None, :]
-    total += tl.load(bias + f, mask=f < filters, other=0.0).to(tl.float32)[None, :]
-    if ADD:
-        total += tl.load(added + place, mask=wanted, other=0.0).to(tl.float32)
-    tl.store(y + place, activated(total, KIND), mask=wanted)
 
 
 @triton.jit(do_not_specialize=_SIZES)
 def conv2d_last(
-    x, w, bias, added, y, stored, arrived, channels, filters, in_h, in_w, out_h, out_w, pixels, kernel_h, kernel_w,
-    stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, parts,
-    ADD: tl.constexpr, KIND: tl.constexpr, PARTED: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
+    x, w, bias, added, y, stored, arrived, eighths, filter_eighths, in_h, in_w, out_h, out_w, pixels, kernel_h,
+    kernel_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, parts,
+    ADD: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr, EARLY: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Do one part of the sum of BLOCK_P pixels × BLOCK_K filters; program ids are (block, part).
 
-    WHOLE: BLOCK_C divides the channels and BLOCK_K the filters. `arrived` counts the parts of each block that are done,
-    and is 0 before and after.
+    Channels and filters come as eighths, so that the compiler knows them to be multiples of 8. WHOLE: BLOCK_C divides
+    the channels and BLOCK_K the filters. `arrived` counts the parts of each block that are done, and is 0 before and
+    after.
     """
     block, part = tl.program_id(0), tl.program_id(1)
+    channels, filters = eighths * 8, filter_eighths * 8
     across, steps = tl.cdiv(filters, BLOCK_K), tl.cdiv(channels, BLOCK_C)
     p = block // across * BLOCK_P + tl.arange(0, BLOCK_P)
     f = block % across * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -86,7 +79,7 @@ def conv2d_last(
         i, j = row + tap // kernel_w * dil_h, col + tap % kernel_w * dil_w
         inside = (there & (i >= 0) & (i < in_h) & (j >= 0) & (j < in_w))[:, None]
         seen = x + (((image + i) * in_w + j) * channels)[:, None] + (start + c)[None, :]
-        taps = w + (f * (kernel_h * kernel_w) + tap)[None, :] * channels + (start + c)[:, None]
+        taps = w + ((f * (kernel_h * kernel_w) + tap) * channels)[None, :] + (start + c)[:, None]
         if WHOLE:
             values, factors = tl.load(seen, mask=inside, other=0.0), tl.load(taps)
         else:
@@ -96,20 +89,25 @@ def conv2d_last(
         start += BLOCK_C
         tap = tl.where(start >= channels, tap + 1, tap)
         start = tl.where(start >= channels, 0, start)
-    wanted = there[:, None] & known[None, :]
-    if PARTED:
+    is_last = parts == 1
+    if parts > 1:
         element = tl.arange(0, BLOCK_P)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
         own = stored + block * parts * (BLOCK_P * BLOCK_K) + element
         tl.store(own + part * (BLOCK_P * BLOCK_K), total)
         tl.debug_barrier()  # the stores of all threads come before the count
-        if tl.atomic_add(arrived + block, 1, sem="acq_rel") == parts - 1:
+        is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == parts - 1
+        if is_last:
             total = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
             for other in range(parts):
                 total += tl.load(own + other * (BLOCK_P * BLOCK_K), cache_modifier=".cg")
             tl.store(arrived + block, 0)
-            _finish(total, bias, added, y, p, f, filters, wanted, ADD, KIND)
-    else:
-        _finish(total, bias, added, y, p, f, filters, wanted, ADD, KIND)
+    if is_last:
+        wanted = there[:, None] & known[None, :]
+        place = (p * filters)[:, None] + f[None, :]
+        total += tl.load(bias + f, mask=known, other=0.0).to(tl.float32)[None, :]
+        if ADD:
+            total += tl.load(added + place, mask=wanted, other=0.0).to(tl.float32)
+        tl.store(y + place, activated(total, KIND), mask=wanted)
 
 
 def takes(x: torch.Tensor, weight: torch.Tensor, size: tuple[int, int]) -> bool:
@@ -128,15 +126,22 @@ def _depth(most: int, channels: int) -> int:
 
 
 def candidates(channels: int, filters: int, taps: int, pixels: int, multiprocessors: int) -> list[Blocks2d]:
-    """Return the blocks that are timed: each with the splits that come nearest to one program a multiprocessor."""
+    """Return the blocks that are timed, each with the splits that come nearest to one program a multiprocessor.
+
+    Left out are small blocks where there are many, large ones that many programs would have to share or that few filters
+    would half fill.
+    """
     found: list[Blocks2d] = []
     for block_p, block_k, most, warps, stages in _SHAPES:
         block_c = _depth(most, channels)
         programs = triton.cdiv(pixels, block_p) * triton.cdiv(filters, block_k)
         splits = splits_for(programs, taps * triton.cdiv(channels, block_c), multiprocessors, _LEAST_STEPS)
-        near = sorted(splits, key=partial(_distance, programs, multiprocessors))[:_SPLITS_TRIED]
-        found += [Blocks2d("last", block_k, block_p, block_c, warps, stages, each) for each in near]
-    return found
+        best = min(splits, key=partial(_distance, programs, multiprocessors))
+        is_small, is_half_empty = block_p * block_k < _LARGE, block_k >= 2 * filters
+        fits = best <= _SPLITS_MOST and not is_half_empty and not (is_small and programs > _MANY * multiprocessors)
+        if fits and programs * best >= _FEWEST * multiprocessors:
+            found.append(Blocks2d("last", block_k, block_p, block_c, warps, stages, best))
+    return found or [Blocks2d("last", 32, 32, _depth(64, channels), 4, 3)]
 
 
 def _distance(programs: int, multiprocessors: int, splits: int) -> float:
@@ -190,18 +195,15 @@ class Convolution:
         y = torch.empty(images, filters, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         pixels = images * math.prod(size)
         count = triton.cdiv(pixels, blocks.points) * triton.cdiv(filters, blocks.filters)
-        parts = arrived = None
-        if blocks.splits > 1:
-            elements = count * blocks.splits * blocks.points * blocks.filters
-            parts = torch.empty(elements, dtype=torch.float32, device=x.device)
-            if count not in self._arrived:
-                self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=x.device)
-            arrived = self._arrived[count]
+        elements = count * blocks.splits * blocks.points * blocks.filters if blocks.splits > 1 else 0
+        parts = torch.empty(elements, dtype=torch.float32, device=x.device)
+        if count not in self._arrived:
+            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=x.device)
         kernel, stride, padding, dilation = self._window
         conv2d_last[count, blocks.splits](
-            x, self._weight, self._bias, added, y, parts, arrived, channels, filters, in_h, in_w, *size, pixels,
-            *kernel, *stride, *padding, *dilation, blocks.splits,
-            ADD=added is not None, KIND=self._kind, PARTED=blocks.splits > 1,
+            x, self._weight, self._bias, added, y, parts, self._arrived[count], channels // _LANES, filters // _LANES,
+            in_h, in_w, *size, pixels, *kernel, *stride, *padding, *dilation, blocks.splits,
+            ADD=added is not None, KIND=self._kind,
             WHOLE=channels % blocks.channels == 0 and filters % blocks.filters == 0,
             BLOCK_P=blocks.points, BLOCK_K=blocks.filters, BLOCK_C=blocks.channels, num_warps=blocks.warps,
             num_stages=blocks.stages, **following.options(x),

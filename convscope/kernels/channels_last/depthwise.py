@@ -21,29 +21,51 @@ from convscope.kernels.channels_last.activations import activated
 from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import NUMBERS, Window, block, values_at
 
+_MASKED = 1.125  # channels computed of channels that there are, at most
 TAPS_MOST = 49  # those of a row are unrolled
-_CHANNELS, _TILE = (64, 32, 16), (8, 8)  # of a program
+_CHANNELS, _TILE = (64, 32, 16), (8, 2)  # of a program; four pixels in a row are one
+
+
+@triton.jit
+def _stored(y, total, start, j, out_w, channels, c, wanted, KIND: tl.constexpr):
+    """Store the activations of the outputs in column j."""
+    place = start + (j * channels)[:, None] + c[None, :]
+    tl.store(y + place, activated(total, KIND), mask=wanted & (j < out_w)[:, None])
 
 
 @triton.jit(do_not_specialize=NUMBERS)
 def depthwise2d_last(
-    x, taps, bias, y, channels, in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
-    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, KIND: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr,
-    EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, taps, bias, y, channels, in_h, in_w, out_h, out_w, stride_h, pad_h, pad_w, dil_h,
+    STRIDE_W: tl.constexpr, DIL_W: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, KIND: tl.constexpr,
+    WHOLE: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Do one block of pixels × channels (`windows.block`)."""
-    image, i, j, p, c, wanted = block(channels, out_h, out_w, WHOLE, LONG, ROWS, COLS, BLOCK_C)
-    row, col = i * stride_h - pad_h, j * stride_w - pad_w
+    """Do one block of pixels × channels (`windows.block`), where a pixel is four in a row."""
+    image, i, j, _, c, wanted = block(channels, out_h, tl.cdiv(out_w, 4), WHOLE, LONG, ROWS, COLS, BLOCK_C)
+    row, col = i * stride_h - pad_h, j * (4 * STRIDE_W) - pad_w
     known = c < channels
     follow(EARLY)
-    total = tl.zeros((ROWS * COLS, BLOCK_C), tl.float32)
-    total += tl.load(bias + c, mask=known, other=0.0).to(tl.float32)[None, :]
+    first = tl.zeros((ROWS * COLS, BLOCK_C), tl.float32)
+    first += tl.load(bias + c, mask=known, other=0.0).to(tl.float32)[None, :]
+    second, third, fourth = first, first, first
     for r in range(KERNEL_H):  # a loop: all taps at once would not fit the registers
+        h = row + r * dil_h
         for s in tl.static_range(KERNEL_W):
-            values = values_at(x, image, row + r * dil_h, col + s * dil_w, c, in_h, in_w, channels, wanted, 0.0)
-            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0)
-            total += values.to(tl.float32) * tap.to(tl.float32)[None, :]
-    tl.store(y + (p * channels)[:, None] + c[None, :], activated(total, KIND), mask=wanted)
+            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0).to(tl.float32)[None, :]
+            # The compiler loads a column once, though up to four outputs see it.
+            first += tap * values_at(x, image, h, col + s * DIL_W, c, in_h, in_w, channels, wanted, 0.0)
+            second += tap * values_at(x, image, h, col + (s * DIL_W + STRIDE_W), c, in_h, in_w, channels, wanted, 0.0)
+            third += tap * values_at(
+                x, image, h, col + (s * DIL_W + 2 * STRIDE_W), c, in_h, in_w, channels, wanted, 0.0
+            )
+            fourth += tap * values_at(
+                x, image, h, col + (s * DIL_W + 3 * STRIDE_W), c, in_h, in_w, channels, wanted, 0.0
+            )
+    start = ((image * out_h + i) * out_w * channels)[:, None]
+    _stored(y, first, start, j * 4, out_w, channels, c, wanted, KIND)
+    _stored(y, second, start, j * 4 + 1, out_w, channels, c, wanted, KIND)
+    _stored(y, third, start, j * 4 + 2, out_w, channels, c, wanted, KIND)
+    _stored(y, fourth, start, j * 4 + 3, out_w, channels, c, wanted, KIND)
 
 
 def takes(x: torch.Tensor, kernel: tuple[int, int]) -> bool:
@@ -65,6 +87,7 @@ def convolve(
         kind: an activation of `activations.activated`.
     """
     channels = x.shape[1]
-    block_c = min(_CHANNELS, key=lambda least: triton.cdiv(channels, least) * least)  # the least that are masked
+    wide = (each for each in _CHANNELS if triton.cdiv(channels, each) * each <= _MASKED * channels)
+    block_c = next(wide, _CHANNELS[-1])
     window = Window(kernel, stride, padding, dilation)
-    return windows.launch(depthwise2d_last, x, (taps, bias), window, size, block_c, _TILE, KIND=kind)
+    return windows.launch(depthwise2d_last, x, (taps, bias), window, size, block_c, _TILE, joined=4, KIND=kind)

@@ -25,19 +25,19 @@ _CHANNELS, _TILE = 64, (4, 4)  # of a program
 
 @triton.jit(do_not_specialize=NUMBERS)
 def max_pool2d_last(
-    x, y, channels, in_h, in_w, out_h, out_w, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w,
-    KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr,
-    EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, y, channels, in_h, in_w, out_h, out_w, stride_h, pad_h, pad_w, dil_h,
+    STRIDE_W: tl.constexpr, DIL_W: tl.constexpr, KERNEL_H: tl.constexpr, KERNEL_W: tl.constexpr, WHOLE: tl.constexpr,
+    LONG: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Do one block of pixels × channels (`windows.block`)."""
     image, i, j, p, c, wanted = block(channels, out_h, out_w, WHOLE, LONG, ROWS, COLS, BLOCK_C)
-    row, col = i * stride_h - pad_h, j * stride_w - pad_w
+    row, col = i * stride_h - pad_h, j * STRIDE_W - pad_w
     follow(EARLY)
     best = tl.full((ROWS * COLS, BLOCK_C), float("-inf"), x.dtype.element_ty)
     for r in tl.static_range(KERNEL_H):
         for s in tl.static_range(KERNEL_W):
             values = values_at(
-                x, image, row + r * dil_h, col + s * dil_w, c, in_h, in_w, channels, wanted, float("-inf")
+                x, image, row + r * dil_h, col + s * DIL_W, c, in_h, in_w, channels, wanted, float("-inf")
             )
             best = tl.maximum(best, values, propagate_nan=tl.PropagateNan.ALL)
     tl.store(y + (p * channels)[:, None] + c[None, :], best, mask=wanted)

@@ -20,9 +20,9 @@ import triton.language as tl
 from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import DTYPES
 
-_WARPS = 4
+_THREAD_BYTES = 16  # that a thread reads together
 _SHORT = 2**31 - 1
-NUMBERS = ["in_h", "in_w", "out_h", "out_w", "stride_h", "stride_w", "pad_h", "pad_w"]
+NUMBERS = ["in_h", "in_w", "out_h", "out_w", "stride_h", "pad_h", "pad_w", "dil_h"]
 """Arguments that a kernel is not compiled anew for."""
 
 
@@ -75,26 +75,28 @@ def takes(x: torch.Tensor, kernel: tuple[int, int], taps_most: int) -> bool:
 
 def launch(
     kernel: Any, x: torch.Tensor, weights: Sequence[torch.Tensor], window: Window, size: tuple[int, int], block_c: int,
-    tile: tuple[int, int], **constants: Any,
+    tile: tuple[int, int], joined: int = 1, **constants: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Return the output of a kernel, N × C × P × Q with the channels last.
 
     Args:
-        kernel: takes x, weights, output, channels, the arguments of `NUMBERS` and dilations.
+        kernel: takes x, weights, output, channels and the arguments of `NUMBERS`.
         x: N × C × H × W, as `takes` wants it.
         size: P and Q.
         block_c: channels of a program.
         tile: rows and columns of its pixels.
+        joined: so many neighbours in a row are one of these pixels.
         constants: further constants of the kernel.
     """
     images, channels, in_h, in_w = x.shape
     y = torch.empty(images, channels, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, cols = tile
-    tiles = images * triton.cdiv(size[0], rows) * triton.cdiv(size[1], cols)
+    tiles = images * triton.cdiv(size[0], rows) * triton.cdiv(size[1], cols * joined)
+    warps = min(8, max(1, rows * cols * block_c * x.element_size() // (_THREAD_BYTES * 32)))
     kernel[(tiles * triton.cdiv(channels, block_c),)](
-        x, *weights, y, channels, in_h, in_w, *size, *window.stride, *window.padding, *window.dilation,
-        KERNEL_H=window.kernel[0], KERNEL_W=window.kernel[1], WHOLE=channels % block_c == 0,
-        LONG=max(x.numel(), y.numel()) > _SHORT - rows * cols * channels, ROWS=rows, COLS=cols, BLOCK_C=block_c,
-        num_warps=_WARPS, **following.options(x), **constants,
+        x, *weights, y, channels, in_h, in_w, *size, window.stride[0], *window.padding, window.dilation[0],
+        STRIDE_W=window.stride[1], DIL_W=window.dilation[1], KERNEL_H=window.kernel[0], KERNEL_W=window.kernel[1],
+        WHOLE=channels % block_c == 0, LONG=max(x.numel(), y.numel()) > _SHORT - rows * cols * joined * channels,
+        ROWS=rows, COLS=cols, BLOCK_C=block_c, num_warps=warps, **following.options(x), **constants,
     )  # fmt: skip
     return y
