@@ -126,10 +126,10 @@ def _depth(most: int, channels: int) -> int:
 
 
 def candidates(channels: int, filters: int, taps: int, pixels: int, multiprocessors: int) -> list[Blocks2d]:
-    """Return the blocks that are timed, each with the splits that come nearest to one program a multiprocessor.
+    """Return the blocks to be timed, each with the splits that come nearest to one program a multiprocessor.
 
-    Left out are small blocks where there are many, large ones that many programs would have to share or that few filters
-    would half fill.
+    Left out are small blocks where there are many, large ones that many programs would have to share or that few
+    filters would half fill.
     """
     found: list[Blocks2d] = []
     for block_p, block_k, most, warps, stages in _SHAPES:

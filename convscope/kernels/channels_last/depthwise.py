@@ -51,7 +51,7 @@ def depthwise2d_last(
     for r in range(KERNEL_H):  # a loop: all taps at once would not fit the registers
         h = row + r * dil_h
         for s in tl.static_range(KERNEL_W):
-            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0).to(tl.float32)[None, :]
+            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0)[None, :]
             # The compiler loads a column once, though up to four outputs see it.
             first += tap * values_at(x, image, h, col + s * DIL_W, c, in_h, in_w, channels, wanted, 0.0)
             second += tap * values_at(x, image, h, col + (s * DIL_W + STRIDE_W), c, in_h, in_w, channels, wanted, 0.0)
@@ -81,7 +81,7 @@ def convolve(
 
     Args:
         x: N × C × H × W, as `takes` wants it.
-        taps: the filters R S × C.
+        taps: the filters R S × C, in float32: each tap is read for four outputs only.
         kernel, stride, padding, dilation: rows and columns, as PyTorch's `conv2d` takes them.
         size: P and Q.
         kind: an activation of `activations.activated`.

@@ -1,20 +1,24 @@
-"""End of a classifier with few images: mean of each channel's pixels, and a fully connected layer, a kernel each.
+"""Mean of each channel's pixels, and fully connected layers, of few images: a kernel each.
 
     mean[n, c] = sum over the pixels of x[n, i, j, c] / pixels
-    y[n, k] = bias[k] + sum over c of w[k, c] · x[n, c]
+    y[n, k] = f(bias[k] + sum over c of w[k, c] · x[n, c])
 
-With one image both are bound by the launch and by how fast the card's multiprocessors can read weights together: the
-libraries' kernels are made for more. Sums are of float32, rounded once when they are stored.
+The end of a classifier, and what weighs the channels in a block of EfficientNet (squeeze and excitation). With one
+image both are bound by the launch and by how fast all multiprocessors together can read: the libraries' kernels are
+made for more. Sums are of float32, rounded once when they are stored. The pixels of a mean are shared by several
+programs where there are few channels and images; the last that is done adds the parts, in a fixed order.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
 import triton.language as tl
 
 from convscope.kernels.channels_last import following
-from convscope.kernels.channels_last.activations import DTYPES
+from convscope.kernels.channels_last.activations import DTYPES, activated
 from convscope.kernels.channels_last.following import follow
 
 ROWS_MOST = 4  # of a fully connected layer: each reads the weights anew
@@ -22,25 +26,50 @@ IMAGES_MOST = 16  # of a mean
 _PIXELS, _CHANNELS = 64, 32
 _OUTPUTS, _DEPTH = 4, 1024
 _WARPS = 4
+_PROGRAMS = 264  # of a mean, for which pixels are shared: two for each multiprocessor of a large card
 _LONG = 2**31
 
 
-@triton.jit(do_not_specialize=["pixels"])
-def mean_last(x, y, pixels, channels, EARLY: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Do BLOCK_C channels of one image; program ids are (channels, image)."""
-    c, image = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C), tl.program_id(1)
-    total = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
+@triton.jit(do_not_specialize=["pixels", "parts"])
+def mean_last(
+    x, y, stored, arrived, pixels, channels, parts, EARLY: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
+):
+    """Do BLOCK_C channels of one image, or a part of its pixels; program ids are (channels, image, part).
+
+    `arrived` counts the parts that are done, and is 0 before and after.
+    """
+    block, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    steps = tl.cdiv(pixels, BLOCK_P)
+    several = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     follow(EARLY)
-    for first in range(0, pixels, BLOCK_P):
-        p = first + tl.arange(0, BLOCK_P)
+    for step in range(part * steps // parts, (part + 1) * steps // parts):
+        p = step * BLOCK_P + tl.arange(0, BLOCK_P)
         wanted = (p < pixels)[:, None] & (c < channels)[None, :]
         place = (image * pixels + p)[:, None] * channels + c[None, :]
-        total += tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
-    tl.store(y + image * channels + c, tl.sum(total, 0) / pixels, mask=c < channels)
+        several += tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
+    total = tl.sum(several, 0)
+    is_last = parts == 1
+    if parts > 1:
+        number = image * tl.num_programs(0) + block
+        own = stored + number * parts * BLOCK_C + tl.arange(0, BLOCK_C)
+        tl.store(own + part * BLOCK_C, total)
+        tl.debug_barrier()  # the stores of all threads come before the count
+        is_last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == parts - 1
+        if is_last:
+            total = tl.zeros((BLOCK_C,), tl.float32)
+            for other in range(parts):
+                total += tl.load(own + other * BLOCK_C, cache_modifier=".cg")
+            tl.store(arrived + number, 0)
+    if is_last:
+        tl.store(y + image * channels + c, total / pixels, mask=c < channels)
 
 
 @triton.jit(do_not_specialize=["outputs"])
-def linear_rows(x, w, bias, y, outputs, depth, EARLY: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr):
+def linear_rows(
+    x, w, bias, y, outputs, depth,
+    KIND: tl.constexpr, EARLY: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
     """Do BLOCK_K outputs of one row of x; program ids are (outputs, row)."""
     k, row = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K), tl.program_id(1)
     total = tl.zeros((BLOCK_K, BLOCK_C), tl.float32)
@@ -52,7 +81,7 @@ def linear_rows(x, w, bias, y, outputs, depth, EARLY: tl.constexpr, BLOCK_K: tl.
         factors = tl.load(w + k[:, None] * depth + c[None, :], mask=wanted, other=0.0).to(tl.float32)
         total += values[None, :] * factors
     found = tl.sum(total, 1) + tl.load(bias + k, mask=k < outputs, other=0.0).to(tl.float32)
-    tl.store(y + row * outputs + k, found, mask=k < outputs)
+    tl.store(y + row * outputs + k, activated(found, KIND), mask=k < outputs)
 
 
 def takes_images(x: torch.Tensor) -> bool:
@@ -61,14 +90,26 @@ def takes_images(x: torch.Tensor) -> bool:
     return is_last and x.dtype in DTYPES and 0 < len(x) <= IMAGES_MOST and 0 < x.numel() < _LONG
 
 
-def mean(x: torch.Tensor) -> torch.Tensor:
-    """Return the mean of the pixels, N × C × 1 × 1, of a tensor that `takes_images` wants."""
-    images, channels, *size = x.shape
-    y = x.new_empty(images, channels)
-    mean_last[triton.cdiv(channels, _CHANNELS), images](
-        x, y, size[0] * size[1], channels, BLOCK_P=_PIXELS, BLOCK_C=_CHANNELS, num_warps=_WARPS, **following.options(x)
-    )
-    return y[:, :, None, None]
+class Mean:
+    """Mean of each channel's pixels; an object belongs to one place of a model, where its runs follow each other."""
+
+    def __init__(self) -> None:
+        self._arrived: dict[int, torch.Tensor] = {}  # by their number
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the means, N × C × 1 × 1, of a tensor that `takes_images` wants."""
+        images, channels, *size = x.shape
+        pixels, blocks = math.prod(size), triton.cdiv(channels, _CHANNELS)
+        parts = max(1, min(triton.cdiv(_PROGRAMS, images * blocks), pixels // (2 * _PIXELS)))
+        y, count = x.new_empty(images, channels), images * blocks
+        if count not in self._arrived:
+            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=x.device)
+        stored = torch.empty(count * parts * _CHANNELS if parts > 1 else 0, dtype=torch.float32, device=x.device)
+        mean_last[blocks, images, parts](
+            x, y, stored, self._arrived[count], pixels, channels, parts, BLOCK_P=_PIXELS, BLOCK_C=_CHANNELS,
+            num_warps=_WARPS, **following.options(x),
+        )  # fmt: skip
+        return y[:, :, None, None]
 
 
 def takes_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -77,11 +118,12 @@ def takes_rows(x: torch.Tensor, weight: torch.Tensor) -> bool:
     return fits and x.dtype == weight.dtype and x.dtype in DTYPES and 0 < weight.numel() < _LONG
 
 
-def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return x · weightᵀ + bias, rows × outputs, of tensors that `takes_rows` wants."""
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str = "") -> torch.Tensor:
+    """Return activation(x · weightᵀ + bias), rows × outputs, of tensors that `takes_rows` wants."""
     outputs, depth = weight.shape
     y = x.new_empty(len(x), outputs)
     linear_rows[triton.cdiv(outputs, _OUTPUTS), len(x)](
-        x, weight, bias, y, outputs, depth, BLOCK_K=_OUTPUTS, BLOCK_C=_DEPTH, num_warps=_WARPS, **following.options(x)
-    )
+        x, weight, bias, y, outputs, depth, KIND=kind, BLOCK_K=_OUTPUTS,
+        BLOCK_C=min(_DEPTH, triton.next_power_of_2(depth)), num_warps=_WARPS, **following.options(x),
+    )  # fmt: skip
     return y

@@ -56,11 +56,14 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
         maker(
             tried,
             lambda variant: (
-                times_ms[variant.channels, variant.products]
+                times_ms[8 if variant.first else variant.channels, variant.products]
                 - variant.searched
                 - variant.pools / 10
                 - variant.tails / 100
-                - variant.branches / 1000
+                - variant.heads / 1000
+                - variant.first / 2000
+                - variant.own / 4000
+                - variant.branches / 8000
             ),
         ),
         CPU,
@@ -68,16 +71,20 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
-        (8, False, True), (8, False, True), (8, False, True),
+        (8, False, True), (8, False, True), (0, False, True), (0, False, True), (0, False, True), (0, False, True),
     ]  # fmt: skip
-    assert [each.pools for each, _ in tried] == [*[False] * 5, *[True] * 4]
-    assert [each.tails for each, _ in tried] == [*[False] * 6, *[True] * 3]
-    assert [each.branches for each, _ in tried] == [*[False] * 7, *[True] * 2]
-    assert (variant, len(found_ms)) == (Variant(channels=8, searched=True, pools=True, tails=True, branches=True), 8)
+    for at, step in enumerate(("pools", "tails", "heads", "first", "own", "branches"), start=5):
+        assert [getattr(each, step) for each, _ in tried] == [*[False] * at, *[True] * (12 - at)]
+    assert all(getattr(variant, step) for step in ("searched", "pools", "tails", "heads", "first", "own", "branches"))
+    assert (variant.channels, len(found_ms)) == (0, 11)
     assert found_ms == sorted(found_ms)
     assert runner is tried[-1][1]
-    said = "plans searched, images padded to 8 channels, max pooling by Triton, depthwise and activations by Triton"
-    assert str(variant) == f"{said}, branches side by side"
+    said = (
+        "plans searched, max pooling by Triton, depthwise and activations by Triton, means and small products by Triton"
+    )
+    more = "first layer by Triton, convolutions by Triton where faster, branches side by side"
+    assert str(variant) == f"{said}, {more}"
+    assert str(Variant(channels=8)) == "plans by heuristic, images padded to 8 channels"
 
 
 def test_the_kept_one_lives_in_the_thread_that_it_was_timed_in(tried: list[tuple[Variant, Engine]]):
@@ -105,7 +112,7 @@ def test_a_way_that_is_refused_is_passed_over(tried: list[tuple[Variant, Engine]
         return 1.0 + variant.channels
 
     _, variant, found_ms = variants.fastest(maker(tried, time_ms), CPU, FUSED_STEPS)
-    assert (variant, len(found_ms)) == (Variant(channels=4), 7)
+    assert (variant, len(found_ms)) == (Variant(channels=4), 9)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("cuDNN error: none"), RuntimeError("a mistake")])

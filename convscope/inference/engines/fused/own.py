@@ -107,6 +107,8 @@ class ChosenConvolution(nn.Module):
         stride, padding, dilation = self._options
         kernel: Any = tuple(self.weight.shape[2:])
         size: Any = tuple(output_extents(x.shape[2:], kernel, padding, stride, dilation))
+        if x.is_cuda and added is None and kernel == x.shape[2:] == size == (1, 1) and self._is_rows(x):
+            return self._by_rows(x)
         if not self._takes(x, added, size):
             return self._by_other(x, added)
         from convscope.kernels.channels_last.convolution import Convolution
@@ -133,6 +135,17 @@ class ChosenConvolution(nn.Module):
             added.shape == whole and added.dtype == x.dtype and added.is_contiguous(memory_format=torch.channels_last)
         )
 
+    def _is_rows(self, x: torch.Tensor) -> bool:
+        from convscope.kernels.channels_last import heads  # imports Triton
+
+        return heads.takes_rows(x.flatten(1), self.weight.flatten(1))
+
+    def _by_rows(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the convolution of single pixels: a fully connected layer."""
+        from convscope.kernels.channels_last import heads  # imports Triton
+
+        return heads.linear(x.flatten(1), self.weight.flatten(1), self.bias, self._kind)[:, :, None, None]
+
     def _by_other(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         y: torch.Tensor = self.other(x) if added is None else self.other(x, added)
         return y
@@ -154,25 +167,27 @@ class ChosenConvolution(nn.Module):
 
 def with_first(model: nn.Module) -> int:
     """Put `FirstConvolution` in the place of convolutions of few channels in a trace; return their number."""
-    from convscope.kernels.channels_last.first import CHANNELS_MOST  # imports Triton
-
-    found = {
-        name: FirstConvolution(module, parts)
-        for name, module, parts in _convolutions(model)
-        if parts.weight.shape[1] <= CHANNELS_MOST and parts.options[2] == (1, 1)
-    }
-    return _put(model, found)
+    every = _convolutions(model)
+    return _put(model, {name: FirstConvolution(module, parts) for name, module, parts in every if _is_first(parts)})
 
 
 def with_chosen(model: nn.Module) -> int:
-    """Put `ChosenConvolution` in the place of convolutions of many channels in a trace; return their number."""
+    """Put `ChosenConvolution` in the place of the other convolutions in a trace; return their number."""
     choices: Choices = {}
     found = {
         name: ChosenConvolution(module, parts, choices)
         for name, module, parts in _convolutions(model)
-        if parts.weight.shape[1] % 8 == 0
+        if not _is_first(parts)
     }
     return _put(model, found)
+
+
+def _is_first(parts: Parts) -> bool:
+    """Tell whether a convolution is one of few channels, and no fully connected layer of single pixels."""
+    from convscope.kernels.channels_last.first import CHANNELS_MOST  # imports Triton
+
+    kernel = parts.weight.shape[2:]
+    return parts.weight.shape[1] <= CHANNELS_MOST and kernel != (1, 1) and parts.options[2] == (1, 1)
 
 
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Parts]]:

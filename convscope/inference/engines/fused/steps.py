@@ -125,6 +125,7 @@ class MeanOfPixels(nn.Module):
     def __init__(self, pool: nn.AdaptiveAvgPool2d) -> None:
         super().__init__()
         self._pool = pool
+        self._mean: Any = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the mean of each channel's pixels, N × C × 1 × 1."""
@@ -133,7 +134,9 @@ class MeanOfPixels(nn.Module):
         if not x.is_cuda or not heads.takes_images(x):
             pooled: torch.Tensor = self._pool(x)
             return pooled
-        return heads.mean(x)
+        self._mean = self._mean or heads.Mean()
+        means: torch.Tensor = self._mean(x)
+        return means
 
 
 class FewRows(nn.Module):

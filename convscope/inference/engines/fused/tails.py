@@ -1,12 +1,14 @@
 """Convolutions with the activation that follows them, and depthwise convolutions, for the engine `fused`.
 
 cuDNN's fused call of PyTorch ends with ReLU, and takes no groups. What it leaves alone in EfficientNet, MobileNet and
-ConvNeXt is done here by kernels of this project: bias and activation in one, a depthwise convolution with both in one.
+ConvNeXt is done here by kernels of this project: bias and activation in one, a depthwise convolution with both in one,
+factors of channels.
 They are for channels last on a GPU; for other tensors PyTorch's steps follow each other.
 """
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -28,7 +30,7 @@ BY_PYTORCH: dict[str, Any] = {
 
 
 class TailedConvolution(nn.Module):
-    """A convolution, then its bias and activation in one kernel.
+    """A convolution, then its bias and activation, if any, in one kernel.
 
     Args:
         kind: a key of `BY_PYTORCH`.
@@ -58,11 +60,9 @@ class TailedConvolution(nn.Module):
 class DepthwiseConvolution(TailedConvolution):
     """A depthwise convolution with its bias and activation, all in one kernel."""
 
-    taps: torch.Tensor
-
     def __init__(self, conv: nn.Conv2d, kind: str) -> None:
         super().__init__(conv, kind)
-        self.register_buffer("taps", packed(self.weight.detach()))
+        self._taps: torch.Tensor | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return activation(convolution(x) + bias)."""
@@ -75,12 +75,28 @@ class DepthwiseConvolution(TailedConvolution):
             return super().forward(x)
         stride, padding, dilation, _ = self.options
         size: Any = output_extents(x.shape[2:], kernel, padding, stride, dilation)
-        return depthwise.convolve(x, self.taps, self.bias, kernel, stride, padding, dilation, tuple(size), self.kind)
+        if self._taps is None:
+            self._taps = packed(self.weight.detach())
+        return depthwise.convolve(x, self._taps, self.bias, kernel, stride, padding, dilation, tuple(size), self.kind)
+
+
+class ScaledChannels(nn.Module):
+    """A product of images and factors of their channels, in either order, by this project's kernel; else PyTorch's."""
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Return the product."""
+        if one.is_cuda and one.dim() == other.dim() == 4:
+            from convscope.kernels.channels_last import activations  # imports Triton
+
+            x, factors = (one, other) if one.numel() > other.numel() else (other, one)
+            if activations.takes_factors(x, factors):
+                return activations.scaled(x, factors)
+        return one * other
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:
-    """Return the filters C × 1 × R × S of a depthwise convolution as the kernel reads them: R S × C."""
-    return weight.flatten(1).t().contiguous()
+    """Return the filters C × 1 × R × S of a depthwise convolution as the kernel reads them: R S × C, in float32."""
+    return weight.float().flatten(1).t().contiguous()
 
 
 def with_tails(model: nn.Module) -> tuple[int, int]:
@@ -93,7 +109,7 @@ def with_tails(model: nn.Module) -> tuple[int, int]:
         model: as `fusion.graphs.fused` returns it; it is changed in place. One that is no trace stays as it is.
 
     Returns:
-        the number of convolutions with an activation, and of depthwise convolutions with or without one.
+        the number of convolutions with an activation or a bias, and of depthwise convolutions with or without them.
     """
     if not isinstance(model, fx.GraphModule):
         return 0, 0
@@ -105,14 +121,23 @@ def with_tails(model: nn.Module) -> tuple[int, int]:
         following = next(iter(node.users)) if len(node.users) == 1 else None
         kind = _activation(model, following) if following is not None else ""
         is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
-        if not kind and not is_depthwise:
-            continue
+        if not kind and not is_depthwise and conv.bias is None:
+            continue  # PyTorch adds a bias by a kernel of its own
         made = (DepthwiseConvolution if is_depthwise else TailedConvolution)(conv, kind)
         models.set_module(model, str(node.target), made)
         if kind and following is not None:
             following.replace_all_uses_with(node)
             model.graph.erase_node(following)
         tailed, depthwise = tailed + (not is_depthwise), depthwise + is_depthwise
+    for number, node in enumerate(model.graph.nodes):
+        if (
+            node.op == "call_function"
+            and node.target is operator.mul
+            and all(isinstance(arg, fx.Node) for arg in node.args)
+        ):
+            name = f"scaled_channels_{number}"
+            model.add_submodule(name, ScaledChannels())
+            node.op, node.target = "call_module", name
     model.delete_all_unused_submodules()
     model.recompile()
     return tailed, depthwise

@@ -20,10 +20,10 @@ def traced(model: nn.Module) -> fx.GraphModule:
 @pytest.mark.parametrize(
     ("name", "tailed", "depthwise"),
     [
-        ("torchvision:mobilenet_v2", 18, 17),
-        ("torchvision:mobilenet_v3_large", 19, 15),
-        ("torchvision:efficientnet_b0", 49, 16),
-        ("torchvision:convnext_tiny", 0, 18),
+        ("torchvision:mobilenet_v2", 35, 17),
+        ("torchvision:mobilenet_v3_large", 34, 15),
+        ("torchvision:efficientnet_b0", 65, 16),
+        ("torchvision:convnext_tiny", 4, 18),
         ("resnet50", 0, 0),
     ],
 )
@@ -65,7 +65,24 @@ class Twice(nn.Module):
 def test_what_has_other_users_or_does_more_is_left_alone():
     model = Twice().eval()
     other = fx.symbolic_trace(model)
-    assert tails.with_tails(other) == (0, 0)
+    assert tails.with_tails(other) == (2, 0)  # their bias alone
+    kinds = {name: each.kind for name, each in other.named_children() if isinstance(each, tails.TailedConvolution)}
+    assert kinds == {"two_users": "", "inexact": ""}
+    given = torch.randn(1, 4, 3, 3)
+    with torch.inference_mode():
+        torch.testing.assert_close(other(given), model(given))
+
+
+def test_products_of_tensors_are_scaled_channels_where_they_fit():
+    class Scaled(nn.Module):
+        def forward(self, x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+            return factors * x * 2.0
+
+    other = fx.symbolic_trace(Scaled())
+    tails.with_tails(other)
+    assert [type(module) for module in other.children()] == [tails.ScaledChannels]  # not that with a number
+    x, factors = torch.randn(2, 4, 3, 3), torch.randn(2, 4, 1, 1)
+    assert torch.equal(other(x, factors), factors * x * 2.0)
 
 
 def test_an_activation_in_place_and_an_input_changed_later_are_the_same():

@@ -1,0 +1,68 @@
+"""Modules that choose between a library and this project's kernels: on a CPU they are what they replace."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import fx, nn
+
+from convscope.convolution import models
+from convscope.convolution.fusion import graphs
+from convscope.inference.engines.fused import own, steps, tails
+
+
+def traced(name: str) -> fx.GraphModule:
+    model = models.build(name, seed=0)
+    found, _ = graphs.fused(graphs.folded(model.eval())[0], steps.step_of)
+    assert isinstance(found, fx.GraphModule)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "chosen", "heads"),
+    [("resnet50", 1, 52, 2), ("torchvision:efficientnet_b0", 1, 64, 18), ("torchvision:convnext_tiny", 1, 3, 38)],
+)
+def test_networks_compute_the_same(name: str, first: int, chosen: int, heads: int):
+    model = traced(name)
+    tails.with_tails(model)
+    other = copy.deepcopy(model)
+    assert steps.with_heads(other) == heads
+    assert (own.with_first(other), own.with_chosen(other)) == (first, chosen)
+    assert own.count(other) == f"0 of {chosen} convolutions by Triton"
+    given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        torch.testing.assert_close(other(given), model(given))
+
+
+def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.hooked, self.grouped, self.same = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 3, groups=2), nn.Conv2d(8, 8, 3)
+            self.same.padding = "same"
+            self.reflected, self.plain = nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"), nn.Conv2d(8, 8, 1)
+            self.hooked.register_forward_hook(lambda module, given, output: output)
+            self.pool, self.linear = nn.AdaptiveAvgPool2d(2), nn.Linear(4, 2)
+            self.linear.register_forward_hook(lambda module, given, output: output)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.plain(self.reflected(self.same(self.grouped(self.hooked(x)))))
+
+    model = fx.symbolic_trace(Layers())
+    assert own.with_chosen(model) == 1
+    assert isinstance(model.plain, own.ChosenConvolution)
+    assert own.with_first(model) == 0
+    assert steps.with_heads(Layers()) == 0
+
+
+def test_a_model_that_is_no_trace_stays_as_it_is():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3))
+    assert (own.with_first(model), own.with_chosen(model), own.count(model)) == (0, 0, "")
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_the_dilated_are_not_first_layers():
+    assert own.with_first(fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3, dilation=2)))) == 0
+    assert own.with_first(fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3)))) == 1
