@@ -19,9 +19,10 @@ import run_inference
 from convscope.convolution.fusion import branches
 from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
-from convscope.inference.engines.fused import steps, tails
+from convscope.inference.engines.fused import own, steps, tails
 from convscope.inference.engines.runners import LocalRunner
-from convscope.kernels.channels_last import depthwise, pooling
+from convscope.kernels.channels_last import activations, convolution, depthwise, heads, pooling
+from convscope.kernels.channels_last.windows import Window
 from convscope.timing import graphs
 
 QUICK = ["--min-seconds", "0.5"]
@@ -69,6 +70,117 @@ def test_branches_side_by_side_compute_the_same_at_each_replay(name: str):
             expected = in_a_row(given.normal_())
             captured.replay()
             assert relative_distance(outputs[-1], expected.double()) < 1e-2
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
+def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, batch: int):
+    """A kernel that read before the one ahead of it had written would see an earlier replay's numbers."""
+    model, _ = fusion.fused(fusion.folded(torchvision.models.get_model(name).eval())[0], steps.step_of)
+    model = model.half().cuda().to(memory_format=torch.channels_last)
+    plain = copy.deepcopy(model)
+    steps.with_maxima(model)
+    tails.with_tails(model)
+    assert steps.with_heads(model) > 1
+    assert own.with_first(model) == 1
+    assert own.with_chosen(model) > 50
+    given = torch.zeros(batch, 3, 224, 224, device="cuda", dtype=torch.half).contiguous(
+        memory_format=torch.channels_last
+    )
+    outputs: list[torch.Tensor] = []
+    with torch.inference_mode():
+        model(given)  # blocks are chosen
+        assert int(own.count(model).split()[0]) > 10
+        with graphs.capture(lambda: outputs.append(model(given))) as captured:
+            for _ in range(50):
+                expected = plain(given.normal_()).double()
+                captured.replay()
+                assert relative_distance(outputs[-1], expected) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("channels", "filters", "options"),
+    [
+        (3, 64, {"kernel_size": 7, "stride": 2, "padding": 3}),
+        (3, 32, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        (3, 96, {"kernel_size": 4, "stride": 4}),
+        (1, 8, {"kernel_size": (5, 3), "stride": (1, 2), "padding": (2, 0)}),
+        (4, 24, {"kernel_size": 3, "padding": 1}),
+    ],
+)
+@pytest.mark.parametrize("size", [112, 75])
+def test_first_layers_by_the_kernel_are_right(
+    channels: int, filters: int, options: dict[str, Any], size: int, dtype: torch.dtype
+):
+    conv = nn.Conv2d(channels, filters, **options).cuda().to(dtype)
+    parts = own.parts_of(conv)
+    assert parts is not None
+    assert_right(own.FirstConvolution(nn.Identity(), parts), conv, (2, channels, size, size - 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "filters", "options"),
+    [
+        (512, 512, {"kernel_size": 3, "padding": 1}),
+        (256, 64, {"kernel_size": 1}),
+        (40, 240, {"kernel_size": 1, "stride": 2}),
+        (24, 72, {"kernel_size": (3, 5), "padding": (1, 2), "dilation": (1, 2)}),
+    ],
+)
+def test_whole_convolutions_by_the_kernel_are_right(
+    channels: int, filters: int, options: dict[str, Any], adds: bool, dtype: torch.dtype
+):
+    conv = nn.Conv2d(channels, filters, **options).cuda().to(dtype)
+    x = drawn((2, channels, 9, 7), dtype)
+    exact = copy.deepcopy(conv).double()(x.double())
+    added = drawn(tuple(exact.shape), dtype) if adds else None
+    exact = torch.relu(exact if added is None else exact + added.double())
+    height, width = exact.shape[2:]
+    window: Any = Window(conv.kernel_size, conv.stride, conv.padding, conv.dilation)  # type: ignore[arg-type]
+    assert conv.bias is not None
+    kernel = convolution.Convolution(conv.weight.detach(), conv.bias.detach(), window, "relu")
+    for blocks in convolution.candidates(channels, filters, conv.weight[0, 0].numel(), 2 * height * width, 132):
+        for _ in range(3):
+            assert_near(kernel(x, added, (height, width), blocks), exact)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_means_products_of_rows_and_factors_by_the_kernels_are_right(dtype: torch.dtype):
+    mean = heads.Mean()
+    for size in ((1, 40, 112, 113), (3, 2048, 7, 7), (1, 96, 1, 1)):
+        x = drawn(size, dtype)
+        assert heads.takes_images(x)
+        for _ in range(3):
+            assert_near(mean(x), x.double().mean((2, 3), keepdim=True))
+        factors = drawn((*size[:2], 1, 1), dtype)
+        assert activations.takes_factors(x, factors)
+        assert_near(activations.scaled(x, factors), x.double() * factors.double())
+    for rows, depth, outputs in ((1, 2048, 1000), (4, 20, 480), (2, 1030, 7)):
+        rows_of, linear = drawn((rows, depth), dtype), nn.Linear(depth, outputs).cuda().to(dtype)
+        assert heads.takes_rows(rows_of, linear.weight)
+        assert_near(steps.FewRows(linear)(rows_of), copy.deepcopy(linear).double()(rows_of.double()))
+
+
+def drawn(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(size, device="cuda").to(dtype)
+    return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+
+
+def assert_right(module: nn.Module, conv: nn.Conv2d, size: tuple[int, ...]) -> None:
+    """Check a module in place of a convolution against float64."""
+    x = drawn(size, conv.weight.dtype)
+    with torch.inference_mode():
+        found, exact = module(x), copy.deepcopy(conv).double()(x.double())
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert_near(found, exact)
+
+
+def assert_near(found: torch.Tensor, exact: torch.Tensor) -> None:
+    limit = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[found.dtype]
+    assert float((found.double() - exact).abs().max()) <= limit * float(exact.abs().max())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -4,10 +4,13 @@
     y[n, i] = x[n, i] · factors[n, channel of i]
 
 PyTorch adds the bias of a convolution, and computes its activation, by a kernel each: both read and write the whole
-output. Sums are of float32, rounded once when they are stored. A program does BLOCK elements.
+output. Sums are of float32, rounded once when they are stored. A program does pixels × channels, so that no element has
+to find its channel by a division.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import triton
@@ -17,8 +20,10 @@ from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.following import follow
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-_BLOCK = 1024
-_SHORT = 2**31 - _BLOCK
+_ELEMENTS, _WARPS = 2048, 4  # of a program
+_CHANNELS = (64, 32, 16)
+_MASKED = 1.125  # channels computed of channels that there are, at most
+_SHORT = 2**30
 _GRID_MOST = 2**16  # in the second direction
 
 
@@ -43,33 +48,51 @@ def activated(x, KIND: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    y, bias, elements, filters, KIND: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Do BLOCK elements."""
-    first = tl.program_id(0)
+def _tile(pixels, channels, LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
+    """Return the channels of this program's block of pixels × channels, where its elements lie, and which there are."""
+    blocks = tl.cdiv(channels, BLOCK_C)
+    c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    p = tl.program_id(0) // blocks * BLOCK_P + tl.arange(0, BLOCK_P)
+    wanted = (p < pixels)[:, None] & (c < channels)[None, :]
     if LONG:
-        first = first.to(tl.int64)
-    at = first * BLOCK + tl.arange(0, BLOCK)
-    wanted = at < elements
+        p = p.to(tl.int64)
+    return c, (p * channels)[:, None] + c[None, :], wanted
+
+
+@triton.jit(do_not_specialize=["pixels"])
+def finish(
+    y, bias, pixels, channels, KIND: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Do BLOCK_P pixels × BLOCK_C channels."""
+    c, at, wanted = _tile(pixels, channels, LONG, BLOCK_P, BLOCK_C)
     follow(EARLY)
     total = tl.load(y + at, mask=wanted, other=0.0).to(tl.float32)
-    total += tl.load(bias + at % filters, mask=wanted, other=0.0).to(tl.float32)
+    total += tl.load(bias + c, mask=c < channels, other=0.0).to(tl.float32)[None, :]
     tl.store(y + at, activated(total, KIND), mask=wanted)
 
 
-@triton.jit
-def scale(x, factors, y, elements, channels, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK: tl.constexpr):
-    """Do BLOCK elements of an image; program ids are (elements, image)."""
+@triton.jit(do_not_specialize=["pixels"])
+def scale(
+    x, factors, y, pixels, channels, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Do BLOCK_P pixels × BLOCK_C channels of an image; program ids are (block, image)."""
+    c, at, wanted = _tile(pixels, channels, LONG, BLOCK_P, BLOCK_C)
     image = tl.program_id(1)
     if LONG:
         image = image.to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    wanted = at < elements
+    at += image * pixels * channels
     follow(EARLY)
-    factor = tl.load(factors + image * channels + at % channels, mask=wanted, other=0.0).to(tl.float32)
-    values = tl.load(x + image * elements + at, mask=wanted, other=0.0).to(tl.float32)
-    tl.store(y + image * elements + at, values * factor, mask=wanted)
+    factor = tl.load(factors + image * channels + c, mask=c < channels, other=0.0).to(tl.float32)[None, :]
+    tl.store(y + at, tl.load(x + at, mask=wanted, other=0.0).to(tl.float32) * factor, mask=wanted)
+
+
+def block_of_channels(channels: int) -> int:
+    """Return the channels of a program: many, but with few that are masked."""
+    wide = (each for each in _CHANNELS if triton.cdiv(channels, each) * each <= _MASKED * channels)
+    found: int = next(wide, _CHANNELS[-1])
+    return found
 
 
 def takes(y: torch.Tensor) -> bool:
@@ -80,9 +103,7 @@ def takes(y: torch.Tensor) -> bool:
 
 def do(y: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
     """Add the bias and compute the activation in place; return y (N × K × P × Q), as `takes` wants it."""
-    finish[(triton.cdiv(y.numel(), _BLOCK),)](
-        y, bias, y.numel(), y.shape[1], KIND=kind, LONG=y.numel() > _SHORT, BLOCK=_BLOCK, **following.options(y)
-    )
+    finish[_blocks(y, y.numel() // y.shape[1]),](y, bias, y.numel() // y.shape[1], y.shape[1], KIND=kind, **_options(y))
     return y
 
 
@@ -91,13 +112,23 @@ def takes_factors(x: torch.Tensor, factors: torch.Tensor) -> bool:
     fits = (
         takes(x) and factors.dtype == x.dtype and factors.shape == (*x.shape[:2], 1, 1) and x.device == factors.device
     )
-    return fits and len(x) < _GRID_MOST and x[0].numel() < _SHORT
+    return fits and len(x) < _GRID_MOST
 
 
 def scaled(x: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
     """Return x (N × C × H × W) times factors of images and channels (N × C × 1 × 1), as `takes_factors` wants them."""
-    y, elements = torch.empty_like(x), x[0].numel()
-    scale[triton.cdiv(elements, _BLOCK), len(x)](
-        x, factors, y, elements, x.shape[1], LONG=x.numel() > _SHORT, BLOCK=_BLOCK, **following.options(x)
-    )
+    y, pixels = torch.empty_like(x), x.shape[2] * x.shape[3]
+    scale[_blocks(x, pixels), len(x)](x, factors, y, pixels, x.shape[1], **_options(x))
     return y
+
+
+def _blocks(x: torch.Tensor, pixels: int) -> int:
+    block_c = block_of_channels(x.shape[1])
+    blocks: int = triton.cdiv(pixels, _ELEMENTS // block_c) * triton.cdiv(x.shape[1], block_c)
+    return blocks
+
+
+def _options(x: torch.Tensor) -> dict[str, Any]:
+    block_c = block_of_channels(x.shape[1])
+    blocks = {"BLOCK_P": _ELEMENTS // block_c, "BLOCK_C": block_c, "num_warps": _WARPS}
+    return {"LONG": x.numel() > _SHORT, **blocks, **following.options(x)}

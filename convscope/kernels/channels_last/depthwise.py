@@ -17,13 +17,11 @@ import triton
 import triton.language as tl
 
 from convscope.kernels.channels_last import windows
-from convscope.kernels.channels_last.activations import activated
+from convscope.kernels.channels_last.activations import activated, block_of_channels
 from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import NUMBERS, Window, block, values_at
 
-_MASKED = 1.125  # channels computed of channels that there are, at most
 TAPS_MOST = 49  # those of a row are unrolled
-_CHANNELS, _TILE = (64, 32, 16), (8, 2)  # of a program; four pixels in a row are one
 
 
 @triton.jit
@@ -87,7 +85,13 @@ def convolve(
         kind: an activation of `activations.activated`.
     """
     channels = x.shape[1]
-    wide = (each for each in _CHANNELS if triton.cdiv(channels, each) * each <= _MASKED * channels)
-    block_c = next(wide, _CHANNELS[-1])
-    window = Window(kernel, stride, padding, dilation)
-    return windows.launch(depthwise2d_last, x, (taps, bias), window, size, block_c, _TILE, joined=4, KIND=kind)
+    block_c, window = block_of_channels(channels), Window(kernel, stride, padding, dilation)
+    tile = _tile(kernel, stride, size)
+    return windows.launch(depthwise2d_last, x, (taps, bias), window, size, block_c, tile, joined=4, KIND=kind)
+
+
+def _tile(kernel: tuple[int, int], stride: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
+    """Return the rows of a program, and the columns by fours: as was the fastest on an H200 (`benchmarks`)."""
+    if size[1] <= 8 or kernel[1] >= 7:
+        return 8, 2
+    return (4, 2) if stride[1] > 1 and kernel[1] <= 3 else (4, 4)
