@@ -19,6 +19,7 @@ import run_inference
 from convscope.convolution.fusion import branches
 from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
+from convscope.inference import weights
 from convscope.inference.engines.fused import own, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.kernels.channels_last import activations, convolution, depthwise, heads, pooling
@@ -76,21 +77,23 @@ def test_branches_side_by_side_compute_the_same_at_each_replay(name: str):
 @pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
 def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, batch: int):
     """A kernel that read before the one ahead of it had written would see an earlier replay's numbers."""
-    model, _ = fusion.fused(fusion.folded(torchvision.models.get_model(name).eval())[0], steps.step_of)
+    network = torchvision.models.get_model(name).eval()
+    weights.draw(network, torch.randn(8, 3, 224, 224), seed=0)  # else some numbers leave the range of float16
+    model, _ = fusion.fused(fusion.folded(network)[0], steps.step_of)
     model = model.half().cuda().to(memory_format=torch.channels_last)
     plain = copy.deepcopy(model)
     steps.with_maxima(model)
     tails.with_tails(model)
     assert steps.with_heads(model) > 1
     assert own.with_first(model) == 1
-    assert own.with_chosen(model) > 50
+    assert own.with_chosen(model, {}) > 50
     given = torch.zeros(batch, 3, 224, 224, device="cuda", dtype=torch.half).contiguous(
         memory_format=torch.channels_last
     )
     outputs: list[torch.Tensor] = []
     with torch.inference_mode():
         model(given)  # blocks are chosen
-        assert int(own.count(model).split()[0]) > 10
+        assert int(own.count(model).split()[0]) > 5
         with graphs.capture(lambda: outputs.append(model(given))) as captured:
             for _ in range(50):
                 expected = plain(given.normal_()).double()
@@ -133,7 +136,7 @@ def test_first_layers_by_the_kernel_are_right(
 def test_whole_convolutions_by_the_kernel_are_right(
     channels: int, filters: int, options: dict[str, Any], adds: bool, dtype: torch.dtype
 ):
-    conv = nn.Conv2d(channels, filters, **options).cuda().to(dtype)
+    conv = nn.Conv2d(channels, filters, **options).cuda().to(dtype).requires_grad_(False)
     x = drawn((2, channels, 9, 7), dtype)
     exact = copy.deepcopy(conv).double()(x.double())
     added = drawn(tuple(exact.shape), dtype) if adds else None
@@ -159,9 +162,9 @@ def test_means_products_of_rows_and_factors_by_the_kernels_are_right(dtype: torc
         assert activations.takes_factors(x, factors)
         assert_near(activations.scaled(x, factors), x.double() * factors.double())
     for rows, depth, outputs in ((1, 2048, 1000), (4, 20, 480), (2, 1030, 7)):
-        rows_of, linear = drawn((rows, depth), dtype), nn.Linear(depth, outputs).cuda().to(dtype)
-        assert heads.takes_rows(rows_of, linear.weight)
-        assert_near(steps.FewRows(linear)(rows_of), copy.deepcopy(linear).double()(rows_of.double()))
+        row, linear = drawn((rows, depth), dtype), nn.Linear(depth, outputs).cuda().to(dtype).requires_grad_(False)
+        assert heads.takes_rows(row, linear.weight)
+        assert_near(steps.FewRows(linear)(row), copy.deepcopy(linear).double()(row.double()))
 
 
 def drawn(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -245,7 +248,7 @@ def test_networks_with_other_activations_run_by_the_kernels(tmp_path: Path, mode
     assert (table["status"] == "ok").all()
     assert (table["image_error"] <= table["image_tolerance"]).all()
     remark = table.set_index("engine").loc["fused", "remark"]
-    assert "best of 7" in remark
+    assert "best of 10" in remark  # none was refused
 
 
 def test_a_graph_keeps_what_it_reads_alive():

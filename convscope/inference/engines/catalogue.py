@@ -78,27 +78,31 @@ def fused(workload: Workload) -> Engine:
         "branches": branches.with_branches(trial) > 0,
         "heads": steps.with_heads(trial) > 0,
         "first": in_16_bits and own.with_first(trial) > 0,
-        "own": in_16_bits and own.with_chosen(trial) > 0,
+        "own": in_16_bits and own.with_chosen(trial, {}) > 0,
     }
-    model: nn.Module = trial
+    choices: own.Choices = {}  # what is chosen for the variant that is timed is what is kept
+    chosen = ""
 
     def build(variant: Variant) -> LocalRunner:
-        nonlocal model
+        nonlocal chosen
+        if variant.own and not choices:
+            workload.note(f"fused, batch {len(workload.given)}: {own.SLOW}")
         make = partial(steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
         put = {
             "pools": steps.with_maxima, "tails": tails.with_tails, "heads": steps.with_heads, "first": own.with_first,
-            "own": own.with_chosen, "branches": branches.with_branches,
+            "own": partial(own.with_chosen, choices=choices), "branches": branches.with_branches,
         }  # fmt: skip
         for name, change in put.items():
             if getattr(variant, name):
                 change(model)
-        return _captured(workload, model)
+        runner = _captured(workload, model)
+        chosen = own.count(model)
+        return runner
 
     tried = [step for step in variants.FUSED_STEPS if all(useful.get(name, True) for name in step)]
     remark = f"{remark}, {count} convolutions fused with their ReLU"
     runner, cost = _fastest(workload, build, tried, remark)
-    chosen = own.count(model)  # the one built last is the fastest
     return runner, dataclasses.replace(cost, remark=f"{cost.remark}; {chosen}" if chosen else cost.remark)
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16")
 """Data types that the kernels are for."""
+SLOW = "its convolutions are timed by this project's kernels, which takes up to a minute the first time on a card"
 
 
 class Parts(NamedTuple):
@@ -93,6 +94,9 @@ class ChosenConvolution(nn.Module):
     Args:
         other: takes an input, and what is added where something is.
         choices: of all convolutions of a model; what is chosen here is added.
+
+    Attributes:
+        is_own: the last call was by a kernel of this project.
     """
 
     def __init__(self, other: nn.Module, parts: Parts, choices: Choices) -> None:
@@ -100,7 +104,7 @@ class ChosenConvolution(nn.Module):
         self.other, self.weight, self.bias = other, parts.weight, parts.bias
         self._options, self._kind, self._choices = parts.options, parts.kind, choices
         self._own: Convolution | None = None
-        self.chosen: Blocks2d | None = None
+        self.is_own = False
 
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(convolution(x) + bias + added), without what is not fused with it."""
@@ -108,8 +112,10 @@ class ChosenConvolution(nn.Module):
         kernel: Any = tuple(self.weight.shape[2:])
         size: Any = tuple(output_extents(x.shape[2:], kernel, padding, stride, dilation))
         if x.is_cuda and added is None and kernel == x.shape[2:] == size == (1, 1) and self._is_rows(x):
+            self.is_own = True
             return self._by_rows(x)
         if not self._takes(x, added, size):
+            self.is_own = False
             return self._by_other(x, added)
         from convscope.kernels.channels_last.convolution import Convolution
         from convscope.kernels.channels_last.windows import Window
@@ -120,8 +126,9 @@ class ChosenConvolution(nn.Module):
         key = f"{type(self.other).__name__} {self._own.key(x, added)}"
         if key not in self._choices:
             self._choices[key] = self._choose(self._own, x, added, size)
-        self.chosen = self._choices[key]
-        return self._own(x, added, size, self.chosen) if self.chosen else self._by_other(x, added)
+        blocks = self._choices[key]
+        self.is_own = blocks is not None
+        return self._own(x, added, size, blocks) if blocks else self._by_other(x, added)
 
     def _takes(self, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]) -> bool:
         if not x.is_cuda:
@@ -171,9 +178,8 @@ def with_first(model: nn.Module) -> int:
     return _put(model, {name: FirstConvolution(module, parts) for name, module, parts in every if _is_first(parts)})
 
 
-def with_chosen(model: nn.Module) -> int:
+def with_chosen(model: nn.Module, choices: Choices) -> int:
     """Put `ChosenConvolution` in the place of the other convolutions in a trace; return their number."""
-    choices: Choices = {}
     found = {
         name: ChosenConvolution(module, parts, choices)
         for name, module, parts in _convolutions(model)
@@ -206,5 +212,5 @@ def _put(model: nn.Module, found: dict[str, Any]) -> int:
 def count(model: nn.Module) -> str:
     """Return as text how many of the convolutions of `with_chosen` are this project's, "" where there are none."""
     every = [module for module in model.modules() if isinstance(module, ChosenConvolution)]
-    own = sum(module.chosen is not None for module in every)
+    own = sum(module.is_own for module in every)
     return f"{own} of {len(every)} convolutions by Triton" if every else ""

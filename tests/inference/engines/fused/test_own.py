@@ -29,7 +29,7 @@ def test_networks_compute_the_same(name: str, first: int, chosen: int, heads: in
     tails.with_tails(model)
     other = copy.deepcopy(model)
     assert steps.with_heads(other) == heads
-    assert (own.with_first(other), own.with_chosen(other)) == (first, chosen)
+    assert (own.with_first(other), own.with_chosen(other, {})) == (first, chosen)
     assert own.count(other) == f"0 of {chosen} convolutions by Triton"
     given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -51,7 +51,7 @@ def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
             return self.plain(self.reflected(self.same(self.grouped(self.hooked(x)))))
 
     model = fx.symbolic_trace(Layers())
-    assert own.with_chosen(model) == 1
+    assert own.with_chosen(model, {}) == 1
     assert isinstance(model.plain, own.ChosenConvolution)
     assert own.with_first(model) == 0
     assert steps.with_heads(Layers()) == 0
@@ -59,7 +59,7 @@ def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
 
 def test_a_model_that_is_no_trace_stays_as_it_is():
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
-    assert (own.with_first(model), own.with_chosen(model), own.count(model)) == (0, 0, "")
+    assert (own.with_first(model), own.with_chosen(model, {}), own.count(model)) == (0, 0, "")
     assert type(model[0]) is nn.Conv2d
 
 
