@@ -89,7 +89,7 @@ def fused(workload: Workload) -> Engine:
             workload.note(f"fused, batch {len(workload.given)}: {own.SLOW}")
         make = partial(steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
-        put = {
+        put: Mapping[str, Callable[[nn.Module], object]] = {
             "pools": steps.with_maxima, "tails": tails.with_tails, "heads": steps.with_heads, "first": own.with_first,
             "own": partial(own.with_chosen, choices=choices), "branches": branches.with_branches,
         }  # fmt: skip

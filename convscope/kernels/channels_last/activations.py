@@ -1,4 +1,4 @@
-"""What follows a convolution in one kernel, channels last: bias and activation, and factors of channels.
+"""Bias, activation and factors of channels behind a convolution, in one kernel, channels last.
 
     y[i] = f(y[i] + bias[filter of i])                   in place
     y[n, i] = x[n, i] · factors[n, channel of i]
