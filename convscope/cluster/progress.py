@@ -7,17 +7,21 @@ that lead out of the results are not followed, names are checked before they bec
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import functools
 import hashlib
 import io
+import itertools
 import json
-import operator
+import multiprocessing
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -34,6 +38,8 @@ _TAIL_BYTES = 8192
 _OWN = (".csv", ".json")
 _NAMING = ("batch_size", "dtype", "layout", "input_shape")  # settings in a folder's name, beside the three names
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
+_PROCESSES_MOST, _TASKS_LEAST = 4, 1000  # that read folders, and folders that make one more worth its start
+_NUMBERS = ("fallback_layers", "wall_s")
 
 
 @dataclass(frozen=True)
@@ -139,9 +145,10 @@ def read_all(results: Path, stages: Sequence[str] = STAGES, memory: Memory | Non
         except ForeignError as error:
             found.skipped.append(f"{stage}: {error}")
             continue
-        for each in folders:
-            folder = _folder(each, stage, root, memory)
-            found.progress.extend([folder] if isinstance(folder, Progress) else [])
+        looks = [_looked(each, root) for each in folders]
+        read = _known_or_read([Path(each.path) for each in folders], stage, looks, memory)
+        found.progress.extend(folder for folder in read if isinstance(folder, Progress))
+        for each, folder in zip(folders, read, strict=True):
             if remark := folder.remark if isinstance(folder, Progress) else folder:
                 found.skipped.append(f"{stage}/{each.name}: {remark}")
     return found
@@ -161,21 +168,54 @@ def _folders(path: Path, root: str) -> list[os.DirEntry[str]]:
     return sorted(named, key=lambda each: each.name)
 
 
-def _folder(entry: os.DirEntry[str], stage: str, root: str, memory: Memory | None) -> Progress | str | None:
-    """Return the progress of a folder, why it is skipped, or None for an empty one."""
-    path = Path(entry.path)
+def _looked(entry: os.DirEntry[str], root: str) -> Look | str:
+    """Return how a folder looks, or why it is skipped."""
     try:
         if not entry.is_dir(follow_symlinks=False):
-            _check_link(path, root)
-        look = _look(entry.path)
-        if memory is not None and (known := memory.find(path, stage, look)):
-            return known
-        found = _read(path, stage, look)
+            _check_link(Path(entry.path), root)
+        return _look(entry.path)
     except ForeignError as error:
         return str(error)
-    if memory is not None and found is not None:
-        memory.keep(look, found)
+
+
+def _known_or_read(
+    paths: Sequence[Path], stage: str, looks: Sequence[Look | str], memory: Memory | None
+) -> list[Progress | str | None]:
+    """Return the progress of each folder, why it is skipped, or None for an empty one."""
+    found: list[Progress | str | None] = []
+    unknown: list[tuple[int, Look]] = []
+    for at, (path, look) in enumerate(zip(paths, looks, strict=True)):
+        known = look if isinstance(look, str) else memory.find(path, stage, look) if memory is not None else None
+        if known is None and isinstance(look, Look):
+            unknown.append((at, look))
+        found.append(known)
+    read = _read_many([(paths[at], stage, look) for at, look in unknown])
+    for (at, look), folder in zip(unknown, read, strict=True):
+        found[at] = folder
+        if memory is not None and isinstance(folder, Progress):
+            memory.keep(look, folder)
     return found
+
+
+_Task = tuple[Path, str, "Look"]
+
+
+def _read_many(tasks: Sequence[_Task]) -> list[Progress | str | None]:
+    """Read folders; many of them by several processes, where these can be started."""
+    processes = min(_PROCESSES_MOST, len(os.sched_getaffinity(0)), len(tasks) // _TASKS_LEAST)
+    if processes > 1:
+        with contextlib.suppress(OSError, BrokenProcessPool):
+            forked = multiprocessing.get_context("fork")
+            with ProcessPoolExecutor(processes, mp_context=forked) as pool:
+                return [*pool.map(_read_or_reason, tasks, chunksize=_TASKS_LEAST // 4)]
+    return [_read_or_reason(task) for task in tasks]
+
+
+def _read_or_reason(task: _Task) -> Progress | str | None:
+    try:
+        return _read(*task)
+    except ForeignError as error:
+        return str(error)
 
 
 def _check_link(path: Path, root: str) -> None:
@@ -209,20 +249,23 @@ def _read(path: Path, stage: str, look: Look) -> Progress | None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     start = document.get("starts", [{}])[-1]
     sizes = tuple(dict.fromkeys(start.get("asked", run).get("input_sizes", ())))
-    every, unread = _rows(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
-    rows = [row for row in every if int(row.input_size) in sizes]
-    bad = [row for row in rows if row.status != "ok"]
+    every, unread = _columns(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
+    measured = dict(zip(map(int, every.input_size), every.status, strict=True))
+    asked = frozenset(sizes)
+    rows = every if asked.issuperset(measured) else every.where([int(size) in asked for size in every.input_size])
+    bad = rows if set(rows.status) - {"ok"} else _Columns()
+    bad = bad.where([status != "ok" for status in bad.status])
     return Progress(
         path,
         stage,
         combination,
         sizes,
-        measured={int(row.input_size): row.status for row in every},
-        bad=Counter(row.status for row in bad),
-        reason=bad[-1].reason if bad else "",
-        fallback_layers=max((int(float(count or 0)) for count in {row.fallback_layers for row in rows}), default=0),
-        throttled=sum(bool(slowed_by(row.throttle_reasons)) for row in rows),
-        slowest_s=max((float(wall_s or 0) for wall_s in {row.wall_s for row in rows}), default=0.0),
+        measured=measured,
+        bad=Counter(bad.status),
+        reason=bad.reason[-1] if bad.reason else "",
+        fallback_layers=max((int(float(count or 0)) for count in set(rows.fallback_layers)), default=0),
+        throttled=sum(count for causes, count in Counter(rows.throttle_reasons).items() if slowed_by(causes)),
+        slowest_s=max((float(wall_s or 0) for wall_s in set(rows.wall_s)), default=0.0),
         jobs=jobs,
         command=tuple(start.get("command", document.get("command", ()))),
         locked=look.locked,
@@ -274,39 +317,58 @@ def _document(path: Path) -> tuple[dict[str, Any], str]:
     return dict(document), ""
 
 
-class _Row(NamedTuple):
-    """Columns of the overall table that are read here, as text; "" where the table lacks one."""
+class _Columns(NamedTuple):
+    """Columns of the overall table that are read here, as text, an item for each row; "" where the table lacks one."""
 
-    input_size: str
-    status: str
-    reason: str
-    fallback_layers: str
-    throttle_reasons: str
-    wall_s: str
+    input_size: Sequence[str] = ()
+    status: Sequence[str] = ()
+    reason: Sequence[str] = ()
+    fallback_layers: Sequence[str] = ()
+    throttle_reasons: Sequence[str] = ()
+    wall_s: Sequence[str] = ()
+
+    def where(self, keep: Sequence[bool]) -> _Columns:
+        """Return the rows that are to be kept."""
+        return self if all(keep) else _Columns(*(tuple(itertools.compress(column, keep)) for column in self))
 
 
-def _rows(path: Path) -> tuple[list[_Row], str]:
-    """Return the rows and the fault of the file, "" for none; a row cut off at the end is none."""
+def _columns(path: Path) -> tuple[_Columns, str]:
+    """Return the columns and the fault of the file, "" for none; a row cut off at the end is none."""
     content = plain_files.read(path)
     if content is None:
-        return [], ""
+        return _Columns(), ""
     try:
         text = content.decode().replace("\r\n", "\n")
-        # Where nothing is quoted, cutting at the commas is the same, and several times as fast.
-        lines = csv.reader(io.StringIO(text)) if '"' in text else (line.split(",") for line in text.split("\n"))
-        header = next(lines, [])
-        width = len(header)
-        pick = operator.itemgetter(*(header.index(name) if name in header else width for name in _Row._fields))
-        rows = [_Row(*pick([*line, ""])) for line in lines if len(line) == width]
+        found = _quoted(text) if '"' in text else _plain(text)
     except (ValueError, csv.Error):
-        return [], f"{path.name} cannot be read"
-    of_run = [row for row in rows if row.input_size.isdecimal() and len(row.input_size) < 10]
-    if all(map(_NUMBER.fullmatch, {row.fallback_layers for row in of_run} | {row.wall_s for row in of_run})):
+        return _Columns(), f"{path.name} cannot be read"
+    of_run = found.where([size.isdecimal() and len(size) < 10 for size in found.input_size])
+    if all(map(_NUMBER.fullmatch, {*of_run.fallback_layers, *of_run.wall_s})):
         return of_run, ""
-    for at, row in enumerate(of_run):
-        odd = [name for name in ("fallback_layers", "wall_s") if not _NUMBER.fullmatch(getattr(row, name))]
-        of_run[at] = row._replace(**dict.fromkeys(odd, ""))
-    return of_run, f"{path.name} has words where numbers belong"
+    numbers = {name: [each if _NUMBER.fullmatch(each) else "" for each in getattr(of_run, name)] for name in _NUMBERS}
+    return of_run._replace(**numbers), f"{path.name} has words where numbers belong"
+
+
+def _plain(text: str) -> _Columns:
+    """Return the columns of a table in which nothing is quoted: cut at the commas, all rows at once."""
+    header, _, body = text.partition("\n")
+    names, width = header.split(","), header.count(",") + 1
+    whole = [line for line in body.split("\n") if line.count(",") == width - 1 and (line or width > 1)]
+    fields = ",".join(whole).split(",") if whole else []
+    return _picked(names, [fields[at::width] for at in range(width)], len(whole))
+
+
+def _quoted(text: str) -> _Columns:
+    lines = csv.reader(io.StringIO(text))
+    names = next(lines, [])
+    rows = [line for line in lines if len(line) == len(names)]
+    return _picked(names, [*zip(*rows, strict=True)], len(rows))
+
+
+def _picked(names: Sequence[str], columns: Sequence[Sequence[str]], count: int) -> _Columns:
+    """Return those that are read here, of columns of so many rows."""
+    known = dict(zip(reversed(names), reversed(columns), strict=True)) if count else {}  # of two, the first
+    return _Columns(*(known.get(name, [""] * count) for name in _Columns._fields))
 
 
 def _look(path: str) -> Look:

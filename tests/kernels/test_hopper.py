@@ -20,7 +20,8 @@ from convscope.cudnn.shape import Convolution
 from convscope.inference.engines.fused import tails
 from convscope.kernels import direct
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import activations, depthwise
+from convscope.kernels.channels_last import activations, convolution, depthwise, first, following, heads, pooling
+from convscope.kernels.channels_last.windows import Window
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.winograd import nonfused, variants
@@ -210,3 +211,61 @@ def test_depthwise_convolutions_of_the_engine_compile_without_spills(
     assert "fma.rn.f32" in ptx
     assert re.search(r"ld\.global\.v[24]\.b32", ptx) or channels % 16  # masked one by one
     assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+
+
+def meta(*size: int) -> torch.Tensor:
+    x = torch.empty(size, dtype=torch.float16, device=META)
+    return x.contiguous(memory_format=torch.channels_last) if len(size) == 4 else x
+
+
+@pytest.mark.parametrize(
+    ("size", "filters", "side", "stride"), [((8, 3, 224, 224), 64, 7, 2), ((1, 3, 224, 224), 32, 3, 2)]
+)
+def test_first_layers_read_8_bytes_at_once_for_the_matrix_unit(
+    compiled: list[Any], tmp_path: Path, size: tuple[int, ...], filters: int, side: int, stride: int
+):
+    window = (stride, stride), (side // 2, side // 2)
+    packed = first.pack(meta(filters, 3, side, side), meta(filters), *window)
+    first.convolve(meta(*size), packed, "relu")
+    ptx = compiled[-1].asm["ptx"]
+    assert re.search(r"cp\.async\.ca\.shared\.global \[[^]]*\], \[[^]]*\], 0x8", ptx)
+    assert "wgmma.mma_async" in ptx
+    assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+
+
+@pytest.mark.parametrize(("channels", "filters", "side"), [(512, 512, 3), (256, 1024, 1), (40, 240, 1), (24, 72, 1)])
+def test_whole_convolutions_read_16_bytes_at_once_for_the_matrix_unit(
+    compiled: list[Any], tmp_path: Path, channels: int, filters: int, side: int
+):
+    pad = side // 2
+    window = Window((side, side), (1, 1), (pad, pad), (1, 1))
+    kernel = convolution.Convolution(meta(filters, channels, side, side), meta(filters), window, "silu")
+    for blocks in convolution.candidates(channels, filters, side * side, 14 * 14, 132):
+        kernel(meta(1, channels, 14, 14), meta(1, filters, 14, 14), (14, 14), blocks)
+        ptx = compiled[-1].asm["ptx"]
+        assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10", ptx)
+        assert "wgmma.mma_async" in ptx or ("mma.sync" in ptx and blocks.points < 64)
+        assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+
+
+def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
+    x, window = meta(1, 64, 14, 14), Window((3, 3), (1, 1), (1, 1), (1, 1))
+    kernel = convolution.Convolution(meta(64, 64, 3, 3), meta(64), window)
+    kernel(x, None, (14, 14), Blocks2d("last", 64, 64, 64, 4, 3))
+    first.convolve(meta(1, 3, 14, 14), first.pack(meta(64, 3, 3, 3), meta(64), (1, 1), (1, 1)))
+    heads.Mean()(x)
+    heads.linear(meta(1, 64), meta(10, 64), meta(10))
+    activations.do(x, meta(64), "relu")
+    activations.scaled(x, meta(1, 64, 1, 1))
+    pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (7, 7))
+    taps = torch.empty((9, 64), device=META)
+    depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
+    assert len(compiled) == 8
+    for each in compiled:
+        ptx = each.asm["ptx"]
+        waits = ptx.index("griddepcontrol.wait")
+        assert waits < ptx.index("griddepcontrol.launch_dependents")
+        touched = re.search(r"ld\.global|st\.global|cp\.async\.c[ag]|atom\.", ptx)
+        assert touched is not None
+        assert waits < touched.start()

@@ -49,7 +49,7 @@ def depthwise2d_last(
     for r in range(KERNEL_H):  # a loop: all taps at once would not fit the registers
         h = row + r * dil_h
         for s in tl.static_range(KERNEL_W):
-            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0)[None, :]
+            tap = tl.load(taps + (r * KERNEL_W + s) * channels + c, mask=known, other=0.0).to(tl.float32)[None, :]
             # The compiler loads a column once, though up to four outputs see it.
             first += tap * values_at(x, image, h, col + s * DIL_W, c, in_h, in_w, channels, wanted, 0.0)
             second += tap * values_at(x, image, h, col + (s * DIL_W + STRIDE_W), c, in_h, in_w, channels, wanted, 0.0)
