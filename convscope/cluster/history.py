@@ -6,6 +6,7 @@ written a line, so a line is an event only where each of its fields has its form
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Sequence
@@ -90,7 +91,7 @@ def _combination(event: Sequence[str]) -> Combination:
     """Return the combination of an event; its flags name the folder too, as far as they can be read."""
     model, algorithm, gpu, flags = event[3:7]
     try:
-        words = shlex.split(flags)
+        words = shlex.split(flags) if flags else []
     except ValueError:
         words = []
     return Combination(model, algorithm, gpu, **naming(words))
@@ -101,8 +102,13 @@ def _is_event(fields: Sequence[str]) -> bool:
         len(fields) == 7
         and _JOB.fullmatch(fields[1]) is not None
         and fields[2].partition(" ")[0] in EVENTS
-        and is_combination(*fields[3:6])
+        and _are_named(*fields[3:6])
     )
+
+
+@functools.lru_cache
+def _are_named(model: str, algorithm: str, gpu: str) -> bool:
+    return is_combination(model, algorithm, gpu)
 
 
 def _job(fields: Sequence[str]) -> Job:

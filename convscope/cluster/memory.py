@@ -43,6 +43,10 @@ class Remembered:
         self._seen: set[str] = set()
         self._changed, self._now_s = False, time.time()
 
+    def has(self, path: Path, stage: str) -> bool:
+        """Tell whether the progress of a folder is known, as of some time."""
+        return f"{stage}/{path.name}" in self._folders
+
     def find(self, path: Path, stage: str, look: Look) -> Progress | None:
         """Return the progress of a folder that still looks so, None where that is not known."""
         key = f"{stage}/{path.name}"
@@ -55,6 +59,7 @@ class Remembered:
 
     def keep(self, look: Look, progress: Progress) -> None:
         """Remember the progress of a folder that looked so before it was read."""
+        self._seen.add(f"{progress.stage}/{progress.path.name}")
         is_faulty = progress.broken or progress.remark  # which may pass without a change of the files
         if is_faulty or look.locked or self._now_s - look.written_s < _SETTLED_S:
             return
@@ -118,7 +123,7 @@ def _source_digest() -> str:
     """Return a digest of the modules that make progress of files: other code may read other things in them."""
     folder = Path(__file__).parent
     names = (
-        *("progress.py", "history.py", "plain_files.py", "memory.py"),
+        *("folders.py", "progress.py", "history.py", "plain_files.py", "memory.py"),
         *("../storage/paths.py", "../gpus.py", "../convolution/names.py", "../cli/fields.py"),
     )
     content = b"".join((folder / name).read_bytes() for name in names)

@@ -7,24 +7,20 @@ that lead out of the results are not followed, names are checked before they bec
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import functools
 import hashlib
 import io
 import itertools
 import json
-import multiprocessing
 import os
 import re
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from convscope.cli.parser import one_line
 from convscope.cluster import history, plain_files
@@ -32,13 +28,13 @@ from convscope.cluster.history import HISTORY, Job
 from convscope.cluster.plain_files import ForeignError
 from convscope.gpus import slowed_by
 from convscope.storage.lock import NAME as LOCK
-from convscope.storage.paths import KEPT, PROFILE_VERSION, SIZES_BY_STAGE, STAGES, Combination, slug
+from convscope.storage.paths import PROFILE_VERSION, SIZES_BY_STAGE, Combination, slug
 
 _TAIL_BYTES = 8192
 _OWN = (".csv", ".json")
 _NAMING = ("batch_size", "dtype", "layout", "input_shape")  # settings in a folder's name, beside the three names
 _NUMBER = re.compile(r"(\d{1,18}(\.\d{0,30})?(e[+-]?\d{1,2})?)?", re.ASCII)
-_PROCESSES_MOST, _TASKS_LEAST = 4, 1000  # that read folders, and folders that make one more worth its start
+_DIGITS_MOST = 9  # of an input size
 _NUMBERS = ("fallback_layers", "wall_s")
 
 
@@ -98,23 +94,6 @@ class Progress:
         return bool(self.sizes) and self.done >= len(self.sizes)
 
 
-class Folders(NamedTuple):
-    """Progress of every folder, and a remark about each thing that was skipped."""
-
-    progress: list[Progress]
-    skipped: list[str]
-
-
-class Memory(Protocol):
-    """Progress of folders that was read before, by what their files looked like then."""
-
-    def find(self, path: Path, stage: str, look: Look) -> Progress | None:
-        """Return the progress of a folder that still looks so, None where that is not known."""
-
-    def keep(self, look: Look, progress: Progress) -> None:
-        """Remember the progress of a folder that looked so before it was read."""
-
-
 class Look(NamedTuple):
     """A folder's own files as they lie there, not read.
 
@@ -131,116 +110,20 @@ class Look(NamedTuple):
     owner: int | None
 
 
-def read_all(results: Path, stages: Sequence[str] = STAGES, memory: Memory | None = None) -> Folders:
-    """Return the progress of every folder under `results/<stage>/`, in order; empty folders are left out.
-
-    Args:
-        memory: what is asked before a folder is read, and told after it.
-    """
-    found = Folders([], [])
-    root = os.path.realpath(results)
-    for stage in stages:
-        try:
-            folders = _folders(results / stage, root)
-        except ForeignError as error:
-            found.skipped.append(f"{stage}: {error}")
-            continue
-        looks = [_looked(each, root) for each in folders]
-        read = _known_or_read([Path(each.path) for each in folders], stage, looks, memory)
-        found.progress.extend(folder for folder in read if isinstance(folder, Progress))
-        for each, folder in zip(folders, read, strict=True):
-            if remark := folder.remark if isinstance(folder, Progress) else folder:
-                found.skipped.append(f"{stage}/{each.name}: {remark}")
-    return found
-
-
-def _folders(path: Path, root: str) -> list[os.DirEntry[str]]:
-    """Return the entries of a stage's directory that may be folders: no plain files, as logs are, no kept results."""
-    if not os.path.lexists(path):
-        return []
-    _check_link(path, root)
-    try:
-        with os.scandir(path) as entries:
-            found = [each for each in entries if not each.is_file(follow_symlinks=False)]
-    except OSError as error:
-        raise ForeignError(f"cannot be read ({error.strerror})") from None
-    named = (each for each in found if not each.name.startswith(".") and KEPT not in each.name)
-    return sorted(named, key=lambda each: each.name)
-
-
-def _looked(entry: os.DirEntry[str], root: str) -> Look | str:
-    """Return how a folder looks, or why it is skipped."""
-    try:
-        if not entry.is_dir(follow_symlinks=False):
-            _check_link(Path(entry.path), root)
-        return _look(entry.path)
-    except ForeignError as error:
-        return str(error)
-
-
-def _known_or_read(
-    paths: Sequence[Path], stage: str, looks: Sequence[Look | str], memory: Memory | None
-) -> list[Progress | str | None]:
-    """Return the progress of each folder, why it is skipped, or None for an empty one."""
-    found: list[Progress | str | None] = []
-    unknown: list[tuple[int, Look]] = []
-    for at, (path, look) in enumerate(zip(paths, looks, strict=True)):
-        known = look if isinstance(look, str) else memory.find(path, stage, look) if memory is not None else None
-        if known is None and isinstance(look, Look):
-            unknown.append((at, look))
-        found.append(known)
-    read = _read_many([(paths[at], stage, look) for at, look in unknown])
-    for (at, look), folder in zip(unknown, read, strict=True):
-        found[at] = folder
-        if memory is not None and isinstance(folder, Progress):
-            memory.keep(look, folder)
-    return found
-
-
-_Task = tuple[Path, str, "Look"]
-
-
-def _read_many(tasks: Sequence[_Task]) -> list[Progress | str | None]:
-    """Read folders; many of them by several processes, where these can be started."""
-    processes = min(_PROCESSES_MOST, len(os.sched_getaffinity(0)), len(tasks) // _TASKS_LEAST)
-    if processes > 1:
-        with contextlib.suppress(OSError, BrokenProcessPool):
-            forked = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(processes, mp_context=forked) as pool:
-                return [*pool.map(_read_or_reason, tasks, chunksize=_TASKS_LEAST // 4)]
-    return [_read_or_reason(task) for task in tasks]
-
-
-def _read_or_reason(task: _Task) -> Progress | str | None:
-    try:
-        return _read(*task)
-    except ForeignError as error:
-        return str(error)
-
-
-def _check_link(path: Path, root: str) -> None:
-    """Raise a ForeignError unless this is a directory, or a link to one within the results."""
-    try:
-        mode = path.lstat().st_mode
-        if stat.S_ISLNK(mode):
-            if not os.path.realpath(path).startswith(f"{root}{os.sep}"):
-                raise ForeignError("a link that leads out of the results, not followed")
-            mode = path.stat().st_mode
-    except OSError as error:
-        raise ForeignError(f"cannot be read ({error.strerror})") from None
-    if not stat.S_ISDIR(mode):
-        raise ForeignError(f"{plain_files.kind(mode)}, no folder")
-
-
 def read(path: Path, stage: str) -> Progress | None:
     """Return the progress of one folder, None where nothing was submitted or run."""
     try:
-        return _read(path, stage, _look(os.fspath(path)))
+        return read_as(path, stage, look_at(os.fspath(path)))
     except ForeignError as error:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=str(error))
 
 
-def _read(path: Path, stage: str, look: Look) -> Progress | None:
+def read_as(path: Path, stage: str, look: Look) -> Progress | None:
+    """Return the progress of a folder that looked so, None where nothing was submitted or run.
+
+    Raises:
+        ForeignError: something in it is none of a run's files.
+    """
     document, broken = _document(path / "run.json")
     jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
@@ -338,11 +221,14 @@ def _columns(path: Path) -> tuple[_Columns, str]:
     if content is None:
         return _Columns(), ""
     try:
-        text = content.decode().replace("\r\n", "\n")
+        text = content.decode()
+        text = text.replace("\r\n", "\n") if "\r" in text else text
         found = _quoted(text) if '"' in text else _plain(text)
     except (ValueError, csv.Error):
         return _Columns(), f"{path.name} cannot be read"
-    of_run = found.where([size.isdecimal() and len(size) < 10 for size in found.input_size])
+    of_run = found
+    if not all(map(str.isdecimal, found.input_size)) or max(map(len, found.input_size), default=0) > _DIGITS_MOST:
+        of_run = found.where([size.isdecimal() and len(size) <= _DIGITS_MOST for size in found.input_size])
     if all(map(_NUMBER.fullmatch, {*of_run.fallback_layers, *of_run.wall_s})):
         return of_run, ""
     numbers = {name: [each if _NUMBER.fullmatch(each) else "" for each in getattr(of_run, name)] for name in _NUMBERS}
@@ -371,8 +257,12 @@ def _picked(names: Sequence[str], columns: Sequence[Sequence[str]], count: int) 
     return _Columns(*(known.get(name, [""] * count) for name in _Columns._fields))
 
 
-def _look(path: str) -> Look:
-    """Return how the run's own files lie there."""
+def look_at(path: str) -> Look:
+    """Return how the run's own files lie in a folder.
+
+    Raises:
+        ForeignError: it cannot be read.
+    """
     written_s, owners = 0.0, dict[str, int]()
     seen: list[tuple[object, ...]] = []
     try:

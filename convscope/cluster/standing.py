@@ -14,7 +14,7 @@ from convscope import slurm
 from convscope.cli.display import several
 from convscope.cli.parser import uncollected
 from convscope.cli.signals import ENDED, STOPPED
-from convscope.cluster import plain_files, progress
+from convscope.cluster import folders, plain_files, progress
 from convscope.cluster.history import Job
 from convscope.cluster.memory import Remembered
 from convscope.cluster.progress import Progress
@@ -132,14 +132,14 @@ def survey(
 
 def _survey(results: Path, stages: Sequence[str], run_command: slurm.RunCommand, now_s: float | None) -> Survey:
     memory = Remembered(results)
-    folders, skipped = progress.read_all(results, stages, memory)
+    every, skipped = folders.read_all(results, stages, memory)
     memory.save(stages)
-    of_slurm = [each for each in folders if each.locked or any(job.of_slurm for job in each.jobs)]
+    of_slurm = [each for each in every if each.locked or any(job.of_slurm for job in each.jobs)]
     queue = slurm.queue(run_command) if of_slurm else None
     open_jobs = {each.job.number for each in of_slurm if each.job and each.job.of_slurm and not each.complete}
     ended = slurm.accounts(open_jobs - set(queue or ()), run_command)
     view = View(queue, ended, time.time() if now_s is None else now_s, run_command)
-    return Survey([standing(each, view) for each in folders], skipped)
+    return Survey([standing(each, view) for each in every], skipped)
 
 
 def holder_of(folder: Progress) -> Holder | None:

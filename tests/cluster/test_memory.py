@@ -7,12 +7,14 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fakes.folders import SIZES, WHO, measured, note
 
-from convscope.cluster import memory, progress
+from convscope.cluster import folders, memory, progress
 from convscope.cluster.memory import Remembered
 from convscope.cluster.progress import Progress
 from convscope.storage import lock
@@ -41,9 +43,9 @@ def results(tmp_path: Path) -> Path:
 
 def look(results: Path, remembered: Remembered | None = None) -> list[Progress]:
     found = remembered or Remembered(results)
-    folders = progress.read_all(results, memory=found)
+    every = folders.read_all(results, memory=found)
     found.save(("1_sanity", "2_quick", "3_full"))
-    return folders.progress
+    return every.progress
 
 
 def plain(found: list[Progress]) -> list[dict[str, object]]:
@@ -54,13 +56,13 @@ def test_what_is_remembered_is_what_was_read_and_no_file_is_opened(results: Path
     first = look(results)
     assert len(first) == 3
     assert {each.owner for each in first} == {os.getuid()}
-    monkeypatch.setattr(progress, "_read", lambda *given: pytest.fail("it is read again"))
+    monkeypatch.setattr(progress, "read_as", lambda *given: pytest.fail("it is read again"))
     assert plain(look(results)) == plain(first) == plain(progress_without_memory(results, monkeypatch))
 
 
 def progress_without_memory(results: Path, monkeypatch: pytest.MonkeyPatch) -> list[Progress]:
     monkeypatch.undo()
-    return progress.read_all(results).progress
+    return folders.read_all(results).progress
 
 
 def appended(path: Path) -> None:
@@ -93,11 +95,11 @@ def test_a_folder_that_changed_is_read_again(
     folder = results / "2_quick" / WHO.folder_name
     change(folder)
     read: list[Path] = []
-    reads = progress._read
-    monkeypatch.setattr(progress, "_read", lambda path, *given: read.append(path) or reads(path, *given))
+    reads = progress.read_as
+    monkeypatch.setattr(progress, "read_as", lambda path, *given: read.append(path) or reads(path, *given))
     found = look(results)
     assert read == [folder]
-    assert plain(found) == plain(progress.read_all(results).progress)
+    assert plain(found) == plain(folders.read_all(results).progress)
 
 
 def test_what_was_written_a_moment_ago_or_is_locked_is_not_remembered(results: Path):
@@ -114,7 +116,7 @@ def test_folders_that_are_gone_are_forgotten_and_other_stages_are_not(results: P
     look(results)
     shutil.rmtree(results / "2_quick" / WHO.folder_name)
     remembered = Remembered(results)
-    progress.read_all(results, ("2_quick",), remembered)
+    folders.read_all(results, ("2_quick",), remembered)
     remembered.save(("2_quick",))
     (file,) = cache_folder().iterdir()
     kept = json.loads(file.read_text())["folders"]
@@ -168,3 +170,29 @@ def test_few_folders_are_not_worth_a_file_and_a_cache_that_cannot_be_written_is_
     monkeypatch.setattr(memory, "_FEWEST", 3)
     (tmp_path / "cache").write_text("no folder")
     assert len(look(results)) == 3
+
+
+@pytest.mark.parametrize("start", [True, False], ids=["two processes", "none can be started"])
+def test_what_several_processes_read_is_the_same_in_the_same_order(
+    results: Path, monkeypatch: pytest.MonkeyPatch, start: bool
+):
+    (results / "2_quick" / "empty").mkdir()
+    (results / "2_quick" / "odd").mkdir()
+    (results / "2_quick" / "odd" / "run.json").mkdir()
+    expected = folders.read_all(results)
+    assert any("odd" in remark for remark in expected.skipped)
+    monkeypatch.setattr(folders, "_LEAST", 2)  # of four folders
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    started: list[int] = []
+
+    def pool(processes: int, **options: Any) -> ProcessPoolExecutor:
+        started.append(processes)
+        if not start:
+            raise BlockingIOError("no more processes")
+        return ProcessPoolExecutor(processes, **options)
+
+    monkeypatch.setattr(folders, "ProcessPoolExecutor", pool)
+    found = folders.read_all(results)
+    assert set(started) == {2}
+    assert plain(found.progress) == plain(expected.progress)
+    assert found.skipped == expected.skipped

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from convscope.cluster import history, progress
+from convscope.cluster import folders, history, progress
 from convscope.cluster.history import Job
 from convscope.cluster.plain_files import ForeignError
 from convscope.cluster.progress import Progress
@@ -139,8 +139,8 @@ def test_an_empty_folder_has_no_progress_and_a_copy_is_left_out(tmp_path: Path):
     assert progress.read(tmp_path / "2_quick" / "empty", "2_quick") is None
     for name in ("run", f"run{KEPT}20260101T000000Z", ".hidden"):
         found(tmp_path / "2_quick" / name)
-    assert [(one.path.name, one.stage) for one in progress.read_all(tmp_path).progress] == [("run", "2_quick")]
-    assert progress.read_all(tmp_path, ["3_full"]) == ([], [])
+    assert [(one.path.name, one.stage) for one in folders.read_all(tmp_path).progress] == [("run", "2_quick")]
+    assert folders.read_all(tmp_path, ["3_full"]) == ([], [])
 
 
 def test_the_latest_job_of_a_folder_is_told_with_its_flags(tmp_path: Path):
@@ -190,11 +190,11 @@ def test_the_last_write_is_that_of_the_runs_own_files(tmp_path: Path):
     for seconds, name in enumerate((TABLE, "run.json", history.HISTORY, "slurm.out"), 1):
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (seconds, seconds))
-    look = progress._look(str(tmp_path))
+    look = progress.look_at(str(tmp_path))
     assert (look.written_s, look.locked, look.owner) == (3.0, False, os.getuid())
     for name, left in ((history.HISTORY, 2.0), ("run.json", 1.0), (TABLE, 0.0)):
         (tmp_path / name).unlink()
-        assert progress._look(str(tmp_path)).written_s == left
+        assert progress.look_at(str(tmp_path)).written_s == left
 
 
 def test_the_last_error_is_the_last_line_of_the_newest_log(tmp_path: Path):

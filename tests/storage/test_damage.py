@@ -17,7 +17,7 @@ from fakes.strategies import more_examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from convscope.cluster import progress
+from convscope.cluster import folders, progress
 from convscope.errors import InputError
 from convscope.profiling.rows import SCHEMA_VERSION, OverallRow, SizeKey, profile_store
 from convscope.storage import table
@@ -229,4 +229,4 @@ def test_the_status_leaves_out_what_an_overwrite_kept(whole: Store, tmp_path: Pa
     stage = tmp_path / "3_full"
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu")
     shutil.copytree(whole.path, stage / "alexnet_direct_cpu.before-20261121T093100Z")
-    assert [found.path.name for found in progress.read_all(tmp_path).progress] == ["alexnet_direct_cpu"]
+    assert [found.path.name for found in folders.read_all(tmp_path).progress] == ["alexnet_direct_cpu"]
