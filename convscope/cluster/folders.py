@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import stat
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -117,9 +118,15 @@ def _read_many(tasks: Sequence[_Task]) -> list[_Read]:
     if processes > 1:
         with contextlib.suppress(OSError, BrokenProcessPool):
             forked = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(processes, mp_context=forked) as pool:
+            with ProcessPoolExecutor(processes, forked, _leave_signals) as pool:
                 return [*pool.map(_read, tasks, chunksize=max(1, _LEAST // 4))]
     return [_read(task) for task in tasks]
+
+
+def _leave_signals() -> None:
+    """Leave Ctrl-C to the process that started this one, which says so once, and end when told to."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _read(task: _Task) -> _Read:

@@ -185,11 +185,11 @@ def test_what_several_processes_read_is_the_same_in_the_same_order(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     started: list[int] = []
 
-    def pool(processes: int, **options: Any) -> ProcessPoolExecutor:
+    def pool(processes: int, *options: Any) -> ProcessPoolExecutor:
         started.append(processes)
         if not start:
             raise BlockingIOError("no more processes")
-        return ProcessPoolExecutor(processes, **options)
+        return ProcessPoolExecutor(processes, *options)
 
     monkeypatch.setattr(folders, "ProcessPoolExecutor", pool)
     found = folders.read_all(results)

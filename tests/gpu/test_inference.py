@@ -73,9 +73,10 @@ def test_branches_side_by_side_compute_the_same_at_each_replay(name: str):
             assert relative_distance(outputs[-1], expected.double()) < 1e-2
 
 
+@pytest.mark.parametrize("side_by_side", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", ["resnet50", "efficientnet_b0"])
-def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, batch: int):
+def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, batch: int, side_by_side: bool):
     """A kernel that read before the one ahead of it had written would see an earlier replay's numbers."""
     network = torchvision.models.get_model(name).eval()
     weights.draw(network, torch.randn(8, 3, 224, 224), seed=0)  # else some numbers leave the range of float16
@@ -87,6 +88,8 @@ def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, bat
     assert steps.with_heads(model) > 1
     assert own.with_first(model) == 1
     assert own.with_chosen(model, {}) > 50
+    if side_by_side:
+        branches.with_branches(model)
     given = torch.zeros(batch, 3, 224, 224, device="cuda", dtype=torch.half).contiguous(
         memory_format=torch.channels_last
     )

@@ -4,9 +4,8 @@
     row(i, r) = i · stride + r · dilation - padding, and so col
 
 Made for few pixels, as of one image: there a library's kernels have too few programs for the card, and each walks
-alone through a long sum. A program does BLOCK_P pixels × BLOCK_K filters and a part of the sum. The parts of a block
-are added in the same kernel: each program stores its own, and the one that sees that all others are done adds them in a
-fixed order, so that results are the same every time. Products are exact, sums are of float32, rounded once at the end.
+alone through a long sum. A program does BLOCK_P pixels × BLOCK_K filters and a part of the sum; the parts of a block
+are added in the same kernel (`shares`). Products are exact, sums are of float32, rounded once at the end.
 
 Cost of N × C × H × W to K channels, P output pixels an image, R × S taps, b bytes an element: 2 N P K C R S operations;
 b (N C H W + N P K + K C R S) bytes at least, of the L2 cache b N P K C R S (1 / BLOCK_P + 1 / BLOCK_K), and 8 N P K for
@@ -29,6 +28,7 @@ from convscope.kernels.blocks import Blocks2d, splits_for
 from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import activated
 from convscope.kernels.channels_last.following import follow
+from convscope.kernels.channels_last.shares import Shares, add_up
 from convscope.kernels.channels_last.windows import Window
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -57,8 +57,7 @@ def conv2d_last(
     """Do one part of the sum of BLOCK_P pixels × BLOCK_K filters; program ids are (block, part).
 
     Channels and filters come as eighths, so that the compiler knows them to be multiples of 8. WHOLE: BLOCK_C divides
-    the channels and BLOCK_K the filters. `arrived` counts the parts of each block that are done, and is 0 before and
-    after.
+    the channels and BLOCK_K the filters.
     """
     block, part = tl.program_id(0), tl.program_id(1)
     channels, filters = eighths * 8, filter_eighths * 8
@@ -89,18 +88,8 @@ def conv2d_last(
         start += BLOCK_C
         tap = tl.where(start >= channels, tap + 1, tap)
         start = tl.where(start >= channels, 0, start)
-    is_last = parts == 1
-    if parts > 1:
-        element = tl.arange(0, BLOCK_P)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
-        own = stored + block * parts * (BLOCK_P * BLOCK_K) + element
-        tl.store(own + part * (BLOCK_P * BLOCK_K), total)
-        tl.debug_barrier()  # the stores of all threads come before the count
-        is_last = tl.atomic_add(arrived + block, 1, sem="acq_rel") == parts - 1
-        if is_last:
-            total = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
-            for other in range(parts):
-                total += tl.load(own + other * (BLOCK_P * BLOCK_K), cache_modifier=".cg")
-            tl.store(arrived + block, 0)
+    element = tl.arange(0, BLOCK_P)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    total, is_last = add_up(total, stored, arrived, block, part, parts, element, BLOCK_P * BLOCK_K)
     if is_last:
         wanted = there[:, None] & known[None, :]
         place = (p * filters)[:, None] + f[None, :]
@@ -161,7 +150,7 @@ class Convolution:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor, window: Window, kind: str = "") -> None:
         self._weight = weight.permute(0, 2, 3, 1).contiguous()
         self._bias, self._window, self._kind = bias, window, kind
-        self._arrived: dict[int, torch.Tensor] = {}  # by their number, each for all graphs that may count in it
+        self._shares = Shares()
 
     def key(self, x: torch.Tensor, added: torch.Tensor | None) -> str:
         """Return the sizes, type and steps as text; blocks are chosen for each key."""
@@ -195,14 +184,11 @@ class Convolution:
         y = torch.empty(images, filters, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
         pixels = images * math.prod(size)
         count = triton.cdiv(pixels, blocks.points) * triton.cdiv(filters, blocks.filters)
-        elements = count * blocks.splits * blocks.points * blocks.filters if blocks.splits > 1 else 0
-        parts = torch.empty(elements, dtype=torch.float32, device=x.device)
-        if count not in self._arrived:
-            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=x.device)
+        shared = self._shares.memory(count, blocks.splits, blocks.points * blocks.filters, x.device)
         kernel, stride, padding, dilation = self._window
         conv2d_last[count, blocks.splits](
-            x, self._weight, self._bias, added, y, parts, self._arrived[count], channels // _LANES, filters // _LANES,
-            in_h, in_w, *size, pixels, *kernel, *stride, *padding, *dilation, blocks.splits,
+            x, self._weight, self._bias, added, y, *shared, channels // _LANES, filters // _LANES, in_h, in_w,
+            *size, pixels, *kernel, *stride, *padding, *dilation, blocks.splits,
             ADD=added is not None, KIND=self._kind,
             WHOLE=channels % blocks.channels == 0 and filters % blocks.filters == 0,
             BLOCK_P=blocks.points, BLOCK_K=blocks.filters, BLOCK_C=blocks.channels, num_warps=blocks.warps,

@@ -6,7 +6,7 @@
 The end of a classifier, and what weighs the channels in a block of EfficientNet (squeeze and excitation). With one
 image both are bound by the launch and by how fast all multiprocessors together can read: the libraries' kernels are
 made for more. Sums are of float32, rounded once when they are stored. The pixels of a mean are shared by several
-programs where there are few channels and images; the last that is done adds the parts, in a fixed order.
+programs where there are few channels and images (`shares`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import triton.language as tl
 from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import DTYPES, activated
 from convscope.kernels.channels_last.following import follow
+from convscope.kernels.channels_last.shares import Shares, add_up
 
 ROWS_MOST = 4  # of a fully connected layer: each reads the weights anew
 IMAGES_MOST = 16  # of a mean
@@ -34,10 +35,7 @@ _LONG = 2**31
 def mean_last(
     x, y, stored, arrived, pixels, channels, parts, EARLY: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr
 ):
-    """Do BLOCK_C channels of one image, or a part of its pixels; program ids are (channels, image, part).
-
-    `arrived` counts the parts that are done, and is 0 before and after.
-    """
+    """Do BLOCK_C channels of one image, or a part of its pixels; program ids are (channels, image, part)."""
     block, image, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     steps = tl.cdiv(pixels, BLOCK_P)
@@ -48,19 +46,8 @@ def mean_last(
         wanted = (p < pixels)[:, None] & (c < channels)[None, :]
         place = (image * pixels + p)[:, None] * channels + c[None, :]
         several += tl.load(x + place, mask=wanted, other=0.0).to(tl.float32)
-    total = tl.sum(several, 0)
-    is_last = parts == 1
-    if parts > 1:
-        number = image * tl.num_programs(0) + block
-        own = stored + number * parts * BLOCK_C + tl.arange(0, BLOCK_C)
-        tl.store(own + part * BLOCK_C, total)
-        tl.debug_barrier()  # the stores of all threads come before the count
-        is_last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == parts - 1
-        if is_last:
-            total = tl.zeros((BLOCK_C,), tl.float32)
-            for other in range(parts):
-                total += tl.load(own + other * BLOCK_C, cache_modifier=".cg")
-            tl.store(arrived + number, 0)
+    number, element = image * tl.num_programs(0) + block, tl.arange(0, BLOCK_C)
+    total, is_last = add_up(tl.sum(several, 0), stored, arrived, number, part, parts, element, BLOCK_C)
     if is_last:
         tl.store(y + image * channels + c, total / pixels, mask=c < channels)
 
@@ -91,22 +78,20 @@ def takes_images(x: torch.Tensor) -> bool:
 
 
 class Mean:
-    """Mean of each channel's pixels; an object belongs to one place of a model, where its runs follow each other."""
+    """Mean of each channel's pixels, at one place of a model, where its runs follow one another."""
 
     def __init__(self) -> None:
-        self._arrived: dict[int, torch.Tensor] = {}  # by their number
+        self._shares = Shares()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return the means, N × C × 1 × 1, of a tensor that `takes_images` wants."""
         images, channels, *size = x.shape
         pixels, blocks = math.prod(size), triton.cdiv(channels, _CHANNELS)
         parts = max(1, min(triton.cdiv(_PROGRAMS, images * blocks), pixels // (2 * _PIXELS)))
-        y, count = x.new_empty(images, channels), images * blocks
-        if count not in self._arrived:
-            self._arrived[count] = torch.zeros(count, dtype=torch.int32, device=x.device)
-        stored = torch.empty(count * parts * _CHANNELS if parts > 1 else 0, dtype=torch.float32, device=x.device)
+        y = x.new_empty(images, channels)
+        shared = self._shares.memory(images * blocks, parts, _CHANNELS, x.device)
         mean_last[blocks, images, parts](
-            x, y, stored, self._arrived[count], pixels, channels, parts, BLOCK_P=_PIXELS, BLOCK_C=_CHANNELS,
+            x, y, *shared, pixels, channels, parts, BLOCK_P=_PIXELS, BLOCK_C=_CHANNELS,
             num_warps=_WARPS, **following.options(x),
         )  # fmt: skip
         return y[:, :, None, None]

@@ -14,7 +14,7 @@ from torch import fx, nn
 from convscope.convolution import models
 from convscope.cudnn.shape import output_extents
 from convscope.errors import NothingFitsError
-from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct
+from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct, shared_modules
 from convscope.inference.engines.fused.tails import TailedConvolution
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ SLOW = "its convolutions are timed by this project's kernels, which takes up to 
 
 
 class Parts(NamedTuple):
-    """What a module computes: a convolution without groups, its bias, and the activation behind it.
+    """Parts of a module: a convolution without groups, its bias, and the activation behind it.
 
     Attributes:
         options: stride, padding and dilation, rows and columns.
@@ -42,7 +42,7 @@ class Parts(NamedTuple):
 
 
 def parts_of(module: nn.Module) -> Parts | None:
-    """Return what a module of the engine `fused` computes; None where it is no such convolution."""
+    """Return the parts of a module of the engine `fused`; None where it is no such convolution."""
     weight: Any
     bias: Any
     if type(module) in (FusedConvolution, FusedProduct):
@@ -199,7 +199,8 @@ def _is_first(parts: Parts) -> bool:
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Parts]]:
     if not isinstance(model, fx.GraphModule):
         return []
-    named = ((name, module, parts_of(module)) for name, module in model.named_modules())
+    shared = shared_modules(model)
+    named = ((name, module, parts_of(module)) for name, module in model.named_modules() if name not in shared)
     return [(name, module, parts) for name, module, parts in named if parts is not None]
 
 

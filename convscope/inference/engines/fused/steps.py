@@ -5,10 +5,11 @@ Those that are this project's kernels are for channels last on a GPU; other tens
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from convscope.convolution import models
 from convscope.cudnn.shape import Fused, output_extents
@@ -156,11 +157,19 @@ class FewRows(nn.Module):
         return heads.linear(x, self.weight, self.bias)
 
 
+def shared_modules(model: nn.Module) -> set[str]:
+    """Return the names of modules that a trace calls more than once, maybe in branches side by side."""
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
+    return {name for name, count in calls.items() if count > 1}
+
+
 def with_heads(model: nn.Module) -> int:
     """Put `MeanOfPixels` and `FewRows` in the place of what they compute; return their number."""
     found: dict[str, nn.Module] = {}
+    shared = shared_modules(model)
     for name, module in model.named_modules():
-        if models.has_hooks(module):
+        if models.has_hooks(module) or name in shared:
             continue
         if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)):
             found[name] = MeanOfPixels(module)

@@ -83,9 +83,10 @@ class DepthwiseConvolution(TailedConvolution):
 class ScaledChannels(nn.Module):
     """A product of images and factors of their channels, in either order, by this project's kernel; else PyTorch's."""
 
-    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        """Return the product."""
-        if one.is_cuda and one.dim() == other.dim() == 4:
+    def forward(self, one: Any, other: Any) -> Any:
+        """Return the product; of sizes, which a trace multiplies too, a number."""
+        are_tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if are_tensors and one.is_cuda and one.dim() == other.dim() == 4:
             from convscope.kernels.channels_last import activations  # imports Triton
 
             x, factors = (one, other) if one.numel() > other.numel() else (other, one)
@@ -129,18 +130,20 @@ def with_tails(model: nn.Module) -> tuple[int, int]:
             following.replace_all_uses_with(node)
             model.graph.erase_node(following)
         tailed, depthwise = tailed + (not is_depthwise), depthwise + is_depthwise
-    for number, node in enumerate(model.graph.nodes):
-        if (
-            node.op == "call_function"
-            and node.target is operator.mul
-            and all(isinstance(arg, fx.Node) for arg in node.args)
-        ):
-            name = f"scaled_channels_{number}"
-            model.add_submodule(name, ScaledChannels())
-            node.op, node.target = "call_module", name
+    _scale_channels(model)
     model.delete_all_unused_submodules()
     model.recompile()
     return tailed, depthwise
+
+
+def _scale_channels(model: fx.GraphModule) -> None:
+    """Put `ScaledChannels` in the place of products of what is computed in a trace."""
+    for number, node in enumerate(model.graph.nodes):
+        is_product = node.op == "call_function" and node.target is operator.mul
+        if is_product and all(isinstance(arg, fx.Node) for arg in node.args):
+            name = f"scaled_channels_{number}"
+            model.add_submodule(name, ScaledChannels())
+            node.op, node.target = "call_module", name
 
 
 def _convolution(model: fx.GraphModule, node: fx.Node) -> nn.Conv2d | None:

@@ -57,6 +57,23 @@ def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
     assert steps.with_heads(Layers()) == 0
 
 
+def test_a_module_that_is_called_twice_is_left_alone():
+    """Branches side by side could call it at the same time, and its programs would count in the same memory."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.pool, self.once = nn.Conv2d(8, 8, 1), nn.AdaptiveAvgPool2d(1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.pool(self.conv(x)) + self.pool(self.conv(x + 1.0)) + self.once(x)
+
+    model = fx.symbolic_trace(Twice())
+    assert own.with_chosen(model, {}) == 1
+    assert isinstance(model.once, own.ChosenConvolution)
+    assert steps.with_heads(model) == 0
+
+
 def test_a_model_that_is_no_trace_stays_as_it_is():
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
     assert (own.with_first(model), own.with_chosen(model, {}), own.count(model)) == (0, 0, "")

@@ -85,6 +85,17 @@ def test_products_of_tensors_are_scaled_channels_where_they_fit():
     assert torch.equal(other(x, factors), factors * x * 2.0)
 
 
+def test_products_of_sizes_stay_numbers():
+    class Flat(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x.reshape(x.size(0), x.size(1) * x.size(2))
+
+    other = fx.symbolic_trace(Flat())
+    tails.with_tails(other)
+    x = torch.randn(2, 4, 3)
+    assert torch.equal(other(x), x.flatten(1))
+
+
 def test_an_activation_in_place_and_an_input_changed_later_are_the_same():
     class InPlace(nn.Module):
         def __init__(self) -> None:
