@@ -20,7 +20,16 @@ from convscope.cudnn.shape import Convolution
 from convscope.inference.engines.fused import tails
 from convscope.kernels import direct
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import activations, convolution, depthwise, first, following, heads, pooling
+from convscope.kernels.channels_last import (
+    activations,
+    convolution,
+    depthwise,
+    first,
+    following,
+    heads,
+    normalisation,
+    pooling,
+)
 from convscope.kernels.channels_last.windows import Window
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
@@ -197,6 +206,15 @@ def test_bias_and_activations_compile_and_move_16_bytes_at_once(compiled: list[A
     assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
 
 
+@pytest.mark.parametrize("width", [96, 384, 768, 4096])
+def test_rows_to_be_normalised_are_read_and_written_in_pieces(compiled: list[Any], tmp_path: Path, width: int):
+    normalisation.layer_norm(meta(40_000, width), meta(width), meta(width), 1e-6)
+    ptx = compiled[-1].asm["ptx"]
+    assert re.search(r"ld\.global\.v[24]\.b32", ptx)
+    assert re.search(r"st\.global\.v[24]\.b32", ptx)
+    assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(("channels", "side"), [(96, 3), (240, 5), (384, 7), (24, 3)])
 def test_depthwise_convolutions_of_the_engine_compile_without_spills(
@@ -258,10 +276,11 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     heads.linear(meta(1, 64), meta(10, 64), meta(10))
     activations.do(x, meta(64), "relu")
     activations.scaled(x, meta(1, 64, 1, 1))
+    normalisation.layer_norm(meta(4, 64), meta(64), meta(64), 1e-5)
     pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (7, 7))
     taps = torch.empty((9, 64), device=META)
     depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    assert len(compiled) == 8
+    assert len(compiled) == 9
     for each in compiled:
         ptx = each.asm["ptx"]
         waits = ptx.index("griddepcontrol.wait")

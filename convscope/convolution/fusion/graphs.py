@@ -78,7 +78,7 @@ def fused(model: nn.Module, make: Make = FusedConv2d) -> tuple[nn.Module, int]:
             continue
         before = node.args[0]
         if _is_plain(model, before):
-            if not _may_move(model, before, node):
+            if not may_move(model, before, node, but=before):
                 continue
             _fuse(model, node, before, None, make)
         elif (pair := _added(model, before, node)) is not None:
@@ -177,24 +177,29 @@ def _is_usual(conv: nn.Conv2d) -> bool:
 
 
 def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return the convolution and the other term of an addition before a ReLU, None where it is none.
-
-    One in place must be into the convolution's output: what else has the other term would miss it. Terms must be of one
-    size, where sizes are known (`ShapeProp`).
-    """
-    if node.op not in ("call_function", "call_method") or node.target not in _ADDS or node.kwargs:
-        return None
-    terms = [term for term in node.args if isinstance(term, fx.Node)]
-    if len(terms) != 2 or len(node.args) != 2 or terms[0] is terms[1]:
-        return None
-    candidates = terms[:1] if changes_in_place(model, node) else terms
-    conv = next((term for term in candidates if _is_plain(model, term) and _may_move(model, term, relu)), None)
+    """Return the convolution and the other term of an addition before a ReLU, None where it is none."""
+    terms = terms_of(model, node)
+    conv = next((term for term in terms if _is_plain(model, term) and may_move(model, term, relu, but=node)), None)
     if conv is None:
         return None
-    other = next(term for term in terms if term is not conv)
-    filters = [_called(model, term).out_channels for term in terms if _is(model, term, nn.Conv2d)]
-    sizes = [term.meta["tensor_meta"].shape for term in terms if "tensor_meta" in term.meta]
+    first, second = (term for term in node.args if isinstance(term, fx.Node))
+    other = second if conv is first else first
+    filters = [_called(model, term).out_channels for term in (conv, other) if _is(model, term, nn.Conv2d)]
+    sizes = [term.meta["tensor_meta"].shape for term in (conv, other) if "tensor_meta" in term.meta]
     return (conv, other) if len({*filters}) == 1 and len({*sizes}) <= 1 else None
+
+
+def terms_of(model: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
+    """Return the terms of an addition of two tensors into which the other may be added; none where it is no such one.
+
+    One in place must be into the first: what else has the second would miss it.
+    """
+    if node.op not in ("call_function", "call_method") or node.target not in _ADDS or node.kwargs:
+        return []
+    terms = [term for term in node.args if isinstance(term, fx.Node)]
+    if len(terms) != 2 or len(node.args) != 2 or terms[0] is terms[1]:
+        return []
+    return terms[:1] if changes_in_place(model, node) else terms
 
 
 def changes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
@@ -207,11 +212,11 @@ def changes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:
     return name.endswith("_") or node.target in _IN_PLACE or asked
 
 
-def _may_move(model: fx.GraphModule, conv: fx.Node, relu: fx.Node) -> bool:
-    """Tell whether nothing between a convolution and its ReLU, but the addition, changes a tensor in place."""
+def may_move(model: fx.GraphModule, node: fx.Node, end: fx.Node, but: fx.Node | None = None) -> bool:
+    """Tell whether nothing between a node and its new place, but one, changes a tensor in place."""
     nodes = [*model.graph.nodes]
-    between = nodes[nodes.index(conv) + 1 : nodes.index(relu)]
-    return not any(changes_in_place(model, node) for node in between if node is not relu.args[0])
+    between = nodes[nodes.index(node) + 1 : nodes.index(end)]
+    return not any(changes_in_place(model, each) for each in between if each is not but)
 
 
 def _take_bias(model: fx.GraphModule, conv: fx.Node, other: fx.Node) -> None:

@@ -26,7 +26,7 @@ from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
 from convscope.inference.engines import compilers, exported, variants
-from convscope.inference.engines.fused import own, steps, tails
+from convscope.inference.engines.fused import own, rows, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -74,6 +74,7 @@ def fused(workload: Workload) -> Engine:
     trial, count = graphs.fused(copy.deepcopy(folded), steps.step_of)
     in_16_bits = workload.dtype in own.DTYPES
     useful = {
+        "rows": rows.with_rows(trial) > 0,
         "tails": any(tails.with_tails(trial)),
         "branches": branches.with_branches(trial) > 0,
         "heads": steps.with_heads(trial) > 0,
@@ -90,8 +91,9 @@ def fused(workload: Workload) -> Engine:
         make = partial(steps.step_of, channels=variant.channels, products=variant.products)
         model, _ = graphs.fused(copy.deepcopy(folded), make)
         put: Mapping[str, Callable[[nn.Module], object]] = {
-            "pools": steps.with_maxima, "tails": tails.with_tails, "heads": steps.with_heads, "first": own.with_first,
-            "own": partial(own.with_chosen, choices=choices), "branches": branches.with_branches,
+            "pools": steps.with_maxima, "rows": rows.with_rows, "tails": tails.with_tails, "heads": steps.with_heads,
+            "first": own.with_first, "own": partial(own.with_chosen, choices=choices),
+            "branches": branches.with_branches,
         }  # fmt: skip
         for name, change in put.items():
             if getattr(variant, name):

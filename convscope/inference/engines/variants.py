@@ -2,8 +2,8 @@
 
 cuDNN's heuristic against PyTorch's search, which times a kernel of some microseconds by one launch from an idle host;
 images padded to as many channels as matrix units read at once, or not; 1×1 convolutions as matrix products, or not;
-pooling, depthwise convolutions, activations, first and last layers, and each convolution, by the libraries or by
-kernels of this project; branches one after another or side by side.
+pooling, depthwise convolutions, activations, means, layer normalisation, first layers, and each convolution or product,
+by the libraries or by kernels of this project; branches one after another or side by side.
 The fastest depends on the batch and the card: no rule decides.
 """
 
@@ -37,8 +37,10 @@ class Variant:
         channels: number of channels that images are padded to with zeros, 0 for no padding.
         products: 1×1 convolutions with stride 1 and a ReLU are products of matrices.
         pools: maxima of windows are taken by this project's kernel.
-        tails: depthwise convolutions, and activations with the bias before them, are this project's kernels.
-        heads: means of all pixels, and fully connected layers of few rows, are this project's kernels.
+        tails: depthwise convolutions, and activations and additions with the bias before them, are this project's
+            kernels.
+        heads: means of all pixels are this project's kernel.
+        rows: layer normalisation, what follows fully connected layers, and these for few rows, are this project's.
         first: convolutions of few channels are this project's kernel.
         own: each other convolution is this project's kernel where that is faster.
         branches: branches that meet again run side by side, on streams of their own.
@@ -50,6 +52,7 @@ class Variant:
     pools: bool = False
     tails: bool = False
     heads: bool = False
+    rows: bool = False
     first: bool = False
     own: bool = False
     branches: bool = False
@@ -66,7 +69,9 @@ class Variant:
         if self.tails:
             parts.append("depthwise and activations by Triton")
         if self.heads:
-            parts.append("means and small products by Triton")
+            parts.append("means by Triton")
+        if self.rows:
+            parts.append("rows by Triton")
         if self.first:
             parts.append("first layer by Triton")
         if self.own:
@@ -78,7 +83,7 @@ class Variant:
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
-    *({"heads": True}, {"first": True, "channels": 0}, {"own": True}, {"branches": True}),
+    *({"heads": True}, {"rows": True}, {"first": True, "channels": 0}, {"own": True}, {"branches": True}),
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

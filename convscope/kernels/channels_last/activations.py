@@ -1,6 +1,6 @@
-"""Bias, activation and factors of channels behind a convolution, in one kernel, channels last.
+"""Bias, addition, activation and factors of channels behind a convolution, in one kernel, channels last.
 
-    y[i] = f(y[i] + bias[filter of i])                   in place
+    y[i] = f(y[i] + bias[filter of i] + added[i])        in place
     y[n, i] = x[n, i] · factors[n, channel of i]
 
 PyTorch adds the bias of a convolution, and computes its activation, by a kernel each: both read and write the whole
@@ -60,14 +60,16 @@ def _tile(pixels, channels, LONG: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: 
 
 @triton.jit(do_not_specialize=["pixels"])
 def finish(
-    y, bias, pixels, channels, KIND: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    y, bias, added, pixels, channels, ADD: tl.constexpr, KIND: tl.constexpr, LONG: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_C channels."""
     c, at, wanted = _tile(pixels, channels, LONG, BLOCK_P, BLOCK_C)
     follow(EARLY)
     total = tl.load(y + at, mask=wanted, other=0.0).to(tl.float32)
     total += tl.load(bias + c, mask=c < channels, other=0.0).to(tl.float32)[None, :]
+    if ADD:
+        total += tl.load(added + at, mask=wanted, other=0.0).to(tl.float32)
     tl.store(y + at, activated(total, KIND), mask=wanted)
 
 
@@ -92,15 +94,28 @@ def block_of_channels(channels: int) -> int:
     return min(_CHANNELS, key=lambda each: _CHANNELS[each] * each * triton.cdiv(channels, each))
 
 
-def takes(y: torch.Tensor) -> bool:
-    """Tell whether `do` can do a tensor."""
+def takes(y: torch.Tensor, added: torch.Tensor | None = None) -> bool:
+    """Tell whether `do` can do a tensor, and an addition to it."""
     is_last = y.dim() == 4 and y.is_contiguous(memory_format=torch.channels_last)
-    return is_last and y.dtype in DTYPES and y.numel() > 0
+    fits = is_last and y.dtype in DTYPES and y.numel() > 0
+    return fits and (added is None or is_like(added, y))
 
 
-def do(y: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor:
-    """Add the bias and compute the activation in place; return y (N × K × P × Q), as `takes` wants it."""
-    finish[_blocks(y, y.numel() // y.shape[1]),](y, bias, y.numel() // y.shape[1], y.shape[1], KIND=kind, **_options(y))
+def is_like(added: Any, y: torch.Tensor) -> bool:
+    """Tell whether something is a tensor of the size, type and layout of a channels-last one, on the same device."""
+    same = isinstance(added, torch.Tensor) and added.shape == y.shape and added.dtype == y.dtype
+    return same and added.device == y.device and added.is_contiguous(memory_format=torch.channels_last)
+
+
+def do(y: torch.Tensor, bias: torch.Tensor, kind: str, added: torch.Tensor | None = None) -> torch.Tensor:
+    """Add the bias, and what else is to be added, and compute the activation in place; return y.
+
+    Args:
+        y: N × K × P × Q, as `takes` wants it.
+        added: of the same size, type and layout.
+    """
+    pixels, channels = y.numel() // y.shape[1], y.shape[1]
+    finish[_blocks(y, pixels),](y, bias, added, pixels, channels, ADD=added is not None, KIND=kind, **_options(y))
     return y
 
 

@@ -23,7 +23,7 @@ from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.shares import Shares, add_up
 
 ROWS_MOST = 4  # of a fully connected layer: each reads the weights anew
-IMAGES_MOST = 16  # of a mean
+IMAGES_MOST = 2**16 - 1  # of a mean
 _PIXELS, _CHANNELS = 64, 32
 _OUTPUTS, _DEPTH = 4, 1024
 _WARPS = 4

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from convscope.cudnn.shape import output_extents
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import activations, convolution, first, heads
+from convscope.kernels.channels_last import activations, convolution, first, heads, normalisation
 from convscope.kernels.channels_last.windows import Window
 
 # images, channels, height, width; filters, kernel; stride, padding
@@ -172,5 +172,49 @@ def test_images_are_scaled_by_channel(size: tuple[int, ...]):
 def test_what_a_head_leaves_to_pytorch():
     assert not heads.takes_rows(drawn(5, 8), drawn(4, 8))
     assert not heads.takes_rows(drawn(1, 2, 8), drawn(4, 8))
-    assert not heads.takes_images(drawn(17, 8, 2, 2))
+    assert not heads.takes_images(drawn(2, 8, 2, 2).contiguous())
     assert not heads.takes_images(drawn(1, 8, 2, 2).contiguous())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("size", [(2, 5, 7, 96), (3, 40), (600, 24), (1, 1)])
+def test_rows_are_normalised_as_by_pytorch(size: tuple[int, ...], dtype: torch.dtype):
+    torch.manual_seed(0)
+    x, weight, bias = (torch.randn(*each).to(dtype) for each in (size, size[-1:], size[-1:]))
+    assert normalisation.takes(x, size[-1:], weight, bias)
+    expected = functional.layer_norm(x.double(), size[-1:], weight.double(), bias.double(), 1e-3)
+    found = normalisation.layer_norm(x, weight, bias, 1e-3)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=2e-3 if dtype is torch.float16 else 1e-5)
+
+
+def test_rows_far_from_zero_keep_their_variance():
+    x = 1000 + torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
+    expected = functional.layer_norm(x.double(), (64,), eps=1e-6)
+    found = normalisation.layer_norm(x, torch.ones(64), torch.zeros(64), 1e-6)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-3)
+
+
+def test_rows_of_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(normalisation, "_SHORT", 0)
+    test_rows_are_normalised_as_by_pytorch((3, 40), torch.float16)
+
+
+def test_rows_that_are_not_taken():
+    x, ones = torch.zeros(4, 8), torch.ones(8)
+    assert normalisation.takes(x, (8,), ones, ones)
+    assert not normalisation.takes(x, (4, 8), ones, ones)
+    assert not normalisation.takes(x, (8,), None, ones)
+    assert not normalisation.takes(x.half(), (8,), ones, ones)
+    assert not normalisation.takes(x.t(), (4,), ones[:4], ones[:4])
+    assert not normalisation.takes(torch.zeros(1, 9000), (9000,), torch.ones(9000), torch.ones(9000))
+
+
+def test_a_tail_adds_before_the_activation():
+    torch.manual_seed(0)
+    y, bias, added = drawn(2, 24, 3, 5), drawn(24), drawn(2, 24, 3, 5)
+    assert activations.takes(y, added)
+    expected = (y.float() + bias.float()[:, None, None] + added.float()).relu().half()
+    assert torch.equal(activations.do(y, bias, "relu", added), expected)
+    assert not activations.takes(y, added[:, :, :1])
+    assert not activations.takes(y, added.float())
+    assert not activations.takes(y, added.contiguous())

@@ -1,21 +1,24 @@
-"""Convolutions of the engine `fused` by this project's kernels, where those are faster.
+"""Convolutions and products of the engine `fused` by this project's kernels, where those are faster.
 
-`ChosenConvolution` times both at its first call, for each size of its input. First layers, of few channels, have a
-kernel of their own. Both are for channels last in 16 bits on a GPU.
+`ChosenConvolution` and `ChosenDepthwise` time both at the first call, for each size of the input. First layers, of few
+channels, have a kernel of their own. All are for channels last in 16 bits on a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import fx, nn
 
 from convscope.convolution import models
-from convscope.cudnn.shape import output_extents
+from convscope.cudnn.shape import dimensions, output_extents
 from convscope.errors import NothingFitsError
-from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct, shared_modules
-from convscope.inference.engines.fused.tails import TailedConvolution
+from convscope.inference.engines.fused import traces
+from convscope.inference.engines.fused.rows import RowProduct
+from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct
+from convscope.inference.engines.fused.tails import DepthwiseConvolution, TailedConvolution
 
 if TYPE_CHECKING:
     from convscope.kernels.blocks import Blocks2d
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float16", "bfloat16")
 """Data types that the kernels are for."""
+_ONE_PIXEL = (1, 1), (0, 0), (1, 1), 1  # stride, padding, dilation and groups
 SLOW = "its convolutions are timed by this project's kernels, which takes up to a minute the first time on a card"
 
 
@@ -47,7 +51,9 @@ def parts_of(module: nn.Module) -> Parts | None:
     bias: Any
     if type(module) in (FusedConvolution, FusedProduct):
         weight, bias, kind = module.weight, module.bias, "relu"
-        options: Any = module.options if isinstance(module, FusedConvolution) else ((1, 1), (0, 0), (1, 1), 1)
+        options: Any = module.options if isinstance(module, FusedConvolution) else _ONE_PIXEL
+    elif type(module) is RowProduct:
+        weight, bias, kind, options = module.weight, module.bias, module.kind, _ONE_PIXEL
     elif type(module) is TailedConvolution:
         weight, bias, kind, options = module.weight, module.bias, module.kind, module.options
     elif type(module) is nn.Conv2d and not models.peculiarity(module) and module.padding_mode == "zeros":
@@ -84,8 +90,8 @@ class FirstConvolution(nn.Module):
         return first.convolve(x, self._packed, self._kind)
 
 
-Choices = dict[str, "Blocks2d | None"]
-"""Blocks of this project's kernel by convolution; None where the other module is faster."""
+Choices = dict[str, "Blocks2d | bool"]
+"""Blocks of this project's kernel by convolution, or that it has none to choose; False: the other is faster."""
 
 
 class ChosenConvolution(nn.Module):
@@ -127,8 +133,8 @@ class ChosenConvolution(nn.Module):
         if key not in self._choices:
             self._choices[key] = self._choose(self._own, x, added, size)
         blocks = self._choices[key]
-        self.is_own = blocks is not None
-        return self._own(x, added, size, blocks) if blocks else self._by_other(x, added)
+        self.is_own = not isinstance(blocks, bool)
+        return self._by_other(x, added) if isinstance(blocks, bool) else self._own(x, added, size, blocks)
 
     def _takes(self, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]) -> bool:
         if not x.is_cuda:
@@ -137,10 +143,10 @@ class ChosenConvolution(nn.Module):
 
         if not convolution.takes(x, self.weight, size):
             return False
-        whole = len(x), len(self.weight), *size
-        return added is None or (
-            added.shape == whole and added.dtype == x.dtype and added.is_contiguous(memory_format=torch.channels_last)
-        )
+        if added is None or not isinstance(added, torch.Tensor):
+            return added is None
+        lies = added.dtype == x.dtype and added.is_contiguous(memory_format=torch.channels_last)
+        return lies and added.shape == (len(x), len(self.weight), *size)
 
     def _is_rows(self, x: torch.Tensor) -> bool:
         from convscope.kernels.channels_last import heads  # imports Triton
@@ -159,17 +165,48 @@ class ChosenConvolution(nn.Module):
 
     def _choose(
         self, own: Convolution, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]
-    ) -> Blocks2d | None:
-        """Return the blocks of this project's kernel, None where the other module is faster."""
+    ) -> Blocks2d | bool:
+        """Return the blocks of this project's kernel, False where the other module is faster."""
         from convscope.kernels import autotune
 
         try:
             blocks = own.choose(x, added, size).blocks
         except NothingFitsError:
-            return None
+            return False
         own_us = autotune.time_us(lambda: own(x, added, size, blocks))
         other_us = autotune.time_us(lambda: self._by_other(x, added))
-        return blocks if own_us < other_us else None
+        return blocks if own_us < other_us else False
+
+
+class ChosenDepthwise(nn.Module):
+    """A depthwise convolution, its bias and activation, by the faster of this project's kernel and cuDNN with a tail.
+
+    Args:
+        choices: as those of `ChosenConvolution`.
+
+    Attributes:
+        is_own: the last call was by a kernel of this project.
+    """
+
+    def __init__(self, module: DepthwiseConvolution, choices: Choices) -> None:
+        super().__init__()
+        self.module, self._choices = module, choices
+        self.is_own = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activation(convolution(x) + bias)."""
+        self.is_own = self.module.takes(x) and self._is_faster(x)
+        return self.module(x) if self.is_own else self.module.by_library(x)
+
+    def _is_faster(self, x: torch.Tensor) -> bool:
+        sizes = map(dimensions, (x.shape, self.module.weight.shape, *self.module.options[:3]))
+        key = " ".join(("depthwise", *sizes, self.module.kind, str(x.dtype)))
+        if key not in self._choices:
+            from convscope.kernels import autotune
+
+            own_us = autotune.time_us(lambda: self.module(x))
+            self._choices[key] = own_us < autotune.time_us(lambda: self.module.by_library(x))
+        return bool(self._choices[key])
 
 
 def with_first(model: nn.Module) -> int:
@@ -179,12 +216,15 @@ def with_first(model: nn.Module) -> int:
 
 
 def with_chosen(model: nn.Module, choices: Choices) -> int:
-    """Put `ChosenConvolution` in the place of the other convolutions in a trace; return their number."""
-    found = {
+    """Put `ChosenConvolution` and `ChosenDepthwise` in the place of the others in a trace; return their number."""
+    found: dict[str, nn.Module] = {
         name: ChosenConvolution(module, parts, choices)
         for name, module, parts in _convolutions(model)
         if not _is_first(parts)
     }
+    for name, module in model.named_modules() if isinstance(model, fx.GraphModule) else ():
+        if isinstance(module, DepthwiseConvolution):  # a trace calls it once
+            found[name] = ChosenDepthwise(module, choices)
     return _put(model, found)
 
 
@@ -199,12 +239,12 @@ def _is_first(parts: Parts) -> bool:
 def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Parts]]:
     if not isinstance(model, fx.GraphModule):
         return []
-    shared = shared_modules(model)
+    shared = traces.shared_modules(model)
     named = ((name, module, parts_of(module)) for name, module in model.named_modules() if name not in shared)
     return [(name, module, parts) for name, module, parts in named if parts is not None]
 
 
-def _put(model: nn.Module, found: dict[str, Any]) -> int:
+def _put(model: nn.Module, found: Mapping[str, nn.Module]) -> int:
     for name, module in found.items():
         models.set_module(model, name, module)
     return len(found)
@@ -212,6 +252,6 @@ def _put(model: nn.Module, found: dict[str, Any]) -> int:
 
 def count(model: nn.Module) -> str:
     """Return as text how many of the convolutions of `with_chosen` are this project's, "" where there are none."""
-    every = [module for module in model.modules() if isinstance(module, ChosenConvolution)]
+    every = [module for module in model.modules() if isinstance(module, (ChosenConvolution, ChosenDepthwise))]
     own = sum(module.is_own for module in every)
     return f"{own} of {len(every)} convolutions by Triton" if every else ""

@@ -1,18 +1,18 @@
-"""Modules of the engine `fused`: a convolution with its bias, addition and ReLU, maxima and means, products.
+"""Modules of the engine `fused`: a convolution with its bias, addition and ReLU, products, maxima and means.
 
 Those that are this project's kernels are for channels last on a GPU; other tensors go to the module that they replace.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from convscope.convolution import models
 from convscope.cudnn.shape import Fused, output_extents
+from convscope.inference.engines.fused import traces
 
 
 def step_of(conv: nn.Conv2d, fused: Fused, channels: int = 0, products: bool = False) -> nn.Module:
@@ -140,41 +140,15 @@ class MeanOfPixels(nn.Module):
         return means
 
 
-class FewRows(nn.Module):
-    """`nn.Linear` by this project's kernel where that takes the rows, else by PyTorch."""
-
-    def __init__(self, linear: nn.Linear) -> None:
-        super().__init__()
-        self.weight = linear.weight
-        self.bias = linear.bias if linear.bias is not None else nn.Parameter(torch.zeros(linear.out_features))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return x · weightᵀ + bias."""
-        from convscope.kernels.channels_last import heads  # imports Triton
-
-        if not x.is_cuda or not heads.takes_rows(x, self.weight):
-            return nn.functional.linear(x, self.weight, self.bias)
-        return heads.linear(x, self.weight, self.bias)
-
-
-def shared_modules(model: nn.Module) -> set[str]:
-    """Return the names of modules that a trace calls more than once, maybe in branches side by side."""
-    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
-    calls = Counter(str(node.target) for node in nodes if node.op == "call_module")
-    return {name for name, count in calls.items() if count > 1}
-
-
 def with_heads(model: nn.Module) -> int:
-    """Put `MeanOfPixels` and `FewRows` in the place of what they compute; return their number."""
-    found: dict[str, nn.Module] = {}
-    shared = shared_modules(model)
-    for name, module in model.named_modules():
-        if models.has_hooks(module) or name in shared:
-            continue
-        if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)):
-            found[name] = MeanOfPixels(module)
-        elif type(module) is nn.Linear:
-            found[name] = FewRows(module)
+    """Put `MeanOfPixels` in the place of means of all pixels; return their number."""
+    shared = traces.shared_modules(model)
+    found = {
+        name: MeanOfPixels(module)
+        for name, module in model.named_modules()
+        if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1))
+        if not models.has_hooks(module) and name not in shared
+    }
     for name, module in found.items():
         models.set_module(model, name, module)
     return len(found)

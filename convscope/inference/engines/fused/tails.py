@@ -1,8 +1,8 @@
-"""Convolutions with the activation that follows them, and depthwise convolutions, for the engine `fused`.
+"""Convolutions with the activation or addition that follows them, and depthwise ones, for the engine `fused`.
 
 cuDNN's fused call of PyTorch ends with ReLU, and takes no groups. What it leaves alone in EfficientNet, MobileNet and
-ConvNeXt is done here by kernels of this project: bias and activation in one, a depthwise convolution with both in one,
-factors of channels.
+ConvNeXt is done here by kernels of this project: bias, addition and activation in one, a depthwise convolution with
+bias and activation in one, factors of channels.
 They are for channels last on a GPU; for other tensors PyTorch's steps follow each other.
 """
 
@@ -16,6 +16,7 @@ from torch import fx, nn
 
 from convscope.convolution import models
 from convscope.cudnn.shape import output_extents
+from convscope.inference.engines.fused import traces
 
 ACTIVATIONS: dict[type[nn.Module], str] = {
     nn.ReLU: "relu", nn.ReLU6: "relu6", nn.SiLU: "silu", nn.Hardswish: "hardswish", nn.Hardsigmoid: "hardsigmoid",
@@ -30,7 +31,7 @@ BY_PYTORCH: dict[str, Any] = {
 
 
 class TailedConvolution(nn.Module):
-    """A convolution, then its bias and activation, if any, in one kernel.
+    """A convolution, then its bias, an addition where `forward` gets one, and activation, if any, in one kernel.
 
     Args:
         kind: a key of `BY_PYTORCH`.
@@ -43,18 +44,26 @@ class TailedConvolution(nn.Module):
         self.bias = conv.bias if conv.bias is not None else nn.Parameter(none)
         self.options: Any = (conv.stride, conv.padding, conv.dilation, conv.groups)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activation(convolution(x) + bias)."""
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """Return activation(convolution(x) + bias + added)."""
         if not x.is_cuda:
-            return self._by_pytorch(nn.functional.conv2d(x, self.weight, self.bias, *self.options))
-        from convscope.kernels.channels_last import activations  # imports Triton
+            return by_pytorch(nn.functional.conv2d(x, self.weight, self.bias, *self.options), added, self.kind)
+        return with_tail(nn.functional.conv2d(x, self.weight, None, *self.options), self.bias, self.kind, added)
 
-        y = nn.functional.conv2d(x, self.weight, None, *self.options)
-        return activations.do(y, self.bias, self.kind) if activations.takes(y) else self._by_pytorch(y, self.bias)
 
-    def _by_pytorch(self, y: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        found: torch.Tensor = BY_PYTORCH[self.kind](y if bias is None else y + bias[:, None, None])
-        return found
+def with_tail(y: torch.Tensor, bias: torch.Tensor, kind: str, added: torch.Tensor | None = None) -> torch.Tensor:
+    """Return activation(y + bias + added), in the place of y where this project's kernel can do it."""
+    from convscope.kernels.channels_last import activations  # imports Triton
+
+    if activations.takes(y, added):
+        return activations.do(y, bias, kind, added)
+    return by_pytorch(y + bias[:, None, None], added, kind)
+
+
+def by_pytorch(y: torch.Tensor, added: torch.Tensor | None, kind: str) -> torch.Tensor:
+    """Return activation(y + added) by PyTorch's operators."""
+    found: torch.Tensor = BY_PYTORCH[kind](y if added is None else y + added)
+    return found
 
 
 class DepthwiseConvolution(TailedConvolution):
@@ -64,15 +73,28 @@ class DepthwiseConvolution(TailedConvolution):
         super().__init__(conv, kind)
         self._taps: torch.Tensor | None = None
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activation(convolution(x) + bias)."""
+    def takes(self, x: torch.Tensor) -> bool:
+        """Tell whether the kernel takes a tensor; others go to `by_library`."""
         if not x.is_cuda:
-            return super().forward(x)
+            return False
         from convscope.kernels.channels_last import depthwise  # imports Triton
 
-        kernel: Any = tuple(self.weight.shape[2:])
-        if not depthwise.takes(x, kernel):
-            return super().forward(x)
+        return depthwise.takes(x, self._kernel())
+
+    def _kernel(self) -> tuple[int, int]:
+        return self.weight.shape[2], self.weight.shape[3]
+
+    def by_library(self, x: torch.Tensor) -> torch.Tensor:
+        """Return activation(convolution(x) + bias), the convolution by cuDNN or PyTorch."""
+        return super().forward(x)
+
+    def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """Return activation(convolution(x) + bias + added)."""
+        if added is not None or not self.takes(x):
+            return super().forward(x, added)
+        from convscope.kernels.channels_last import depthwise  # imports Triton
+
+        kernel = self._kernel()
         stride, padding, dilation, _ = self.options
         size: Any = output_extents(x.shape[2:], kernel, padding, stride, dilation)
         if self._taps is None:
@@ -101,38 +123,39 @@ def packed(weight: torch.Tensor) -> torch.Tensor:
 
 
 def with_tails(model: nn.Module) -> tuple[int, int]:
-    """Put these modules in the place of convolutions that end in an activation, and of depthwise ones, in a trace.
+    """Put these modules in the place of convolutions that end in an activation or addition, and of depthwise ones.
 
-    A convolution keeps its place and takes the activation along: its output has no other user, so nothing between the
-    two can tell.
+    A convolution takes along the activation that is the only one to use its output, and so nothing between the two can
+    tell; or it goes to where an addition was, if nothing on the way changes what it reads.
 
     Args:
         model: as `fusion.graphs.fused` returns it; it is changed in place. One that is no trace stays as it is.
 
     Returns:
-        the number of convolutions with an activation or a bias, and of depthwise convolutions with or without them.
+        the number of convolutions with an activation, addition or bias, and of depthwise ones with or without them.
     """
     if not isinstance(model, fx.GraphModule):
         return 0, 0
+    traces.drop_idle(model)
     tailed = depthwise = 0
     for node in list(model.graph.nodes):
         conv = _convolution(model, node)
         if conv is None:
             continue
         following = next(iter(node.users)) if len(node.users) == 1 else None
-        kind = _activation(model, following) if following is not None else ""
+        kind = activation(model, following) if following is not None else ""
         is_depthwise = conv.groups == conv.in_channels == conv.out_channels > 1
-        if not kind and not is_depthwise and conv.bias is None:
+        may_add = following is not None and not kind and not is_depthwise
+        other = traces.addend(model, node, node, following) if may_add and following is not None else None
+        if not kind and not is_depthwise and conv.bias is None and other is None:
             continue  # PyTorch adds a bias by a kernel of its own
         made = (DepthwiseConvolution if is_depthwise else TailedConvolution)(conv, kind)
         models.set_module(model, str(node.target), made)
-        if kind and following is not None:
-            following.replace_all_uses_with(node)
-            model.graph.erase_node(following)
+        if following is not None and (kind or other is not None):
+            traces.replace(model, [node, following], str(node.target), other, following if other is not None else node)
         tailed, depthwise = tailed + (not is_depthwise), depthwise + is_depthwise
     _scale_channels(model)
-    model.delete_all_unused_submodules()
-    model.recompile()
+    traces.finish(model)
     return tailed, depthwise
 
 
@@ -158,8 +181,8 @@ def _convolution(model: fx.GraphModule, node: fx.Node) -> nn.Conv2d | None:
     return module if calls == 1 and is_usual else None
 
 
-def _activation(model: fx.GraphModule, node: fx.Node) -> str:
-    """Return the name of the activation that a node is, "" for none of those known."""
+def activation(model: fx.GraphModule, node: fx.Node) -> str:
+    """Return the name of the activation that a node is, "" for none of `ACTIVATIONS`."""
     if node.op != "call_module" or node.kwargs or len(node.args) != 1:
         return ""
     module = model.get_submodule(str(node.target))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from fakes import distance, randomized
 from torch import fx, nn
+from torchvision.ops import stochastic_depth
 
 from convscope.convolution.fusion import graphs
 from convscope.inference.engines.fused import steps, tails
@@ -113,6 +114,56 @@ def test_an_activation_in_place_and_an_input_changed_later_are_the_same():
     given = torch.randn(1, 4, 3, 3)
     with torch.inference_mode():
         torch.testing.assert_close(other(given.clone()), model(given.clone()))
+
+
+class Sums(nn.Module):
+    """Convolutions whose output is added to something of the same size, of another, and to a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.fourth = (nn.Conv2d(4, 4, 1) for _ in range(4))
+        self.drop, self.idle = nn.Dropout(), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.drop(self.first(self.idle(x)))
+        x = stochastic_depth(self.second(x), 0.5, "row", training=self.training) + x
+        x = self.third(x) + x.mean((2, 3), keepdim=True)
+        return self.fourth(x) + x.size(0)
+
+
+def test_additions_are_taken_along():
+    model = Sums().eval()
+    other = fx.symbolic_trace(model)
+    assert tails.with_tails(other) == (4, 0)
+    assert {node.op for node in other.graph.nodes if node.name.startswith("add")} == set()
+    given = torch.randn(2, 4, 3, 3)
+    with torch.inference_mode():
+        torch.testing.assert_close(other(given), model(given))
+
+
+def test_an_addition_is_not_taken_along_past_a_change_of_the_input():
+    class Changed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 4, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            x.add_(1.0)
+            return y + x
+
+    model = Changed().eval()
+    other = fx.symbolic_trace(model)
+    assert tails.with_tails(other) == (1, 0)  # its bias alone
+    given = torch.randn(1, 4, 3, 3)
+    with torch.inference_mode():
+        torch.testing.assert_close(other(given.clone()), model(given.clone()))
+
+
+def test_dropout_in_training_is_no_identity():
+    other = fx.symbolic_trace(nn.Sequential(nn.Dropout(), nn.Identity(), nn.Conv2d(4, 4, 1)).train())
+    tails.with_tails(other)
+    assert [type(module) for module in other.children()] == [nn.Dropout, tails.TailedConvolution]
 
 
 def test_a_model_that_is_no_trace_stays_as_it_is():
