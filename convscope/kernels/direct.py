@@ -27,8 +27,7 @@ by `Blocks2d.variant`:
     taps      as above; channels a multiple of 16
     gathered  a step takes 16 of all channels × taps, whatever their number (first layers have 3 channels): each row of
               X then has a tap of its own, and its address is worked out row by row
-    thin      groups of few filters (depthwise): no product of matrices but fused multiply-adds in float32, whatever the
-              type of the tensors; a program does one filter × BLOCK_P pixels in NCHW, BLOCK_K × BLOCK_P in NHWC
+    thin      groups of few filters (depthwise): no product of matrices (`direct_thin`)
 
 The filters are laid out once as [group, taps · channels, filters] (`pack`), so that a step reads whole lines of them.
 With few pixels (7 × 7, batch 1) there are too few programs for a card: then the reduction is split between several,
@@ -48,6 +47,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels import direct_thin
 from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, is_float32, lanes, ranked, splits_for
 from convscope.kernels.blocks import partial_bytes as workspace_bytes  # noqa: F401 - as every kernel says it
 from convscope.kernels.conv3d.layout import bits_inside
@@ -86,13 +86,10 @@ _HALF_SHAPES = (
     (64, 64, 16, 4, 4, 4, 2.2),
     (32, 64, 16, 4, 4, 6, 1.4),
 )
-_THIN_SHAPES = ((128, 4), (256, 4), (512, 4), (1024, 8))  # pixels, warps
-_THIN_LAST_SHAPES = ((64, 8, 4), (64, 16, 4), (64, 32, 4), (128, 16, 4), (32, 16, 4), (32, 64, 4), (16, 128, 4))
 
 # One binary serves all sizes: none of these is compiled in when it is 1 or a multiple of 16.
-_THIN_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h"]
-_THIN_SIZES += ["stride_h", "stride_w", "pad_h", "pad_w", "dil_h", "dil_w", "groups"]
-_SIZES = [*_THIN_SIZES, "kernel_w", "pixels", "share"]
+_SIZES = ["channels", "kernels", "in_h", "in_w", "out_h", "out_w", "kernel_h", "kernel_w", "stride_h", "stride_w"]
+_SIZES += ["pad_h", "pad_w", "dil_h", "dil_w", "groups", "pixels", "share"]
 
 
 @triton.jit
@@ -108,6 +105,90 @@ def _added(acc, filters, values, PRECISION: tl.constexpr):
 def _name(specialization):
     # In the kernel's name, because that is all that a profiler sees; HMMA is the instruction of products in 16 bits.
     return "direct_conv2d_hmma" if specialization.constants.get("PRECISION") == "hmma" else "direct_conv2d"
+
+
+@triton.jit
+def _pointwise(
+    acc, x, filters, start, at, c, first, last, pixel, channel, w_pitch,
+    BLOCK_C: tl.constexpr, VECTOR: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Return acc + the steps from `first` to `last` of a sum over channels alone, at pixels `at`."""
+    seen = ((first * BLOCK_C + c) * channel)[:, None] + (start + at * pixel)[None, :]
+    if LAST:
+        seen = x + tl.multiple_of(seen, (LANES, 1))
+    else:
+        seen = x + tl.max_contiguous(tl.multiple_of(seen, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+    for _ in range(first, last):
+        acc = _added(acc, tl.trans(tl.load(filters)), tl.load(seen), PRECISION)
+        filters += BLOCK_C * w_pitch
+        seen += BLOCK_C * channel
+    return acc
+
+
+@triton.jit
+def _by_taps(
+    acc, x, filters, start, row, col, c, first, last, pixel, channel, channels, in_h, in_w, kernel_h, kernel_w, dil_h,
+    dil_w, w_pitch, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """Return acc + the steps from `first` to `last` of a sum over taps and, innermost, channels."""
+    seen = (c * channel)[:, None] + (start + (row * in_w + col) * pixel)[None, :]
+    # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
+    seen = tl.multiple_of(seen, (LANES, 1)) if LAST else tl.max_contiguous(seen, (1, 2))
+    rows, cols = bits_inside(row, kernel_h, dil_h, in_h), bits_inside(col, kernel_w, dil_w, in_w)
+    done = first * BLOCK_C
+    r, s, of_tap = done // channels // kernel_w, done // channels % kernel_w, done % channels
+    for _ in range(first, last):
+        there = ((rows >> r) & (cols >> s) & 1) != 0
+        tap = of_tap * channel + (r * dil_h * in_w + s * dil_w) * pixel
+        if LAST:
+            tap = tl.multiple_of(tap, LANES)
+        values = tl.load(x + tap + seen, mask=there[None, :], other=0.0)
+        acc = _added(acc, tl.trans(tl.load(filters)), values, PRECISION)
+        filters += BLOCK_C * w_pitch
+        of_tap += BLOCK_C
+        s = tl.where(of_tap == channels, s + 1, s)
+        of_tap = tl.where(of_tap == channels, 0, of_tap)
+        r = tl.where(s == kernel_w, r + 1, r)
+        s = tl.where(s == kernel_w, 0, s)
+    return acc
+
+
+@triton.jit
+def _gathered(
+    acc, x, filters, start, row, col, c, first, last, pixel, channel, channels, in_h, in_w, kernel_h, kernel_w, dil_h,
+    dil_w, w_pitch, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """Return acc + the steps from `first` to `last` of a sum in which each row has a tap of its own."""
+    taps = kernel_h * kernel_w
+    seen = start + (row * in_w + col) * pixel
+    for step in range(first, last):
+        q = step * BLOCK_C + c
+        tap = q // channels if LAST else q % taps  # what lies together in memory follows one another
+        r, s = tap // kernel_w * dil_h, tap % kernel_w * dil_w
+        h, v = row[None, :] + r[:, None], col[None, :] + s[:, None]
+        there = (q < taps * channels)[:, None] & (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
+        of_tap = q % channels if LAST else q // taps
+        offsets = (of_tap * channel + (r * in_w + s) * pixel)[:, None] + seen[None, :]
+        offsets = tl.max_contiguous(offsets, (2, 1) if LAST else (1, 2))
+        values = tl.load(x + offsets, mask=there, other=0.0)
+        acc = _added(acc, tl.trans(tl.load(filters)), values, PRECISION)
+        filters += BLOCK_C * w_pitch
+    return acc
+
+
+@triton.jit
+def _store(
+    y, acc, image, at, k, group, kernels, groups, plane, wanted, VECTOR: tl.constexpr, LAST: tl.constexpr
+):  # fmt: skip
+    """Store filters k × pixels `at` where `wanted` says so."""
+    if LAST:
+        place = (group * kernels + k)[:, None] + ((image * plane + at) * (kernels * groups))[None, :]
+        tl.store(y + tl.multiple_of(place, (VECTOR, 1)), acc, mask=wanted)
+    else:
+        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+        place = place * plane + at[None, :]
+        place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
+        tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
 
 
 @triton.jit(do_not_specialize=_SIZES, repr=_name)
@@ -140,142 +221,33 @@ def direct_conv2d(
         image = image.to(tl.int64)
     plane = in_h * in_w
     if LAST:
-        pitch = channels * groups  # between neighbouring pixels
-        image_start = image * plane * pitch + group * channels
+        pixel, channel = channels * groups, 1  # from one to the next
+        start = image * plane * pixel + group * channels
     else:
-        image_start = (image * groups + group) * channels * plane
+        pixel, channel = 1, plane
+        start = (image * groups + group) * channels * plane
     row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
-    taps = kernel_h * kernel_w
-    first, last = split * share, min((split + 1) * share, tl.cdiv(taps * channels, BLOCK_C))
+    first, last = split * share, min((split + 1) * share, tl.cdiv(kernel_h * kernel_w * channels, BLOCK_C))
     filters = w + (group * w_rows_pitch + first * BLOCK_C + c)[:, None] * w_pitch + k[None, :]
     acc = tl.zeros((BLOCK_K, BLOCK_P), tl.float32)
     if POINTWISE:
-        if LAST:
-            seen = (first * BLOCK_C + c)[:, None] + (image_start + at * pitch)[None, :]
-            seen = x + tl.multiple_of(seen, (LANES, 1))
-        else:
-            seen = (first * BLOCK_C + c)[:, None] * plane + (image_start + at)[None, :]
-            seen = x + tl.max_contiguous(tl.multiple_of(seen, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
-        for _ in range(first, last):
-            acc = _added(acc, tl.trans(tl.load(filters)), tl.load(seen), PRECISION)
-            filters += BLOCK_C * w_pitch
-            seen += BLOCK_C if LAST else BLOCK_C * plane
+        acc = _pointwise(
+            acc, x, filters, start, at, c, first, last, pixel, channel, w_pitch, BLOCK_C, VECTOR, PRECISION, LAST, LANES
+        )
     elif not GATHERED:
-        # Neighbouring threads are to take neighbouring pixels: the compiler goes by where elements are said to adjoin.
-        if LAST:
-            seen = tl.multiple_of(c[:, None] + (image_start + (row * in_w + col) * pitch)[None, :], (LANES, 1))
-        else:
-            seen = c[:, None] * plane + (image_start + row * in_w + col)[None, :]
-            seen = tl.max_contiguous(seen, (1, 2))
-        rows, cols = bits_inside(row, kernel_h, dil_h, in_h), bits_inside(col, kernel_w, dil_w, in_w)
-        done = first * BLOCK_C
-        r, s, start = done // channels // kernel_w, done // channels % kernel_w, done % channels
-        for _ in range(first, last):
-            there = ((rows >> r) & (cols >> s) & 1) != 0
-            if LAST:
-                tap = x + tl.multiple_of(start + (r * dil_h * in_w + s * dil_w) * pitch, LANES)
-            else:
-                tap = x + (start * plane + r * dil_h * in_w + s * dil_w)
-            pixel_values = tl.load(tap + seen, mask=there[None, :], other=0.0)
-            acc = _added(acc, tl.trans(tl.load(filters)), pixel_values, PRECISION)
-            filters += BLOCK_C * w_pitch
-            start += BLOCK_C
-            s = tl.where(start == channels, s + 1, s)
-            start = tl.where(start == channels, 0, start)
-            r = tl.where(s == kernel_w, r + 1, r)
-            s = tl.where(s == kernel_w, 0, s)
+        acc = _by_taps(
+            acc, x, filters, start, row, col, c, first, last, pixel, channel, channels, in_h, in_w, kernel_h, kernel_w,
+            dil_h, dil_w, w_pitch, BLOCK_C, PRECISION, LAST, LANES,
+        )  # fmt: skip
     else:
-        seen = image_start + (row * in_w + col) * pitch if LAST else image_start + row * in_w + col
-        for step in range(first, last):
-            q = step * BLOCK_C + c
-            tap = q // channels if LAST else q % taps  # what lies together in memory follows one another
-            r, s = tap // kernel_w * dil_h, tap % kernel_w * dil_w
-            h, v = row[None, :] + r[:, None], col[None, :] + s[:, None]
-            there = (q < taps * channels)[:, None] & (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
-            if LAST:
-                offsets = (q % channels + (r * in_w + s) * pitch)[:, None] + seen[None, :]
-                offsets = tl.max_contiguous(offsets, (2, 1))
-            else:
-                offsets = (q // taps * plane + r * in_w + s)[:, None] + seen[None, :]
-                offsets = tl.max_contiguous(offsets, (1, 2))
-            pixel_values = tl.load(x + offsets, mask=there, other=0.0)
-            acc = _added(acc, tl.trans(tl.load(filters)), pixel_values, PRECISION)
-            filters += BLOCK_C * w_pitch
+        acc = _gathered(
+            acc, x, filters, start, row, col, c, first, last, pixel, channel, channels, in_h, in_w, kernel_h, kernel_w,
+            dil_h, dil_w, w_pitch, BLOCK_C, PRECISION, LAST,
+        )  # fmt: skip
     acc += tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
     part = split.to(tl.int64) * pixels * kernels * groups
-    if LAST:
-        place = (group * kernels + k)[:, None] + ((image * (out_h * out_w) + at) * (kernels * groups))[None, :]
-        tl.store(y + tl.multiple_of(part, VECTOR) + tl.multiple_of(place, (VECTOR, 1)), acc, mask=wanted)
-    else:
-        y += part if PRECISION == "ieee" else tl.multiple_of(part, VECTOR)
-        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
-        place = place * (out_h * out_w) + at[None, :]
-        place = tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
-        tl.store(y + place, acc, mask=(k < kernels)[:, None] & wanted[None, :])
-
-
-@triton.jit(do_not_specialize=_THIN_SIZES)
-def direct_conv2d_thin(
-    x, w, bias, y,
-    channels, kernels, in_h, in_w, out_h, out_w,
-    kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups,
-    KERNEL_W: tl.constexpr, BLOCK_P: tl.constexpr,
-):  # fmt: skip
-    """Do one filter × BLOCK_P pixels of one image in NCHW; program ids are (block of pixels, filter, image)."""
-    at = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    filter_at, image = tl.program_id(1), tl.program_id(2).to(tl.int64)
-    row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
-    x += (image * groups + filter_at // kernels) * channels * in_h * in_w
-    w += filter_at * channels * kernel_h * KERNEL_W
-    acc = tl.zeros((BLOCK_P,), tl.float32) + tl.load(bias + filter_at).to(tl.float32)
-    for step in range(channels * kernel_h):
-        h = row + step % kernel_h * dil_h
-        line = x + (step // kernel_h * in_h + h) * in_w + col
-        for s in tl.static_range(KERNEL_W):
-            v = col + s * dil_w
-            there = (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
-            factor = tl.load(w + step * KERNEL_W + s).to(tl.float32)
-            acc += factor * tl.load(line + s * dil_w, mask=there, other=0.0).to(tl.float32)
-    tl.store(y + (image * groups * kernels + filter_at) * out_h * out_w + at, acc, mask=at < out_h * out_w)
-
-
-@triton.jit(do_not_specialize=_THIN_SIZES)
-def direct_conv2d_thin_last(
-    x, w, bias, y,
-    channels, kernels, in_h, in_w, out_h, out_w,
-    kernel_h, stride_h, stride_w, pad_h, pad_w, dil_h, dil_w, groups, w_pitch,
-    KERNEL_W: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, LANES: tl.constexpr, DEPTHWISE: tl.constexpr,
-):  # fmt: skip
-    """Do BLOCK_P pixels of one image × BLOCK_K filters in NHWC; program ids are (pixels, filters, image).
-
-    DEPTHWISE: a group is one channel and one filter. LANES divides the filters of all groups.
-    """
-    at = tl.program_id(0) * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    filters = groups * kernels // LANES * LANES  # so that the compiler knows it to be a multiple
-    image, pitch = tl.program_id(2).to(tl.int64), filters if DEPTHWISE else groups * channels
-    row, col = (at // out_w) * stride_h - pad_h, (at % out_w) * stride_w - pad_w
-    wanted = k // LANES < filters // LANES
-    x += image * in_h * in_w * pitch
-    seen = ((row * in_w + col) * pitch)[:, None] + (k if DEPTHWISE else k // kernels * channels)[None, :]
-    acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
-    acc += tl.load(bias + k, mask=wanted, other=0.0).to(tl.float32)[None, :]
-    for step in range(channels * kernel_h):
-        h = row + step % kernel_h * dil_h
-        line = step % kernel_h * dil_h * in_w * pitch
-        if not DEPTHWISE:
-            line += step // kernel_h
-        for s in tl.static_range(KERNEL_W):
-            v = col + s * dil_w
-            there = (h >= 0) & (h < in_h) & (v >= 0) & (v < in_w)
-            values = tl.load(
-                x + (line + s * dil_w * pitch) + seen, mask=there[:, None] & wanted[None, :], other=0.0
-            ).to(tl.float32)
-            factors = tl.load(w + (step * KERNEL_W + s) * w_pitch + k).to(tl.float32)
-            acc += factors[None, :] * values
-    place = (at * filters)[:, None] + k[None, :]
-    y += image * out_h * out_w * filters
-    tl.store(y + place, acc, mask=(at < out_h * out_w)[:, None] & wanted[None, :])
+    y += part if PRECISION == "ieee" and not LAST else tl.multiple_of(part, VECTOR)
+    _store(y, acc, image, at, k, group, kernels, groups, out_h * out_w, wanted, VECTOR, LAST)
 
 
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
@@ -283,9 +255,7 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
     filters, channels = shape.weight[0] // shape.groups, shape.weight[1]
     taps, pixels = shape.weight[2] * shape.weight[3], output[0] * output[2] * output[3]
     if filters < 16 and shape.groups > 1:
-        if shape.layout == "nhwc":
-            return [Blocks2d("thin", many, points, 1, warps, 1) for many, points, warps in _THIN_LAST_SHAPES]
-        return [Blocks2d("thin", 1, points, 1, warps, 1) for points, warps in _THIN_SHAPES]
+        return direct_thin.candidates(shape)
     every = []
     for block_k, block_p, block_c, warps, stages, resident, efficiency in (
         _SHAPES if is_float32(shape) else _HALF_SHAPES
@@ -304,14 +274,12 @@ def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks2d) -> torch.Tensor:
     """Lay the filters K × C/G × R × S out as the variant reads them: [G, rows, filters], rows and filters padded.
 
-    Their type is the weight's. "thin" reads them as they are in NCHW, as [channels · taps, K], padded, in NHWC.
+    Their type is the weight's. "thin" has a layout of its own (`direct_thin.pack`).
     """
-    last = shape.layout == "nhwc"
     if blocks.variant == "thin":
-        rows = weight.flatten(1).t()
-        return torch.nn.functional.pad(rows, (0, -rows.shape[1] % PITCH)).contiguous() if last else weight.contiguous()
+        return direct_thin.pack(weight, shape, PITCH)
     grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, R, S
-    order = (0, 3, 4, 2, 1) if last or blocks.variant == "taps" else (0, 2, 3, 4, 1)
+    order = (0, 3, 4, 2, 1) if shape.layout == "nhwc" or blocks.variant == "taps" else (0, 2, 3, 4, 1)
     rows = grouped.permute(order).flatten(1, 3)
     missing = -rows.shape[1] % blocks.channels, -rows.shape[2] % PITCH
     return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
@@ -327,7 +295,7 @@ def launch(
         y: splits × N × K × P × Q, each split's partial sum in the memory order of the shape's layout.
     """
     if blocks.variant == "thin":
-        _launch_thin(x, packed, bias, y, shape, blocks)
+        direct_thin.launch(x, packed, bias, y, shape, blocks)
         return
     kernels, plane = y.shape[2] // shape.groups, y.shape[3] * y.shape[4]
     pixels = x.shape[0] * plane
@@ -345,26 +313,6 @@ def launch(
         LAST=last, LANES=lanes(element_bytes, channels) if last else 1,
         num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
-
-
-def _launch_thin(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, shape: Convolution, blocks: Blocks2d
-) -> None:
-    """Launch the kernel of thin groups for the shape's layout; arguments as those of `launch`."""
-    *_, filters, out_h, out_w = y.shape
-    groups, kernels, channels = shape.groups, filters // shape.groups, shape.weight[1]
-    sizes = channels, kernels, *x.shape[2:], out_h, out_w, shape.weight[2]
-    options = *shape.stride, *shape.padding, *shape.dilation, groups
-    constants = {"KERNEL_W": shape.weight[3], "BLOCK_P": blocks.points}
-    constants |= {"num_warps": blocks.warps, "num_stages": blocks.stages}
-    across = triton.cdiv(out_h * out_w, blocks.points)
-    if shape.layout == "nhwc":
-        direct_conv2d_thin_last[across, triton.cdiv(filters, blocks.filters), x.shape[0]](
-            x, packed, bias, y, *sizes, *options, packed.shape[1], BLOCK_K=blocks.filters,
-            LANES=lanes(x.element_size(), filters), DEPTHWISE=channels == kernels == 1, **constants,
-        )  # fmt: skip
-    else:
-        direct_conv2d_thin[across, filters, x.shape[0]](x, packed, bias, y, *sizes, *options, **constants)
 
 
 def is_pointwise(shape: Convolution) -> bool:
