@@ -97,6 +97,42 @@ def _name(specialization):
     return f"winograd_conv2d_{precision}" if precision in ("tf32", "hmma") else "winograd_conv2d"
 
 
+@triton.jit
+def _transformed(
+    x, offsets, rows, cols, known, in_w, pixel, TILE: tl.constexpr, SIDE: tl.constexpr
+):  # fmt: skip
+    """Return Bᵀ d B of a block of channels × tiles, a tuple of its points; `known` are the channels there are."""
+    d = ()
+    for i in tl.static_range(SIDE):
+        for j in tl.static_range(SIDE):
+            there = ((rows >> i) & (cols >> j) & 1) != 0
+            d = d + (tl.load(x + (i * in_w + j) * pixel + offsets, mask=there & known, other=0.0).to(tl.float32),)
+    half = ()
+    for j in tl.static_range(SIDE):
+        half = half + times_bt(d, j, SIDE, TILE)
+    v = ()
+    for i in tl.static_range(SIDE):
+        v = v + times_bt(half, i, SIDE, TILE)
+    return v
+
+
+@triton.jit
+def _store(
+    y, m, added, place, wanted, top, left, out_h, out_w, pixel, SHRINK: tl.constexpr, TILE: tl.constexpr,
+    SIDE: tl.constexpr,
+):  # fmt: skip
+    """Store Aᵀ M A + bias of a block of filters × tiles; `m` is a tuple of its points."""
+    half = ()
+    for j in tl.static_range(SIDE):
+        half = half + times_at(m, j, SIDE, TILE)
+    for i in tl.static_range(TILE):
+        row = times_at(half, i, TILE, TILE)
+        for j in tl.static_range(TILE):
+            there = wanted & ((top + i < out_h) & (left + j < out_w))[None, :]
+            value = row[j] if SHRINK == 1 else row[j] * (1 / (SHRINK * SHRINK))
+            tl.store(y + place + (i * out_w + j) * pixel, value + added, mask=there)
+
+
 @triton.jit(do_not_specialize=_SIZES, repr=_name)
 def winograd_conv2d(
     x, u, bias, y,
@@ -126,16 +162,15 @@ def winograd_conv2d(
     cols = fits(left - pad_w, SIDE, in_w)[None, :]
     plane = in_h * in_w
     if LAST:
-        pitch = channels // LANES * LANES * groups  # between neighbouring pixels, known to be a multiple
-        corner = image * plane * pitch + ((top - pad_h) * in_w + left - pad_w) * pitch + group * channels
+        pixel, channel = channels // LANES * LANES * groups, 1  # from one to the next; known to be a multiple
+        corner = image * plane * pixel + ((top - pad_h) * in_w + left - pad_w) * pixel + group * channels
     else:
+        pixel, channel = 1, plane
         corner = (image * groups + group) * channels * plane + (top - pad_h) * in_w + left - pad_w
     first, last = split * c_share, min((split + 1) * c_share, channels)
-    if LAST:
-        offsets = tl.multiple_of((first + c)[:, None] + corner[None, :], (LANES, 1))
-    else:
-        # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it is told elements adjoin.
-        offsets = tl.max_contiguous((first + c)[:, None] * plane + corner[None, :], (1, 2))
+    # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it is told elements adjoin.
+    offsets = (first + c)[:, None] * channel + corner[None, :]
+    offsets = tl.multiple_of(offsets, (LANES, 1)) if LAST else tl.max_contiguous(offsets, (1, 2))
     # Blocks are powers of two: the 36 points of m = 4 are 16 + 16 + 4.
     of_block = (group * (SIDE * SIDE) * c_pitch + first + c)[None, :, None] * k_pitch + k[None, None, :]
     filters = u + of_block + tl.arange(0, 16)[:, None, None] * (c_pitch * k_pitch)
@@ -145,57 +180,34 @@ def winograd_conv2d(
         more_sums = tl.zeros((16, BLOCK_K, BLOCK_T), tl.float32)
         last_sums = tl.zeros((4, BLOCK_K, BLOCK_T), tl.float32)
     for start in range(first, last, BLOCK_C):
-        d = ()
-        for i in tl.static_range(SIDE):
-            for j in tl.static_range(SIDE):
-                there = ((rows >> i) & (cols >> j) & 1) != 0
-                if LAST:
-                    there = there & (c // LANES < (channels - start) // LANES)[:, None]
-                    at = (i * in_w + j) * pitch
-                else:
-                    there = there & (start + c < channels)[:, None]
-                    at = i * in_w + j
-                d = d + (tl.load(x + at + offsets, mask=there, other=0.0).to(tl.float32),)
-        half = ()
-        for j in tl.static_range(SIDE):
-            half = half + times_bt(d, j, SIDE, TILE)
-        v = ()
-        for i in tl.static_range(SIDE):
-            v = v + times_bt(half, i, SIDE, TILE)
+        known = c // LANES < (channels - start) // LANES if LAST else start + c < channels
+        v = _transformed(x, offsets, rows, cols, known[:, None], in_w, pixel, TILE, SIDE)
         sums = _product(filters, v, 0, 16, sums, PRECISION, SHRINK)
         if TILE == 4:
             more_sums = _product(filters + 16 * c_pitch * k_pitch, v, 16, 16, more_sums, PRECISION, SHRINK)
             last_sums = _product(last_filters, v, 32, 4, last_sums, PRECISION, SHRINK)
             last_filters += BLOCK_C * k_pitch
         filters += BLOCK_C * k_pitch
-        offsets += BLOCK_C if LAST else BLOCK_C * plane
+        offsets += BLOCK_C * channel
     m = _unstack(tl.permute(sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
     if TILE == 4:
         m = m + _unstack(tl.permute(more_sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
         m = m + _unstack(tl.permute(last_sums, (1, 2, 0)), 4, BLOCK_K, BLOCK_T)
-    half = ()
-    for j in tl.static_range(SIDE):
-        half = half + times_at(m, j, SIDE, TILE)
     added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
     part = split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
     if LAST:
         y += tl.multiple_of(part, VECTOR)
-        out_pitch = kernels // VECTOR * VECTOR * groups
-        place = ((image * (out_h * out_w) + top * out_w + left) * out_pitch)[None, :]
+        out_pixel = kernels // VECTOR * VECTOR * groups
+        place = ((image * (out_h * out_w) + top * out_w + left) * out_pixel)[None, :]
         place = tl.multiple_of(place + (group * kernels + k)[:, None], (VECTOR, 1))
         wanted = (k // VECTOR < kernels // VECTOR)[:, None] & inside[None, :]
     else:
         y += part
+        out_pixel = 1
         place = ((image * groups + group) * kernels)[None, :] + k[:, None]
         place = place * (out_h * out_w) + (top * out_w + left)[None, :]
         wanted = (k < kernels)[:, None] & inside[None, :]
-    for i in tl.static_range(TILE):
-        row = times_at(half, i, TILE, TILE)
-        for j in tl.static_range(TILE):
-            there = wanted & ((top + i < out_h) & (left + j < out_w))[None, :]
-            value = row[j] if SHRINK == 1 else row[j] * (1 / (SHRINK * SHRINK))
-            at = (i * out_w + j) * out_pitch if LAST else i * out_w + j
-            tl.store(y + place + at, value + added, mask=there)
+    _store(y, m, added, place, wanted, top, left, out_h, out_w, out_pixel, SHRINK, TILE, SIDE)
 
 
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
