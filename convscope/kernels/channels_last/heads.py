@@ -1,11 +1,11 @@
-"""Mean of each channel's pixels, and fully connected layers, of few images: a kernel each.
+"""Mean of each channel's pixels, and fully connected layers of few rows: a kernel each.
 
     mean[n, c] = sum over the pixels of x[n, i, j, c] / pixels
     y[n, k] = f(bias[k] + sum over c of w[k, c] · x[n, c])
 
 The end of a classifier, and what weighs the channels in a block of EfficientNet (squeeze and excitation). With one
 image both are bound by the launch and by how fast all multiprocessors together can read: the libraries' kernels are
-made for more. Sums are of float32, rounded once when they are stored. The pixels of a mean are shared by several
+made for more images. Sums are of float32, rounded once when they are stored. The pixels of a mean are shared by several
 programs where there are few channels and images (`shares`).
 """
 
