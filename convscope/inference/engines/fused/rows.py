@@ -174,10 +174,9 @@ def _factors(
     constants = [_constant(model, term) for term in node.args if term is not output]
     if len(constants) != 1 or constants[0] is None:
         return None
-    behind = (1, 1) if channels_first else ()
-    size = tuple(constants[0].shape)
-    fits = size[-1 - len(behind) :] == (outputs, *behind) and constants[0].numel() == outputs
-    return constants[0].flatten() if fits and len(size) <= 4 else None
+    size = tuple(constants[0].shape)  # of more dimensions than the output's, it would give it some
+    fits = size in ((outputs, 1, 1), (1, outputs, 1, 1)) if channels_first else size == (outputs,)
+    return constants[0].flatten() if fits else None
 
 
 def _constant(model: fx.GraphModule, node: Any) -> torch.Tensor | None:

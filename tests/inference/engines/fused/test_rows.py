@@ -90,6 +90,25 @@ def test_what_does_something_else_is_left_alone():
         assert torch.equal(other(given.clone()), model(given.clone()))
 
 
+@pytest.mark.parametrize("size", [(4, 1), (1,), (1, 1, 4), (4, 4)])
+def test_factors_that_are_not_one_for_each_output_are_not_folded(size: tuple[int, ...]):
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.factors = nn.Linear(4, 4), nn.Parameter(torch.randn(size))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.factors * self.linear(x)
+
+    model = Scaled().eval()
+    other = fx.symbolic_trace(model)
+    assert rows.with_rows(other) == 1
+    assert kept(other) == ["mul"]
+    given = torch.randn(4, 4)
+    with torch.inference_mode():
+        assert torch.equal(other(given), model(given))
+
+
 def test_factors_of_rows_and_inputs_that_change_later_are_not_taken_along():
     class Changed(nn.Module):
         def __init__(self) -> None:
