@@ -88,7 +88,7 @@ def test_what_needs_a_gpu_says_so(name: str, tmp_path: Path):
         catalogue.make(name, workload(tmp_path))
 
 
-@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("graph-unfolded", 2), ("fused", 8)])
+@pytest.mark.parametrize(("name", "ways"), [("graph", 2), ("graph-unfolded", 2), ("fused", 9)])
 def test_the_ways_of_a_graph_agree_in_half_precision_channels_last(
     name: str, ways: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
