@@ -178,28 +178,27 @@ def _is_usual(conv: nn.Conv2d) -> bool:
 
 def _added(model: fx.GraphModule, node: fx.Node, relu: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """Return the convolution and the other term of an addition before a ReLU, None where it is none."""
-    terms = terms_of(model, node)
-    conv = next((term for term in terms if _is_plain(model, term) and may_move(model, term, relu, but=node)), None)
-    if conv is None:
+    pairs = [pair for pair in sums_of(model, node) if _is_plain(model, pair[0])]
+    pair = next((pair for pair in pairs if may_move(model, pair[0], relu, but=node)), None)
+    if pair is None:
         return None
-    first, second = (term for term in node.args if isinstance(term, fx.Node))
-    other = second if conv is first else first
-    filters = [_called(model, term).out_channels for term in (conv, other) if _is(model, term, nn.Conv2d)]
-    sizes = [term.meta["tensor_meta"].shape for term in (conv, other) if "tensor_meta" in term.meta]
-    return (conv, other) if len({*filters}) == 1 and len({*sizes}) <= 1 else None
+    filters = [_called(model, term).out_channels for term in pair if _is(model, term, nn.Conv2d)]
+    sizes = [term.meta["tensor_meta"].shape for term in pair if "tensor_meta" in term.meta]
+    return pair if len({*filters}) == 1 and len({*sizes}) <= 1 else None
 
 
-def terms_of(model: fx.GraphModule, node: fx.Node) -> list[fx.Node]:
-    """Return the terms of an addition of two tensors into which the other may be added; none where it is no such one.
+def sums_of(model: fx.GraphModule, node: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
+    """Return each term of an addition that the other may be added to, and the other; none where it is no addition.
 
-    One in place must be into the first: what else has the second would miss it.
+    One in place must be into the first term: what else has the second would miss it.
     """
     if node.op not in ("call_function", "call_method") or node.target not in _ADDS or node.kwargs:
         return []
     terms = [term for term in node.args if isinstance(term, fx.Node)]
     if len(terms) != 2 or len(node.args) != 2 or terms[0] is terms[1]:
         return []
-    return terms[:1] if changes_in_place(model, node) else terms
+    first, second = terms
+    return [(first, second)] if changes_in_place(model, node) else [(first, second), (second, first)]
 
 
 def changes_in_place(model: fx.GraphModule, node: fx.Node) -> bool:

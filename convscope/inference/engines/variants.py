@@ -60,26 +60,20 @@ class Variant:
 
     def __str__(self) -> str:
         parts = ["plans searched" if self.searched else "plans by heuristic"]
-        if self.channels:
-            parts.append(f"images padded to {self.channels} channels")
-        if self.products:
-            parts.append("1x1 as matrix products")
-        if self.pools:
-            parts.append("max pooling by Triton")
-        if self.tails:
-            parts.append("depthwise and activations by Triton")
-        if self.heads:
-            parts.append("means by Triton")
-        if self.rows:
-            parts.append("rows by Triton")
-        if self.first:
-            parts.append("first layer by Triton")
-        if self.own:
-            parts.append("convolutions by Triton where faster")
-        if self.branches:
-            parts.append("branches side by side")
-        return ", ".join(parts)
+        parts += [f"images padded to {self.channels} channels"] if self.channels else []
+        return ", ".join([*parts, *(words for name, words in _WORDS.items() if getattr(self, name))])
 
+
+_WORDS = {
+    "products": "1x1 as matrix products",
+    "pools": "max pooling by Triton",
+    "tails": "depthwise and activations by Triton",
+    "heads": "means by Triton",
+    "rows": "rows by Triton",
+    "first": "first layer by Triton",
+    "own": "convolutions by Triton where faster",
+    "branches": "branches side by side",
+}
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),

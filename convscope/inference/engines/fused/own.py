@@ -16,7 +16,7 @@ from convscope.convolution import models
 from convscope.cudnn.shape import dimensions, output_extents
 from convscope.errors import NothingFitsError
 from convscope.inference.engines.fused import traces
-from convscope.inference.engines.fused.rows import RowProduct
+from convscope.inference.engines.fused.rows import RowProduct, few_rows
 from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct
 from convscope.inference.engines.fused.tails import DepthwiseConvolution, TailedConvolution
 
@@ -117,9 +117,10 @@ class ChosenConvolution(nn.Module):
         stride, padding, dilation = self._options
         kernel: Any = tuple(self.weight.shape[2:])
         size: Any = tuple(output_extents(x.shape[2:], kernel, padding, stride, dilation))
-        if x.is_cuda and added is None and kernel == x.shape[2:] == size == (1, 1) and self._is_rows(x):
+        is_product = added is None and kernel == x.shape[2:] == size == (1, 1)
+        if is_product and (few := few_rows(x, self.weight, self.bias, self._kind)) is not None:
             self.is_own = True
-            return self._by_rows(x)
+            return few
         if not self._takes(x, added, size):
             self.is_own = False
             return self._by_other(x, added)
@@ -147,17 +148,6 @@ class ChosenConvolution(nn.Module):
             return added is None
         lies = added.dtype == x.dtype and added.is_contiguous(memory_format=torch.channels_last)
         return lies and added.shape == (len(x), len(self.weight), *size)
-
-    def _is_rows(self, x: torch.Tensor) -> bool:
-        from convscope.kernels.channels_last import heads  # imports Triton
-
-        return heads.takes_rows(x.flatten(1), self.weight.flatten(1))
-
-    def _by_rows(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the convolution of single pixels: a fully connected layer."""
-        from convscope.kernels.channels_last import heads  # imports Triton
-
-        return heads.linear(x.flatten(1), self.weight.flatten(1), self.bias, self._kind)[:, :, None, None]
 
     def _by_other(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
         y: torch.Tensor = self.other(x) if added is None else self.other(x, added)

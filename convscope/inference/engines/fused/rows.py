@@ -40,16 +40,26 @@ class RowProduct(nn.Module):
 
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(x · weightᵀ + bias + added), N × K × 1 × 1 of N × C × 1 × 1."""
+        if added is None and (few := few_rows(x, self.weight, self.bias, self.kind)) is not None:
+            return few
         rows, weight = x.flatten(1), self.weight.flatten(1)
-        if added is None and x.is_cuda:
-            from convscope.kernels.channels_last import heads  # imports Triton
-
-            if heads.takes_rows(rows, weight):
-                return heads.linear(rows, weight, self.bias, self.kind)[:, :, None, None]
         if not x.is_cuda or (added is None and not self.kind):
             y = nn.functional.linear(rows, weight, self.bias)[:, :, None, None]
             return tails.by_pytorch(y, added, self.kind)
         return tails.with_tail(nn.functional.linear(rows, weight)[:, :, None, None], self.bias, self.kind, added)
+
+
+def few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, kind: str) -> torch.Tensor | None:
+    """Return activation(x · weightᵀ + bias), N × K × 1 × 1 of N × C × 1 × 1, by the kernel of few rows.
+
+    None where that does not take the tensors.
+    """
+    if not x.is_cuda:
+        return None
+    from convscope.kernels.channels_last import heads  # imports Triton
+
+    rows, factors = x.flatten(1), weight.flatten(1)
+    return heads.linear(rows, factors, bias, kind)[:, :, None, None] if heads.takes_rows(rows, factors) else None
 
 
 class Rows(nn.Module):

@@ -8,7 +8,7 @@ import torchvision.ops
 from torch import fx, nn
 
 from convscope.convolution import models
-from convscope.convolution.fusion.graphs import may_move, terms_of
+from convscope.convolution.fusion.graphs import may_move, sums_of
 
 
 def shared_modules(model: nn.Module) -> set[str]:
@@ -20,9 +20,8 @@ def shared_modules(model: nn.Module) -> set[str]:
 
 def addend(model: fx.GraphModule, moved: fx.Node, output: fx.Node, sum_node: fx.Node) -> fx.Node | None:
     """Return the other term where a node adds it to an output, and the node that is to move there may; else None."""
-    if output not in terms_of(model, sum_node) or not may_move(model, moved, sum_node):
-        return None
-    return next(term for term in sum_node.args if isinstance(term, fx.Node) and term is not output)
+    others = [other for term, other in sums_of(model, sum_node) if term is output]
+    return others[0] if others and may_move(model, moved, sum_node) else None
 
 
 def replace(model: fx.GraphModule, nodes: list[fx.Node], name: str, other: fx.Node | None, place: fx.Node) -> None:
