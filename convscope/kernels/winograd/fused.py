@@ -117,14 +117,43 @@ def _transformed(
 
 
 @triton.jit
+def _seen(
+    image, group, top, left, c, channels, groups, in_h, in_w, LAST: tl.constexpr, LANES: tl.constexpr
+):  # fmt: skip
+    """Return where the first inputs of channels × tiles lie, and the distances of pixels and of channels."""
+    plane = in_h * in_w
+    if LAST:
+        pixel, channel = channels // LANES * LANES * groups, 1  # known to be a multiple
+        corner = image * plane * pixel + (top * in_w + left) * pixel + group * channels
+    else:
+        pixel, channel = 1, plane
+        corner = (image * groups + group) * channels * plane + top * in_w + left
+    # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it is told elements adjoin.
+    offsets = c[:, None] * channel + corner[None, :]
+    offsets = tl.multiple_of(offsets, (LANES, 1)) if LAST else tl.max_contiguous(offsets, (1, 2))
+    return offsets, pixel, channel
+
+
+@triton.jit
 def _store(
-    y, m, added, place, wanted, top, left, out_h, out_w, pixel, SHRINK: tl.constexpr, TILE: tl.constexpr,
-    SIDE: tl.constexpr,
+    y, m, bias, image, group, k, top, left, inside, kernels, groups, out_h, out_w,
+    SHRINK: tl.constexpr, TILE: tl.constexpr, LAST: tl.constexpr, VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Store Aᵀ M A + bias of a block of filters × tiles; `m` is a tuple of its points."""
+    added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
+    if LAST:
+        pixel = kernels // VECTOR * VECTOR * groups
+        place = ((image * (out_h * out_w) + top * out_w + left) * pixel)[None, :]
+        place = tl.multiple_of(place + (group * kernels + k)[:, None], (VECTOR, 1))
+        wanted = (k // VECTOR < kernels // VECTOR)[:, None] & inside[None, :]
+    else:
+        pixel = 1
+        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
+        place = place * (out_h * out_w) + (top * out_w + left)[None, :]
+        wanted = (k < kernels)[:, None] & inside[None, :]
     half = ()
-    for j in tl.static_range(SIDE):
-        half = half + times_at(m, j, SIDE, TILE)
+    for j in tl.static_range(TILE + 2):
+        half = half + times_at(m, j, TILE + 2, TILE)
     for i in tl.static_range(TILE):
         row = times_at(half, i, TILE, TILE)
         for j in tl.static_range(TILE):
@@ -160,17 +189,10 @@ def winograd_conv2d(
     top, left = (t // tiles_w) % tiles_h * TILE, t % tiles_w * TILE
     rows = fits(top - pad_h, SIDE, in_h)[None, :]
     cols = fits(left - pad_w, SIDE, in_w)[None, :]
-    plane = in_h * in_w
-    if LAST:
-        pixel, channel = channels // LANES * LANES * groups, 1  # from one to the next; known to be a multiple
-        corner = image * plane * pixel + ((top - pad_h) * in_w + left - pad_w) * pixel + group * channels
-    else:
-        pixel, channel = 1, plane
-        corner = (image * groups + group) * channels * plane + (top - pad_h) * in_w + left - pad_w
     first, last = split * c_share, min((split + 1) * c_share, channels)
-    # Neighbouring threads are to take neighbouring tiles: the compiler goes by where it is told elements adjoin.
-    offsets = (first + c)[:, None] * channel + corner[None, :]
-    offsets = tl.multiple_of(offsets, (LANES, 1)) if LAST else tl.max_contiguous(offsets, (1, 2))
+    offsets, pixel, channel = _seen(
+        image, group, top - pad_h, left - pad_w, first + c, channels, groups, in_h, in_w, LAST, LANES
+    )
     # Blocks are powers of two: the 36 points of m = 4 are 16 + 16 + 4.
     of_block = (group * (SIDE * SIDE) * c_pitch + first + c)[None, :, None] * k_pitch + k[None, None, :]
     filters = u + of_block + tl.arange(0, 16)[:, None, None] * (c_pitch * k_pitch)
@@ -193,21 +215,11 @@ def winograd_conv2d(
     if TILE == 4:
         m = m + _unstack(tl.permute(more_sums, (1, 2, 0)), 16, BLOCK_K, BLOCK_T)
         m = m + _unstack(tl.permute(last_sums, (1, 2, 0)), 4, BLOCK_K, BLOCK_T)
-    added = tl.load(bias + group * kernels + k, mask=k < kernels, other=0.0).to(tl.float32)[:, None]
     part = split.to(tl.int64) * groups * kernels * (tiles // (tiles_h * tiles_w)) * (out_h * out_w)
-    if LAST:
-        y += tl.multiple_of(part, VECTOR)
-        out_pixel = kernels // VECTOR * VECTOR * groups
-        place = ((image * (out_h * out_w) + top * out_w + left) * out_pixel)[None, :]
-        place = tl.multiple_of(place + (group * kernels + k)[:, None], (VECTOR, 1))
-        wanted = (k // VECTOR < kernels // VECTOR)[:, None] & inside[None, :]
-    else:
-        y += part
-        out_pixel = 1
-        place = ((image * groups + group) * kernels)[None, :] + k[:, None]
-        place = place * (out_h * out_w) + (top * out_w + left)[None, :]
-        wanted = (k < kernels)[:, None] & inside[None, :]
-    _store(y, m, added, place, wanted, top, left, out_h, out_w, out_pixel, SHRINK, TILE, SIDE)
+    y += tl.multiple_of(part, VECTOR) if LAST else part
+    _store(
+        y, m, bias, image, group, k, top, left, inside, kernels, groups, out_h, out_w, SHRINK, TILE, LAST, VECTOR
+    )  # fmt: skip
 
 
 def candidates(shape: Convolution, output: tuple[int, ...], multiprocessors: int) -> list[Blocks2d]:
