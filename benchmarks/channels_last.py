@@ -32,7 +32,8 @@ from convscope.cli.options import find_device
 from convscope.convolution.backends import PlanThread, searching
 from convscope.cudnn.shape import output_extents
 from convscope.gpus import Gpu, identify
-from convscope.inference.engines.fused import own
+from convscope.inference.engines.fused.first import FirstConvolution, PooledFirstConvolution
+from convscope.inference.engines.fused.parts import parts_of
 from convscope.inference.engines.fused.rows import Normalisation, RowProduct, Rows
 from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct, MaximumPooling, MeanOfPixels
 from convscope.inference.engines.fused.tails import DepthwiseConvolution, TailedConvolution
@@ -48,6 +49,7 @@ DEPTHWISE = {"EfficientNet, 96 × 112², 3×3/2, SiLU": (96, 112, (3, 2, 1), nn.
              "ConvNeXt, 96 × 56², 7×7": (96, 56, (7, 1, 3), nn.Identity(), ""),
              "ConvNeXt, 384 × 14², 7×7": (384, 14, (7, 1, 3), nn.Identity(), "")}  # fmt: skip
 FIRST = {"ResNet, 3 × 224² → 64, 7×7/2": (64, (7, 2, 3)), "EfficientNet, 3 × 224² → 32, 3×3/2": (32, (3, 2, 1))}
+POOLED_FIRST = "ResNet, 3 × 224² → 64, 7×7/2"
 WHOLE = {
     "ResNet, 64 × 56² → 64, 3×3": (64, 56, 64, 3),
     "ResNet, 512 × 7² → 512, 3×3": (512, 7, 512, 3),
@@ -85,7 +87,7 @@ class Own(nn.Module):
 
     def __init__(self, other: nn.Module) -> None:
         super().__init__()
-        parts = own.parts_of(other)
+        parts = parts_of(other)
         assert parts is not None
         self.weight, self.bias = parts.weight, parts.bias
         self._options, self._kind = parts.options, parts.kind
@@ -130,9 +132,14 @@ def cases() -> Iterator[Case]:
     for name, (filters, (side, stride, padding)) in FIRST.items():
         conv = nn.Conv2d(3, filters, side, stride, padding)
         ways, operations = with_relu(conv), 2 * 3 * side**2 * filters * (224 // stride) ** 2
-        parts = own.parts_of(ways[0])
+        parts = parts_of(ways[0])
         assert parts is not None
-        yield Case(name, (3, 224, 224), ways, own.FirstConvolution(ways[0], parts), operations)
+        own = FirstConvolution(ways[0], parts)
+        yield Case(name, (3, 224, 224), ways, own, operations)
+        if name == POOLED_FIRST:
+            maxima = nn.MaxPool2d(3, 2, 1)
+            ways = tuple(nn.Sequential(way, maxima) for way in ways)
+            yield Case(f"{name}, max pool", (3, 224, 224), ways, PooledFirstConvolution(own, maxima), operations)
     for name, (channels, px, filters, side) in WHOLE.items():
         ways = with_relu(nn.Conv2d(channels, filters, side, padding=side // 2))
         yield Case(name, (channels, px, px), ways, Own(ways[0]), 2 * channels * side**2 * filters * px**2)

@@ -14,7 +14,9 @@ from convscope.convolution.fusion import branches
 from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
 from convscope.inference import weights
+from convscope.inference.engines.fused import first as first_layers
 from convscope.inference.engines.fused import own, rows, steps, tails
+from convscope.inference.engines.fused.parts import parts_of
 from convscope.kernels.channels_last import activations, convolution, depthwise, heads, normalisation, pooling
 from convscope.kernels.channels_last.windows import Window
 from convscope.timing import graphs
@@ -34,7 +36,8 @@ def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, bat
     rows.with_rows(model)
     tails.with_tails(model)
     assert steps.with_heads(model) > 0
-    assert own.with_first(model) == 1
+    assert first_layers.with_first(model) == 1
+    assert first_layers.with_pooled_first(model) == (name == "resnet50")
     assert own.with_chosen(model, {}) > 50
     if side_by_side:
         branches.with_branches(model)
@@ -68,9 +71,23 @@ def test_first_layers_by_the_kernel_are_right(
     channels: int, filters: int, options: dict[str, Any], size: int, dtype: torch.dtype
 ):
     conv = nn.Conv2d(channels, filters, **options).cuda().to(dtype)
-    parts = own.parts_of(conv)
+    parts = parts_of(conv)
     assert parts is not None
-    assert_right(own.FirstConvolution(nn.Identity(), parts), conv, (2, channels, size, size - 7))
+    assert_right(first_layers.FirstConvolution(nn.Identity(), parts), conv, (2, channels, size, size - 7))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("filters", "side", "stride"), [(64, 7, 2), (24, 3, 2), (96, 3, 1)])
+@pytest.mark.parametrize("size", [(2, 3, 224, 224), (33, 3, 75, 61), (1, 3, 40, 300)])
+def test_first_layers_and_their_pooling_by_the_kernel_are_right(
+    filters: int, side: int, stride: int, size: tuple[int, ...], dtype: torch.dtype
+):
+    conv = nn.Conv2d(3, filters, side, stride, side // 2).cuda().to(dtype)
+    parts = parts_of(conv)
+    assert parts is not None
+    layer = first_layers.FirstConvolution(nn.Identity(), parts)
+    pooled = first_layers.PooledFirstConvolution(layer, nn.Identity())
+    assert_right(pooled, nn.Sequential(conv, nn.MaxPool2d(3, 2, 1)), size)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -138,7 +155,7 @@ def test_products_of_rows_with_what_follows_them_are_right(
     added = None if kind else drawn((2, pixels, outputs), dtype)
     exact = tails.BY_PYTORCH[kind](exactly(x.double()) + (0 if added is None else added.double()))
     product = rows.RowProduct(linear, kind)
-    parts = own.parts_of(product)
+    parts = parts_of(product)
     assert parts is not None
     chosen: Any = own.ChosenConvolution(product, parts, {})
     with torch.inference_mode():
@@ -175,11 +192,11 @@ def drawn(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
-def assert_right(module: nn.Module, conv: nn.Conv2d, size: tuple[int, ...]) -> None:
-    """Check a module in place of a convolution against float64."""
-    x = drawn(size, conv.weight.dtype)
+def assert_right(module: nn.Module, plain: nn.Module, size: tuple[int, ...]) -> None:
+    """Check a module in place of another against float64."""
+    x = drawn(size, next(plain.parameters()).dtype)
     with torch.inference_mode():
-        found, exact = module(x), copy.deepcopy(conv).double()(x.double())
+        found, exact = module(x), copy.deepcopy(plain).double()(x.double())
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert_near(found, exact)
 

@@ -25,6 +25,7 @@ from convscope.kernels.channels_last import (
     convolution,
     depthwise,
     first,
+    first_pooled,
     following,
     heads,
     normalisation,
@@ -251,6 +252,18 @@ def test_first_layers_read_8_bytes_at_once_for_the_matrix_unit(
     assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
 
 
+@pytest.mark.parametrize(("filters", "side"), [(64, 7), (24, 3)])
+def test_first_layers_with_their_pooling_keep_their_filters_in_shared_memory(
+    compiled: list[Any], tmp_path: Path, filters: int, side: int
+):
+    packed = first.pack(meta(filters, 3, side, side), meta(filters), (2, 2), (side // 2, side // 2))
+    first_pooled.convolve(meta(32, 3, 224, 224), packed, "relu")
+    kernel = compiled[-1]
+    assert "wgmma.mma_async" in kernel.asm["ptx"]
+    assert kernel.metadata.shared < 114 * 2**10, "two programs are to fit on a multiprocessor"
+    assert re.findall(r"[1-9]\d* bytes spill", assembled(kernel.asm["ptx"], tmp_path)) == []
+
+
 @pytest.mark.parametrize(("channels", "filters", "side"), [(512, 512, 3), (256, 1024, 1), (40, 240, 1), (24, 72, 1)])
 def test_whole_convolutions_read_16_bytes_at_once_for_the_matrix_unit(
     compiled: list[Any], tmp_path: Path, channels: int, filters: int, side: int
@@ -272,6 +285,7 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     kernel = convolution.Convolution(meta(64, 64, 3, 3), meta(64), window)
     kernel(x, None, (14, 14), Blocks2d("last", 64, 64, 64, 4, 3))
     first.convolve(meta(1, 3, 14, 14), first.pack(meta(64, 3, 3, 3), meta(64), (1, 1), (1, 1)))
+    first_pooled.convolve(meta(1, 3, 14, 14), first.pack(meta(64, 3, 3, 3), meta(64), (1, 1), (1, 1)))
     heads.Mean()(x)
     heads.linear(meta(1, 64), meta(10, 64), meta(10))
     activations.do(x, meta(64), "relu")
@@ -280,7 +294,7 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (7, 7))
     taps = torch.empty((9, 64), device=META)
     depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    assert len(compiled) == 9
+    assert len(compiled) == 10
     for each in compiled:
         ptx = each.asm["ptx"]
         waits = ptx.index("griddepcontrol.wait")

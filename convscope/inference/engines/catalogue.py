@@ -26,7 +26,7 @@ from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
 from convscope.inference.engines import compilers, exported, variants
-from convscope.inference.engines.fused import own, rows, steps, tails
+from convscope.inference.engines.fused import first, own, rows, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -78,7 +78,8 @@ def fused(workload: Workload) -> Engine:
         "tails": any(tails.with_tails(trial)),
         "branches": branches.with_branches(trial) > 0,
         "heads": steps.with_heads(trial) > 0,
-        "first": in_16_bits and own.with_first(trial) > 0,
+        "first": in_16_bits and first.with_first(trial) > 0,
+        "pooled": in_16_bits and first.with_pooled_first(trial) > 0,
         "own": in_16_bits and own.with_chosen(trial, {}) > 0,
     }
     choices: own.Choices = {}  # what is chosen for the variant that is timed is what is kept
@@ -92,8 +93,8 @@ def fused(workload: Workload) -> Engine:
         model, _ = graphs.fused(copy.deepcopy(folded), make)
         put: Mapping[str, Callable[[nn.Module], object]] = {
             "pools": steps.with_maxima, "rows": rows.with_rows, "tails": tails.with_tails, "heads": steps.with_heads,
-            "first": own.with_first, "own": partial(own.with_chosen, choices=choices),
-            "branches": branches.with_branches,
+            "first": first.with_first, "pooled": first.with_pooled_first,
+            "own": partial(own.with_chosen, choices=choices), "branches": branches.with_branches,
         }  # fmt: skip
         for name, change in put.items():
             if getattr(variant, name):

@@ -42,6 +42,7 @@ class Variant:
         heads: means of all pixels are this project's kernel.
         rows: layer normalisation, what follows fully connected layers, and these for few rows, are this project's.
         first: convolutions of few channels are this project's kernel.
+        pooled: max pooling behind such a convolution is part of that kernel.
         own: each other convolution is this project's kernel where that is faster.
         branches: branches that meet again run side by side, on streams of their own.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
@@ -54,6 +55,7 @@ class Variant:
     heads: bool = False
     rows: bool = False
     first: bool = False
+    pooled: bool = False
     own: bool = False
     branches: bool = False
     searched: bool = False
@@ -71,13 +73,21 @@ _WORDS = {
     "heads": "means by Triton",
     "rows": "rows by Triton",
     "first": "first layer by Triton",
+    "pooled": "max pooling in the first layer",
     "own": "convolutions by Triton where faster",
     "branches": "branches side by side",
 }
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
-    *({"heads": True}, {"rows": True}, {"first": True, "channels": 0}, {"own": True}, {"branches": True}),
+    *(
+        {"heads": True},
+        {"rows": True},
+        {"first": True, "channels": 0},
+        {"first": True, "pooled": True, "channels": 0},
+        {"own": True},
+        {"branches": True},
+    ),
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

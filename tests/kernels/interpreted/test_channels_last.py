@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from convscope.cudnn.shape import output_extents
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import activations, convolution, first, heads, normalisation
+from convscope.kernels.channels_last import activations, convolution, first, first_pooled, heads, normalisation
 from convscope.kernels.channels_last.windows import Window
 
 # images, channels, height, width; filters, kernel; stride, padding
@@ -23,6 +23,13 @@ FIRST = {
     "VGG's": ((1, 3, 8, 9), (64, (3, 3)), (1, 1), (1, 1)),
     "one channel": ((1, 1, 9, 7), (8, (5, 3)), (1, 2), (2, 0)),
     "four channels": ((1, 4, 8, 8), (24, (3, 3)), (2, 3), (1, 2)),
+}
+POOLED = {
+    "ResNet's": ((2, 3, 30, 32), (64, (7, 7)), (2, 2), (3, 3)),
+    "ShuffleNet's": ((1, 3, 21, 19), (24, (3, 3)), (2, 2), (1, 1)),
+    "wide": ((1, 4, 9, 150), (8, (3, 2)), (1, 1), (1, 0)),
+    "many filters": ((1, 3, 10, 10), (96, (3, 3)), (1, 1), (1, 1)),
+    "single row": ((3, 1, 2, 9), (16, (2, 3)), (4, 2), (0, 1)),
 }
 # images, channels, height, width; filters, kernel; stride, padding, dilation
 WHOLE = {
@@ -60,6 +67,48 @@ def test_first_layers_are_pytorchs(case: str):
 def test_first_layers_of_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(first, "_LONG", 0)
     test_first_layers_are_pytorchs("ResNet's")
+
+
+@pytest.mark.parametrize("rows_most", [2, 28])
+@pytest.mark.parametrize("case", POOLED)
+def test_first_layers_and_their_pooling_are_pytorchs(case: str, rows_most: int, monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(first_pooled, "_ROWS_MOST", rows_most)
+    size, (filters, kernel), stride, padding = POOLED[case]
+    x, weight, bias = drawn(*size), drawn(filters, size[1], *kernel), drawn(filters)
+    packed = first.pack(weight, bias, stride, padding)
+    assert first_pooled.takes(packed, first_pooled.POOL)
+    exact = functional.conv2d(x.float(), weight.float(), bias.float(), stride, padding)
+    for kind, outputs in (("relu", exact.relu()), ("", exact)):
+        found = first_pooled.convolve(x, packed, kind)
+        assert torch.equal(found, functional.max_pool2d(outputs, 3, 2, 1).half())
+        assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_is_not_a_number_stays_one_behind_the_pooling():
+    x = drawn(1, 3, 16, 16)
+    x[0, 1, 8, 8] = torch.nan
+    packed = first.pack(drawn(8, 3, 3, 3), drawn(8), (2, 2), (1, 1))
+    assert first_pooled.convolve(x, packed, "relu")[0, :, 2, 2].isnan().all()
+    assert not first_pooled.convolve(x, packed, "relu")[0, :, 0].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "pool", "takes"),
+    [
+        ((7, 7), (2, 2), first_pooled.POOL, True),
+        ((3, 3), (2, 2), first_pooled.POOL, True),
+        ((11, 11), (4, 4), first_pooled.POOL, False),
+        ((8, 4), (2, 2), first_pooled.POOL, False),
+        ((3, 3), (5, 1), first_pooled.POOL, False),
+        ((7, 7), (2, 2), first_pooled.POOL._replace(padding=(0, 0)), False),
+    ],
+)
+def test_first_layers_with_a_pooling_that_are_taken(
+    kernel: tuple[int, int], stride: tuple[int, int], pool: Window, takes: bool
+):
+    packed = first.pack(drawn(16, 3, *kernel), drawn(16), stride, (1, 1))
+    assert first_pooled.takes(packed, pool) is takes
 
 
 @pytest.mark.parametrize(

@@ -1,94 +1,29 @@
 """Convolutions and products of the engine `fused` by this project's kernels, where those are faster.
 
-`ChosenConvolution` and `ChosenDepthwise` time both at the first call, for each size of the input. First layers, of few
-channels, have a kernel of their own. All are for channels last in 16 bits on a GPU.
+`ChosenConvolution` and `ChosenDepthwise` time both at the first call, for each size of the input. All are for channels
+last in 16 bits on a GPU. First layers, of few channels, are not among them (`first`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx, nn
 
-from convscope.convolution import models
 from convscope.cudnn.shape import dimensions, output_extents
 from convscope.errors import NothingFitsError
-from convscope.inference.engines.fused import traces
-from convscope.inference.engines.fused.rows import RowProduct, few_rows
-from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct
-from convscope.inference.engines.fused.tails import DepthwiseConvolution, TailedConvolution
+from convscope.inference.engines.fused.parts import Parts, convolutions, is_first, put
+from convscope.inference.engines.fused.rows import few_rows
+from convscope.inference.engines.fused.tails import DepthwiseConvolution
 
 if TYPE_CHECKING:
     from convscope.kernels.blocks import Blocks2d
     from convscope.kernels.channels_last.convolution import Convolution
-    from convscope.kernels.channels_last.first import Packed
 
 DTYPES = ("float16", "bfloat16")
 """Data types that the kernels are for."""
-_ONE_PIXEL = (1, 1), (0, 0), (1, 1), 1  # stride, padding, dilation and groups
 SLOW = "its convolutions are timed by this project's kernels, which takes up to a minute the first time on a card"
-
-
-class Parts(NamedTuple):
-    """Parts of a module: a convolution without groups, its bias, and the activation behind it.
-
-    Attributes:
-        options: stride, padding and dilation, rows and columns.
-        kind: a key of `tails.BY_PYTORCH`.
-    """
-
-    weight: nn.Parameter
-    bias: nn.Parameter
-    options: tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
-    kind: str
-
-
-def parts_of(module: nn.Module) -> Parts | None:
-    """Return the parts of a module of the engine `fused`; None where it is no such convolution."""
-    weight: Any
-    bias: Any
-    if type(module) in (FusedConvolution, FusedProduct):
-        weight, bias, kind = module.weight, module.bias, "relu"
-        options: Any = module.options if isinstance(module, FusedConvolution) else _ONE_PIXEL
-    elif type(module) is RowProduct:
-        weight, bias, kind, options = module.weight, module.bias, module.kind, _ONE_PIXEL
-    elif type(module) is TailedConvolution:
-        weight, bias, kind, options = module.weight, module.bias, module.kind, module.options
-    elif type(module) is nn.Conv2d and not models.peculiarity(module) and module.padding_mode == "zeros":
-        weight, bias, kind = module.weight, module.bias, ""
-        options = module.stride, module.padding, module.dilation, module.groups
-    else:
-        return None
-    if options[3] != 1 or isinstance(options[1], str):
-        return None
-    bias = bias if bias is not None else nn.Parameter(weight.new_zeros(len(weight)))
-    return Parts(weight, bias, options[:3], kind)
-
-
-class FirstConvolution(nn.Module):
-    """A convolution of few channels, with its bias and activation in one kernel."""
-
-    def __init__(self, other: nn.Module, parts: Parts) -> None:
-        super().__init__()
-        self.other, self.weight, self.bias = other, parts.weight, parts.bias
-        self._options, self._kind = parts.options, parts.kind
-        self._packed: Packed | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return activation(convolution(x) + bias)."""
-        from convscope.kernels.channels_last import first  # imports Triton
-
-        stride, padding, _ = self._options
-        lies = x.is_cuda and x.dtype == self.weight.dtype and x.is_contiguous(memory_format=torch.channels_last)
-        if not lies or not first.takes(self.weight, stride, padding):
-            y: torch.Tensor = self.other(x)
-            return y
-        if self._packed is None:
-            self._packed = first.pack(self.weight.detach(), self.bias.detach(), stride, padding)
-        return first.convolve(x, self._packed, self._kind)
-
 
 Choices = dict[str, "Blocks2d | bool"]
 """Blocks of this project's kernel by convolution, or that it has none to choose; False: the other is faster."""
@@ -199,45 +134,17 @@ class ChosenDepthwise(nn.Module):
         return bool(self._choices[key])
 
 
-def with_first(model: nn.Module) -> int:
-    """Put `FirstConvolution` in the place of convolutions of few channels in a trace; return their number."""
-    every = _convolutions(model)
-    return _put(model, {name: FirstConvolution(module, parts) for name, module, parts in every if _is_first(parts)})
-
-
 def with_chosen(model: nn.Module, choices: Choices) -> int:
     """Put `ChosenConvolution` and `ChosenDepthwise` in the place of the others in a trace; return their number."""
     found: dict[str, nn.Module] = {
         name: ChosenConvolution(module, parts, choices)
-        for name, module, parts in _convolutions(model)
-        if not _is_first(parts)
+        for name, module, parts in convolutions(model)
+        if not is_first(parts)
     }
     for name, module in model.named_modules() if isinstance(model, fx.GraphModule) else ():
         if isinstance(module, DepthwiseConvolution):  # a trace calls it once
             found[name] = ChosenDepthwise(module, choices)
-    return _put(model, found)
-
-
-def _is_first(parts: Parts) -> bool:
-    """Tell whether a convolution is one of few channels, and no fully connected layer of single pixels."""
-    from convscope.kernels.channels_last.first import CHANNELS_MOST  # imports Triton
-
-    kernel = parts.weight.shape[2:]
-    return parts.weight.shape[1] <= CHANNELS_MOST and kernel != (1, 1) and parts.options[2] == (1, 1)
-
-
-def _convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Parts]]:
-    if not isinstance(model, fx.GraphModule):
-        return []
-    shared = traces.shared_modules(model)
-    named = ((name, module, parts_of(module)) for name, module in model.named_modules() if name not in shared)
-    return [(name, module, parts) for name, module, parts in named if parts is not None]
-
-
-def _put(model: nn.Module, found: Mapping[str, nn.Module]) -> int:
-    for name, module in found.items():
-        models.set_module(model, name, module)
-    return len(found)
+    return put(model, found)
 
 
 def count(model: nn.Module) -> str:

@@ -81,7 +81,7 @@ class MaximumPooling(nn.Module):
 
     def __init__(self, pool: nn.MaxPool2d) -> None:
         super().__init__()
-        self._pool = pool
+        self.pool = pool
         given = pool.kernel_size, pool.stride, pool.padding, pool.dilation
         self._options = [_pair(each) for each in given]
 
@@ -89,8 +89,8 @@ class MaximumPooling(nn.Module):
         """Return the number of windows along an axis; none begins behind the image and its first padding."""
         kernel, stride, padding, dilation = (each[axis] for each in self._options)
         reach = size + 2 * padding - dilation * (kernel - 1) - 1
-        count = (-(-reach // stride) if self._pool.ceil_mode else reach // stride) + 1
-        return count - 1 if self._pool.ceil_mode and (count - 1) * stride >= size + padding else count
+        count = (-(-reach // stride) if self.pool.ceil_mode else reach // stride) + 1
+        return count - 1 if self.pool.ceil_mode and (count - 1) * stride >= size + padding else count
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the maxima of windows."""
@@ -98,7 +98,7 @@ class MaximumPooling(nn.Module):
 
         kernel, stride, padding, dilation = self._options
         if not x.is_cuda or not pooling.takes(x, kernel):
-            pooled: torch.Tensor = self._pool(x)
+            pooled: torch.Tensor = self.pool(x)
             return pooled
         size = self._extent(x.shape[2], 0), self._extent(x.shape[3], 1)
         return pooling.max_pool2d(x, kernel, stride, padding, dilation, size)

@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from convscope.convolution import models
 from convscope.convolution.fusion import graphs
-from convscope.inference.engines.fused import own, rows, steps, tails
+from convscope.inference.engines.fused import first, own, rows, steps, tails
 
 
 def traced(name: str) -> fx.GraphModule:
@@ -21,16 +21,16 @@ def traced(name: str) -> fx.GraphModule:
 
 
 @pytest.mark.parametrize(
-    ("name", "first", "chosen", "heads"),
+    ("name", "firsts", "chosen", "heads"),
     [("resnet50", 1, 53, 1), ("torchvision:efficientnet_b0", 1, 81, 17), ("torchvision:convnext_tiny", 1, 58, 1)],
 )
-def test_networks_compute_the_same(name: str, first: int, chosen: int, heads: int):
+def test_networks_compute_the_same(name: str, firsts: int, chosen: int, heads: int):
     model = traced(name)
     rows.with_rows(model)
     tails.with_tails(model)
     other = copy.deepcopy(model)
     assert steps.with_heads(other) == heads
-    assert (own.with_first(other), own.with_chosen(other, {})) == (first, chosen)
+    assert (first.with_first(other), own.with_chosen(other, {})) == (firsts, chosen)
     assert own.count(other) == f"0 of {chosen} convolutions by Triton"
     given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
@@ -54,7 +54,7 @@ def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
     model = fx.symbolic_trace(Layers())
     assert own.with_chosen(model, {}) == 1
     assert isinstance(model.plain, own.ChosenConvolution)
-    assert own.with_first(model) == 0
+    assert first.with_first(model) == 0
     assert steps.with_heads(Layers()) == 0
 
 
@@ -77,10 +77,5 @@ def test_a_module_that_is_called_twice_is_left_alone():
 
 def test_a_model_that_is_no_trace_stays_as_it_is():
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
-    assert (own.with_first(model), own.with_chosen(model, {}), own.count(model)) == (0, 0, "")
+    assert (first.with_first(model), own.with_chosen(model, {}), own.count(model)) == (0, 0, "")
     assert type(model[0]) is nn.Conv2d
-
-
-def test_the_dilated_are_not_first_layers():
-    assert own.with_first(fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3, dilation=2)))) == 0
-    assert own.with_first(fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3)))) == 1
