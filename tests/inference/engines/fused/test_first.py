@@ -15,7 +15,9 @@ from convscope.inference.engines.fused import first, steps
 
 
 @pytest.mark.parametrize("own_pools", [False, True])
-@pytest.mark.parametrize(("name", "pooled"), [("torchvision:resnet18", 1), ("densenet121", 1), ("googlenet", 0), ("vgg16", 0)])
+@pytest.mark.parametrize(
+    ("name", "pooled"), [("torchvision:resnet18", 1), ("densenet121", 1), ("googlenet", 0), ("vgg16", 0)]
+)
 def test_networks_compute_the_same(name: str, pooled: int, own_pools: bool):
     folded, _, _ = graphs.folded(models.build(name, seed=0).eval())
     model, _ = graphs.fused(folded, steps.step_of)
