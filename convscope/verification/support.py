@@ -76,15 +76,17 @@ def survey(
     """Ask and run every algorithm of cuDNN for every layer of a model on a GPU; a row each, by layer.
 
     Args:
-        limit_bytes: the largest workspace allowed; None allows the free memory of the card.
+        limit_bytes: the largest workspace allowed, also to the blocks that a Triton kernel chooses among; None allows
+            the free memory of the card.
         dtype: of input and weights, a name of `cudnn.DATA_TYPES`.
     """
     device = subject.device
     capability, layout = torch.cuda.get_device_capability(device), subject.run.layout
-    limit_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
+    most_bytes = torch.cuda.mem_get_info(device)[0] if limit_bytes is None else limit_bytes
 
     def on_card(layer: Layer) -> list[Outcome]:
-        found = _Trial(layer, device, dtype).every(limit_bytes)
+        with backends.settings(max_workspace_bytes=limit_bytes):
+            found = _Trial(layer, device, dtype).every(most_bytes)
         release(device)
         return found
 

@@ -34,9 +34,11 @@ class Operator:
         self.fails: dict[str, Exception] = {}
         self.factors: dict[str, float] = {}
         self.asked: list[tuple[Layer, str]] = []
+        self.limits: set[int | None] = set()  # of the blocks that a Triton kernel may choose
 
     def workspace_bytes(self, device: torch.device, layer: Layer, algorithm: str, dtype: str) -> int:
         self.asked.append((layer, algorithm))
+        self.limits.add(backends.settings_in_force().max_workspace_bytes)
         reason = self.refused.get(algorithm)
         reason = reason or (self.refused_shapes.get(algorithm) if layer != support.EASY else None)
         reason = reason or (self.refused_types.get(algorithm) if dtype != "float32" else None)
@@ -201,6 +203,7 @@ def test_the_free_memory_is_the_limit_where_none_is_given(card: Operator, limit_
     card.workspaces["fft"] = 9
     found = support.survey(subject(SMALL), ENVIRONMENT, limit_bytes)
     assert [one.status for one in found if one.algorithm == "fft"] == [status]
+    assert card.limits == {limit_bytes}, "a Triton kernel must choose among what is allowed"
 
 
 def row(one: Outcome, predicted: Answer, *siblings: Outcome) -> support.SupportRow:
