@@ -27,6 +27,19 @@ _GRID_MOST = 2**16  # in the second direction
 
 
 @triton.jit
+def _gelu(x):
+    """Return x · Φ(x), Φ by formula 7.1.26 of Abramowitz and Stegun: its error is at most 7.5e-8.
+
+    Half as many instructions as by `tl.erf`, which takes longer than the memory. Of -∞ it is no number, as PyTorch's.
+    """
+    size = tl.minimum(tl.abs(x), 64.0)  # Φ(-64) is 0: the product is 0 for ∞ too
+    root = tl.rsqrt(1 + size * 0.2316418882)
+    t = root * root
+    tail = t * (0.127414796 + t * (-0.142248368 + t * (0.7107068705 + t * (-0.7265760135 + t * 0.5307027145))))
+    return 0.5 * (x + tl.abs(x)) - size * (tail * tl.exp2(x * x * -0.7213475204444817))
+
+
+@triton.jit
 def activated(x, KIND: tl.constexpr):
     """Return an activation of float32 numbers by its name in PyTorch; "" is none."""
     if KIND == "relu":
@@ -42,7 +55,7 @@ def activated(x, KIND: tl.constexpr):
     if KIND == "silu":
         x = tl.fdiv(x, 1 + tl.exp2(x * -1.4426950408889634))
     if KIND == "gelu":
-        x = 0.5 * x * (1 + tl.erf(x * 0.7071067811865476))
+        x = _gelu(x)
     return x
 
 
