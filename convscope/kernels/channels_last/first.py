@@ -32,7 +32,7 @@ CHANNELS_MOST = 4
 DTYPES = (torch.float16, torch.bfloat16)
 _ROW_MOST = 256  # elements of a row: from here on a layer has many channels, or large filters
 _TOGETHER = 2
-_STEP, _PIXELS, _COLUMNS = 32, 64, 128  # of a program: terms a step, (joined) pixels, filters
+_STEP, _PIXELS, _COLUMNS = 32, 64, (16, 128)  # of a program: terms a step, (joined) pixels, filters at least and most
 _WARPS, _STAGES = 4, 3
 _LONG = 2**31
 
@@ -118,7 +118,8 @@ def pack(weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, int], padd
     filters, channels, height, width = weight.shape
     row, align, lead, shift = _layout(channels, width, stride[1], padding[1])
     terms = -(-height * row // _STEP) * _STEP
-    pitch = -(-_TOGETHER * filters // _COLUMNS) * _COLUMNS
+    columns = _columns(filters)
+    pitch = -(-_TOGETHER * filters // columns) * columns
     packed = weight.new_zeros(terms, pitch)
     rows = weight.permute(2, 3, 1, 0).reshape(height, width * channels, filters)
     for r in range(height):
@@ -126,6 +127,12 @@ def pack(weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, int], padd
             at = r * row + shift + number * stride[1] * channels
             packed[at : at + width * channels, number * filters : (number + 1) * filters] = rows[r]
     return Packed(packed, bias, filters, (height, width), stride, padding, row, align, lead)
+
+
+def _columns(filters: int) -> int:
+    """Return the joined filters of a program."""
+    least, most = _COLUMNS
+    return max(least, min(most, triton.next_power_of_2(_TOGETHER * filters)))
 
 
 def convolve(x: torch.Tensor, packed: Packed, kind: str = "") -> torch.Tensor:
@@ -142,12 +149,12 @@ def convolve(x: torch.Tensor, packed: Packed, kind: str = "") -> torch.Tensor:
         images, packed.filters, out_h, out_w, dtype=x.dtype, device=x.device, memory_format=torch.channels_last
     )
     across = triton.cdiv(out_w, _TOGETHER)
-    joined, (terms, pitch) = images * out_h * across, packed.weight.shape
-    first_conv2d_last[triton.cdiv(joined, _PIXELS), pitch // _COLUMNS](
+    joined, (terms, pitch), columns = images * out_h * across, packed.weight.shape, _columns(packed.filters)
+    first_conv2d_last[triton.cdiv(joined, _PIXELS), pitch // columns](
         x, packed.weight, packed.bias, y, packed.filters, in_h, in_w * channels, out_h, out_w, across, joined,
         packed.stride[0], _TOGETHER * packed.stride[1] * channels // packed.align, packed.padding[0], packed.lead,
         pitch, KERNEL_H=packed.kernel[0], ROW=packed.row, ALIGN=packed.align, STEPS=terms // _STEP, TOGETHER=_TOGETHER,
         KIND=kind, LONG=max(x.numel(), y.numel()) >= _LONG - _PIXELS * pitch, STEP=_STEP, BLOCK_P=_PIXELS,
-        BLOCK_K=_COLUMNS, num_warps=_WARPS, num_stages=_STAGES, **following.options(x),
+        BLOCK_K=columns, num_warps=_WARPS, num_stages=_STAGES, **following.options(x),
     )  # fmt: skip
     return y
