@@ -132,16 +132,20 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Fused:
-    """The operations after a convolution inside the same call, in this order: of others cuDNN 9.24 offers no plan."""
+    """The operations after a convolution inside the same call, in this order: of others cuDNN 9.24 offers no plan.
+
+    `swish` is SiLU, in the place of ReLU.
+    """
 
     addition: bool = False
     bias: bool = False
     relu: bool = False
+    swish: bool = False
 
     @property
     def count(self) -> int:
         """The number of operations that follow."""
-        return self.addition + self.bias + self.relu
+        return self.addition + self.bias + self.relu + self.swish
 
     def __str__(self) -> str:
         return " ".join(field.name for field in dataclasses.fields(self) if getattr(self, field.name))

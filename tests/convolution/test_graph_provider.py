@@ -156,6 +156,11 @@ def test_what_is_fused_has_plans_of_its_own_and_no_other_provider(provider: Grap
     assert "is a convolution alone" in str(TritonProvider().why_not("direct", FUSED))
 
 
+def test_steps_behind_a_plan_end_with_relu_or_nothing(provider: GraphProvider):
+    asked = dataclasses.replace(TF32, fused=Fused(bias=True, swish=True))
+    assert provider.why_not("plan+steps:0", asked) == "the steps of plan+steps:0 end with ReLU or nothing"
+
+
 def test_packed_filters_are_laid_out_once_and_again_where_the_weight_was_written_to(
     provider: GraphProvider, monkeypatch: pytest.MonkeyPatch
 ):

@@ -166,3 +166,12 @@ def test_closing_twice_is_once():
     offers = Offers(SQUARE)
     offers.close()
     offers.close()
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_silu_behind_a_convolution_is_a_graph_that_cudnn_has_engines_for(adds: bool):
+    """Those that would take it are compiled at run time, which wants a GPU (`tests/gpu/test_channels_last.py`)."""
+    with Offers(dataclasses.replace(HALF, fused=Fused(addition=adds, bias=True, swish=True))) as offers:
+        refusals = [engine.refusal for engine in offers.engines()]
+    assert refusals
+    assert any("RUNTIME_PREREQUISITE_MISSING" in (refusal or "") for refusal in refusals)

@@ -15,7 +15,7 @@ from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
 from convscope.inference import weights
 from convscope.inference.engines.fused import first as first_layers
-from convscope.inference.engines.fused import own, rows, steps, tails
+from convscope.inference.engines.fused import own, planned, rows, steps, tails
 from convscope.inference.engines.fused.parts import parts_of
 from convscope.kernels.channels_last import activations, convolution, depthwise, heads, normalisation, pooling
 from convscope.kernels.channels_last.windows import Window
@@ -260,3 +260,59 @@ def test_bias_and_activation_by_the_kernel_are_right(kind: str):
         found = tails.TailedConvolution(conv, kind)(x)
         exact = tails.BY_PYTORCH[kind](precise(x.double()))
     assert float((found.double() - exact).abs().max()) <= 3e-3 * float(exact.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("kind", planned.ENDS)
+@pytest.mark.parametrize(
+    ("size", "filters", "options"),
+    [
+        ((64, 40, 28, 28), 240, {"kernel_size": 1}),
+        ((8, 64, 56, 56), 256, {"kernel_size": 3, "padding": 1, "stride": 2, "bias": False}),
+        ((20_000, 384, 1, 1), 256, {"kernel_size": 1}),
+    ],
+)
+def test_plans_that_end_with_a_bias_an_addition_or_silu_are_right(
+    size: tuple[int, ...], filters: int, options: dict[str, Any], kind: str, adds: bool, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(planned, "_OUTPUTS_LEAST", 1)
+    conv = nn.Conv2d(size[1], filters, **options).cuda().to(dtype).requires_grad_(False)
+    x = drawn(size, dtype)
+    parts = parts_of(tails.TailedConvolution(conv, kind))
+    assert parts is not None
+    exact = copy.deepcopy(conv).double()(x.double())
+    added = drawn(tuple(exact.shape), dtype) if adds else None
+    exact = tails.by_pytorch(exact, None if added is None else added.double(), kind)
+    plans = [*planned.plans(x, conv.weight, parts.options, kind, adds)]
+    assert plans, "cuDNN has such plans"
+    for plan in plans:
+        assert_near(plan(x, parts.weight, parts.bias, added), exact)
+        assert plan(x, parts.weight, parts.bias, added).is_contiguous(memory_format=torch.channels_last)
+        plan.close()
+
+
+def test_a_plan_is_kept_where_it_is_the_fastest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(planned, "_OUTPUTS_LEAST", 1)
+    ways: list[Any] = []
+
+    def timed(work: Any) -> float:
+        way = getattr(work, "args", [None])[0]  # None while the blocks are chosen
+        ways.append(way)
+        return 1.0 if isinstance(way, planned.Planned) else 2.0
+
+    conv = nn.Conv2d(64, 128, 1).cuda().half().requires_grad_(False)
+    tailed = tails.TailedConvolution(conv, "silu")
+    parts, choices = parts_of(tailed), own.Choices()
+    assert parts is not None
+    module, x = own.ChosenConvolution(tailed, parts, choices), drawn((4, 64, 28, 28), torch.float16)
+    with monkeypatch.context() as patched:
+        patched.setattr("convscope.kernels.autotune.time_us", timed)
+        module(x)
+    assert (module.is_planned, module.is_own) == (True, False)
+    assert False in ways
+    assert [*choices.values()] == [next(way for way in ways if isinstance(way, planned.Planned))]
+    assert_near(module(x), copy.deepcopy(tailed).double()(x.double()))
+    assert own.count(nn.Sequential(module)) == "0 of 1 convolutions by Triton, 1 by plans of cuDNN's graph API"
+    own.close(choices.values())

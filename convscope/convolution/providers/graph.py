@@ -222,6 +222,8 @@ def _why_no_steps(algorithm: str, shape: Convolution) -> str | None:
         from convscope.kernels import steps
     except ModuleNotFoundError as error:
         return f"{algorithm} needs Triton ({error}): it comes with PyTorch's CUDA wheels"
+    if shape.fused.swish:
+        return f"the steps of {algorithm} end with ReLU or nothing"
     return None if shape.dtype in steps.DTYPES else f"the steps of {algorithm} are done in float32, not {shape.dtype}"
 
 

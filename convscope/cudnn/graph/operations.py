@@ -11,7 +11,7 @@ from convscope.cudnn.legacy import strides
 from convscope.cudnn.library import CROSS_CORRELATION, DATA_TYPES
 from convscope.cudnn.shape import Convolution
 
-_ADD, _RELU = 0, 100  # cudnnPointwiseMode_t
+_ADD, _RELU, _SWISH = 0, 100, 106  # cudnnPointwiseMode_t
 ALIGNED_BYTES = 16
 """Of the addresses of all tensors; plans that want more are not offered."""
 
@@ -60,8 +60,10 @@ class _Builder:
             left -= 1
             given, result = result, self._result(left)
             operations.append(self._pointwise(_ADD, given, result, self._tensor(number, shape)))
-        if fused.relu:
-            operations.append(self._pointwise(_RELU, result, self._result(0)))
+        for mode in [_RELU] * fused.relu + [_SWISH] * fused.swish:
+            left -= 1
+            given, result = result, self._result(left)
+            operations.append(self._pointwise(mode, given, result))
         graph = self._scope.new(Kind.OPERATION_GRAPH)
         self._device.name_to_graph(graph)
         return graph.set(Attribute.GRAPH_OPERATIONS, Type.DESCRIPTOR, *operations).finalized()

@@ -105,7 +105,13 @@ def fused(workload: Workload) -> Engine:
 
     tried = [step for step in variants.FUSED_STEPS if all(useful.get(name, True) for name in step)]
     remark = f"{remark}, {count} convolutions fused with their ReLU"
-    runner, cost = _fastest(workload, build, tried, remark)
+    try:
+        runner, cost = _fastest(workload, build, tried, remark)
+    except Exception:
+        own.close(choices.values())
+        raise
+    assert isinstance(runner, LocalRunner)
+    runner.when_closed(lambda: own.close(choices.values()))
     return runner, dataclasses.replace(cost, remark=f"{cost.remark}; {chosen}" if chosen else cost.remark)
 
 

@@ -132,7 +132,8 @@ def pack(weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, int], padd
 def _columns(filters: int) -> int:
     """Return the joined filters of a program."""
     least, most = _COLUMNS
-    return max(least, min(most, triton.next_power_of_2(_TOGETHER * filters)))
+    columns: int = triton.next_power_of_2(_TOGETHER * filters)
+    return max(least, min(most, columns))
 
 
 def convolve(x: torch.Tensor, packed: Packed, kind: str = "") -> torch.Tensor:

@@ -6,6 +6,9 @@ last in 16 bits on a GPU. First layers, of few channels, are not among them (`fi
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +16,9 @@ from torch import fx, nn
 
 from convscope.cudnn.shape import dimensions, output_extents
 from convscope.errors import NothingFitsError
+from convscope.inference.engines.fused import planned
 from convscope.inference.engines.fused.parts import Parts, convolutions, is_first, put
+from convscope.inference.engines.fused.planned import Planned
 from convscope.inference.engines.fused.rows import few_rows
 from convscope.inference.engines.fused.tails import DepthwiseConvolution
 
@@ -25,19 +30,21 @@ DTYPES = ("float16", "bfloat16")
 """Data types that the kernels are for."""
 SLOW = "its convolutions are timed by this project's kernels, which takes up to a minute the first time on a card"
 
-Choices = dict[str, "Blocks2d | bool"]
-"""Blocks of this project's kernel by convolution, or that it has none to choose; False: the other is faster."""
+Choices = dict[str, "Blocks2d | Planned | bool"]
+"""By convolution: blocks of this project's kernel, or that it has none to choose; a plan; False for the other module.
+
+The plans are destroyed by `close`, when no model needs them any more."""
 
 
 class ChosenConvolution(nn.Module):
-    """A convolution, with what is fused with it, by the faster of a module and this project's kernel.
+    """A convolution, with what is fused with it, by the fastest of a module, this project's kernel and plans of cuDNN.
 
     Args:
         other: takes an input, and what is added where something is.
         choices: of all convolutions of a model; what is chosen here is added.
 
     Attributes:
-        is_own: the last call was by a kernel of this project.
+        is_own, is_planned: the last call was by a kernel of this project, or by a plan.
     """
 
     def __init__(self, other: nn.Module, parts: Parts, choices: Choices) -> None:
@@ -45,7 +52,7 @@ class ChosenConvolution(nn.Module):
         self.other, self.weight, self.bias = other, parts.weight, parts.bias
         self._options, self._kind, self._choices = parts.options, parts.kind, choices
         self._own: Convolution | None = None
-        self.is_own = False
+        self.is_own = self.is_planned = False
 
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(convolution(x) + bias + added), without what is not fused with it."""
@@ -56,21 +63,34 @@ class ChosenConvolution(nn.Module):
         if is_product and (few := few_rows(x, self.weight, self.bias, self._kind)) is not None:
             self.is_own = True
             return few
-        if not self._takes(x, added, size):
-            self.is_own = False
-            return self._by_other(x, added)
+        way = self._way(x, added, size) if self._takes(x, added, size) else False
+        self.is_planned = isinstance(way, Planned)
+        self.is_own = not self.is_planned and not isinstance(way, bool)
+        return self._by(way, x, added, size)
+
+    def _way(self, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]) -> Blocks2d | Planned | bool:
+        """Return how an input is convolved, chosen at the first call for such a one."""
         from convscope.kernels.channels_last.convolution import Convolution
         from convscope.kernels.channels_last.windows import Window
 
         if self._own is None:
-            window = Window(kernel, stride, padding, dilation)
+            stride, padding, dilation = self._options
+            window: Any = Window(tuple(self.weight.shape[2:]), stride, padding, dilation)  # type: ignore[arg-type]
             self._own = Convolution(self.weight.detach(), self.bias.detach(), window, self._kind)
         key = f"{type(self.other).__name__} {self._own.key(x, added)}"
         if key not in self._choices:
             self._choices[key] = self._choose(self._own, x, added, size)
-        blocks = self._choices[key]
-        self.is_own = not isinstance(blocks, bool)
-        return self._by_other(x, added) if isinstance(blocks, bool) else self._own(x, added, size, blocks)
+        return self._choices[key]
+
+    def _by(
+        self, way: Blocks2d | Planned | bool, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]
+    ) -> torch.Tensor:
+        if isinstance(way, Planned):
+            return way(x, self.weight, self.bias, added)
+        if self._own is not None and not isinstance(way, bool):
+            return self._own(x, added, size, way)
+        y: torch.Tensor = self.other(x) if added is None else self.other(x, added)
+        return y
 
     def _takes(self, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]) -> bool:
         if not x.is_cuda:
@@ -84,23 +104,20 @@ class ChosenConvolution(nn.Module):
         lies = added.dtype == x.dtype and added.is_contiguous(memory_format=torch.channels_last)
         return lies and added.shape == (len(x), len(self.weight), *size)
 
-    def _by_other(self, x: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
-        y: torch.Tensor = self.other(x) if added is None else self.other(x, added)
-        return y
-
     def _choose(
         self, own: Convolution, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]
-    ) -> Blocks2d | bool:
-        """Return the blocks of this project's kernel, False where the other module is faster."""
+    ) -> Blocks2d | Planned | bool:
+        """Return the fastest: blocks of this project's kernel, a plan, or False for the other module."""
         from convscope.kernels import autotune
 
-        try:
-            blocks = own.choose(x, added, size).blocks
-        except NothingFitsError:
-            return False
-        own_us = autotune.time_us(lambda: own(x, added, size, blocks))
-        other_us = autotune.time_us(lambda: self._by_other(x, added))
-        return blocks if own_us < other_us else False
+        ways: list[Blocks2d | Planned | bool] = [False]
+        with contextlib.suppress(NothingFitsError):
+            ways.append(own.choose(x, added, size).blocks)
+        ways += planned.plans(x, self.weight, self._options, self._kind, added is not None)
+        times_us = [autotune.time_us(partial(self._by, way, x, added, size)) for way in ways]
+        best = ways[times_us.index(min(times_us))]
+        close(way for way in ways if way is not best)
+        return best
 
 
 class ChosenDepthwise(nn.Module):
@@ -151,4 +168,13 @@ def count(model: nn.Module) -> str:
     """Return as text how many of the convolutions of `with_chosen` are this project's, "" where there are none."""
     every = [module for module in model.modules() if isinstance(module, (ChosenConvolution, ChosenDepthwise))]
     own = sum(module.is_own for module in every)
-    return f"{own} of {len(every)} convolutions by Triton" if every else ""
+    by_plans = sum(isinstance(module, ChosenConvolution) and module.is_planned for module in every)
+    more = f", {by_plans} by plans of cuDNN's graph API" if by_plans else ""
+    return f"{own} of {len(every)} convolutions by Triton{more}" if every else ""
+
+
+def close(ways: Iterable[Blocks2d | Planned | bool]) -> None:
+    """Destroy the plans among what was chosen."""
+    for way in ways:
+        if isinstance(way, Planned):
+            way.close()
