@@ -15,7 +15,7 @@ from convscope.convolution.fusion import graphs as fusion
 from convscope.convolution.reference import relative_distance
 from convscope.inference import weights
 from convscope.inference.engines.fused import first as first_layers
-from convscope.inference.engines.fused import own, planned, rows, steps, tails
+from convscope.inference.engines.fused import joined, own, planned, rows, steps, tails
 from convscope.inference.engines.fused.parts import parts_of
 from convscope.kernels.channels_last import activations, convolution, depthwise, heads, normalisation, pooling
 from convscope.kernels.channels_last.windows import Window
@@ -39,6 +39,7 @@ def test_kernels_that_start_early_compute_the_same_at_each_replay(name: str, bat
     assert first_layers.with_first(model) == 1
     assert first_layers.with_pooled_first(model) == (name == "resnet50")
     assert own.with_chosen(model, {}) > 50
+    assert joined.with_joined(model, {}) == (15 if name == "resnet50" else 0)
     if side_by_side:
         branches.with_branches(model)
     given = torch.zeros(batch, 3, 224, 224, device="cuda", dtype=torch.half).contiguous(
@@ -316,3 +317,28 @@ def test_a_plan_is_kept_where_it_is_the_fastest(monkeypatch: pytest.MonkeyPatch)
     assert_near(module(x), copy.deepcopy(tailed).double()(x.double()))
     assert own.count(nn.Sequential(module)) == "0 of 1 convolutions by Triton, 1 by plans of cuDNN's graph API"
     own.close(choices.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("channels", "filters", "outputs"), [(64, 256, 64), (128, 512, 128), (16, 64, 32)])
+def test_pairs_of_convolutions_by_the_kernel_are_right(
+    channels: int, filters: int, outputs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    convs = (nn.Conv2d(channels, filters, 1), nn.Conv2d(filters, outputs, 1))
+    first, second = (steps.FusedConvolution(conv.cuda().to(dtype)).requires_grad_(False) for conv in convs)
+    x, added = drawn((3, channels, 29, 31), dtype), drawn((3, filters, 29, 31), dtype)
+    parts = parts_of(first), parts_of(second)
+    assert parts[0] is not None
+    assert parts[1] is not None
+    module = joined.JoinedConvolutions(first, second, (parts[0], parts[1]), {})
+    module._by(False, x, added)
+    monkeypatch.setattr(
+        "convscope.kernels.autotune.time_us", lambda work: float(getattr(work, "args", [0])[0] is False)
+    )
+    weights = [copy.deepcopy(conv).double() for conv in convs]
+    exact = torch.relu(weights[0](x.double()) + added.double())
+    for _ in range(3):
+        y, z = module(x, added)
+        assert module.is_joined
+        assert_near(y, exact)
+        assert_near(z, torch.relu(weights[1](exact)))

@@ -28,6 +28,7 @@ from convscope.kernels.channels_last import (
     first_pooled,
     following,
     heads,
+    joined,
     normalisation,
     pooling,
 )
@@ -279,6 +280,18 @@ def test_whole_convolutions_read_16_bytes_at_once_for_the_matrix_unit(
         assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
 
 
+def test_pairs_are_fetched_by_the_copy_engine_and_fit_several_times(compiled: list[Any], tmp_path: Path):
+    pair = joined.Joined(meta(256, 64, 1, 1), meta(256), meta(64, 256, 1, 1), meta(64))
+    for blocks in pair.candidates():
+        pair(meta(8, 64, 56, 56), meta(8, 256, 56, 56), blocks)
+        ptx = compiled[-1].asm["ptx"]
+        assert "cp.async.bulk.tensor.2d.shared" in ptx
+        assert "wgmma.mma_async" in ptx
+        assert compiled[-1].metadata.shared < 227 * 2**10
+        assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
+    assert min(kernel.metadata.shared for kernel in compiled) < 56 * 2**10
+
+
 def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
     x, window = meta(1, 64, 14, 14), Window((3, 3), (1, 1), (1, 1), (1, 1))
@@ -286,6 +299,8 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     kernel(x, None, (14, 14), Blocks2d("last", 64, 64, 64, 4, 3))
     first.convolve(meta(1, 3, 14, 14), first.pack(meta(64, 3, 3, 3), meta(64), (1, 1), (1, 1)))
     first_pooled.convolve(meta(1, 3, 14, 14), first.pack(meta(64, 3, 3, 3), meta(64), (1, 1), (1, 1)))
+    pair = joined.Joined(meta(64, 64, 1, 1), meta(64), meta(64, 64, 1, 1), meta(64))
+    pair(x, x, pair.candidates()[0])
     heads.Mean()(x)
     heads.linear(meta(1, 64), meta(10, 64), meta(10))
     activations.do(x, meta(64), "relu")
@@ -294,7 +309,7 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (7, 7))
     taps = torch.empty((9, 64), device=META)
     depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    assert len(compiled) == 10
+    assert len(compiled) == 11
     for each in compiled:
         ptx = each.asm["ptx"]
         waits = ptx.index("griddepcontrol.wait")

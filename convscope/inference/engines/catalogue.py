@@ -26,7 +26,7 @@ from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError
 from convscope.inference.engines import compilers, exported, variants
-from convscope.inference.engines.fused import first, own, rows, steps, tails
+from convscope.inference.engines.fused import first, joined, own, rows, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
@@ -81,6 +81,7 @@ def fused(workload: Workload) -> Engine:
         "first": in_16_bits and first.with_first(trial) > 0,
         "pooled": in_16_bits and first.with_pooled_first(trial) > 0,
         "own": in_16_bits and own.with_chosen(trial, {}) > 0,
+        "joined": in_16_bits and joined.with_joined(trial, {}) > 0,
     }
     choices: own.Choices = {}  # what is chosen for the variant that is timed is what is kept
     chosen = ""
@@ -94,7 +95,8 @@ def fused(workload: Workload) -> Engine:
         put: Mapping[str, Callable[[nn.Module], object]] = {
             "pools": steps.with_maxima, "rows": rows.with_rows, "tails": tails.with_tails, "heads": steps.with_heads,
             "first": first.with_first, "pooled": first.with_pooled_first,
-            "own": partial(own.with_chosen, choices=choices), "branches": branches.with_branches,
+            "own": partial(own.with_chosen, choices=choices), "joined": partial(joined.with_joined, choices=choices),
+            "branches": branches.with_branches,
         }  # fmt: skip
         for name, change in put.items():
             if getattr(variant, name):

@@ -43,7 +43,8 @@ class Variant:
         rows: layer normalisation, what follows fully connected layers, and these for few rows, are this project's.
         first: convolutions of few channels are this project's kernel.
         pooled: max pooling behind such a convolution is part of that kernel.
-        own: each other convolution is this project's kernel where that is faster.
+        own: each other convolution is this project's kernel, or a plan of cuDNN, where that is faster.
+        joined: pairs of 1×1 convolutions, the end of a block and the begin of the next, are one kernel where faster.
         branches: branches that meet again run side by side, on streams of their own.
         searched: plans are chosen by PyTorch's search, else by cuDNN's heuristic.
     """
@@ -57,6 +58,7 @@ class Variant:
     first: bool = False
     pooled: bool = False
     own: bool = False
+    joined: bool = False
     branches: bool = False
     searched: bool = False
 
@@ -75,19 +77,24 @@ _WORDS = {
     "first": "first layer by Triton",
     "pooled": "max pooling in the first layer",
     "own": "convolutions by Triton where faster",
+    "joined": "pairs of 1x1 convolutions in one kernel where faster",
     "branches": "branches side by side",
 }
 
 FUSED_STEPS: tuple[Mapping[str, int], ...] = (
-    *({"channels": 4}, {"channels": 8}, {"products": True}, {"searched": True}, {"pools": True}, {"tails": True}),
-    *(
-        {"heads": True},
-        {"rows": True},
-        {"first": True, "channels": 0},
-        {"first": True, "pooled": True, "channels": 0},
-        {"own": True},
-        {"branches": True},
-    ),
+    {"channels": 4},
+    {"channels": 8},
+    {"products": True},
+    {"searched": True},
+    {"pools": True},
+    {"tails": True},
+    {"heads": True},
+    {"rows": True},
+    {"first": True, "channels": 0},
+    {"first": True, "pooled": True, "channels": 0},
+    {"own": True},
+    {"joined": True},
+    {"branches": True},
 )
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 

@@ -65,7 +65,8 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
                 - variant.first / 4000
                 - variant.pooled / 8000
                 - variant.own / 16000
-                - variant.branches / 32000
+                - variant.joined / 32000
+                - variant.branches / 64000
             ),
         ),
         CPU,
@@ -73,19 +74,19 @@ def test_each_change_is_tried_on_the_best_so_far(tried: list[tuple[Variant, Engi
     )
     assert [(each.channels, each.products, each.searched) for each, _ in tried] == [
         (0, False, False), (4, False, False), (8, False, False), (8, True, False), (8, False, True), (8, False, True),
-        (8, False, True), (8, False, True), (8, False, True), *[(0, False, True)] * 5,
+        (8, False, True), (8, False, True), (8, False, True), *[(0, False, True)] * 6,
     ]  # fmt: skip
-    steps = ("pools", "tails", "heads", "rows", "first", "pooled", "own", "branches")
+    steps = ("pools", "tails", "heads", "rows", "first", "pooled", "own", "joined", "branches")
     for at, step in enumerate(steps, start=5):
-        assert [getattr(each, step) for each, _ in tried] == [*[False] * at, *[True] * (14 - at)]
+        assert [getattr(each, step) for each, _ in tried] == [*[False] * at, *[True] * (15 - at)]
     assert all(getattr(variant, step) for step in ("searched", *steps))
-    assert (variant.channels, len(found_ms)) == (0, 13)
+    assert (variant.channels, len(found_ms)) == (0, 14)
     assert found_ms == sorted(found_ms)
     assert runner is tried[-1][1]
     said = "plans searched, max pooling by Triton, depthwise and activations by Triton, means by Triton, rows by Triton"
     more = "first layer by Triton, max pooling in the first layer"
-    last = "convolutions by Triton where faster, branches side by side"
-    assert str(variant) == f"{said}, {more}, {last}"
+    last = "pairs of 1x1 convolutions in one kernel where faster, branches side by side"
+    assert str(variant) == f"{said}, {more}, convolutions by Triton where faster, {last}"
     assert str(Variant(channels=8)) == "plans by heuristic, images padded to 8 channels"
 
 

@@ -13,8 +13,9 @@ import triton.language as tl
 from torch.nn import functional
 
 from convscope.cudnn.shape import output_extents
+from convscope.inference.engines.fused.tails import BY_PYTORCH
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import activations, convolution, first, first_pooled, heads, normalisation
+from convscope.kernels.channels_last import activations, convolution, first, first_pooled, heads, joined, normalisation
 from convscope.kernels.channels_last.windows import Window
 
 # images, channels, height, width; filters, kernel; stride, padding
@@ -287,3 +288,39 @@ def test_gelu_is_nearer_to_the_exact_one_than_pytorchs():
     assert y[0] == torch.inf
     error, pytorchs = ((found.double() - exact)[3:].abs().max() for found in (y, functional.gelu(x)))
     assert error < 4e-7 < pytorchs
+
+
+@pytest.mark.parametrize(
+    "blocks", [Blocks2d("joined", 32, 64, 32, 4, 2), Blocks2d("joined", 64, 32, 32, 4, 2)], ids=str
+)
+@pytest.mark.parametrize("kinds", [("relu", "relu"), ("", "relu6")])
+def test_two_convolutions_in_one_kernel_are_pytorchs(blocks: Blocks2d, kinds: tuple[str, str]):
+    torch.manual_seed(0)
+    x, added = drawn(2, 32, 7, 6), drawn(2, 128, 7, 6)
+    (first, bias), (second, shift) = (drawn(128, 32, 1, 1), drawn(128)), (drawn(16, 128, 1, 1) / 16, drawn(16))
+    assert joined.takes(x, added, first, second)
+    y, z = joined.Joined(first, bias, second, shift, kinds)(x, added, blocks)
+    exact = BY_PYTORCH[kinds[0]](functional.conv2d(x.float(), first.float(), bias.float()) + added.float()).half()
+    assert torch.equal(y, exact)
+    exact = BY_PYTORCH[kinds[1]](functional.conv2d(exact.float(), second.float(), shift.float()))
+    torch.testing.assert_close(z.float(), exact, rtol=2e-3, atol=1e-2)
+    assert all(each.is_contiguous(memory_format=torch.channels_last) for each in (y, z))
+
+
+@pytest.mark.parametrize(
+    ("x", "added", "first", "second"),
+    [
+        (drawn(1, 32, 4, 4, dtype=torch.float32), drawn(1, 64, 4, 4, dtype=torch.float32), (64, 32), (16, 64)),
+        (drawn(1, 32, 4, 4), drawn(1, 64, 1, 1), (64, 32), (16, 64)),
+        (drawn(1, 24, 4, 4), drawn(1, 64, 4, 4), (64, 24), (16, 64)),
+        (drawn(1, 32, 4, 4), drawn(1, 96, 4, 4), (96, 32), (16, 96)),
+        (drawn(1, 32, 4, 4), drawn(1, 64, 4, 4), (64, 32), (256, 64)),
+        (drawn(1, 32, 4, 4), drawn(1, 64, 4, 4).contiguous(), (64, 32), (16, 64)),
+    ],
+    ids=["float32", "an addition of another size", "channels", "filters", "outputs", "an addition that lies otherwise"],
+)
+def test_pairs_that_are_not_taken(
+    x: torch.Tensor, added: torch.Tensor, first: tuple[int, int], second: tuple[int, int]
+):
+    weights = (drawn(*size, 1, 1, dtype=x.dtype) for size in (first, second))
+    assert not joined.takes(x, added, *weights)

@@ -13,7 +13,8 @@ from convscope.inference.engines.fused.rows import RowProduct
 from convscope.inference.engines.fused.steps import FusedConvolution, FusedProduct
 from convscope.inference.engines.fused.tails import TailedConvolution
 
-_ONE_PIXEL = (1, 1), (0, 0), (1, 1), 1  # stride, padding, dilation and groups
+ONE_PIXEL = (1, 1), (0, 0), (1, 1)
+"""Stride, padding and dilation of a convolution that sees one pixel."""
 
 
 class Parts(NamedTuple):
@@ -36,9 +37,9 @@ def parts_of(module: nn.Module) -> Parts | None:
     bias: Any
     if type(module) in (FusedConvolution, FusedProduct):
         weight, bias, kind = module.weight, module.bias, "relu"
-        options: Any = module.options if isinstance(module, FusedConvolution) else _ONE_PIXEL
+        options: Any = module.options if isinstance(module, FusedConvolution) else (*ONE_PIXEL, 1)
     elif type(module) is RowProduct:
-        weight, bias, kind, options = module.weight, module.bias, module.kind, _ONE_PIXEL
+        weight, bias, kind, options = module.weight, module.bias, module.kind, (*ONE_PIXEL, 1)
     elif type(module) is TailedConvolution:
         weight, bias, kind, options = module.weight, module.bias, module.kind, module.options
     elif type(module) is nn.Conv2d and not models.peculiarity(module) and module.padding_mode == "zeros":
