@@ -2,7 +2,7 @@
 """Kernels of the inference engine `fused` for channels last: the libraries', this project's, and the lower bound.
 
 Max pooling, means, layer normalisation; depthwise convolutions with bias and activation; first layers and convolutions
-with bias and ReLU; a product with GELU.
+with bias and ReLU, with max pooling, an addition or the next convolution behind them; a product with GELU.
 
 The libraries' time is the least of all ways to call them: cuDNN's plans by its heuristic and by PyTorch's search,
 images padded or not, 1×1 as convolution and as product, activations by PyTorch and in the kernel that adds the bias.
@@ -56,6 +56,7 @@ WHOLE = {
     "ResNet, 256 × 14² → 1024, 1×1": (256, 14, 1024, 1),
     "ResNet, 1024 × 14² → 256, 1×1": (1024, 14, 256, 1),
 }
+PAIRS = {"ResNet, 64 × 56² → 256 + → 64": (64, 56, 256, 64), "ResNet, 128 × 28² → 512 + → 128": (128, 28, 512, 128)}
 PRODUCTS = {"ConvNeXt, 96 × 56² → 384, GELU": (96, 56, 384), "ConvNeXt, 384 × 14² → 1536, GELU": (384, 14, 1536)}
 SAMPLES = 50
 
@@ -68,6 +69,7 @@ class Case:
         libraries: ways to compute it by PyTorch and cuDNN; the first is what the others are checked against.
         own: the way by this project's kernel.
         operations: of an image.
+        between: elements of an image that are moved beside input and output.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Case:
     libraries: tuple[nn.Module, ...]
     own: nn.Module
     operations: float = 0.0
+    between: int = 0
 
     def input(self, batch: int, **placed: Any) -> torch.Tensor:
         """Return random numbers for a batch."""
@@ -105,6 +108,33 @@ class Own(nn.Module):
             self._kernel = Convolution(self.weight.detach(), self.bias.detach(), window, self._kind)
         y: torch.Tensor = self._kernel(x, None, size, self._kernel.choose(x, None, size).blocks)
         return y
+
+
+class Pair(nn.Module):
+    """A 1×1 convolution with an addition of ones and ReLU, and one over its output, by cuDNN or by one kernel."""
+
+    def __init__(self, first: FusedConvolution, second: FusedConvolution, own: bool) -> None:
+        super().__init__()
+        self.first, self.second, self._own = first, second, own
+        self._added: dict[torch.Size, torch.Tensor] = {}
+        self._kernel: Any = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the output of the second; that of the first is stored too."""
+        if x.shape not in self._added:
+            ones = torch.ones_like(x[:, :1]).expand(-1, len(self.first.weight), -1, -1)
+            self._added[x.shape] = ones.contiguous(memory_format=torch.channels_last)
+        added = self._added[x.shape]
+        if not self._own:
+            y: torch.Tensor = self.second(self.first(x, added))
+            return y
+        from convscope.kernels.channels_last.joined import Joined
+
+        if self._kernel is None:
+            one, other = ((each.weight.detach(), each.bias.detach()) for each in (self.first, self.second))
+            self._kernel = Joined(*one, *other)
+        z: torch.Tensor = self._kernel(x, added, self._kernel.choose(x, added).blocks)[1]
+        return z
 
 
 def with_relu(conv: nn.Conv2d) -> tuple[nn.Module, ...]:
@@ -143,6 +173,10 @@ def cases() -> Iterator[Case]:
     for name, (channels, px, filters, side) in WHOLE.items():
         ways = with_relu(nn.Conv2d(channels, filters, side, padding=side // 2))
         yield Case(name, (channels, px, px), ways, Own(ways[0]), 2 * channels * side**2 * filters * px**2)
+    for name, (channels, px, filters, outputs) in PAIRS.items():
+        pair = FusedConvolution(nn.Conv2d(channels, filters, 1)), FusedConvolution(nn.Conv2d(filters, outputs, 1))
+        operations = 2 * filters * (channels + outputs) * px**2
+        yield Case(name, (channels, px, px), (Pair(*pair, False),), Pair(*pair, True), operations, 2 * filters * px**2)
     for name, (channels, px, outputs) in PRODUCTS.items():
         linear = nn.Linear(channels, outputs)
         ways = nn.Sequential(linear, nn.GELU()), Rows(RowProduct(linear, "gelu"), False)
@@ -170,7 +204,8 @@ def floor_us(case: Case, card: Gpu | None, x: torch.Tensor, y: torch.Tensor) -> 
     """Return the longer of the time to move input, output and weights once, and of the operations at the peak rate."""
     if card is None:
         return float("nan")
-    moved = sum(each.numel() * each.element_size() for each in (x, y, *case.libraries[0].parameters()))
+    elements = sum(each.numel() for each in (x, y, *case.libraries[0].parameters())) + case.between * len(x)
+    moved = elements * x.element_size()
     rate = card.tflops(str(x.dtype).removeprefix("torch."), "fp32")
     return max(moved / (card.bandwidth_gbps * 1e3), case.operations * len(x) / (rate * 1e6))
 

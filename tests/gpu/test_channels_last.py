@@ -237,9 +237,12 @@ def test_maxima_by_the_kernel_are_pytorchs(size: tuple[int, ...], options: dict[
     ],
 )
 @pytest.mark.parametrize("kind", ["", "relu6", "silu", "hardswish", "gelu"])
+@pytest.mark.parametrize("many", [1, 2**30])
 def test_depthwise_convolutions_by_the_kernel_are_right(
-    channels: int, size: int, options: dict[str, Any], kind: str, dtype: torch.dtype
-):
+    channels: int, size: int, options: dict[str, Any], kind: str, many: int, dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(depthwise, "_MANY", many)
     conv = nn.Conv2d(channels, channels, groups=channels, **options).cuda().to(dtype)
     x = torch.randn(4, channels, size, size, device="cuda").to(dtype).contiguous(memory_format=torch.channels_last)
     precise = copy.deepcopy(conv).double()

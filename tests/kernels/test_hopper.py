@@ -219,9 +219,12 @@ def test_rows_to_be_normalised_are_read_and_written_in_pieces(compiled: list[Any
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize(("channels", "side"), [(96, 3), (240, 5), (384, 7), (24, 3)])
+@pytest.mark.parametrize("many", [1, 2**30])
 def test_depthwise_convolutions_of_the_engine_compile_without_spills(
-    compiled: list[Any], tmp_path: Path, channels: int, side: int, dtype: str
-):
+    compiled: list[Any], tmp_path: Path, channels: int, side: int, dtype: str, many: int,
+    monkeypatch: pytest.MonkeyPatch,
+):  # fmt: skip
+    monkeypatch.setattr(depthwise, "_MANY", many)
     placed: Any = {"dtype": getattr(torch, dtype), "device": META}
     x = torch.empty((4, channels, 28, 28), **placed, memory_format=torch.channels_last)
     taps, bias = torch.empty((side * side, channels), **placed), torch.empty(channels, **placed)

@@ -24,6 +24,7 @@ from convscope.kernels.channels_last.shares import Shares, add_up
 
 ROWS_MOST = 4  # of a fully connected layer: each reads the weights anew
 IMAGES_MOST = 2**16 - 1  # of a mean
+_IMAGES_FEW = 16
 _PIXELS, _CHANNELS = 64, 32
 _OUTPUTS, _DEPTH = 4, 1024
 _WARPS = 4
@@ -72,9 +73,10 @@ def linear_rows(
 
 
 def takes_images(x: torch.Tensor) -> bool:
-    """Tell whether `mean` is for a tensor."""
+    """Tell whether `Mean` is for a tensor: of many images of few pixels PyTorch's kernel is faster."""
     is_last = x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return is_last and x.dtype in DTYPES and 0 < len(x) <= IMAGES_MOST and 0 < x.numel() < _LONG
+    is_slower = len(x) > _IMAGES_FEW and math.prod(x.shape[2:]) < 2 * _PIXELS
+    return is_last and not is_slower and x.dtype in DTYPES and 0 < len(x) <= IMAGES_MOST and 0 < x.numel() < _LONG
 
 
 class Mean:

@@ -10,6 +10,7 @@ kernels are in `depthwise` and `pooling`; `launch` is how both start.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -75,7 +76,7 @@ def takes(x: torch.Tensor, kernel: tuple[int, int], taps_most: int) -> bool:
 
 def launch(
     kernel: Any, x: torch.Tensor, weights: Sequence[torch.Tensor], window: Window, size: tuple[int, int], block_c: int,
-    tile: tuple[int, int], joined: int = 1, **constants: Any,
+    tile: tuple[int, int], joined: tuple[int, int] = (1, 1), thread_bytes: int = _THREAD_BYTES, **constants: Any,
 ) -> torch.Tensor:  # fmt: skip
     """Return the output of a kernel, N × C × P × Q with the channels last.
 
@@ -85,18 +86,19 @@ def launch(
         size: P and Q.
         block_c: channels of a program.
         tile: rows and columns of its pixels.
-        joined: so many neighbours in a row are one of these pixels.
+        joined: so many rows and columns of neighbours are one of these pixels.
+        thread_bytes: that a thread reads of one of them.
         constants: further constants of the kernel.
     """
     images, channels, in_h, in_w = x.shape
     y = torch.empty(images, channels, *size, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     rows, cols = tile
-    tiles = images * triton.cdiv(size[0], rows) * triton.cdiv(size[1], cols * joined)
-    warps = min(8, max(1, rows * cols * block_c * x.element_size() // (_THREAD_BYTES * 32)))
+    tiles = images * math.prod(triton.cdiv(size[axis], tile[axis] * joined[axis]) for axis in (0, 1))
+    warps = min(8, max(1, rows * cols * block_c * x.element_size() // (thread_bytes * 32)))
     kernel[(tiles * triton.cdiv(channels, block_c),)](
         x, *weights, y, channels, in_h, in_w, *size, window.stride[0], *window.padding, window.dilation[0],
         STRIDE_W=window.stride[1], DIL_W=window.dilation[1], KERNEL_H=window.kernel[0], KERNEL_W=window.kernel[1],
-        WHOLE=channels % block_c == 0, LONG=max(x.numel(), y.numel()) > _SHORT - rows * cols * joined * channels,
+        WHOLE=channels % block_c == 0, LONG=max(x.numel(), y.numel()) > _SHORT - math.prod((*tile, *joined, channels)),
         ROWS=rows, COLS=cols, BLOCK_C=block_c, num_warps=warps, **following.options(x), **constants,
     )  # fmt: skip
     return y

@@ -31,8 +31,12 @@ def drawn(size: tuple[int, ...], dtype: str = "float32") -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kind", ["", "silu"])
+@pytest.mark.parametrize("many", [1, 2**30])
 @pytest.mark.parametrize("case", CASES)
-def test_a_depthwise_convolution_is_pytorchs(case: str, kind: str, dtype: str):
+def test_a_depthwise_convolution_is_pytorchs(
+    case: str, kind: str, dtype: str, many: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(depthwise, "_MANY", many)
     size, kernel, stride, padding, dilation = CASES[case]
     x, channels = drawn(size, dtype), size[1]
     weight, bias = (drawn((channels, 1, *kernel), dtype) / 3), torch.linspace(-1, 1, channels).to(x.dtype)
@@ -63,7 +67,9 @@ def test_what_is_not_a_number_stays_so(kind: str):
     assert int(found.isnan().sum()) == 1
 
 
-def test_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("many", [1, 2**30])
+def test_large_tensors_are_counted_in_64_bits(many: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(depthwise, "_MANY", many)
     for module in (activations, windows):
         monkeypatch.setattr(module, "_SHORT", 0)
     x, bias = drawn((2, 8, 6, 6)), torch.ones(8)
