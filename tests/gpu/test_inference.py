@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -78,7 +79,7 @@ def test_networks_with_other_activations_run_by_the_kernels(tmp_path: Path, mode
     assert (table["status"] == "ok").all()
     assert (table["image_error"] <= table["image_tolerance"]).all()
     remark = table.set_index("engine").loc["fused", "remark"]
-    assert "best of 10" in remark or "best of 11" in remark  # none was refused
+    assert re.search(r"best of 1[012]:", remark)  # none was refused
 
 
 def test_a_graph_keeps_what_it_reads_alive():
