@@ -78,7 +78,7 @@ def test_networks_with_other_activations_run_by_the_kernels(tmp_path: Path, mode
     table = measured(tmp_path, "--model", model, "--engines", "eager,graph,fused", "--batch-sizes", "8")
     assert (table["status"] == "ok").all()
     assert (table["image_error"] <= table["image_tolerance"]).all()
-    remark = table.set_index("engine").loc["fused", "remark"]
+    remark = str(table.set_index("engine").loc["fused", "remark"])
     assert re.search(r"best of 1[012]:", remark)  # none was refused
 
 
