@@ -102,7 +102,7 @@ def fused(workload: Workload) -> Engine:
             if getattr(variant, name):
                 change(model)
         runner = _captured(workload, model)
-        chosen = own.count(model)
+        chosen = ", ".join(filter(None, (own.count(model), joined.count(model))))
         return runner
 
     tried = [step for step in variants.FUSED_STEPS if all(useful.get(name, True) for name in step)]

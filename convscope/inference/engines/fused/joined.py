@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
+from convscope.convolution.fusion.graphs import changes_in_place
 from convscope.errors import NothingFitsError
 from convscope.inference.engines.fused import traces
 from convscope.inference.engines.fused.own import Choices, ChosenConvolution
@@ -88,7 +89,7 @@ def with_joined(model: nn.Module, choices: Choices) -> int:
     shared, found = traces.shared_modules(model), 0
     for node in list(model.graph.nodes):
         first = _parts(model, node, 2, shared)
-        if first is None:
+        if first is None or any(changes_in_place(model, user) for user in node.users):
             continue
         for user in list(node.users):
             second = _parts(model, user, 1, shared)
@@ -121,3 +122,9 @@ def _join(
             node.replace_all_uses_with(model.graph.call_function(operator.getitem, (both, number)))
     for node in (second, first):
         model.graph.erase_node(node)
+
+
+def count(model: nn.Module) -> str:
+    """Return as text how many of the pairs of `with_joined` are done by one kernel, "" where there are none."""
+    every = [module for module in model.modules() if isinstance(module, JoinedConvolutions)]
+    return f"{sum(module.is_joined for module in every)} of {len(every)} pairs in one kernel" if every else ""
