@@ -29,7 +29,8 @@ infer() { # folder, name of the log, then flags
 (($#)) || set -- goals sweep
 for part in "$@"; do
     case $part in
-        goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --engines eager,graph,fused,onnxruntime --min-seconds 2 ;;
+        goals) infer batch goals "${flags[@]}" --batch-sizes 1,256 --min-seconds 2 \
+            --engines eager,graph,fused,compile-graph,onnxruntime ;;
         sweep)
             infer batch sweep "${flags[@]}" --batch-sizes "$sizes" \
                 --engines eager,graph,graph-unfolded,fused,onnxruntime,tensorrt
@@ -44,7 +45,7 @@ for part in "$@"; do
             for name in torchvision:efficientnet_b0 torchvision:mobilenet_v3_large torchvision:convnext_tiny \
                 timm:vit_small_patch16_224; do
                 infer "families/${name##*:}" "${name##*:}" "${flags[@]}" --model "$name" --batch-sizes 1,256 \
-                    --engines "${ENGINES:-eager,graph,graph-unfolded,fused,compile-overhead}"
+                    --engines "${ENGINES:-fused,compile-graph,compile-overhead,compile-max}"
             done
             ;;
         choice) infer batch choice "${flags[@]}" --batch-sizes "${SIZES:-1,256}" --engines cudnn-best ;;

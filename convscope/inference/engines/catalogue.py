@@ -24,7 +24,7 @@ from convscope.atlas.offered import FIRST_PLANS
 from convscope.convolution import algorithms, backends, models, operator, swap
 from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
-from convscope.errors import DeviceFaultError, MissingError
+from convscope.errors import DeviceFaultError, MissingError, NotSupportedError
 from convscope.inference.engines import compilers, exported, variants
 from convscope.inference.engines.fused import first, joined, own, rows, steps, tails
 from convscope.inference.engines.runners import LocalRunner
@@ -71,50 +71,42 @@ def fused(workload: Workload) -> Engine:
     """Build a CUDA graph in which convolution, bias, addition and ReLU are one call of cuDNN, or of a kernel here."""
     workload.needs_gpu("fused")
     folded, remark = workload.folded()
-    trial, count = graphs.fused(copy.deepcopy(folded), steps.step_of)
-    in_16_bits = workload.dtype in own.DTYPES
-    useful = {
-        "rows": rows.with_rows(trial) > 0,
-        "tails": any(tails.with_tails(trial)),
-        "branches": branches.with_branches(trial) > 0,
-        "heads": steps.with_heads(trial) > 0,
-        "first": in_16_bits and first.with_first(trial) > 0,
-        "pooled": in_16_bits and first.with_pooled_first(trial) > 0,
-        "own": in_16_bits and own.with_chosen(trial, {}) > 0,
-        "joined": in_16_bits and joined.with_joined(trial, {}) > 0,
-    }
     choices: own.Choices = {}  # what is chosen for the variant that is timed is what is kept
-    chosen = ""
+    count, chosen = 0, ""
 
     def build(variant: Variant) -> LocalRunner:
-        nonlocal chosen
+        nonlocal count, chosen
         if variant.own and not choices:
             workload.note(f"fused, batch {len(workload.given)}: {own.SLOW}")
         make = partial(steps.step_of, channels=variant.channels, products=variant.products)
-        model, _ = graphs.fused(copy.deepcopy(folded), make)
+        model, count = graphs.fused(copy.deepcopy(folded), make)
         put: Mapping[str, Callable[[nn.Module], object]] = {
-            "pools": steps.with_maxima, "rows": rows.with_rows, "tails": tails.with_tails, "heads": steps.with_heads,
-            "first": first.with_first, "pooled": first.with_pooled_first,
+            "pools": steps.with_maxima, "rows": rows.with_rows, "tails": lambda model: any(tails.with_tails(model)),
+            "heads": steps.with_heads, "first": first.with_first, "pooled": first.with_pooled_first,
             "own": partial(own.with_chosen, choices=choices), "joined": partial(joined.with_joined, choices=choices),
             "branches": branches.with_branches,
         }  # fmt: skip
         for name, change in put.items():
-            if getattr(variant, name):
-                change(model)
+            if getattr(variant, name) and not change(model):
+                raise NotSupportedError(f"{variant}: there is nothing in this model for it")
         runner = _captured(workload, model)
         chosen = ", ".join(filter(None, (own.count(model), joined.count(model))))
         return runner
 
-    tried = [step for step in variants.FUSED_STEPS if all(useful.get(name, True) for name in step)]
-    remark = f"{remark}, {count} convolutions fused with their ReLU"
+    without = set(variants.IN_16_BITS) if workload.dtype not in own.DTYPES else set()
+    without |= set(variants.CHANNELS_LAST) if workload.layout != "nhwc" else set()
     try:
-        runner, cost = _fastest(workload, build, tried, remark)
+        runner, cost = _fastest(
+            workload, build, [step for step in variants.FUSED_STEPS if not without & {*step}], remark
+        )
     except Exception:
         own.close(choices.values())
         raise
     assert isinstance(runner, LocalRunner)
     runner.when_closed(lambda: own.close(choices.values()))
-    return runner, dataclasses.replace(cost, remark=f"{cost.remark}; {chosen}" if chosen else cost.remark)
+    variant = (cost.remark or "").removeprefix(remark)
+    remark = f"{remark}, {count} convolutions fused with their ReLU{variant}"
+    return runner, dataclasses.replace(cost, remark=f"{remark}; {chosen}" if chosen else remark)
 
 
 def _captured(workload: Workload, model: nn.Module) -> LocalRunner:

@@ -96,6 +96,9 @@ FUSED_STEPS: tuple[Mapping[str, int], ...] = (
     {"joined": True},
     {"branches": True},
 )
+IN_16_BITS = ("first", "pooled", "own", "joined")
+CHANNELS_LAST = (*IN_16_BITS, "pools", "tails", "heads")
+"""Changes that are kernels for such a data type, or such a layout."""
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 
 

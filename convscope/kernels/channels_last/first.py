@@ -110,7 +110,12 @@ def takes(weight: torch.Tensor, stride: tuple[int, int], padding: tuple[int, int
     """Tell whether `convolve` is for filters K × C × R × S with this stride and padding."""
     if weight.dtype not in DTYPES or weight.shape[1] > CHANNELS_MOST:
         return False
-    return _layout(weight.shape[1], weight.shape[3], stride[1], padding[1])[0] <= _ROW_MOST
+    return row_of(weight, stride, padding) <= _ROW_MOST
+
+
+def row_of(weight: torch.Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> int:
+    """Return `Packed.row` of filters K × C × R × S with this stride and padding."""
+    return _layout(weight.shape[1], weight.shape[3], stride[1], padding[1])[0]
 
 
 def pack(weight: torch.Tensor, bias: torch.Tensor, stride: tuple[int, int], padding: tuple[int, int]) -> Packed:

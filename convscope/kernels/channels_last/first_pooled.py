@@ -15,7 +15,7 @@ The filters stay in shared memory. The first row of a strip is computed by the s
 a block of columns is only there for the next. What is not finite reaches pixels beside it, as in `first`.
 
 Cost of N × C × H × W to K channels and P × Q maxima, b bytes an element: b N (C H W + K P Q) bytes at least, and
-16 N K P Q R · 32 operations.
+8 N K P Q R · 32 operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
+from convscope.kernels.channels_last import first, following
 from convscope.kernels.channels_last.activations import activated
 from convscope.kernels.channels_last.first import Packed
 from convscope.kernels.channels_last.following import follow
@@ -74,7 +74,7 @@ def first_pooled_last(
     """Do `rows` rows of maxima × PAIRS - 1 columns × FILTERS; program ids are (strip, columns, filters)."""
     image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
     if LONG:
-        image = image.to(tl.int64)
+        image, strip = image.to(tl.int64), strip.to(tl.int64)
     lane, k = tl.arange(0, PAIRS), tl.arange(0, STEP)
     q = tl.program_id(1) * (PAIRS - 1) - 1 + lane
     c = tl.program_id(2) * FILTERS + tl.arange(0, FILTERS)
@@ -113,10 +113,13 @@ def first_pooled_last(
         even, odd = even_two, odd_two
 
 
-def takes(packed: Packed, pool: Window) -> bool:
-    """Tell whether `convolve` is for packed filters and a pooling behind them."""
-    fits = packed.row <= _STEP and packed.kernel[0] <= _KERNEL_MOST and packed.stride[0] <= _STRIDE_MOST
-    return fits and pool == POOL
+def takes(weight: torch.Tensor, stride: tuple[int, int], padding: tuple[int, int], pool: Window = POOL) -> bool:
+    """Tell whether `convolve` is for the size of filters K × C × R × S, and a pooling behind them.
+
+    Their type may be another one still; `first.takes` tells whether they can be packed as they are.
+    """
+    fits = weight.shape[1] <= first.CHANNELS_MOST and weight.shape[2] <= _KERNEL_MOST and stride[0] <= _STRIDE_MOST
+    return fits and pool == POOL and first.row_of(weight, stride, padding) <= _STEP
 
 
 def convolve(x: torch.Tensor, packed: Packed, kind: str = "") -> torch.Tensor:
@@ -124,7 +127,7 @@ def convolve(x: torch.Tensor, packed: Packed, kind: str = "") -> torch.Tensor:
 
     Args:
         x: N × C × H × W, contiguous in channels last, of the filters' type.
-        packed: filters that `takes` wants.
+        packed: by `first.pack`, of filters that `takes` wants.
         kind: an activation of `activations.activated`.
     """
     images, channels, in_h, in_w = x.shape

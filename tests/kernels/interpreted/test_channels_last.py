@@ -86,12 +86,17 @@ def test_first_layers_and_their_pooling_are_pytorchs(case: str, rows_most: int, 
     size, (filters, kernel), stride, padding = POOLED[case]
     x, weight, bias = drawn(*size), drawn(filters, size[1], *kernel), drawn(filters)
     packed = first.pack(weight, bias, stride, padding)
-    assert first_pooled.takes(packed, first_pooled.POOL)
+    assert first_pooled.takes(weight, stride, padding)
     exact = functional.conv2d(x.float(), weight.float(), bias.float(), stride, padding)
     for kind, outputs in (("relu", exact.relu()), ("", exact)):
         found = first_pooled.convolve(x, packed, kind)
         assert torch.equal(found, functional.max_pool2d(outputs, 3, 2, 1).half())
         assert found.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_first_layers_with_a_pooling_of_large_tensors_are_counted_in_64_bits(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(first_pooled, "_LONG", 0)
+    test_first_layers_and_their_pooling_are_pytorchs("ResNet's", 2, monkeypatch)
 
 
 def test_what_is_not_a_number_stays_one_behind_the_pooling():
@@ -116,8 +121,7 @@ def test_what_is_not_a_number_stays_one_behind_the_pooling():
 def test_first_layers_with_a_pooling_that_are_taken(
     kernel: tuple[int, int], stride: tuple[int, int], pool: Window, takes: bool
 ):
-    packed = first.pack(drawn(16, 3, *kernel), drawn(16), stride, (1, 1))
-    assert first_pooled.takes(packed, pool) is takes
+    assert first_pooled.takes(drawn(16, 3, *kernel), stride, (1, 1), pool) is takes
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,17 @@ if TYPE_CHECKING:
 
 
 class FirstConvolution(nn.Module):
-    """A convolution of few channels, with its bias and activation in one kernel."""
+    """A convolution of few channels, with its bias and activation in one kernel.
+
+    Attributes:
+        kind: its activation, a key of `tails.BY_PYTORCH`.
+        window: stride and padding, rows and columns.
+    """
 
     def __init__(self, other: nn.Module, parts: Parts) -> None:
         super().__init__()
         self.other, self.weight, self.bias, self.kind = other, parts.weight, parts.bias, parts.kind
-        self._options = parts.options
+        self.window = parts.options[:2]
         self._packed: Packed | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -39,7 +44,7 @@ class FirstConvolution(nn.Module):
         """Return the filters as the kernel reads them; None where it does not take them or an input."""
         from convscope.kernels.channels_last import first
 
-        stride, padding, _ = self._options
+        stride, padding = self.window
         lies = x.is_cuda and x.dtype == self.weight.dtype and x.is_contiguous(memory_format=torch.channels_last)
         if not lies or not first.takes(self.weight, stride, padding):
             return None
@@ -60,7 +65,7 @@ class PooledFirstConvolution(nn.Module):
         from convscope.kernels.channels_last import first_pooled  # imports Triton
 
         packed = self.first.packed(x)
-        if packed is not None and first_pooled.takes(packed, first_pooled.POOL):
+        if packed is not None:
             return first_pooled.convolve(x, packed, self.first.kind)
         y: torch.Tensor = self.pool(self.first(x))
         return y
@@ -68,7 +73,7 @@ class PooledFirstConvolution(nn.Module):
 
 def with_first(model: nn.Module) -> int:
     """Put `FirstConvolution` in the place of convolutions of few channels in a trace; return their number."""
-    every = convolutions(model)
+    every = convolutions(model, inputs_most=1)
     return put(model, {name: FirstConvolution(module, parts) for name, module, parts in every if is_first(parts)})
 
 
@@ -79,13 +84,18 @@ def with_pooled_first(model: nn.Module) -> int:
     """
     if not isinstance(model, fx.GraphModule):
         return 0
-    shared, found = traces.shared_modules(model), 0
+    from convscope.kernels.channels_last import first_pooled  # imports Triton
+
+    shared, inputs, found = traces.shared_modules(model), traces.inputs(model), 0
     for node in list(model.graph.nodes):
         following = next(iter(node.users)) if len(node.users) == 1 else None
         if following is None or node.op != "call_module" or following.op != "call_module":
             continue
         conv, pool = model.get_submodule(str(node.target)), model.get_submodule(str(following.target))
-        if type(conv) is FirstConvolution and _is_usual(pool) and not {node.target, following.target} & shared:
+        names = {str(node.target), str(following.target)}
+        if type(conv) is not FirstConvolution or names & shared or any(inputs[name] != 1 for name in names):
+            continue
+        if _is_usual(pool) and first_pooled.takes(conv.weight, *conv.window):
             models.set_module(model, str(node.target), PooledFirstConvolution(conv, pool))
             traces.replace(model, [node, following], str(node.target), None, node)
             found += 1

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import fx, nn
 
-from convscope.convolution.fusion.graphs import changes_in_place
+from convscope.convolution.fusion.graphs import may_move
 from convscope.errors import NothingFitsError
 from convscope.inference.engines.fused import traces
 from convscope.inference.engines.fused.own import Choices, ChosenConvolution
@@ -89,11 +89,12 @@ def with_joined(model: nn.Module, choices: Choices) -> int:
     shared, found = traces.shared_modules(model), 0
     for node in list(model.graph.nodes):
         first = _parts(model, node, 2, shared)
-        if first is None or any(changes_in_place(model, user) for user in node.users):
+        if first is None:
             continue
         for user in list(node.users):
             second = _parts(model, user, 1, shared)
-            if second is not None and second.weight.shape[1] == len(first.weight):
+            fits = second is not None and second.weight.shape[1] == len(first.weight)
+            if second is not None and fits and may_move(model, node, user):
                 _join(model, node, user, (first, second), choices, f"joined_{found}")
                 found += 1
                 break

@@ -7,6 +7,8 @@ last in 16 bits on a GPU. First layers, of few channels, are not among them (`fi
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +17,7 @@ import torch
 from torch import fx, nn
 
 from convscope.cudnn.shape import dimensions, output_extents
-from convscope.errors import NothingFitsError
+from convscope.errors import CudnnError, NothingFitsError
 from convscope.inference.engines.fused import planned
 from convscope.inference.engines.fused.parts import Parts, convolutions, is_first, put
 from convscope.inference.engines.fused.planned import Planned
@@ -44,6 +46,7 @@ class ChosenConvolution(nn.Module):
         choices: of all convolutions of a model; what is chosen here is added.
 
     Attributes:
+        is_used: it was called; in a pair that one kernel does it is not.
         is_own, is_planned: the last call was by a kernel of this project, or by a plan.
     """
 
@@ -52,10 +55,11 @@ class ChosenConvolution(nn.Module):
         self.other, self.weight, self.bias = other, parts.weight, parts.bias
         self._options, self._kind, self._choices = parts.options, parts.kind, choices
         self._own: Convolution | None = None
-        self.is_own = self.is_planned = False
+        self.is_used = self.is_own = self.is_planned = False
 
     def forward(self, x: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
         """Return activation(convolution(x) + bias + added), without what is not fused with it."""
+        self.is_used = True
         stride, padding, dilation = self._options
         kernel: Any = tuple(self.weight.shape[2:])
         size: Any = tuple(output_extents(x.shape[2:], kernel, padding, stride, dilation))
@@ -110,13 +114,22 @@ class ChosenConvolution(nn.Module):
         """Return the fastest: blocks of this project's kernel, a plan, or False for the other module."""
         from convscope.kernels import autotune
 
-        ways: list[Blocks2d | Planned | bool] = [False]
+        best: Blocks2d | Planned | bool = False
+        best_us = autotune.time_us(partial(self._by, best, x, added, size))
+        blocks: list[Blocks2d] = []
         with contextlib.suppress(NothingFitsError):
-            ways.append(own.choose(x, added, size).blocks)
-        ways += planned.plans(x, self.weight, self._options, self._kind, added is not None)
-        times_us = [autotune.time_us(partial(self._by, way, x, added, size)) for way in ways]
-        best = ways[times_us.index(min(times_us))]
-        close(way for way in ways if way is not best)
+            blocks.append(own.choose(x, added, size).blocks)
+        plans = planned.plans(x, self.weight, self._options, self._kind, added is not None)
+        offered: Iterable[Blocks2d | Planned] = itertools.chain(blocks, plans)
+        for way in offered:
+            try:
+                way_us = autotune.time_us(partial(self._by, way, x, added, size))
+            except (CudnnError, torch.OutOfMemoryError):  # a plan may be refused only when it runs
+                way_us = math.inf
+            worse: Blocks2d | Planned | bool = way
+            if way_us < best_us:
+                worse, best, best_us = best, way, way_us
+            close([worse])
         return best
 
 
@@ -165,10 +178,11 @@ def with_chosen(model: nn.Module, choices: Choices) -> int:
 
 
 def count(model: nn.Module) -> str:
-    """Return as text how many of the convolutions of `with_chosen` are this project's, "" where there are none."""
-    every = [module for module in model.modules() if isinstance(module, (ChosenConvolution, ChosenDepthwise))]
-    own = sum(module.is_own for module in every)
-    by_plans = sum(isinstance(module, ChosenConvolution) and module.is_planned for module in every)
+    """Return as text how many of the convolutions of `with_chosen` that ran are this project's, "" where none did."""
+    chosen = [module for module in model.modules() if isinstance(module, ChosenConvolution) and module.is_used]
+    every: list[ChosenConvolution | ChosenDepthwise] = [*chosen]
+    every += (module for module in model.modules() if isinstance(module, ChosenDepthwise))
+    own, by_plans = sum(module.is_own for module in every), sum(module.is_planned for module in chosen)
     more = f", {by_plans} by plans of cuDNN's graph API" if by_plans else ""
     return f"{own} of {len(every)} convolutions by Triton{more}" if every else ""
 

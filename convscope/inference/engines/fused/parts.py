@@ -53,13 +53,21 @@ def parts_of(module: nn.Module) -> Parts | None:
     return Parts(weight, bias, options[:3], kind)
 
 
-def convolutions(model: nn.Module) -> list[tuple[str, nn.Module, Parts]]:
-    """Return the convolutions of a trace that it calls once, by name with their parts; none of what is no trace."""
+def convolutions(model: nn.Module, inputs_most: int = 2) -> list[tuple[str, nn.Module, Parts]]:
+    """Return the convolutions of a trace that it calls once, by name with their parts; none of what is no trace.
+
+    Args:
+        inputs_most: those with more inputs are left out, as are those whose inputs are named.
+    """
     if not isinstance(model, fx.GraphModule):
         return []
-    shared = traces.shared_modules(model)
+    shared, inputs = traces.shared_modules(model), traces.inputs(model)
     named = ((name, module, parts_of(module)) for name, module in model.named_modules() if name not in shared)
-    return [(name, module, parts) for name, module, parts in named if parts is not None]
+    return [
+        (name, module, parts)
+        for name, module, parts in named
+        if parts is not None and 1 <= inputs.get(name, 1) <= inputs_most
+    ]
 
 
 def put(model: nn.Module, found: Mapping[str, nn.Module]) -> int:

@@ -17,6 +17,7 @@ from convscope.convolution.operator import cuda_operator
 from convscope.convolution.providers.graph import FusedPlan
 from convscope.cudnn.shape import Convolution, Fused, output_extents
 from convscope.errors import CudnnError
+from convscope.inference.engines.fused.parts import ONE_PIXEL
 
 Options = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]
 """Stride, padding and dilation, rows and columns."""
@@ -27,16 +28,20 @@ _OFFERED = 2  # of a heuristic: the others are hardly faster than the best of th
 
 
 class Planned:
-    """A convolution with what follows it by one plan; rows, images of one pixel, are taken as the pixels of one."""
+    """A convolution with what follows it by one plan.
 
-    def __init__(self, plan: FusedPlan) -> None:
-        self._plan = plan
+    Args:
+        rows: its images are of one pixel, and are taken as the pixels of one image.
+    """
+
+    def __init__(self, plan: FusedPlan, rows: bool) -> None:
+        self._plan, self._rows = plan, rows
 
     def __call__(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, added: torch.Tensor | None
     ) -> torch.Tensor:
         """Return activation(convolution(x) + bias + added), channels last."""
-        if not _is_rows(x):
+        if not self._rows:
             return self._plan.run(x, weight, bias, added)
         y = self._plan.run(_as_image(x), weight, bias, None if added is None else _as_image(added))
         return y.permute(0, 2, 3, 1).reshape(len(x), -1, 1, 1)
@@ -44,10 +49,6 @@ class Planned:
     def close(self) -> None:
         """Destroy the plan."""
         self._plan.close()
-
-
-def _is_rows(x: torch.Tensor) -> bool:
-    return x.shape[2:] == (1, 1)
 
 
 def _as_image(x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +70,8 @@ def plans(x: torch.Tensor, weight: torch.Tensor, options: Options, kind: str, ad
     if kind not in ENDS or len(x) * len(weight) * math.prod(size) < _OUTPUTS_LEAST:
         return
     fused = Fused(addition=adds, bias=True, swish=kind == "silu")
-    shape: Any = tuple((_as_image(x) if _is_rows(x) else x).shape)
+    are_rows = x.shape[2:] == weight.shape[2:] == (1, 1) and options == ONE_PIXEL
+    shape: Any = tuple((_as_image(x) if are_rows else x).shape)
     dtype = str(x.dtype).removeprefix("torch.")
     asked = Convolution(shape, tuple(weight.shape), padding, stride, dilation, 1, dtype, layout="nhwc", fused=fused)
     try:
@@ -83,4 +85,4 @@ def plans(x: torch.Tensor, weight: torch.Tensor, options: Options, kind: str, ad
             except (CudnnError, NotImplementedError):
                 continue  # cuDNN refuses it when it is built
             assert isinstance(plan, FusedPlan)
-            yield Planned(plan)
+            yield Planned(plan, are_rows)

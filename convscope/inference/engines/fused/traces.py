@@ -18,6 +18,12 @@ def shared_modules(model: nn.Module) -> set[str]:
     return {name for name, count in calls.items() if count > 1}
 
 
+def inputs(model: nn.Module) -> dict[str, int]:
+    """Return the number of inputs of each module that a trace calls, 0 where one is named."""
+    nodes = model.graph.nodes if isinstance(model, fx.GraphModule) else ()
+    return {str(node.target): 0 if node.kwargs else len(node.args) for node in nodes if node.op == "call_module"}
+
+
 def addend(model: fx.GraphModule, moved: fx.Node, output: fx.Node, sum_node: fx.Node) -> fx.Node | None:
     """Return the other term where a node adds it to an output, and the node that is to move there may; else None."""
     others = [other for term, other in sums_of(model, sum_node) if term is output]

@@ -11,7 +11,7 @@ from torch import fx, nn
 
 from convscope.convolution import models
 from convscope.convolution.fusion import graphs
-from convscope.inference.engines.fused import first, steps
+from convscope.inference.engines.fused import first, own, steps
 
 
 @pytest.mark.parametrize("own_pools", [False, True])
@@ -75,6 +75,40 @@ def test_only_the_usual_pooling_that_alone_reads_the_layer_is_joined(model: Any,
     assert first.with_pooled_first(trace) == pooled
     x = torch.randn(1, 3, 16, 16)
     torch.testing.assert_close(trace(x), model(x))
+
+
+class Called(nn.Module):
+    """A first layer that is called with an addition, or by the name of its input."""
+
+    def __init__(self, named: bool) -> None:
+        super().__init__()
+        self.conv: nn.Module = nn.Conv2d(3, 3, 1) if named else steps.FusedConvolution(nn.Conv2d(3, 3, 3, padding=1))
+        self.named = named
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.conv(input=x) if self.named else self.conv(x, x)
+        return y
+
+
+class Leaves(fx.Tracer):
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_layer_with_other_inputs_is_left_alone(named: bool):
+    model = Called(named)
+    trace = fx.GraphModule(model, Leaves().trace(model))
+    assert first.with_first(trace) == 0
+    assert own.with_chosen(trace, {}) == 0
+    x = torch.randn(1, 3, 8, 8)
+    torch.testing.assert_close(trace(x), model(x))
+
+
+def test_filters_that_the_pooled_kernel_does_not_take_keep_their_pooling():
+    trace = fx.symbolic_trace(nn.Sequential(nn.Conv2d(4, 8, 7, 2, 3), nn.MaxPool2d(3, 2, 1)).half())
+    assert first.with_first(trace) == 1
+    assert first.with_pooled_first(trace) == 0
 
 
 def test_a_model_that_is_no_trace_stays_as_it_is():

@@ -69,11 +69,12 @@ def test_the_next_is_a_convolution_of_single_pixels_called_once(second: nn.Conv2
     torch.testing.assert_close(model(x, added), expected)
 
 
-def test_an_output_that_something_changes_in_place_is_left_alone():
+@pytest.mark.parametrize("by_view", [False, True])
+def test_an_output_that_something_changes_in_place_is_left_alone(by_view: bool):
     class Changing(Block):
         def forward(self, x: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
             y = self.first(x, added)
-            y.add_(1.0)
+            (y.flatten(2) if by_view else y).mul_(2.0)
             z: torch.Tensor = self.second(y)
             return z
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from torch import fx, nn
 
 from convscope.convolution import models
 from convscope.convolution.fusion import graphs
+from convscope.errors import NothingFitsError, NotSupportedError
 from convscope.inference.engines.fused import first, own, rows, steps, tails
+from convscope.inference.engines.fused.parts import parts_of
+from convscope.inference.engines.fused.planned import Planned
 
 
 def traced(name: str) -> fx.GraphModule:
@@ -31,10 +35,10 @@ def test_networks_compute_the_same(name: str, firsts: int, chosen: int, heads: i
     other = copy.deepcopy(model)
     assert steps.with_heads(other) == heads
     assert (first.with_first(other), own.with_chosen(other, {})) == (firsts, chosen)
-    assert own.count(other) == f"0 of {chosen} convolutions by Triton"
     given = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         torch.testing.assert_close(other(given), model(given))
+    assert own.count(other) == f"0 of {chosen} convolutions by Triton"
 
 
 def test_a_module_with_hooks_groups_or_named_padding_is_left_alone():
@@ -79,3 +83,46 @@ def test_a_model_that_is_no_trace_stays_as_it_is():
     model = nn.Sequential(nn.Conv2d(8, 8, 3))
     assert (first.with_first(model), own.with_chosen(model, {}), own.count(model)) == (0, 0, "")
     assert type(model[0]) is nn.Conv2d
+
+
+class Plan(Planned):
+    """A plan that takes so long, or is refused when it runs."""
+
+    def __init__(self, time_us: float | None) -> None:
+        self.time_us, self.is_closed = time_us, False
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Nothing:
+    def choose(self, x: torch.Tensor, added: torch.Tensor | None, size: tuple[int, int]) -> None:
+        raise NothingFitsError("no blocks")
+
+
+@pytest.mark.parametrize(
+    ("times_us", "best"),
+    [((None, 3.0, 1.0, 2.0), 2), ((1.0, None), 0), ((8.0, 9.0), None), ((None,), None), ((), None)],
+)
+def test_the_fastest_is_kept_and_the_other_plans_are_closed(
+    times_us: tuple[float | None, ...], best: int | None, monkeypatch: pytest.MonkeyPatch
+):
+    offered = [Plan(each) for each in times_us]
+
+    def timed(work: Any) -> float:
+        way = work.args[0]
+        if isinstance(way, Plan) and way.time_us is None:
+            raise NotSupportedError("refused when it runs")
+        return way.time_us if isinstance(way, Plan) else 5.0
+
+    monkeypatch.setattr("convscope.kernels.autotune.time_us", timed)
+    monkeypatch.setattr(own.planned, "plans", lambda *asked: iter(offered))
+    conv = tails.TailedConvolution(nn.Conv2d(8, 8, 1), "silu")
+    parts = parts_of(conv)
+    assert parts is not None
+    made: Any = Nothing()
+    found = own.ChosenConvolution(conv, parts, {})._choose(made, torch.zeros(1, 8, 2, 2), None, (2, 2))
+    assert found is (False if best is None else offered[best])
+    assert [plan.is_closed for plan in offered] == [at != best for at in range(len(offered))]
+    own.close([found])
+    assert all(plan.is_closed for plan in offered)

@@ -61,6 +61,18 @@ def test_rows_are_the_pixels_of_one_image(operator: Operator):
 
 
 @pytest.mark.parametrize(
+    ("weight", "options"),
+    [((512, 512, 3, 3), ((1, 1), (1, 1), (1, 1))), ((512, 512, 1, 1), ((2, 2), (0, 0), (1, 1)))],
+)
+def test_images_of_one_pixel_are_no_rows_for_other_windows(
+    operator: Operator, weight: tuple[int, ...], options: planned.Options
+):
+    """The neighbours of a pixel would be other images."""
+    assert [*planned.plans(images(8192, 512, 1, 1), images(*weight), options, "silu", False)] == []
+    assert operator.asked[0].input == (8192, 512, 1, 1)
+
+
+@pytest.mark.parametrize(
     ("size", "kind"), [((256, 40, 28, 28), "gelu"), ((256, 40, 28, 28), "relu"), ((1, 40, 28, 28), "silu")]
 )
 def test_nothing_is_asked_where_a_plan_would_not_be_faster(operator: Operator, size: tuple[int, ...], kind: str):
