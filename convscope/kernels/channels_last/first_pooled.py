@@ -50,6 +50,17 @@ def _seen(x, start, i, edge, there, in_h, row_length, ROW: tl.constexpr, STEP: t
 
 
 @triton.jit
+def _taps(w, known, pitch, KERNEL_H: tl.constexpr, ROW: tl.constexpr, STEP: tl.constexpr):
+    """Return the filters of each row of taps, STEP × joined filters, zeros behind the row."""
+    k, taps = tl.arange(0, STEP), ()
+    for r in tl.static_range(KERNEL_H):
+        taps = taps + (
+            tl.load(w + (r * ROW + k)[:, None] * pitch, mask=(k < ROW)[:, None] & known[None, :], other=0.0),
+        )
+    return taps
+
+
+@triton.jit
 def _outputs(total, bias, there, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """Return activations of sums (pairs × 2 · filters), rounded, of the even and of the odd pixels; -inf for none."""
     PAIRS: tl.constexpr = total.shape[0]
@@ -75,16 +86,13 @@ def first_pooled_last(
     image, strip = tl.program_id(0) // strips, tl.program_id(0) % strips
     if LONG:
         image, strip = image.to(tl.int64), strip.to(tl.int64)
-    lane, k = tl.arange(0, PAIRS), tl.arange(0, STEP)
+    lane = tl.arange(0, PAIRS)
     q = tl.program_id(1) * (PAIRS - 1) - 1 + lane
     c = tl.program_id(2) * FILTERS + tl.arange(0, FILTERS)
     half = tl.arange(0, 2 * FILTERS) // FILTERS
     f = tl.program_id(2) * FILTERS + tl.arange(0, 2 * FILTERS) % FILTERS
     follow(EARLY)
-    taps = ()
-    for r in tl.static_range(KERNEL_H):
-        tap = w + (r * ROW + k)[:, None] * pitch + (half * filters + f)[None, :]
-        taps = taps + (tl.load(tap, mask=(k < ROW)[:, None] & (f < filters)[None, :], other=0.0),)
+    taps = _taps(w + (half * filters + f)[None, :], f < filters, pitch, KERNEL_H, ROW, STEP)
     shift = tl.load(bias + f, mask=f < filters, other=0.0).to(tl.float32)[None, :]
     start, edge, there = image * in_h * row_length, ALIGN * (q * step - lead), (q >= 0) & (q * 2 < out_w)
     columns = there[:, None] & (q[:, None] * 2 + half[None, :] < out_w)

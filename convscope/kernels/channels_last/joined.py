@@ -17,6 +17,8 @@ Cost of P pixels, C → F → K channels, b bytes an element: b P (C + 2 F + K) 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -58,7 +60,7 @@ def joined_last(
     z.store([p, 0], activated(total, NEXT_KIND).to(bias.dtype.element_ty))
 
 
-def takes(x: torch.Tensor, added: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> bool:
+def takes(x: torch.Tensor, added: Any, first: torch.Tensor, second: torch.Tensor) -> bool:
     """Tell whether `Joined` is for an input, what is added, and filters F × C × 1 × 1 and K × F × 1 × 1."""
     filters, channels = first.shape[:2]
     alike = x.dim() == 4 and x.dtype == first.dtype == second.dtype and x.dtype in DTYPES
@@ -66,6 +68,8 @@ def takes(x: torch.Tensor, added: torch.Tensor, first: torch.Tensor, second: tor
         return False
     sizes = first.shape[2:] == second.shape[2:] == (1, 1) and x.shape[1] == channels and second.shape[1] == filters
     fits = channels in _CHANNELS and len(second) in _CHANNELS and filters % _FILTERS_STEP == 0
+    if not isinstance(added, torch.Tensor):
+        return False
     lies = added.shape == (len(x), filters, *x.shape[2:]) and added.is_contiguous(memory_format=torch.channels_last)
     return sizes and fits and lies and (added.dtype, added.device) == (x.dtype, x.device)
 

@@ -316,12 +316,21 @@ def test_two_convolutions_in_one_kernel_are_pytorchs(blocks: Blocks2d, kinds: tu
     [
         (drawn(1, 32, 4, 4, dtype=torch.float32), drawn(1, 64, 4, 4, dtype=torch.float32), (64, 32), (16, 64)),
         (drawn(1, 32, 4, 4), drawn(1, 64, 1, 1), (64, 32), (16, 64)),
+        (drawn(1, 32, 4, 4), 1.0, (64, 32), (16, 64)),
         (drawn(1, 24, 4, 4), drawn(1, 64, 4, 4), (64, 24), (16, 64)),
         (drawn(1, 32, 4, 4), drawn(1, 96, 4, 4), (96, 32), (16, 96)),
         (drawn(1, 32, 4, 4), drawn(1, 64, 4, 4), (64, 32), (256, 64)),
         (drawn(1, 32, 4, 4), drawn(1, 64, 4, 4).contiguous(), (64, 32), (16, 64)),
     ],
-    ids=["float32", "an addition of another size", "channels", "filters", "outputs", "an addition that lies otherwise"],
+    ids=[
+        "float32",
+        "an addition of another size",
+        "a number",
+        "channels",
+        "filters",
+        "outputs",
+        "an addition that lies otherwise",
+    ],
 )
 def test_pairs_that_are_not_taken(
     x: torch.Tensor, added: torch.Tensor, first: tuple[int, int], second: tuple[int, int]

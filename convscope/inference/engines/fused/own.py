@@ -65,7 +65,7 @@ class ChosenConvolution(nn.Module):
         size: Any = tuple(output_extents(x.shape[2:], kernel, padding, stride, dilation))
         is_product = added is None and kernel == x.shape[2:] == size == (1, 1)
         if is_product and (few := few_rows(x, self.weight, self.bias, self._kind)) is not None:
-            self.is_own = True
+            self.is_own, self.is_planned = True, False
             return few
         way = self._way(x, added, size) if self._takes(x, added, size) else False
         self.is_planned = isinstance(way, Planned)
