@@ -18,7 +18,7 @@ from convscope.cluster.plain_files import ForeignError
 from convscope.cluster.progress import Look, Progress
 from convscope.storage.paths import KEPT, STAGES
 
-_PROCESSES_MOST, _LEAST = 4, 1000
+_PROCESSES_MOST, _LEAST = 8, 1000
 """Processes that read folders, and the folders that make one more worth its start."""
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.cluster.history import Job
-from convscope.cluster.progress import Look, Progress
+from convscope.cluster.progress import Look, Progress, finished
 from convscope.storage.paths import Combination, cache_folder
 from convscope.storage.table import write_atomically
 
@@ -27,7 +27,6 @@ _FEWEST = 300
 """Folders from which on remembering pays."""
 _SETTLED_S = 5.0
 """A file that was written a shorter time ago may be written again within the same tick of the file system's clock."""
-_OK = "ok"
 _PLAIN = ("reason", "fallback_layers", "throttled", "slowest_s")
 
 
@@ -39,7 +38,6 @@ class Remembered:
         self._path = cache_folder() / f"status_{name}.json"
         self._lists, self._folders = _read(self._path)
         self._numbers = {numbers: at for at, numbers in enumerate(self._lists)}
-        self._all_ok: dict[int, Mapping[int, str]] = {}
         self._seen: set[str] = set()
         self._changed, self._now_s = False, time.time()
 
@@ -64,8 +62,8 @@ class Remembered:
         if is_faulty or look.locked or self._now_s - look.written_s < _SETTLED_S:
             return
         sizes = self._number(progress.sizes)
-        all_ok = progress.measured == dict.fromkeys(progress.sizes, _OK)
-        measured = None if all_ok else [*progress.measured.items()]
+        is_finished = progress.measured == finished(progress.sizes)[1]
+        measured = None if is_finished else [*progress.measured.items()]
         self._folders[f"{progress.stage}/{progress.path.name}"] = [
             look.signature, [*vars(progress.combination).values()], sizes, measured,
             dict(progress.bad), [[*vars(job).values()] for job in progress.jobs], list(progress.command),
@@ -97,10 +95,9 @@ class Remembered:
     ) -> Progress:  # fmt: skip
         model, algorithm, gpu, batch_size, dtype, layout, input_shape, settings = named
         who = Combination(model, algorithm, gpu, batch_size, dtype, layout, input_shape, tuple(settings))
-        if measured is None and number not in self._all_ok:
-            self._all_ok[number] = dict.fromkeys(self._lists[number], _OK)
+        sizes, done = finished(self._lists[number])
         return Progress(
-            path, stage, who, self._lists[number], self._all_ok[number] if measured is None else dict(measured),
+            path, stage, who, sizes, done if measured is None else dict(measured),
             Counter(bad), jobs=tuple(Job(*job) for job in jobs), command=tuple(command), owner=look.owner,
             written_s=look.written_s, **dict(zip(_PLAIN, plain, strict=True)),
         )  # fmt: skip

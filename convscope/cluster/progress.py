@@ -17,7 +17,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -134,7 +134,7 @@ def read_as(path: Path, stage: str, look: Look) -> Progress | None:
     sizes = tuple(dict.fromkeys(start.get("asked", run).get("input_sizes", ())))
     every, unread = _columns(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
     measured = dict(zip(map(int, every.input_size), every.status, strict=True))
-    asked = frozenset(sizes)
+    asked, (sizes, done) = frozenset(sizes), finished(sizes)
     rows = every if asked.issuperset(measured) else every.where([int(size) in asked for size in every.input_size])
     bad = rows if set(rows.status) - {"ok"} else _Columns()
     bad = bad.where([status != "ok" for status in bad.status])
@@ -143,7 +143,7 @@ def read_as(path: Path, stage: str, look: Look) -> Progress | None:
         stage,
         combination,
         sizes,
-        measured=measured,
+        measured=done if measured == done else measured,
         bad=Counter(bad.status),
         reason=bad.reason[-1] if bad.reason else "",
         fallback_layers=max((int(float(count or 0)) for count in set(rows.fallback_layers)), default=0),
@@ -157,6 +157,12 @@ def read_as(path: Path, stage: str, look: Look) -> Progress | None:
         broken=broken or unread,
         remark=remark,
     )
+
+
+@functools.lru_cache
+def finished(sizes: tuple[int, ...]) -> tuple[tuple[int, ...], Mapping[int, str]]:
+    """Return sizes, and each as measured without a fault: the same two objects for the many folders that have them."""
+    return sizes, dict.fromkeys(sizes, "ok")
 
 
 def _combination(run: Mapping[str, Any]) -> Combination:
@@ -238,23 +244,30 @@ def _columns(path: Path) -> tuple[_Columns, str]:
 def _plain(text: str) -> _Columns:
     """Return the columns of a table in which nothing is quoted: cut at the commas, all rows at once."""
     header, _, body = text.partition("\n")
-    names, width = header.split(","), header.count(",") + 1
-    whole = [line for line in body.split("\n") if line.count(",") == width - 1 and (line or width > 1)]
-    fields = ",".join(whole).split(",") if whole else []
-    return _picked(names, [fields[at::width] for at in range(width)], len(whole))
+    names = header.split(",")
+    fields, of_row = _fields(body), len(names) + 1
+    if fields[-1] or len(fields) % of_row != 1 or not body.count("\n") == fields[of_row - 1 :: of_row].count("\n"):
+        whole = [line for line in body.split("\n") if line.count(",") == len(names) - 1 and (line or len(names) > 1)]
+        fields = _fields("".join(f"{line}\n" for line in whole))
+    return _picked(names, lambda at: fields[at:-1:of_row], len(fields) // of_row)
+
+
+def _fields(body: str) -> list[str]:
+    """Return the fields of all rows, a line end after those of each, and what follows the last line end."""
+    return body.replace("\n", ",\n,").split(",")
 
 
 def _quoted(text: str) -> _Columns:
     lines = csv.reader(io.StringIO(text))
     names = next(lines, [])
     rows = [line for line in lines if len(line) == len(names)]
-    return _picked(names, [*zip(*rows, strict=True)], len(rows))
+    return _picked(names, lambda at: [row[at] for row in rows], len(rows))
 
 
-def _picked(names: Sequence[str], columns: Sequence[Sequence[str]], count: int) -> _Columns:
-    """Return those that are read here, of columns of so many rows."""
-    known = dict(zip(reversed(names), reversed(columns), strict=True)) if count else {}  # of two, the first
-    return _Columns(*(known.get(name, [""] * count) for name in _Columns._fields))
+def _picked(names: Sequence[str], column: Callable[[int], Sequence[str]], count: int) -> _Columns:
+    """Return the columns that are read here, of so many rows; of two with one name the first."""
+    found = (column(names.index(name)) if name in names else [""] * count for name in _Columns._fields)
+    return _Columns(*found)
 
 
 def look_at(path: str) -> Look:

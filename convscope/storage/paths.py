@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import secrets
@@ -20,6 +21,7 @@ _OF_FILE = re.compile(r"\.(py:[^,]+|pt2|csv)$")
 _IN_PATHS = re.compile(r"[^\w.+-]+|^\.", re.ASCII)
 
 
+@functools.lru_cache(1 << 14)  # a status or a matrix asks for the same names again and again
 def slug(name: str) -> str:
     """Return a name as it stands in paths: whatever is no ASCII letter, digit, or one of ".+-_", becomes an underscore.
 
