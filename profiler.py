@@ -297,6 +297,11 @@ class CUDALayerTimer:
             return [start.elapsed_time(end) for start, end in self._marks]
         return [(end - start) * 1e3 for start, end in self._marks]
 
+    def reader(self) -> Callable[[], list[float]]:
+        """Return what reads the events of the last captured pass, also after another has been captured."""
+        marks = self._marks
+        return lambda: [start.elapsed_time(end) for start, end in marks]
+
 
 class UnifiedProfiler:
     """Profiles one model with one convolution algorithm over many input sizes.

@@ -245,8 +245,8 @@ def _plain(text: str) -> _Columns:
     """Return the columns of a table in which nothing is quoted: cut at the commas, all rows at once."""
     header, _, body = text.partition("\n")
     names = header.split(",")
-    fields, of_row = _fields(body), len(names) + 1
-    if fields[-1] or len(fields) % of_row != 1 or not body.count("\n") == fields[of_row - 1 :: of_row].count("\n"):
+    fields, of_row, rows = _fields(body), len(names) + 1, body.count("\n")
+    if fields[-1] or len(fields) != rows * of_row + 1 or fields[of_row - 1 :: of_row].count("\n") != rows:
         whole = [line for line in body.split("\n") if line.count(",") == len(names) - 1 and (line or len(names) > 1)]
         fields = _fields("".join(f"{line}\n" for line in whole))
     return _picked(names, lambda at: fields[at:-1:of_row], len(fields) // of_row)

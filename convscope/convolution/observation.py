@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -71,6 +72,14 @@ def check_listed(observations: Sequence[Observation], listed: Sequence[str]) -> 
     else:
         difference = next(f"{a} ran where {b} was expected" for a, b in zip(ran, listed, strict=True) if a != b)
     raise HookMismatchError(f"{difference}: which convolutions this model runs depends on its numbers")
+
+
+def is_finite(output: Any) -> bool:
+    """Tell whether all numbers of a model's output, a tensor or a collection of such, are finite."""
+    if isinstance(output, torch.Tensor):
+        return not output.is_floating_point() or bool(output.isfinite().all())
+    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return all(map(is_finite, parts))
 
 
 def _error(

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
-from typing import Any, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from torch import nn
 from convscope.cli.display import several
 from convscope.convolution import swap
 from convscope.convolution.layer import Layer, has_calls
-from convscope.convolution.observation import Observation, check_listed, observe
+from convscope.convolution.observation import Observation, check_listed, is_finite, observe
 from convscope.convolution.operator import release
 from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs
@@ -31,6 +31,7 @@ from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
 from convscope.profiling.request import Run
+from convscope.profiling.tracing import Tracer
 from convscope.timing import eager, graphs, placement, trace
 from convscope.timing.graphs import HostLoad
 from convscope.timing.layer_times import (
@@ -42,7 +43,7 @@ from convscope.timing.layer_times import (
     plausible_overhead_us,
     plausible_reference_us,
 )
-from convscope.timing.shares import Work, of_operators
+from convscope.timing.shares import of_operators
 from convscope.timing.stopwatch import CPU_METHOD, Stopwatch
 from convscope.timing.summary import Summary, summarize, summarize_placed
 from convscope.timing.trace import LayerTrace
@@ -53,30 +54,14 @@ CALIBRATIONS_MOST = 3
 EAGER_WARMUP_MOST = 3  # the observed pass has warmed everything but the host's caches
 
 
-def is_finite(output: Any) -> bool:
-    """Tell whether all numbers of a model's output, a tensor or a collection of such, are finite."""
-    if isinstance(output, torch.Tensor):
-        return not output.is_floating_point() or bool(output.isfinite().all())
-    parts = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    return all(map(is_finite, parts))
+class _Timed(NamedTuple):
+    """Times of a pass in each placement, the peak of its memory, the conditions, and its energy or why it has none."""
 
-
-class Tracer(Protocol):
-    """Kernels and spans of the layers of a pass, from another process (`tracing.TraceProcess`).
-
-    `work` has the kernels of the pass that was traced last, `work_method` the way in which they were timed.
-    """
-
-    work: list[Work]
-    work_method: str
-
-    def trace(
-        self, size: int, algorithms: Mapping[str, str], captures: bool = True
-    ) -> tuple[list[LayerTrace], str | None]:
-        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason.
-
-        A pass that was not captured as a graph here is told so, and traced eagerly alone.
-        """
+    placed: list[LayerTimes]
+    peak_bytes: int
+    conditions: Conditions
+    energy: LoadEnergy | None
+    energy_reason: str | None
 
 
 OPERATORS_METHOD = "self time of operators (torch.profiler)"
@@ -107,6 +92,7 @@ class Bench:
         self._network = network or Network.of(run)
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
+        self._samples = math.ceil(run.measure_iters / placement.PLACEMENTS)  # in each placement
         self._noted: set[str] = set()
         self._waits: str | None = None  # why no launch of the pass can be hidden
         self._refused: str | None = None  # why the pass cannot be captured
@@ -157,9 +143,9 @@ class Bench:
             found = self._on_cpu(given, observations)
         else:
             self._ask_to_capture(given, has_run=True)
-            found = self._on_gpu(
-                given, observations, layers, partial(self._traces, size, algorithms or {}, len(layers))
-            )
+            wanted = size, algorithms or {}
+            ahead = partial(self._tracer.prepare, *wanted) if self._tracer else lambda: None
+            found = self._on_gpu(given, observations, layers, ahead, partial(self._traces, len(layers), *wanted))
         return dataclasses.replace(found, infinite=infinite)
 
     def _why_infinite(self, given: Inputs) -> str | None:
@@ -252,19 +238,17 @@ class Bench:
 
     def _on_gpu(
         self, given: Inputs, observations: list[Observation], layers: Sequence[Layer],
-        traced: Callable[[], list[LayerTrace]],
+        ahead: Callable[[], None], traced: Callable[[], list[LayerTrace]],
     ) -> Measurement:  # fmt: skip
         run = self._run
         torch.cuda.reset_peak_memory_stats()
         self._eager_ms(given, min(run.warmup_iters, EAGER_WARMUP_MOST))
         eager_ms = self._eager_ms(given, run.measure_iters, EAGER_S)
-        before = self._meter.state()
-        placed, peak_bytes = self._placed(given)
-        conditions = Conditions(before, self._meter.state())
-        energy, energy_reason = self._energy(given, placed[-1])
+        timed = self._at_once(given, ahead) or self._one_by_one(given)
         alone = self._alone(given, layers) if run.layer_energy else None
         self.release()
         traces = traced()
+        placed = timed.placed
         overhead_us, method = self._overhead_us(placed), _method(placed)
         by_layer = zip(*(each.less(overhead_us or 0.0) for each in placed), strict=True)
         seen: Sequence[LayerTrace | None] = traces or [None] * len(observations)
@@ -281,14 +265,49 @@ class Bench:
             traces=traces,
             work=self._tracer.work if self._tracer else (),
             work_method=self._tracer.work_method if self._tracer else "",
-            energy=energy,
-            energy_reason=energy_reason,
-            conditions=conditions,
+            energy=timed.energy,
+            energy_reason=timed.energy_reason,
+            conditions=timed.conditions,
             breakdown=alone,
             idle_power_w=self.idle_power_w,
-            peak_memory_bytes=peak_bytes,
+            peak_memory_bytes=timed.peak_bytes,
             remark=f"timed eagerly: {self._refused}" if self._refused else None,
         )
+
+    def _at_once(self, given: Inputs, ahead: Callable[[], None]) -> _Timed | None:
+        """Capture the pass in all placements and time them together; None where they do not fit, or cannot be captured.
+
+        While this process captures, the one that traces does, too: nothing is timed meanwhile.
+        """
+        if self._refused or not placement.fits_in_all(self._device):
+            return None
+        before = self._meter.state()
+        ahead()
+        try:
+            with placement.captured_in_all(self._model, given, self._timer) as passes:
+                self._wait_for_tracer()
+                placed = passes.times(self._samples, self._run.warmup_iters)
+                conditions = Conditions(before, self._meter.state())
+                return _Timed(placed, passes.peak_bytes, conditions, *self.steady_energy(passes.load()))
+        except NotCapturableError as error:
+            self._refuse(str(error))
+        except torch.OutOfMemoryError:
+            pass
+        finally:
+            self._wait_for_tracer()
+            self.release()
+        return None
+
+    def _wait_for_tracer(self) -> None:
+        if self._tracer:
+            self._tracer.wait_until_prepared()
+
+    def _one_by_one(self, given: Inputs) -> _Timed:
+        """Time the pass in one placement after another, captured or not."""
+        before = self._meter.state()
+        placed, peak_bytes = self._placed(given)
+        conditions = Conditions(before, self._meter.state())
+        return _Timed(placed, peak_bytes, conditions, *self._energy(given, placed[-1]))
 
     def _placed(self, given: Inputs) -> tuple[list[LayerTimes], int]:
         """Time the pass and its layers in each placement; return the times, and the peak of memory in the first."""
@@ -305,9 +324,8 @@ class Bench:
         return placed, peak_bytes
 
     def _in_placement(self, given: Inputs, index: int) -> LayerTimes:
-        samples = math.ceil(self._run.measure_iters / placement.PLACEMENTS)
         with placement.moved(self._model, given, index) as there:
-            return self._layer_times(there, samples, self._run.warmup_iters)
+            return self._layer_times(there, self._samples, self._run.warmup_iters)
 
     def _energy(self, given: Inputs, times: LayerTimes) -> tuple[LoadEnergy | None, str | None]:
         if not self._run.energy:
@@ -325,6 +343,7 @@ class Bench:
         if self._refused is None:
             try:
                 with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
+                    graphs.settle(plain)
                     return watched.times(samples, warmup)
             except NotCapturableError as error:
                 if not may_refuse:
@@ -362,7 +381,7 @@ class Bench:
         measured_us = pair_overhead_us(added_ms, len(placed[0].layers_ms))
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
 
-    def _traces(self, size: int, algorithms: Mapping[str, str], count: int) -> list[LayerTrace]:
+    def _traces(self, count: int, size: int, algorithms: Mapping[str, str]) -> list[LayerTrace]:
         captures = self._refused is None
         traces, missing = self._tracer.trace(size, algorithms, captures) if self._tracer else ([], None)
         if traces and len(traces) != count:

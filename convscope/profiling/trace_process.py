@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from convscope.convolution.sources.network import Network
 from convscope.convolution.sources.source import Inputs
 from convscope.errors import InputError, NotCapturableError, TraceMissingError
 from convscope.profiling.request import Run
+from convscope.profiling.tracing import PREPARE
 from convscope.timing import cupti, graphs, placement, trace
 from convscope.timing.shares import Work
 from convscope.timing.trace import LayerTrace
@@ -56,11 +57,13 @@ class _Tracer:
             self._network = Network.of(run, None if source is None else pickle.loads(source))
             self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
+        self._prepared: _Prepared | None = None
 
     def goes_over_to(self, run: Run, placements: Sequence[int], source: bytes | None) -> bool:
         """Go over to another run of this model and return True; return False where the model is another."""
         if source != self._source or _OF_MODEL(run) != _OF_MODEL(self._run):
             return False
+        self._drop()
         self._run, self._placements = run, placements
         return True
 
@@ -75,13 +78,15 @@ class _Tracer:
         """Trace passes as `TraceProcess.trace`; return layers and reason as it does, the work, and its method."""
         if self._device.type == "cpu":
             return [], trace.CPU_REASON, [], WORK_METHOD
+        found = self._replay_prepared(size, algorithms) if captures else None
+        self._drop()
+        return found or self._trace_anew(size, algorithms, captures)
+
+    def _trace_anew(self, size: int, algorithms: Mapping[str, str], captures: bool) -> _Answer:
         recording = _Recording(self._model, len(self._placements), captures)
         try:
             with self._settings():
-                images = self._run.image_size(size)
-                recording.calls = has_calls(self._network.layers(images))
-                self._swap.apply(algorithms)
-                given = self._network.inputs(images, self._device)
+                given = self._inputs(recording, size, algorithms)
                 for index in self._placements:
                     with placement.moved(self._model, given, index) as there:
                         recording.add(there)
@@ -94,9 +99,65 @@ class _Tracer:
             return [], f"the pass cannot be traced: {str(error).splitlines()[0]}", [], WORK_METHOD
         return recording.answer()
 
+    def prepare(self, size: int, algorithms: Mapping[str, str]) -> None:
+        """Capture the pass in all placements and trace it eagerly; `trace` has its replays alone to do then."""
+        self._drop()
+        if self._device.type == "cpu":
+            return
+        recording = _Recording(self._model, len(self._placements))
+        self._prepared = _Prepared(size, algorithms, recording, contextlib.ExitStack())
+        try:
+            with self._settings():
+                given = self._inputs(recording, size, algorithms)
+                for index in self._placements:
+                    there = self._prepared.held.enter_context(placement.moved(self._model, given, index))
+                    recording.capture(there, self._prepared.held)
+            torch.cuda.synchronize()
+        except (RuntimeError, InputError):
+            self._drop()
+
+    def _replay_prepared(self, size: int, algorithms: Mapping[str, str]) -> _Answer | None:
+        """Trace the replays of what was prepared; None where that was something else, or the eager trace alone counts.
+
+        Another process had the device too during that eager trace, so its times mean nothing.
+        """
+        if not self._prepared or (self._prepared.size, self._prepared.algorithms) != (size, algorithms):
+            return None
+        recording = self._prepared.recording
+        try:
+            recording.replay()
+        except RuntimeError:
+            return None
+        answer = recording.answer()
+        return None if answer[-1] == EAGER_WORK_METHOD else answer
+
+    def _inputs(self, recording: _Recording, size: int, algorithms: Mapping[str, str]) -> Inputs:
+        images = self._run.image_size(size)
+        recording.calls = has_calls(self._network.layers(images))
+        self._swap.apply(algorithms)
+        return self._network.inputs(images, self._device)
+
+    def _drop(self) -> None:
+        """Free what was prepared."""
+        if self._prepared:
+            self._prepared.held.close()
+            self._prepared = None
+            release(self._device)
+
+
+class _Prepared(NamedTuple):
+    """What was captured ahead of its trace; `held` keeps the graphs, and the model where it was moved last."""
+
+    size: int
+    algorithms: Mapping[str, str]
+    recording: _Recording
+    held: contextlib.ExitStack
+
 
 class _Recording:
     """Traces of one pass: an eager one, which says whose each kernel is, and replays in one placement after another.
+
+    `add` traces a placement at once; `capture` keeps its graph, and `replay` traces those of all placements together.
 
     `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
     pass that may not or cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it.
@@ -108,6 +169,7 @@ class _Recording:
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
         self.calls = False
+        self._captured: list[graphs.Captured] = []
 
     def add(self, given: Inputs) -> None:
         """Trace the pass of these inputs where they lie, unless replays would take too long."""
@@ -120,14 +182,28 @@ class _Recording:
                 return
             with graphs.capture(step) as plain:
                 graphs.settle(plain)
-                if not self.eager:
-                    began_s = time.monotonic()
-                    self.eager = trace.record_layers(self._model, given, self.calls)
-                    self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
+                self._trace_eagerly(given)
                 if self.replays:
-                    self.placements.append(trace.record_replays(plain.replay, self.replays))
+                    self.placements.append(trace.record_replays([plain], self.replays))
         except NotCapturableError:
             self._give_up_replays(given)
+
+    def capture(self, given: Inputs, held: contextlib.ExitStack) -> None:
+        """Capture the pass of these inputs where they lie, for as long as `held` is open, for `replay`."""
+        self._captured.append(held.enter_context(graphs.capture(partial(self._model, *given))))
+        self._trace_eagerly(given)
+
+    def replay(self) -> None:
+        """Trace the replays of what was captured."""
+        if self.replays:
+            graphs.settle(self._captured[0])
+            self.placements.append(trace.record_replays(self._captured, self.replays))
+
+    def _trace_eagerly(self, given: Inputs) -> None:
+        if not self.eager:
+            began_s = time.monotonic()
+            self.eager = trace.record_layers(self._model, given, self.calls)
+            self.replays = replays_within(_RECORDING_S, time.monotonic() - began_s, self._count)
 
     def _give_up_replays(self, given: Inputs) -> None:
         self.replays = 0
@@ -165,6 +241,9 @@ def main(descriptor: str) -> None:
                     tracer = None  # its model makes room for the next
                     tracer, reason = _begin(first, placements, source)
                 pipe.send((number, reason))
+            elif tracer and first == PREPARE:
+                tracer.prepare(*more)
+                pipe.send((number, None))
             elif tracer:
                 pipe.send((number, tracer.trace(first, *more)))
 

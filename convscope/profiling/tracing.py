@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from convscope.cli import programs
 from convscope.errors import SensorError
@@ -31,8 +31,31 @@ PROGRAM = "convscope.profiling.trace_process"
 _STARTING_S = 120.0
 _TRACING_S = 600.0  # a trace that hangs (it was seen to, with events in a graph) must not hold up a study
 _ENDING_S = 10.0
+PREPARE = "prepare"
 
 Traced = tuple[list["LayerTrace"], str | None]
+
+
+class Tracer(Protocol):
+    """Kernels and spans of the layers of a pass, from another process (`tracing.TraceProcess`).
+
+    `work` has the kernels of the pass that was traced last, `work_method` the way in which they were timed.
+    """
+
+    work: list[Work]
+    work_method: str
+
+    def trace(self, size: int, algorithms: Mapping[str, str], captures: bool = True) -> Traced:
+        """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason.
+
+        A pass that was not captured as a graph here is told so, and traced eagerly alone.
+        """
+
+    def prepare(self, size: int, algorithms: Mapping[str, str]) -> None:
+        """Capture in the other process, while this one captures, what `trace` will be asked for; returns at once."""
+
+    def wait_until_prepared(self) -> None:
+        """Wait until the other process leaves the device alone."""
 
 
 class TraceProcess:
@@ -54,7 +77,7 @@ class TraceProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
         self._numbers = itertools.count()
-        self._asked = -1  # number of the last message
+        self._asked = self._answered = -1  # number of the last message, and of the last answer
         self._has_begun = False
 
     def start(self) -> None:
@@ -99,6 +122,17 @@ class TraceProcess:
         if failed := self._receive(_STARTING_S):
             self._reason = failed
 
+    def prepare(self, size: int, algorithms: Mapping[str, str]) -> None:
+        """Let the process capture what `trace` will be asked to trace, and hold it; returns at once."""
+        self._send((PREPARE, size, dict(algorithms)))
+
+    def wait_until_prepared(self) -> None:
+        """Wait until the process leaves the device alone; returns at once where nothing is being prepared.
+
+        What it could not prepare, `trace` begins anew, and says why it cannot be traced.
+        """
+        self._receive(_TRACING_S)
+
     def trace(self, size: int, algorithms: Mapping[str, str], captures: bool = True) -> Traced:
         """Trace passes at one size with these algorithms by layer; return their layers, or none and the reason.
 
@@ -122,14 +156,15 @@ class TraceProcess:
             self._give_up("the process that traces has ended")
 
     def _receive(self, patience_s: float) -> Any:
-        """Return the answer to the last message; answers that nobody waited for are passed over."""
-        if self._reason is not None or self._pipe is None:
+        """Return the answer to the last message, once; answers that nobody waited for are passed over."""
+        if self._reason is not None or self._pipe is None or self._answered == self._asked:
             return None
         end_s = time.monotonic() + patience_s
         try:
             while self._pipe.poll(max(0.0, end_s - time.monotonic())):
                 number, answer = self._pipe.recv()
                 if number == self._asked:
+                    self._answered = number
                     return answer
             self._give_up(f"the process that traces said nothing for {patience_s:g} s")
         except (EOFError, OSError):

@@ -26,6 +26,9 @@ class LayerTimer(contextlib.AbstractContextManager["LayerTimer"], Protocol):
     def read_ms(self) -> list[float]:
         """Return the times of the last pass, one for each call of a convolution, in order."""
 
+    def reader(self) -> Callable[[], list[float]]:
+        """Return what reads, as `read_ms` does, the pass that was captured last, whatever is captured after it."""
+
 
 T = TypeVar("T")
 
@@ -105,29 +108,28 @@ def launched_times(
 
 @dataclass(frozen=True)
 class InstrumentedPass:
-    """A pass as two graphs in the same memory, one with a pair of events around each layer."""
+    """A pass as two graphs in the same memory, one with a pair of events around each layer, which `read_ms` reads."""
 
     plain: Captured
     with_events: Captured
-    timer: LayerTimer
+    read_ms: Callable[[], list[float]]
 
     def times(self, samples: int, warmup: int = 0) -> LayerTimes:
         """Time the pass and its layers after `warmup` replays of both graphs."""
         for _ in range(warmup):
             self.plain.replay()
             self.with_events.replay()
-        return layer_times(self.plain, self.with_events, self.timer.read_ms, samples)
+        return layer_times(self.plain, self.with_events, self.read_ms, samples)
 
 
 @contextlib.contextmanager
 def instrumented(plain: Captured, step: Callable[[], object], timer: LayerTimer) -> Iterator[InstrumentedPass]:
-    """Capture a step once more, in the memory of its plain graph and with the timer's events, and let clocks settle.
+    """Capture a step once more, in the memory of its plain graph and with the timer's events.
 
     The graph with events exists for the length of the block: CUPTI must never see it.
     """
     with graphs.capture(step, timer, memory_of=plain, has_run=True) as with_events:
-        graphs.settle(plain)
-        yield InstrumentedPass(plain, with_events, timer)
+        yield InstrumentedPass(plain, with_events, timer.reader())
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,27 @@ import contextlib
 import itertools
 import random
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
 
+from convscope.timing import graphs
+from convscope.timing.layer_times import InstrumentedPass, LayerTimer, LayerTimes, instrumented
+
 PLACEMENTS = 5  # of a pass; with three, Student's t makes the interval 1.9 times as wide at the same spread
 _BLOCKS = 24
 _BLOCK_BYTES_MOST = 32 * 2**20
+_SHARE = 0.5  # of the free memory, for a pass in all placements at the same time
+_PROCESSES = 2  # that have it: the one that times it and the one that traces it
+
+
+def fits_in_all(device: torch.device) -> bool:
+    """Tell whether a pass that has just run fits well in all placements at the same time, by the peak of its memory."""
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    each_bytes = torch.cuda.max_memory_allocated(device) + _BLOCKS * _BLOCK_BYTES_MOST // 2
+    return _PROCESSES * PLACEMENTS * each_bytes < _SHARE * free_bytes
 
 
 @contextlib.contextmanager
@@ -50,3 +64,39 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...], index: int) -> Ite
         for tensor, home in homes:
             tensor.data = home
         held.clear()
+
+
+@dataclass(frozen=True)
+class PlacedPasses:
+    """A pass captured in every placement, the first where it lay; `peak_bytes` is the memory that this one took."""
+
+    passes: list[InstrumentedPass]
+    peak_bytes: int
+
+    def times(self, samples: int, warmup: int) -> list[LayerTimes]:
+        """Time the pass and its layers in each placement; the clocks settle once, for the GPU then never waits."""
+        graphs.settle(self.passes[0].plain)
+        return [each.times(samples, warmup) for each in self.passes]
+
+    def load(self) -> graphs.ReplayLoad:
+        """Return the steady load of the pass in the last placement, of a GPU that is warm."""
+        return graphs.ReplayLoad.of(self.passes[-1].plain)
+
+
+@contextlib.contextmanager
+def captured_in_all(model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: LayerTimer) -> Iterator[PlacedPasses]:
+    """Capture a pass in every placement, and keep all of them for the length of the block.
+
+    Raises:
+        NotCapturableError: as `graphs.capture` does.
+        torch.OutOfMemoryError: they do not fit into the memory at the same time.
+    """
+    passes: list[InstrumentedPass] = []
+    peak_bytes = 0
+    with contextlib.ExitStack() as held:
+        for index in range(PLACEMENTS):
+            step = partial(model, *held.enter_context(moved(model, inputs, index)))
+            plain = held.enter_context(graphs.capture(step))
+            passes.append(held.enter_context(instrumented(plain, step, timer)))
+            peak_bytes = peak_bytes or torch.cuda.max_memory_allocated()
+        yield PlacedPasses(passes, peak_bytes)

@@ -121,15 +121,16 @@ def record_operators(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
     ]  # fmt: skip
 
 
-def record_replays(replay: Callable[[], None], replays: int) -> list[dict[str, Any]]:
-    """Trace replays of a captured pass, each behind a spin that ends when the launch is complete."""
+def record_replays(passes: Sequence[graphs.Replayable], replays: int) -> list[dict[str, Any]]:
+    """Trace replays of captured passes, one pass after another, each behind a spin that ends when it is launched."""
 
     def work() -> None:
-        for _ in range(replays):
-            torch.cuda.synchronize()
-            torch.cuda._sleep(graphs.SPIN_CYCLES)
-            with record_function(REPLAY):
-                replay()
+        for captured in passes:
+            for _ in range(replays):
+                torch.cuda.synchronize()
+                torch.cuda._sleep(graphs.SPIN_CYCLES)
+                with record_function(REPLAY):
+                    captured.replay()
 
     return record(work)
 
@@ -225,8 +226,8 @@ def matched(
 
     Args:
         events: a trace of one eager pass inside a range `EAGER`, with a range for each layer inside it.
-        recorded: traces of `replays` replays each of the same pass as a graph, in one placement after another; each
-            replay is inside a range `REPLAY`.
+        recorded: traces of the same pass as a graph, each with `replays` replays in one or more placements, one after
+            another; each replay is inside a range `REPLAY`.
 
     Raises:
         TraceMissingError: the trace has no kernels.
@@ -237,8 +238,9 @@ def matched(
     launches, layers = _launch_times_us(events), _ranges(events, LAYER)
     eager = _launched_inside(_ranges(events, EAGER), kernels, launches)
     owners = [_range_at(layers, launches[kernel.correlation]) for kernel in eager]
-    placements = [_split(_replayed(trace), replays, eager, owners) for trace in recorded]
-    return PassTrace(eager, owners, placements if all(placements) else [], events)
+    traces = [_split(_replayed(trace), replays, eager, owners) for trace in recorded]
+    placements = [passes[at : at + replays] for passes in traces for at in range(0, len(passes), replays)]
+    return PassTrace(eager, owners, placements if all(traces) else [], events)
 
 
 def _median_us(replays: Sequence[Sequence[Kernel]], index: int) -> float:
@@ -324,13 +326,15 @@ def _split(
 ) -> list[Sequence[Kernel]]:
     """Return the kernels of each replay in the order of the eager pass's layers, nothing if the kernels differ.
 
+    There are `replays`, or a multiple of that.
+
     Inside a layer the order is free: some algorithms (FFT) spread over several streams.
     """
     count = len(eager)
-    if count == 0 or len(replayed) != replays * count:
+    if not replayed or not count * replays or len(replayed) % (count * replays):
         return []
     expected = _names_by_run([kernel.name for kernel in eager], owners)
-    passes = [replayed[index * count : (index + 1) * count] for index in range(replays)]
+    passes = [replayed[at : at + count] for at in range(0, len(replayed), count)]
     same = all(_names_by_run([kernel.name for kernel in part], owners) == expected for part in passes)
     return passes if same else []
 

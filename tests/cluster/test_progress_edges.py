@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -85,6 +86,14 @@ def test_a_reason_with_a_comma_is_read_whole(tmp_path: Path):
 
 def test_a_row_that_was_cut_off_is_none(tmp_path: Path):
     assert found(tmp_path, "64,ok,,,,", "96,ok,,").done == 1
+
+
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_rows_are_cut_at_their_commas_as_a_reader_of_csv_cuts_them(end: str):
+    for lines in itertools.product(["1,ok,x", "2,ok", "3", "4,ok,,", "", "5,ok,y,z", "6,a,b,c,d,e,"], repeat=3):
+        text = "\n".join(["input_size,status,reason", *lines]) + end
+        cut, read = ([*map(list, way(text))] for way in (progress._plain, progress._quoted))
+        assert cut == read, lines
 
 
 @pytest.mark.parametrize("line", ["64,ok,,many,,5", "64,ok,,3,,long", "64,ok,,-3,,5", "64,ok,,3,,1e9999"])

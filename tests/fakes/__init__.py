@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,9 @@ class LayerTimer:
 
     def read_ms(self) -> list[float]:
         return list(self._times_ms)
+
+    def reader(self) -> Callable[[], list[float]]:
+        return self.read_ms
 
 
 class Meter:

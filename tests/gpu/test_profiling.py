@@ -57,6 +57,40 @@ def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path
     assert by_span["mean_ms"].to_numpy() == pytest.approx(by_span["span_ms"].to_numpy(), rel=0.1)
 
 
+@pytest.mark.quiet
+def test_placements_that_are_captured_together_have_the_times_of_those_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    settings: dict = {"num_sizes": 1, "input_size_range": (224, 224), "math": "tf32", "energy_budget_s": 2.0}
+    at_once, one_by_one = [], []
+    captured, moved = placement.captured_in_all, placement.moved
+    monkeypatch.setattr(placement, "captured_in_all", lambda *given: at_once.append(given) or captured(*given))
+    together, layers = UnifiedProfiler("resnet50", "implicit precomp gemm", **settings).run(tmp_path / "together")
+    assert len(at_once) == 1
+    monkeypatch.setattr(placement, "fits_in_all", lambda device: False)
+    monkeypatch.setattr(placement, "moved", lambda *given: one_by_one.append(given[-1]) or moved(*given))
+    apart, others = UnifiedProfiler("resnet50", "implicit precomp gemm", **settings).run(tmp_path / "apart")
+    assert (len(at_once), one_by_one) == (1, [0, 1, 2, 3, 4])
+    for name, share in (("mean", 0.01), ("layers_sum_ms", 0.01), ("energy_per_inference_j", 0.03)):
+        assert together.loc[0, name] == pytest.approx(apart.loc[0, name], rel=share), name
+    assert together.loc[0, "peak_memory_bytes"] == pytest.approx(apart.loc[0, "peak_memory_bytes"], rel=0.02)
+    assert list(layers["timing_method"]) == list(others["timing_method"])
+    assert list(layers["kernels"]) == list(others["kernels"])
+    differences = (layers["mean_ms"] / others["mean_ms"] - 1).abs()
+    assert differences.median() < 0.02
+    assert differences.max() < 0.15
+
+
+def test_placements_that_do_not_fit_together_are_timed_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(placement, "captured_in_all", full)
+    overall, layers = profile(tmp_path, "implicit precomp gemm", num_sizes=1, measure_energy=False)
+    assert (overall.loc[0, "status"], overall.loc[0, "placements"]) == ("ok", 5)
+    assert layers["span_ms"].notna().all()
+
+
 def test_the_process_that_times_never_starts_cupti(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(profiler, "profile", lambda **asked: pytest.fail("a trace in the process that times"))
     monkeypatch.setattr(torch.profiler, "profile", profiler.profile)

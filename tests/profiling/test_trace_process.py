@@ -67,6 +67,16 @@ def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_traced(traced: Tra
     assert traced.trace(64, {}) == ([], trace.CPU_REASON)
 
 
+def test_what_is_prepared_is_waited_for_once_and_a_trace_follows(traced: TraceProcess):
+    traced.prepare(64, {})
+    for _ in range(2):
+        traced.wait_until_prepared()
+    assert traced.trace(64, {}) == ([], trace.CPU_REASON)
+    traced.prepare(64, {})  # an answer that nobody waits for
+    assert traced.trace(96, {}) == ([], trace.CPU_REASON)
+    assert traced._reason is None
+
+
 READY = """#!{python} -IS
 import signal, sys
 sys.path = {path}
@@ -167,12 +177,29 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
     )
     monkeypatch.setattr(trace_process.graphs, "settle", lambda captured: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda replay, count: [f"{count} replays"])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count: [f"{count} replays"])
     recording = trace_process._Recording(torch.nn.ReLU(), 3)
     for _ in range(3):
         recording.add(torch.zeros(1))
     assert recording.eager == ["eager"]
     assert recording.placements == [[f"{TRACED_REPLAYS} replays"]] * placements
+
+
+def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pytest.MonkeyPatch):
+    settled: list[object] = []
+    captured = iter((["first"], ["second"], ["third"]))
+    monkeypatch.setattr(trace_process.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
+    monkeypatch.setattr(trace_process.graphs, "settle", settled.append)
+    monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count: [*passes, count])
+    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    with contextlib.ExitStack() as held:
+        for _ in range(3):
+            recording.capture((torch.zeros(1),), held)
+        recording.replay()
+    assert settled == [["first"]]
+    assert recording.placements == [[["first"], ["second"], ["third"], TRACED_REPLAYS]]
+    assert recording.eager == ["eager"]
 
 
 def refuse(step: object) -> None:

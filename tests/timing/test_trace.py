@@ -289,6 +289,17 @@ def test_replays_are_told_from_those_of_another_pass():
     assert not trace.matched(two_layers(), [], 0).placements
 
 
+def test_one_trace_may_have_the_replays_of_several_placements():
+    later = [event | {"ts": event["ts"] + 5000} for event in replays_alone(2.0)]
+    for event in later:
+        event["args"] = {"correlation": event["args"]["correlation"] + 100} if "args" in event else {}
+    together = trace.matched(two_layers(), [[*replays_alone(1.0), *later]], 2)
+    apart = trace.matched(two_layers(), [replays_alone(1.0), replays_alone(2.0)], 2)
+    assert [len(place) for place in together.placements] == [2, 2]
+    assert together.layers() == apart.layers()
+    assert together.layers()[0].spans_ms[0] != together.layers()[0].spans_ms[1]
+
+
 def test_the_work_of_resnet50_is_the_time_of_all_its_kernels(events: list[dict[str, Any]]):
     work = trace.matched(events, [events], REPLAYS).work()
     layers_ms = sum(layer.kernel_ms for layer in trace.matched(events, [events], REPLAYS).layers())
