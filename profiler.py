@@ -289,18 +289,13 @@ class CUDALayerTimer:
         return event
 
     def read_ms(self) -> list[float]:
-        """Return the times of the last pass, one for each call of a convolution, in order, in milliseconds.
-
-        On a GPU the events' own overhead is still in them (`LayerTimes.less` takes it off).
-        """
-        if self._on_gpu:
-            return [start.elapsed_time(end) for start, end in self._marks]
-        return [(end - start) * 1e3 for start, end in self._marks]
+        """Return the times of the last pass in ms, one for each convolution, on a GPU with the overhead of events."""
+        return self.reader()()
 
     def reader(self) -> Callable[[], list[float]]:
-        """Return what reads the events of the last captured pass, also after another has been captured."""
-        marks = self._marks
-        return lambda: [start.elapsed_time(end) for start, end in marks]
+        """Return what reads the last pass as `read_ms` does, also after another one."""
+        marks, on_gpu = self._marks, self._on_gpu
+        return lambda: [start.elapsed_time(end) if on_gpu else (end - start) * 1e3 for start, end in marks]
 
 
 class UnifiedProfiler:

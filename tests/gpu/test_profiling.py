@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,22 +58,33 @@ def test_times_rest_on_five_placements_and_layers_on_the_better_witness(tmp_path
     assert by_span["mean_ms"].to_numpy() == pytest.approx(by_span["span_ms"].to_numpy(), rel=0.1)
 
 
+def spy(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[Any]) -> None:
+    """Note what a function of `placement` is given."""
+    function = getattr(placement, name)
+
+    def noted(*given: Any) -> Any:
+        calls.append(given)
+        return function(*given)
+
+    monkeypatch.setattr(placement, name, noted)
+
+
 @pytest.mark.quiet
 def test_placements_that_are_captured_together_have_the_times_of_those_one_by_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     settings: dict = {"num_sizes": 1, "input_size_range": (224, 224), "math": "tf32", "energy_budget_s": 2.0}
-    at_once, one_by_one = [], []
-    captured, moved = placement.captured_in_all, placement.moved
-    monkeypatch.setattr(placement, "captured_in_all", lambda *given: at_once.append(given) or captured(*given))
+    at_once, one_by_one = list[Any](), list[Any]()
+    spy(monkeypatch, "captured_in_all", at_once)
     together, layers = UnifiedProfiler("resnet50", "implicit precomp gemm", **settings).run(tmp_path / "together")
     assert len(at_once) == 1
     monkeypatch.setattr(placement, "fits_in_all", lambda device: False)
-    monkeypatch.setattr(placement, "moved", lambda *given: one_by_one.append(given[-1]) or moved(*given))
+    spy(monkeypatch, "moved", one_by_one)
     apart, others = UnifiedProfiler("resnet50", "implicit precomp gemm", **settings).run(tmp_path / "apart")
-    assert (len(at_once), one_by_one) == (1, [0, 1, 2, 3, 4])
-    for name, share in (("mean", 0.01), ("layers_sum_ms", 0.01), ("energy_per_inference_j", 0.03)):
-        assert together.loc[0, name] == pytest.approx(apart.loc[0, name], rel=share), name
+    assert len(at_once) == 1
+    assert [given[-1] for given in one_by_one] == [0, 1, 2, 3, 4]
+    for column, share in (("mean", 0.01), ("layers_sum_ms", 0.01), ("energy_per_inference_j", 0.03)):
+        assert together.loc[0, column] == pytest.approx(apart.loc[0, column], rel=share), column
     assert together.loc[0, "peak_memory_bytes"] == pytest.approx(apart.loc[0, "peak_memory_bytes"], rel=0.02)
     assert list(layers["timing_method"]) == list(others["timing_method"])
     assert list(layers["kernels"]) == list(others["kernels"])
