@@ -2,7 +2,8 @@
 
 The instruments are handed in (`profiler.CUDALayerTimer`, `profiler.PowerMonitor`, or a test's fakes). The order of the
 steps matters, and is kept here alone: times, then energy, and last another process has the card to trace the same pass
-(what it does there changes the passes of this one, until a graph is captured anew: docs/timing.md).
+(what it does there changes the passes of this one, until a graph is captured anew: docs/timing.md). It may capture the
+pass already while this one does.
 """
 
 from __future__ import annotations
@@ -277,15 +278,14 @@ class Bench:
     def _at_once(self, given: Inputs, ahead: Callable[[], None]) -> _Timed | None:
         """Capture the pass in all placements and time them together; None where they do not fit, or cannot be captured.
 
-        While this process captures, the one that traces does, too: nothing is timed meanwhile.
+        While this process captures, the one that traces does, too. It is done before the last capture here.
         """
         if self._refused or not placement.fits_in_all(self._device):
             return None
         before = self._meter.state()
         ahead()
         try:
-            with placement.captured_in_all(self._model, given, self._timer) as passes:
-                self._wait_for_tracer()
+            with placement.captured_in_all(self._model, given, self._timer, self._wait_for_tracer) as passes:
                 placed = passes.times(self._samples, self._run.warmup_iters)
                 conditions = Conditions(before, self._meter.state())
                 return _Timed(placed, passes.peak_bytes, conditions, *self.steady_energy(passes.load()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -84,8 +84,14 @@ class PlacedPasses:
 
 
 @contextlib.contextmanager
-def captured_in_all(model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: LayerTimer) -> Iterator[PlacedPasses]:
+def captured_in_all(
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: LayerTimer, become_quiet: Callable[[], object]
+) -> Iterator[PlacedPasses]:
     """Capture a pass in every placement, and keep all of them for the length of the block.
+
+    Args:
+        become_quiet: called before the last capture; from then on no other process may work on the GPU. What one does
+            there makes graphs faster that were captured before, until this process captures again (docs/timing.md).
 
     Raises:
         NotCapturableError: as `graphs.capture` does.
@@ -95,6 +101,8 @@ def captured_in_all(model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: L
     peak_bytes = 0
     with contextlib.ExitStack() as held:
         for index in range(PLACEMENTS):
+            if index == PLACEMENTS - 1:
+                become_quiet()
             step = partial(model, *held.enter_context(moved(model, inputs, index)))
             plain = held.enter_context(graphs.capture(step))
             passes.append(held.enter_context(instrumented(plain, step, timer)))
