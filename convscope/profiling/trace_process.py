@@ -12,7 +12,7 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -125,7 +125,8 @@ class _Tracer:
             return None
         recording = self._prepared.recording
         try:
-            recording.replay()
+            with self._settings():
+                recording.replay()
         except RuntimeError:
             return None
         answer = recording.answer()
@@ -170,6 +171,7 @@ class _Recording:
         self.replays = TRACED_REPLAYS
         self.calls = False
         self._captured: list[graphs.Captured] = []
+        self._last: Callable[[], object] = lambda: None  # the step that was captured last
 
     def add(self, given: Inputs) -> None:
         """Trace the pass of these inputs where they lie, unless replays would take too long."""
@@ -190,14 +192,19 @@ class _Recording:
 
     def capture(self, given: Inputs, held: contextlib.ExitStack) -> None:
         """Capture the pass of these inputs where they lie, for as long as `held` is open, for `replay`."""
-        self._captured.append(held.enter_context(graphs.capture(partial(self._model, *given))))
+        self._last = partial(self._model, *given)
+        self._captured.append(held.enter_context(graphs.capture(self._last)))
         self._trace_eagerly(given)
 
     def replay(self) -> None:
-        """Trace the replays of what was captured."""
+        """Trace the replays of what was captured, once one more graph is.
+
+        The work of another process makes graphs faster that were captured before it, until this one captures again.
+        """
         if self.replays:
-            graphs.settle(self._captured[0])
-            self.placements.append(trace.record_replays(self._captured, self.replays))
+            with graphs.capture(self._last):
+                graphs.settle(self._captured[0])
+                self.placements.append(trace.record_replays(self._captured, self.replays))
 
     def _trace_eagerly(self, given: Inputs) -> None:
         if not self.eager:

@@ -187,7 +187,7 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
 
 def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pytest.MonkeyPatch):
     settled: list[object] = []
-    captured = iter((["first"], ["second"], ["third"]))
+    captured = iter((["first"], ["second"], ["third"], ["after the other process's work"]))
     monkeypatch.setattr(trace_process.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
     monkeypatch.setattr(trace_process.graphs, "settle", settled.append)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
@@ -198,6 +198,7 @@ def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pyt
             recording.capture((torch.zeros(1),), held)
         recording.replay()
     assert settled == [["first"]]
+    assert not [*captured]
     assert recording.placements == [[["first"], ["second"], ["third"], TRACED_REPLAYS]]
     assert recording.eager == ["eager"]
 
