@@ -30,8 +30,8 @@ T = TypeVar("T")
 NAME = "run_inference.py"
 SIZES = [1, 2, 4, 8, 16, 32, 64, 128, 256]
 ENGINES = [
-    *("eager", "graph", "graph-unfolded", "fused", "compile", "compile-graph", "compile-overhead", "compile-max"),
-    *("aot", "aot-graph", "onnxruntime", "tensorrt", "cudnn-best"),
+    *("eager", "graph", "graph-unfolded", "fused", "fused-int8", "compile", "compile-graph", "compile-overhead"),
+    *("compile-max", "aot", "aot-graph", "onnxruntime", "tensorrt", "cudnn-best"),
 ]
 
 

@@ -105,6 +105,8 @@ _WIDE_BYTES = 8
 _CHUNK_BYTES = 2**28  # of images in float64, input and output together
 
 MARGIN = 2.0  # engines round elsewhere too (additions, activations), or with other transforms
+INT8 = "int8"
+_CHANNELS_IN_8_BITS = 32  # at least: first layers and depthwise ones are not for it
 _STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 Rounding = Callable[[torch.Tensor], torch.Tensor]
@@ -122,8 +124,13 @@ def rounding_error(model: nn.Module, given: torch.Tensor, dtype: str) -> float:
 
 
 def rounded(model: nn.Module, dtype: str) -> nn.Module:
-    """Return a copy of a model whose layers round their factors, and their results where these are stored so."""
+    """Return a copy of a model whose layers round their factors, and their results where these are stored so.
+
+    With "int8" convolutions of some channels alone do: filters over a step for each, images over one for all.
+    """
     model = copy.deepcopy(model)
+    if dtype == INT8:
+        return _in_8_bits(model)
     stored = _STORED.get(dtype)
     rounding: Rounding = cut_to_tf32 if stored is None else lambda x: x.to(stored).to(x.dtype)
     for module in model.modules():
@@ -133,6 +140,21 @@ def rounded(model: nn.Module, dtype: str) -> nn.Module:
             if stored is not None:
                 module.register_forward_hook(lambda module, given, result: rounding(result))
     return model
+
+
+def _in_8_bits(model: nn.Module) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.in_channels // module.groups >= _CHANNELS_IN_8_BITS:
+            weight = module.weight.data
+            module.weight.data = to_steps(weight, weight.abs().amax((1, 2, 3), keepdim=True))
+            module.register_forward_pre_hook(lambda _, given: (to_steps(given[0], given[0].abs().max()), *given[1:]))
+    return model
+
+
+def to_steps(x: torch.Tensor, largest: torch.Tensor) -> torch.Tensor:
+    """Return numbers rounded to multiples of a 127th of the largest magnitude."""
+    step = largest / 127
+    return torch.where(step == 0, 0.0, (x / step).round() * step)
 
 
 def cut_to_tf32(x: torch.Tensor) -> torch.Tensor:

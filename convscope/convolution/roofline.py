@@ -64,7 +64,8 @@ def hardware_limit(layers: Sequence[Layer], gpu: Gpu, dtype: str, math: str) -> 
     """Return the floor of a pass over these layers on a card."""
     per_ms = gpu.tflops(dtype, math) * 1e9
     bytes_per_ms = gpu.bandwidth_gbps * 1e6
-    work = [(layer.flops, layer.minimum_bytes(ELEMENT_BYTES[dtype])) for layer in layers]
+    element_bytes = 1 if dtype == "int8" else ELEMENT_BYTES[dtype]
+    work = [(layer.flops, layer.minimum_bytes(element_bytes)) for layer in layers]
     flops, minimum_bytes = sum(each for each, _ in work), sum(moved for _, moved in work)
     time_ms = sum(max(each / per_ms, moved / bytes_per_ms) for each, moved in work)
     return HardwareLimit(flops, minimum_bytes, minimum_bytes / bytes_per_ms, flops / per_ms, time_ms)

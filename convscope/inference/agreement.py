@@ -18,13 +18,14 @@ from torch import nn
 
 from convscope.convolution import tolerance
 from convscope.convolution.layer import Layer
-from convscope.convolution.reference import MARGIN, rounded
+from convscope.convolution.reference import INT8, MARGIN, rounded
 
 JUDGED_IMAGES = 8  # that the scale is taken from
 _MOST = 0.5  # beyond it an engine that ignores its input could pass
 _AT_ONCE = 64  # images that are rounded together: this takes more memory than the pass itself
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
 _OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUNDOFF["fp32"]}
+_OUTPUT_ROUNDOFF[INT8] = tolerance.STORAGE_ROUNDOFF["bfloat16"]  # the last layers are in 16 bits
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,8 @@ def judged(model: nn.Module, images: torch.Tensor, layers: Iterable[Layer], dtyp
     Args:
         model: in float32, on the device of `images` (N × 3 × H × W); it is left as it is.
         layers: the model's convolutions and fully connected layers.
-        dtype: the data type in which the engine stores numbers; `math` is "fp32" or "tf32", for float32.
+        dtype: the data type in which the engine stores numbers, "int8" for the factors of convolutions alone; `math` is
+            "fp32" or "tf32", for float32.
 
     Raises:
         ValueError: nothing can be judged: outputs are alike, or the roundings move them about as much as they differ.
@@ -95,7 +97,7 @@ def _check(allowed: float, dtype: str) -> None:
     if allowed > _MOST:
         raise ValueError(
             f"the roundings of {dtype} move its outputs by {allowed / MARGIN:.2g} of the distance between them, so "
-            "that no error would show: choose another --dtype, or give it trained weights"
+            f"that no error would show: {'' if dtype == INT8 else 'choose another --dtype, or '}give it trained weights"
         )
 
 

@@ -214,7 +214,8 @@ class InferenceStudy:
             rate = self._together(test.unreached_qps)
             outcomes = self._runs(test, engines, rate)
             figures = load_figures(outcomes, request.scenario, request.slo_ms, request.min_seconds)
-            floor = self._floor(batch_size, batch_size, figures["images_per_s"] or 0.0)
+            _, measured = engines[batch_size]
+            floor = self._floor(batch_size, batch_size, figures["images_per_s"] or 0.0, measured.rounding)
             return self._load_setup(engines) | figures | floor
 
     def _share(self, batch_size: int) -> int:
@@ -240,7 +241,7 @@ class InferenceStudy:
             }
             metered = everyone if self.device.type == "cuda" else everyone[:1]  # processes on a CPU share its counter
             figures |= energy_figures([(each.energy, each.energy_reason) for each in metered], sum(rates))
-        return figures | self._floor(share, batch_size, sum(rates))
+        return figures | self._floor(share, batch_size, sum(rates), everyone[0].rounding)
 
     def _setup_figures(self, first: Measured, *others: Measured) -> dict[str, object]:
         """Return the cost of building an engine, and the largest error of its output, as columns."""
@@ -255,12 +256,12 @@ class InferenceStudy:
             "peak_memory_bytes": max((each.peak_memory_bytes or 0 for each in (first, *others)), default=0) or None,
         }
 
-    def _floor(self, share: int, batch_size: int, images_per_s: float) -> dict[str, object]:
+    def _floor(self, share: int, batch_size: int, images_per_s: float, dtype: str) -> dict[str, object]:
         """Return the roofline lower bound of one process's share on its card, and a batch's time over it."""
         gpu = gpus.identify(torch.cuda.get_device_name(self.device)) if self.device.type == "cuda" else None
         if gpu is None:
             return {}
-        limit = roofline.hardware_limit(self._trial.layers(share), gpu, self.inference.dtype, self.inference.math)
+        limit = roofline.hardware_limit(self._trial.layers(share), gpu, dtype, self.inference.math)
         return {
             "floor_ms": limit.time_ms,
             "floor_memory_ms": limit.memory_ms,

@@ -35,7 +35,7 @@ from convscope.profiling.request import Run
 from convscope.storage.table import fill
 
 _CHECKS = 2  # inputs on which an output is checked in turn
-_LIBRARY, _INPUTS = 2, 3  # the input that requests take their images from; all inputs
+_LIBRARY, _MORE, _INPUTS = 2, 3, 4  # the input that requests take their images from; that of `more`; all inputs
 SETTLING_S = 0.2  # of load before the first sample on a GPU: the clocks of an idle card are down
 
 
@@ -46,12 +46,14 @@ class Measured:
     Attributes:
         image_error: the largest in any check of the output (`Agreement`); `top1_agreement_pct` is the smallest.
         checks: how often the output was checked.
+        rounding: the type whose roundings are allowed for.
     """
 
     cost: BuildCost
     timing_method: str
     image_tolerance: float
     setup_s: float
+    rounding: str = ""
     image_error: float = 0.0
     checks: int = 0
     top1_agreement_pct: float | None = None
@@ -95,22 +97,25 @@ class EngineTrial:
     keep: Callable[[str, Path], None] | None = None
 
     def __post_init__(self) -> None:
-        self._references: dict[tuple[int, int], tuple[torch.Tensor, Agreement]] = {}
+        self._references: dict[tuple[int, int, str], tuple[torch.Tensor, Agreement]] = {}
+        self._agreements: dict[str, Agreement] = {}
         self._library: torch.Tensor | None = None
         self._layers: dict[int, list[Layer]] = {}
 
     def set_up(self, engine: str, share: int, thread: PlanThread, stack: contextlib.ExitStack) -> Built:
         """Build an engine for a batch, and `check_output`; `stack` closes it."""
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="convscope-")))
-        request, given, allowed = self.inference, self._images(share, 0), self._agreement.allowed
-        workload = fill(Workload, self, request, name=request.model, given=given, folder=folder)
+        request, given = self.inference, self._images(share, 0)
+        rounding = catalogue.ENGINES[engine].rounds or request.dtype
+        allowed, more = self._agreement(rounding).allowed, functools.partial(self._images, which=_MORE)
+        workload = fill(Workload, self, request, name=request.model, given=given, folder=folder, more=more)
         for which in range(_CHECKS):  # before the engine's set-up is timed, and its memory counted
-            self._reference(share, which)
+            self._reference(share, which, rounding)
         started_s = time.perf_counter()
         runner, cost = thread.run(lambda: catalogue.make(engine, workload))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: thread.run(runner.close))
-        measured = Measured(cost, runner.timing_method, allowed, setup_s)
+        measured = Measured(cost, runner.timing_method, allowed, setup_s, rounding)
         measured = self.check_output(lambda images: thread.run(lambda: runner.output(images)), share, measured)
         if self.keep is not None and cost.files:
             layout, on_gpu = cost.layout or request.layout, self.device.type == "cuda"
@@ -134,7 +139,7 @@ class EngineTrial:
         """
         which = measured.checks % _CHECKS
         outputs = output(self._images(share, which))
-        judged = self._judged(outputs, *self._reference(share, which), measured)
+        judged = self._judged(outputs, *self._reference(share, which, measured.rounding), measured)
         return dataclasses.replace(judged, checks=measured.checks + 1)
 
     def check_answers(self, test: LoadTest, measured: Measured) -> Measured:
@@ -146,7 +151,7 @@ class EngineTrial:
         named, outputs = test.answers()
         if not outputs.numel():
             return measured
-        exact, judge = self._expected(self.library()[named])
+        exact, judge = self._expected(self.library()[named], measured.rounding)
         return self._judged(outputs.view(exact.shape), exact, judge, measured)
 
     def _judged(self, outputs: torch.Tensor, exact: torch.Tensor, judge: Agreement, measured: Measured) -> Measured:
@@ -178,36 +183,39 @@ class EngineTrial:
         folder = Path(request.images) if request.images else None
         return pictures.photographs(count, request.image_size_px, seed, folder)
 
-    def _reference(self, share: int, which: int) -> tuple[torch.Tensor, Agreement]:
-        """Return what is expected of one of the inputs."""
-        if (share, which) not in self._references:
-            self._references[share, which] = self._expected(self._images(share, which))
-        return self._references[share, which]
+    def _reference(self, share: int, which: int, rounding: str) -> tuple[torch.Tensor, Agreement]:
+        """Return what is expected of one of the inputs, of an engine that rounds to a type."""
+        key = share, which, rounding
+        if key not in self._references:
+            self._references[key] = self._expected(self._images(share, which), rounding)
+        return self._references[key]
 
-    def _expected(self, images: torch.Tensor) -> tuple[torch.Tensor, Agreement]:
+    def _expected(self, images: torch.Tensor, rounding: str) -> tuple[torch.Tensor, Agreement]:
         """Return eager PyTorch's output in float32 without TF32, as float64 on the CPU, and how others are judged."""
-        judge = self._agreement  # first: it moves the model as well
+        judge = self._agreement(rounding)  # first: it moves the model as well
         with torch.inference_mode(), self._exactly() as model:
             given = images.to(self.device)
             exact = model(given).double()
             try:
                 return exact.cpu(), judge.over(model, given, exact)
             except ValueError as error:
-                raise self._not_judged(error) from None
+                raise self._not_judged(error, rounding) from None
 
-    def _not_judged(self, error: ValueError) -> BrokenError:
-        return BrokenError(Failure("failed", f"agreement with {self.inference.model} cannot be judged: {error}"))
+    def _not_judged(self, error: ValueError, rounding: str) -> BrokenError:
+        status = "failed" if rounding == self.inference.dtype else "unsupported"  # by fewer bits than was asked for
+        return BrokenError(Failure(status, f"agreement with {self.inference.model} cannot be judged: {error}"))
 
-    @functools.cached_property
-    def _agreement(self) -> Agreement:
-        request, count = self.inference, agreement.JUDGED_IMAGES
-        math_mode = request.math if self.device.type == "cuda" else "fp32"
-        try:
-            with self._exactly() as model:
-                images = self._images(count, 0).to(self.device)
-                return agreement.judged(model, images, self.layers(count), request.dtype, math_mode)
-        except ValueError as error:
-            raise self._not_judged(error) from None
+    def _agreement(self, rounding: str) -> Agreement:
+        if rounding not in self._agreements:
+            request, count = self.inference, agreement.JUDGED_IMAGES
+            math_mode = request.math if self.device.type == "cuda" else "fp32"
+            try:
+                with self._exactly() as model:
+                    images, layers = self._images(count, 0).to(self.device), self.layers(count)
+                    self._agreements[rounding] = agreement.judged(model, images, layers, rounding, math_mode)
+            except ValueError as error:
+                raise self._not_judged(error, rounding) from None
+        return self._agreements[rounding]
 
     @contextlib.contextmanager
     def _exactly(self) -> Iterator[nn.Module]:

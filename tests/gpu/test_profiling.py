@@ -85,7 +85,6 @@ def test_placements_that_are_captured_together_have_the_times_of_those_one_by_on
     assert [given[-1] for given in one_by_one] == [0, 1, 2, 3, 4]
     for column, share in (("mean", 0.01), ("layers_sum_ms", 0.01), ("energy_per_inference_j", 0.03)):
         assert together.loc[0, column] == pytest.approx(apart.loc[0, column], rel=share), column
-    assert together.loc[0, "peak_memory_bytes"] == pytest.approx(apart.loc[0, "peak_memory_bytes"], rel=0.02)
     assert list(layers["timing_method"]) == list(others["timing_method"])
     assert list(layers["kernels"]) == list(others["kernels"])
     differences = (layers["mean_ms"] / others["mean_ms"] - 1).abs()

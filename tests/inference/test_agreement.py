@@ -14,6 +14,7 @@ from fakes import layer
 from fakes.inference import ASKED, study
 from torch import nn
 
+from convscope.convolution import reference
 from convscope.inference import agreement, pictures
 from convscope.inference.engines import catalogue
 from convscope.inference.engines.catalogue import Recipe
@@ -77,9 +78,10 @@ def int8(model: nn.Module) -> None:
 
 
 def judge(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module, dtype: str, change: Change, size: int = IMAGES
-) -> Any:
-    """Return the row of an engine that is the model in `dtype`, changed."""
+    folder: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module, dtype: str, change: Change, size: int = IMAGES,
+    rounds: str = "",
+) -> Any:  # fmt: skip
+    """Return the row of an engine that is the model in `dtype`, changed, and judged by the roundings of `rounds`."""
 
     def make(workload: Workload) -> Engine:
         model, given = workload.placed(copy.deepcopy(workload.model)), workload.input()
@@ -90,7 +92,7 @@ def judge(
 
         return workload.local(step, given), BuildCost()
 
-    monkeypatch.setitem(catalogue.ENGINES, "changed", Recipe(make))
+    monkeypatch.setitem(catalogue.ENGINES, "changed", Recipe(make, rounds=rounds))
     begun = study(folder, engines=("changed",), batch_sizes=(size,), dtype=dtype, measure_iters=1, min_seconds=1e-3)
     begun.model = model
     begun.__post_init__()
@@ -164,6 +166,32 @@ def test_other_weights_are_wrong(
     weights = changed_weights(model, change).to(DTYPES[dtype])
     row = judge(tmp_path, monkeypatch, model, dtype, lambda _, given: weights(given))
     assert row["status"] == "wrong"
+
+
+def test_an_engine_in_8_bits_is_judged_by_what_they_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
+):
+    in_8_bits = reference.rounded(model, "int8").half()
+    rows = [
+        judge(tmp_path / name, monkeypatch, model, "float16", change, rounds=rounds)
+        for name, change, rounds in (
+            ("right", lambda _, given: in_8_bits(given), "int8"),
+            ("for 16 bits", lambda _, given: in_8_bits(given), ""),
+            ("constant", constant, "int8"),
+            ("replaced", replaced, "int8"),
+        )
+    ]
+    assert [row["status"] for row in rows] == ["ok", "wrong", "wrong", "wrong"]
+    assert 0.02 < rows[0]["image_error"] < rows[0]["image_tolerance"] < 0.5
+
+
+def test_a_model_that_8_bits_drown_is_unsupported_by_that_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: nn.Module
+):
+    monkeypatch.setattr(agreement, "_MOST", 0.05)
+    row = judge(tmp_path, monkeypatch, model, "float16", right, rounds="int8")
+    assert row["status"] == "unsupported"
+    assert re.search(r"the roundings of int8 move its outputs by .* show: give it trained weights$", row["reason"])
 
 
 def test_a_model_whose_outputs_are_all_alike_is_not_judged(

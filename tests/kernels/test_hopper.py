@@ -35,6 +35,8 @@ from convscope.kernels.channels_last import (
 from convscope.kernels.channels_last.windows import Window
 from convscope.kernels.conv3d import candidates, gemm, layout
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.eight_bits import convolution as eight_bits
+from convscope.kernels.eight_bits import numbers
 from convscope.kernels.winograd import nonfused, variants
 
 LAYERS = load("cosmoflow")
@@ -236,8 +238,8 @@ def test_depthwise_convolutions_of_the_engine_compile_without_spills(
     assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == []
 
 
-def meta(*size: int) -> torch.Tensor:
-    x = torch.empty(size, dtype=torch.float16, device=META)
+def meta(*size: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    x = torch.empty(size, dtype=dtype, device=META)
     return x.contiguous(memory_format=torch.channels_last) if len(size) == 4 else x
 
 
@@ -295,7 +297,36 @@ def test_pairs_are_fetched_by_the_copy_engine_and_fit_several_times(compiled: li
     assert min(kernel.metadata.shared for kernel in compiled) < 56 * 2**10
 
 
+@pytest.mark.parametrize(
+    ("side", "stride", "channels", "filters", "adds", "is_int8"),
+    [
+        (1, 1, 64, 256, True, True),
+        (3, 1, 64, 64, False, True),
+        (3, 2, 128, 128, False, True),
+        (1, 2, 256, 512, False, False),
+    ],
+)
+def test_products_of_8_bits_are_wgmma_of_integers_between_copies_of_boxes(
+    compiled: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: int, stride: int, channels: int,
+    filters: int, adds: bool, is_int8: bool,
+):  # fmt: skip
+    monkeypatch.setattr(eight_bits, "_multiprocessors", lambda device: 132)
+    where = Window((side, side), (stride, stride), (side // 2, side // 2), (1, 1))
+    weight, bias = meta(filters, channels, side, side), meta(filters)
+    kernel = eight_bits.Convolution8(weight, bias, where, "relu", 0.1, 0.1, 0.1 if is_int8 else None)
+    x = meta(8, channels, 28, 28, dtype=torch.int8)
+    added = meta(8, filters, 28, 28, dtype=torch.int8) if adds else None
+    for blocks in kernel.candidates(x)[:: 1 if side == 1 and stride == 1 else 4]:
+        kernel(x, added, blocks)
+        ptx = compiled[-1].asm["ptx"]
+        assert re.search(r"wgmma\.mma_async\S*\.s32\.s8\.s8", ptx), blocks
+        assert f"cp.async.bulk.tensor.{4 if stride == 1 else 5}d.shared" in ptx
+        spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", assembled(ptx, tmp_path))]
+        assert max(spilt) < 256, blocks  # of a product of 128 × 256, which may be the fastest all the same
+
+
 def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(eight_bits, "_multiprocessors", lambda device: 132)
     monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
     x, window = meta(1, 64, 14, 14), Window((3, 3), (1, 1), (1, 1), (1, 1))
     kernel = convolution.Convolution(meta(64, 64, 3, 3), meta(64), window)
@@ -312,7 +343,11 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     pooling.max_pool2d(x, (2, 2), (2, 2), (0, 0), (1, 1), (7, 7))
     taps = torch.empty((9, 64), device=META)
     depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
-    assert len(compiled) == 11
+    in_8_bits = meta(1, 64, 14, 14, dtype=torch.int8)
+    product = eight_bits.Convolution8(meta(64, 64, 3, 3), meta(64), window, "relu", 0.1)
+    product(in_8_bits, None, product.candidates(in_8_bits)[0])
+    numbers.to_eight_bits(x, 0.1)
+    assert len(compiled) == 13
     for each in compiled:
         ptx = each.asm["ptx"]
         waits = ptx.index("griddepcontrol.wait")

@@ -26,12 +26,16 @@ from convscope.convolution.fusion import branches, graphs
 from convscope.convolution.layer import Layer
 from convscope.errors import DeviceFaultError, MissingError, NotSupportedError
 from convscope.inference.engines import compilers, exported, variants
+from convscope.inference.engines.eight_bits import layers as eight_bits
 from convscope.inference.engines.fused import first, joined, own, rows, steps, tails
 from convscope.inference.engines.runners import LocalRunner
 from convscope.inference.engines.variants import Variant
 from convscope.inference.engines.workload import BuildCost, Engine, Workload
 from convscope.profiling.request import Run
 from convscope.verification.candidates import HEURISTIC
+
+EIGHT_BITS_FROM = (9, 0)  # compute capability
+RANGED_IMAGES = 32  # that the ranges of 8-bit numbers are taken from
 
 
 def eager(workload: Workload) -> Engine:
@@ -80,13 +84,7 @@ def fused(workload: Workload) -> Engine:
             workload.note(f"fused, batch {len(workload.given)}: {own.SLOW}")
         make = partial(steps.step_of, channels=variant.channels, products=variant.products)
         model, count = graphs.fused(copy.deepcopy(folded), make)
-        put: Mapping[str, Callable[[nn.Module], object]] = {
-            "pools": steps.with_maxima, "rows": rows.with_rows, "tails": lambda model: any(tails.with_tails(model)),
-            "heads": steps.with_heads, "first": first.with_first, "pooled": first.with_pooled_first,
-            "own": partial(own.with_chosen, choices=choices), "joined": partial(joined.with_joined, choices=choices),
-            "branches": branches.with_branches,
-        }  # fmt: skip
-        for name, change in put.items():
+        for name, change in _changes(choices).items():
             if getattr(variant, name) and not change(model):
                 raise NotSupportedError(f"{variant}: there is nothing in this model for it")
         runner = _captured(workload, model)
@@ -107,6 +105,45 @@ def fused(workload: Workload) -> Engine:
     variant = (cost.remark or "").removeprefix(remark)
     remark = f"{remark}, {count} convolutions fused with their ReLU{variant}"
     return runner, dataclasses.replace(cost, remark=f"{remark}; {chosen}" if chosen else remark)
+
+
+def _changes(choices: own.Choices) -> Mapping[str, Callable[[nn.Module], object]]:
+    """Return the changes to a fused trace by the name in `Variant`, in order; each says whether it found anything."""
+    return {
+        "pools": steps.with_maxima, "rows": rows.with_rows, "tails": lambda model: any(tails.with_tails(model)),
+        "heads": steps.with_heads, "first": first.with_first, "pooled": first.with_pooled_first,
+        "own": partial(own.with_chosen, choices=choices), "joined": partial(joined.with_joined, choices=choices),
+        "branches": branches.with_branches,
+    }  # fmt: skip
+
+
+def fused_int8(workload: Workload) -> Engine:
+    """Build the engine `fused` with its convolutions of many channels on 8-bit integers."""
+    workload.needs_gpu("fused-int8")
+    capability = torch.cuda.get_device_capability(workload.device)
+    if workload.dtype not in own.DTYPES or workload.layout != "nhwc" or capability < EIGHT_BITS_FROM:
+        needs = "--dtype float16 or bfloat16, --layout nhwc, and a card of compute capability 9.0 or later"
+        raise NotSupportedError(f"fused-int8 needs {needs}")
+    folded, remark = workload.folded()
+    images = workload.as_input(workload.more(RANGED_IMAGES))
+    count = every = 0
+
+    def build(variant: Variant) -> LocalRunner:
+        nonlocal count, every
+        model, _ = graphs.fused(copy.deepcopy(folded), steps.step_of)
+        for name, change in _changes({}).items():
+            if getattr(variant, name) and not change(model):
+                raise NotSupportedError(f"{variant}: there is nothing in this model for it")
+        model = workload.placed(model)
+        count, every = eight_bits.with_eight_bits(model, images)
+        if not count:
+            raise NotSupportedError("fused-int8: no convolution of this model has 32 channels, 64 filters or multiples")
+        given = workload.input()
+        return workload.local(lambda: model(given), given, captured=True)
+
+    runner, cost = _fastest(workload, build, variants.EIGHT_BIT_STEPS, remark)
+    found = f"{count} of {every} convolutions in 8 bits, ranges of {len(images)} images"
+    return runner, dataclasses.replace(cost, remark=f"{cost.remark}; {found}")
 
 
 def _captured(workload: Workload, model: nn.Module) -> LocalRunner:
@@ -172,11 +209,15 @@ def _fastest_of_each(
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of an engine: the function that builds it, the packages it needs, and the command that installs them."""
+    """Recipe of an engine: the function that builds it, the packages it needs, and the command that installs them.
+
+    `rounds` is the type that its convolutions round to, "" for the data type of the workload.
+    """
 
     make: Callable[[Workload], Engine]
     needs: tuple[str, ...] = ()
     install: str = ""
+    rounds: str = ""
 
 
 ENGINES = {
@@ -184,6 +225,7 @@ ENGINES = {
     "graph": Recipe(graph),
     "graph-unfolded": Recipe(graph_unfolded),
     "fused": Recipe(fused),
+    "fused-int8": Recipe(fused_int8, rounds="int8"),
     "compile": Recipe(compilers.compiled),
     "compile-graph": Recipe(compilers.compiled_graph),
     "compile-overhead": Recipe(compilers.compiled_overhead),

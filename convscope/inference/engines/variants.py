@@ -99,6 +99,14 @@ FUSED_STEPS: tuple[Mapping[str, int], ...] = (
 IN_16_BITS = ("first", "pooled", "own", "joined")
 CHANNELS_LAST = (*IN_16_BITS, "pools", "tails", "heads")
 """Changes that are kernels for such a data type, or such a layout."""
+EIGHT_BIT_STEPS: tuple[Mapping[str, int], ...] = (
+    {"searched": True},
+    {"pools": True},
+    {"heads": True},
+    {"first": True},
+    {"first": True, "pooled": True},
+    {"branches": True},
+)
 GRAPH_STEPS: tuple[Mapping[str, int], ...] = ({"searched": True},)
 
 

@@ -26,6 +26,7 @@ class Workload:
     Attributes:
         folder: an empty directory for the engine's files, gone when the cell is done.
         make_bench: makes the bench that times a model's layers (`cudnn-best`).
+        more: returns further images like `given`, so many (`fused-int8` takes ranges from them).
     """
 
     name: str
@@ -38,6 +39,7 @@ class Workload:
     folder: Path
     make_bench: Callable[[Run, nn.Module], Bench]
     note: Callable[[str], None]
+    more: Callable[[int], torch.Tensor]
 
     @property
     def on_gpu(self) -> bool:
@@ -46,8 +48,12 @@ class Workload:
 
     def input(self, layout: str | None = None) -> torch.Tensor:
         """Return the input on the device, in the engine's data type and layout."""
+        return self.as_input(self.given, layout)
+
+    def as_input(self, images: torch.Tensor, layout: str | None = None) -> torch.Tensor:
+        """Return images on the device, in the engine's data type and layout."""
         memory = backends.LAYOUTS[layout or self.layout]
-        return self.given.to(self.device, DTYPES[self.dtype]).contiguous(memory_format=memory)
+        return images.to(self.device, DTYPES[self.dtype]).contiguous(memory_format=memory)
 
     def placed(self, model: nn.Module) -> nn.Module:
         """Move a model that nothing else uses to the device, in the engine's data type and layout."""

@@ -63,7 +63,7 @@ def test_a_package_runs_by_a_program_without_python(tmp_path: Path, layout: str)
     given = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0))
     model, work = Small().eval(), tmp_path / "work"
     work.mkdir()
-    asked = Workload("it", model, given, torch.device("cpu"), "float32", layout, "fp32", work, None, print)
+    asked = Workload("it", model, given, torch.device("cpu"), "float32", layout, "fp32", work, None, print, print)
     try:
         runner, cost = catalogue.make("aot", asked)
     except MissingError as missing:
