@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What 16 and 8 bits cost and gain: top-1, error and speed of one trained ResNet-50 by the engines `fused`, `fused-int8`.
+"""What 16 and 8 bits cost and gain: top-1, error and speed of a trained ResNet-50 by `fused` and `fused-int8`.
 
 python benchmarks/eight_bits.py [--batch-sizes 1,256] [--epochs 25]
 
@@ -12,9 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
+import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torchvision
@@ -32,11 +35,15 @@ from convscope.inference.engines import catalogue
 from convscope.inference.engines.runners import Runner
 from convscope.inference.engines.workload import Workload
 from convscope.training import datasets
-from convscope.training.datasets import Pictures
+from convscope.training.datasets import Images, Pictures
 
 SIDE_PX, BATCH, RATE, SEED = 224, 128, 1e-3, 0
 WAYS = (("eager", "float32"), ("fused", "float16"), ("fused", "bfloat16"), ("fused-int8", "float16"))
+ROUNDINGS = ("float32", "float16", "bfloat16", "int8")
 SECONDS, CALLS, WARMUP = 2.0, 200, 20
+HEADER = (
+    *("engine", "type", "batch", "top-1, %", "as float64, %", "image error", "allowed", "median, ms", "images/s"),
+)
 
 
 def trained(images: Pictures, epochs: int, device: torch.device) -> nn.Module:
@@ -70,65 +77,78 @@ def outputs_of(runner: Runner, images: torch.Tensor, batch_size: int) -> torch.T
     return outputs
 
 
+class Cell(NamedTuple):
+    """What an engine does at one batch size: outputs for all images, median latency, images/s, how it was built."""
+
+    outputs: torch.Tensor
+    median_ms: float
+    images_per_s: float
+    remark: str | None
+
+
+def measured(model: nn.Module, way: tuple[str, str], data: Images, device: torch.device, batch_size: int) -> Cell:
+    """Build an engine in a thread of its own, which keeps its plans, run it on all held-out images, and time it."""
+    engine, dtype = way
+    images = every(data.held_out)[0]
+
+    def done() -> Cell:
+        with tempfile.TemporaryDirectory() as folder:
+            workload = Workload(
+                "resnet50", model, images[:batch_size], device, dtype, "nhwc", "fp32", Path(folder), no_bench, print,
+                more=lambda count: every(data.train, count)[0],
+            )  # fmt: skip
+            runner, cost = catalogue.make(engine, workload)
+            with contextlib.closing(runner):
+                outputs = outputs_of(runner, images, batch_size)
+                runner.latencies_ms(WARMUP)
+                times_ms = runner.latencies_ms(CALLS)
+                calls, seconds = runner.window(SECONDS)
+        return Cell(outputs, statistics.median(times_ms), calls * batch_size / seconds, cost.remark)
+
+    with PlanThread(device) as thread, backends.searching(engine != catalogue.BASELINE, every=True):
+        return thread.run(done)
+
+
+def no_bench(*_: object) -> NoReturn:
+    """No engine here times single layers by a bench."""
+    raise NotImplementedError
+
+
+def every(pictures: Pictures | None, count: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the images of a part of the digits with their labels, all or the first."""
+    assert pictures is not None
+    return pictures.__getitems__(range(len(pictures) if count is None else count))
+
+
 def main() -> int:
     """Train the network, build each engine, and print a line for each."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--batch-sizes", type=whole_numbers, default=[1, 256])
     options.add_argument("--epochs", type=int, default=25)
     asked = options.parse_args()
-    device = find_device("cuda", "eight_bits.py times a GPU")
-    loaded = datasets.load("digits", Path(), SIDE_PX)
-    assert loaded.train is not None
-    assert loaded.held_out is not None
-    model = trained(loaded.train, asked.epochs, device)
-    images, labels = loaded.held_out.__getitems__(range(len(loaded.held_out)))
-    with torch.inference_mode(), backends.math("fp32"):
-        wide = model.double().to(device)
-        exact = torch.cat([wide(some.double().to(device)).cpu() for some in images.split(32)])
-        model = model.float().to(device)
-        judges = {
-            name: agreement.judged(model, images[: agreement.JUDGED_IMAGES].to(device), [], name, "fp32")
-            for name in ("float32", "float16", "bfloat16", "int8")
-        }
-        model = model.cpu()
-    print(f"ResNet-50, digits, {len(images)} held out: top-1 in float64 {top1_pct(exact, labels):.2f} %")
-    rows = []
-    for engine, dtype in WAYS:
-        judge = judges[catalogue.ENGINES[engine].rounds or dtype]
-        for batch_size in asked.batch_sizes:
-            with contextlib.ExitStack() as stack:
-                folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-                thread = stack.enter_context(PlanThread(device))
-                workload = Workload(
-                    "resnet50", model, images[:batch_size], device, dtype, "nhwc", "fp32", folder, None, print,  # type: ignore[arg-type]
-                    more=lambda count: loaded.train.__getitems__(range(count))[0],  # type: ignore[union-attr]
-                )  # fmt: skip
-                with backends.math("fp32"), backends.searching(engine != catalogue.BASELINE, every=True):
-                    runner, cost = thread.run(lambda workload=workload: catalogue.make(engine, workload))
-                    stack.callback(thread.run, runner.close)
-                    found = thread.run(lambda runner=runner: outputs_of(runner, images, batch_size))
-                    thread.run(lambda runner=runner: runner.latencies_ms(WARMUP))
-                    times_ms = sorted(thread.run(lambda runner=runner: runner.latencies_ms(CALLS)))
-                    calls, seconds = thread.run(lambda runner=runner: runner.window(SECONDS))
-            rows.append((
-                engine, dtype, str(batch_size), f"{top1_pct(found, labels):.2f}",
-                f"{agreement.top1_agreement_pct(found, exact):.2f}", f"{judge.error(found, exact):.4f}",
-                f"{judge.allowed:.4f}", f"{times_ms[len(times_ms) // 2]:.3f}", f"{calls * batch_size / seconds:,.0f}",
-            ))  # fmt: skip
-            print(f"{engine}, {dtype}, {batch_size}: {cost.remark}", flush=True)
-    header = (
-        "engine",
-        "type",
-        "batch",
-        "top-1, %",
-        "as float64, %",
-        "image error",
-        "allowed",
-        "median, ms",
-        "images/s",
-    )
+    device, data = find_device("cuda", "eight_bits.py times a GPU"), datasets.load("digits", Path(), SIDE_PX)
+    assert data.train is not None
+    model, (images, labels), rows = trained(data.train, asked.epochs, device), every(data.held_out), list[Any]()
+    with backends.math("fp32"):
+        wide, some = copy.deepcopy(model).double().to(device), images[: agreement.JUDGED_IMAGES].to(device)
+        with torch.inference_mode():
+            exact = torch.cat([wide(part.double().to(device)).cpu() for part in images.split(32)])
+        narrow = copy.deepcopy(model).to(device)
+        judges = {name: agreement.judged(narrow, some, [], name, "tf32") for name in ROUNDINGS}
+        print(f"ResNet-50, digits, {len(images)} held out: top-1 in float64 {top1_pct(exact, labels):.2f} %")
+        for way in WAYS:
+            judge = judges[catalogue.ENGINES[way[0]].rounds or way[1]]
+            for batch_size in asked.batch_sizes:
+                found = measured(model, way, data, device, batch_size)
+                print(f"{way[0]}, {way[1]}, {batch_size}: {found.remark}", flush=True)
+                judged = judge.error(found.outputs, exact), judge.allowed
+                shares = top1_pct(found.outputs, labels), agreement.top1_agreement_pct(found.outputs, exact)
+                rows.append((
+                    *way, str(batch_size), *(f"{share:.2f}" for share in shares), *(f"{each:.4f}" for each in judged),
+                    f"{found.median_ms:.3f}", f"{found.images_per_s:,.0f}",
+                ))  # fmt: skip
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, channels last")
-    print(table(header, rows))
+    print(table(HEADER, rows))
     return 0
 
 
