@@ -26,8 +26,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from convscope.cli.display import table
-from convscope.cli.options import find_device
-from convscope.cli.parser import whole_numbers
+from convscope.cli.options import find_device, whole_numbers
 from convscope.convolution import backends
 from convscope.convolution.backends import PlanThread
 from convscope.inference import agreement
@@ -49,7 +48,8 @@ HEADER = (
 def trained(images: Pictures, epochs: int, device: torch.device) -> nn.Module:
     """Train a ResNet-50 in bfloat16 where that is safe; return it in float32 on the CPU."""
     torch.manual_seed(SEED)
-    model = torchvision.models.resnet50(num_classes=datasets.CLASSES).to(device, memory_format=torch.channels_last)
+    model: nn.Module = torchvision.models.resnet50(num_classes=datasets.CLASSES)
+    model.to(device, memory_format=torch.channels_last)
     steps = epochs * (len(images) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
@@ -64,7 +64,8 @@ def trained(images: Pictures, epochs: int, device: torch.device) -> nn.Module:
             loss.backward()
             optimizer.step()
             rates.step()
-    return model.eval().cpu()
+    model.eval().cpu()
+    return model
 
 
 def outputs_of(runner: Runner, images: torch.Tensor, batch_size: int) -> torch.Tensor:
