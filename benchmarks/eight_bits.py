@@ -49,7 +49,7 @@ def trained(images: Pictures, epochs: int, device: torch.device) -> nn.Module:
     """Train a ResNet-50 in bfloat16 where that is safe; return it in float32 on the CPU."""
     torch.manual_seed(SEED)
     model: nn.Module = torchvision.models.resnet50(num_classes=datasets.CLASSES)
-    model.to(device, memory_format=torch.channels_last)
+    model.to(device).to(memory_format=torch.channels_last)
     steps = epochs * (len(images) // BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
     rates = torch.optim.lr_scheduler.OneCycleLR(optimizer, RATE, total_steps=steps)
