@@ -10,8 +10,8 @@ A program does a box of images × rows × columns of output pixels, BLOCK_P in a
 have Hopper's copy engine fetch the box that a tap sees, zeros outside the image, and store the output. With stride 2 a
 descriptor shows an image as N × H/2 × 2 × W/2 × 2C: what a tap sees is then a box of every other row and column again.
 
-Cost of P output pixels, C → K channels, R × S taps: bytes P (C · stride² + K) + K C R S at least, and P K more with an
-addition; 2 P K C R S operations, at twice the rate of 16 bits.
+Cost of P output pixels, C → K channels, R × S taps: a byte for each number of the input that a tap sees, P K + K C R S
+bytes more at least, and P K more with an addition; 2 P K C R S operations, at twice the rate of 16 bits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from convscope.kernels.autotune import TunedBlocks
 from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import Window
-from convscope.kernels.eight_bits.numbers import nearest, rounded, steps_of
+from convscope.kernels.eight_bits.numbers import LARGEST, nearest, rounded, steps_of
 
 KINDS = ("", "relu")
 _CHANNELS_OF, _FILTERS_OF = 32, 64  # channels and filters are multiples of these
@@ -120,6 +120,7 @@ def takes(weight: torch.Tensor, window: Window, kind: str) -> bool:
     filters, channels, *kernel = weight.shape
     is_square = len({*kernel}) == len({*window.stride}) == len({*window.padding}) == 1
     fits = channels % _CHANNELS_OF == 0 and filters % _FILTERS_OF == 0 and kind in KINDS
+    fits = fits and math.prod(weight.shape[1:]) * LARGEST**2 < 2**31  # of a sum in int32
     return is_square and fits and window.stride[0] in (1, 2) and window.dilation == (1, 1)
 
 
