@@ -37,7 +37,7 @@ from convscope.training import datasets
 from convscope.training.datasets import Images, Pictures
 
 SIDE_PX, BATCH, RATE, SEED = 224, 128, 1e-3, 0
-WAYS = (("eager", "float32"), ("fused", "float16"), ("fused", "bfloat16"), ("fused-int8", "float16"))
+WAYS = (("eager", "float32"), ("fused-int8", "float16"), ("fused", "float16"), ("fused", "bfloat16"))
 ROUNDINGS = ("float32", "float16", "bfloat16", "int8")
 SECONDS, CALLS, WARMUP = 2.0, 200, 20
 HEADER = (

@@ -59,7 +59,7 @@ def test_every_block_shape_computes_pytorchs_integers(
     added = numbers.to_eight_bits(drawn(size[0], filters, *kernel.size(x8)), 0.03) if adds else None
     assert kernel.is_for(x8, added)
     exact = kernel.exactly(x8, added)
-    every = kernel.candidates(x8)
+    every = kernel.candidates(x8, 4)
     fitting = 0
     for blocks in every:
         try:

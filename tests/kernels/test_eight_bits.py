@@ -99,13 +99,24 @@ def test_a_box_has_the_fewest_programs_of_all_boxes_of_so_many_pixels(size: tupl
     assert programs(box) == min(map(programs, others))
 
 
-def test_candidates_divide_the_channels_and_are_no_wider_than_the_filters():
-    x = torch.zeros(2, 96, 14, 14, dtype=torch.int8)
-    kernel = convolution.Convolution8(drawn(64, 96, 3, 3), drawn(64), window(3, 1, 1), "", 0.1)
-    found = kernel.candidates(x)
-    assert {(blocks.channels, blocks.filters) for blocks in found} == {(32, 64)}
-    assert len({*map(str, found)}) == len(found) > 2
-    assert {blocks.persistent for blocks in found} == {False, True}
+@pytest.mark.parametrize(
+    ("images", "filters", "expected"),
+    [
+        (256, 256, ["256x128 P", "128x128 P", "128x128", "128x64", "64x64"]),
+        (256, 64, ["256x64 P", "128x64 P", "128x64", "64x64"]),
+        (20, 256, ["128x128", "128x64", "64x64"]),
+        (10, 256, ["128x64", "64x64"]),
+        (1, 256, ["64x64"]),
+        (1, 64, ["64x64"]),
+    ],
+)
+def test_candidates_fill_the_card_and_divide_the_channels(images: int, filters: int, expected: list[str]):
+    x = torch.empty(images, 96, 28, 28, dtype=torch.int8)
+    kernel = convolution.Convolution8(drawn(filters, 96, 3, 3), drawn(filters), window(3, 1, 1), "", 0.1)
+    found = kernel.candidates(x, 132)
+    assert {blocks.channels for blocks in found} == {32}
+    sizes = [f"{math.prod(each.box)}x{each.filters}{' P' if each.persistent else ''}" for each in found]
+    assert sizes == expected
 
 
 def test_a_tensor_on_a_cpu_or_of_another_type_is_not_for_the_kernel():

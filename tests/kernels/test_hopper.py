@@ -316,13 +316,12 @@ def test_products_of_8_bits_are_wgmma_of_integers_between_copies_of_boxes(
     kernel = eight_bits.Convolution8(weight, bias, where, "relu", 0.1, 0.1, 0.1 if is_int8 else None)
     x = meta(8, channels, 28, 28, dtype=torch.int8)
     added = meta(8, filters, 28, 28, dtype=torch.int8) if adds else None
-    for blocks in kernel.candidates(x)[:: 1 if side == 1 and stride == 1 else 4]:
+    for blocks in kernel.candidates(x, 8):
         kernel(x, added, blocks)
         ptx = compiled[-1].asm["ptx"]
         assert re.search(r"wgmma\.mma_async\S*\.s32\.s8\.s8", ptx), blocks
         assert f"cp.async.bulk.tensor.{4 if stride == 1 else 5}d.shared" in ptx
-        spilt = [int(count) for count in re.findall(r"(\d+) bytes spill stores", assembled(ptx, tmp_path))]
-        assert max(spilt) < 256, blocks  # of a product of 128 × 256, which may be the fastest all the same
+        assert re.findall(r"[1-9]\d* bytes spill", assembled(ptx, tmp_path)) == [], blocks
 
 
 def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], monkeypatch: pytest.MonkeyPatch):
@@ -345,7 +344,7 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     depthwise.convolve(x, taps, meta(64), (3, 3), (1, 1), (1, 1), (1, 1), (14, 14))
     in_8_bits = meta(1, 64, 14, 14, dtype=torch.int8)
     product = eight_bits.Convolution8(meta(64, 64, 3, 3), meta(64), window, "relu", 0.1)
-    product(in_8_bits, None, product.candidates(in_8_bits)[0])
+    product(in_8_bits, None, product.candidates(in_8_bits, 132)[0])
     numbers.to_eight_bits(x, 0.1)
     assert len(compiled) == 13
     for each in compiled:

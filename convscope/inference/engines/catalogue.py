@@ -125,6 +125,7 @@ def fused_int8(workload: Workload) -> Engine:
         needs = "--dtype float16 or bfloat16, --layout nhwc, and a card of compute capability 9.0 or later"
         raise NotSupportedError(f"fused-int8 needs {needs}")
     folded, remark = workload.folded()
+    workload.note(f"fused-int8, batch {len(workload.given)}: {eight_bits.SLOW}")
     images = workload.as_input(workload.more(RANGED_IMAGES))
     count = every = 0
 

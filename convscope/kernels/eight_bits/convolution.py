@@ -16,7 +16,6 @@ bytes more at least, and P K more with an addition; 2 P K C R S operations, at t
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,10 +37,16 @@ from convscope.kernels.eight_bits.numbers import LARGEST, nearest, rounded, step
 KINDS = ("", "relu")
 _CHANNELS_OF, _FILTERS_OF = 32, 64  # channels and filters are multiples of these
 _DEPTH_MOST = 128
-_SHAPES = (  # pixels, filters, warps, stages
-    (256, 128, 8, 3), (128, 256, 8, 3), (128, 128, 8, 3), (128, 128, 4, 3), (256, 64, 8, 3), (128, 64, 4, 4),
-    (64, 128, 4, 4), (64, 64, 4, 4),
-)  # fmt: skip
+_SHAPES = (  # pixels, filters, warps, stages, persistent
+    (256, 128, 8, 3, True),
+    (128, 128, 4, 3, True),
+    (128, 128, 4, 3, False),
+    (256, 64, 8, 3, True),
+    (128, 64, 4, 4, True),
+    (128, 64, 4, 4, False),
+    (64, 64, 4, 4, False),
+)
+_SMALLEST = 64, 64
 _SIZES = ["images", "out_h", "out_w", "filters", "channels", "pad"]
 
 
@@ -192,18 +197,26 @@ class Convolution8:
     def _sees_one_pixel(self) -> bool:
         return self._window == Window((1, 1), (1, 1), (0, 0), (1, 1))
 
-    def candidates(self, x: torch.Tensor) -> list[Blocks8]:
-        """Return the blocks to be timed, each with the box that wastes the fewest pixels."""
+    def candidates(self, x: torch.Tensor, multiprocessors: int) -> list[Blocks8]:
+        """Return the blocks to be timed, each with the box that wastes the fewest pixels.
+
+        Left out are large blocks that leave a part of the card idle, and persistent ones where nothing follows one
+        another, or that are half as wide as the filters allow.
+        """
         x = _as_line(x) if self._sees_one_pixel() else x
         images, channels = x.shape[:2]
         rows, columns = self.size(x)
         depth = min(_DEPTH_MOST, channels & -channels)
-        found: dict[Blocks8, None] = {}
-        for (pixels, filters, warps, stages), persistent in itertools.product(_SHAPES, (False, True)):
-            if filters <= max(len(self._weight), _FILTERS_OF):
-                box = box_of(pixels, images, rows, columns)
-                found[Blocks8(box, filters, depth, warps, stages, persistent)] = None
-        return [*found]
+        found = []
+        for pixels, filters, warps, stages, persistent in _SHAPES:
+            box = box_of(pixels, images, rows, columns)
+            blocks = Blocks8(box, filters, depth, warps, stages, persistent)
+            programs = _tiles((images, rows, columns), len(self._weight), blocks)
+            is_wide = filters <= len(self._weight) and not (persistent and 2 * filters <= min(128, len(self._weight)))
+            least = multiprocessors * _resident(blocks) + 1 if persistent else multiprocessors
+            if is_wide and (programs >= least or (pixels, filters) == _SMALLEST):
+                found.append(blocks)
+        return found
 
     def choose(self, x: torch.Tensor, added: torch.Tensor | None) -> TunedBlocks[Blocks8]:
         """Return the fastest blocks for an input, from the cache on disk, or timed now.
@@ -213,7 +226,8 @@ class Convolution8:
         """
         card = torch.cuda.get_device_properties(x.device)
         cache = autotune.BlockCache(autotune.cache_file(card.name, "int8_conv2d"), Blocks8)
-        return cache.choose(self.key(x, added), self.candidates(x), lambda blocks: lambda: self(x, added, blocks))
+        blocks = self.candidates(x, card.multi_processor_count)
+        return cache.choose(self.key(x, added), blocks, lambda blocks: lambda: self(x, added, blocks))
 
     def __call__(self, x: torch.Tensor, added: torch.Tensor | None, blocks: Blocks8) -> torch.Tensor:
         """Return the output N × K × P × Q, channels last, of an input that `is_for` it."""
@@ -229,9 +243,9 @@ class Convolution8:
         size = images, filters, rows, columns
         y = torch.empty(size, dtype=self._dtype, device=x.device, memory_format=torch.channels_last)
         box = list(blocks.box)
-        tiles = math.prod(map(triton.cdiv, (images, rows, columns, filters), (*box, blocks.filters)))
-        resident = _multiprocessors(x.device) * (2 if blocks.warps == 4 else 1)
-        programs = min(tiles, resident) if blocks.persistent else tiles
+        programs = _tiles((images, rows, columns), filters, blocks)
+        if blocks.persistent:
+            programs = min(programs, _multiprocessors(x.device) * _resident(blocks))
         out = TensorDescriptor.from_tensor(y.permute(0, 2, 3, 1), [*box, blocks.filters])
         other = out if added is None else TensorDescriptor.from_tensor(added.permute(0, 2, 3, 1), out.block_shape)
         weight = TensorDescriptor.from_tensor(self._weight, [blocks.filters, blocks.channels])
@@ -260,6 +274,16 @@ def box_of(pixels: int, images: int, rows: int, columns: int) -> tuple[int, int,
     boxes = [(pixels // (h * w), h, w) for h in powers for w in powers if h * w <= pixels]
     sizes = images, rows, columns
     return min(boxes, key=lambda box: (math.prod(map(triton.cdiv, sizes, box)), -box[2], -box[1]))
+
+
+def _tiles(sizes: tuple[int, int, int], filters: int, blocks: Blocks8) -> int:
+    """Return the boxes of images × rows × columns and blocks of filters that blocks make of an output."""
+    return math.prod(map(triton.cdiv, (*sizes, filters), (*blocks.box, blocks.filters)))
+
+
+def _resident(blocks: Blocks8) -> int:
+    """Return the programs that a multiprocessor holds."""
+    return 2 if blocks.warps == 4 else 1
 
 
 def _multiprocessors(device: torch.device) -> int:

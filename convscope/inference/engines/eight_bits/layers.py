@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from convscope.kernels.eight_bits.convolution import Blocks8
 
 
+SLOW = "its convolutions are timed by blocks, which takes up to a minute the first time on a card"
+
+
 class Steps(NamedTuple):
     """Steps of the input, of what is added, and of the output; None for an output in 16 bits."""
 
