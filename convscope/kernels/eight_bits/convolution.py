@@ -151,11 +151,8 @@ class Convolution8:
         steps = steps_of(weight)
         self._weight = rounded(weight.detach(), steps.view(-1, 1, 1, 1)).permute(0, 2, 3, 1).flatten(1).contiguous()
         over = 1 / (out_step or 1.0)
-        self._scale, self._bias, self._added_step = (
-            steps * (step * over),
-            bias.detach().float() * over,
-            added_step * over,
-        )
+        self._scale, self._bias = steps * (step * over), bias.detach().float() * over
+        self._added_step = added_step * over
         self._window, self._kind = window, kind
         self._dtype = dtype if out_step is None else torch.int8
 

@@ -1,6 +1,7 @@
 """Numbers of 8 bits: an integer between -127 and 127 times a step, the same for a tensor, or for each filter.
 
-A step is the largest magnitude over 127, so that nothing is cut off. Rounding is to the nearest, ties to even.
+A step is the largest magnitude over 127, so that nothing is cut off. Rounding is to the nearest, ties to even. What is
+not finite is lost: infinity becomes the largest number, NaN any.
 """
 
 from __future__ import annotations

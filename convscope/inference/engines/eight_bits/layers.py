@@ -65,9 +65,10 @@ class EightBitRounding(nn.Module):
         self._step = step
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the rounded numbers."""
+        """Return the rounded numbers, channels last."""
         from convscope.kernels.eight_bits import numbers  # imports Triton
 
+        x = x.contiguous(memory_format=torch.channels_last)
         return numbers.to_eight_bits(x, self._step) if x.is_cuda else numbers.rounded(x, self._step)
 
 

@@ -153,4 +153,6 @@ def test_a_range_is_the_largest_magnitude_of_a_tensor_of_the_pass():
 
 def test_a_rounding_is_that_of_the_numbers():
     given = torch.randn(2, 32, 4, 4)
-    assert torch.equal(EightBitRounding(0.02)(given), numbers.rounded(given, 0.02))
+    rounded = EightBitRounding(0.02)(given)
+    assert torch.equal(rounded, numbers.rounded(given, 0.02))
+    assert rounded.is_contiguous(memory_format=torch.channels_last)
