@@ -25,6 +25,7 @@ from convscope.convolution.sources.network import Network
 from convscope.convolution.swap import Swap
 from convscope.profiling import bench, sweep
 from convscope.profiling.bench import Bench
+from convscope.profiling.passes import Passes
 from convscope.profiling.sweep import Sweep
 from convscope.profiling.tracing import TraceProcess
 from convscope.storage.store import Store
@@ -35,9 +36,9 @@ PHASES = (  # what is timed, by owner and name; a phase inside another is taken 
     ("layers and algorithms", Network, "layers"), ("layers and algorithms", Sweep, "_assign"),
     ("layers and algorithms", Swap, "apply"),
     ("what ran, errors against float64", bench, "observe"),
-    ("question whether the pass waits", Bench, "_ask_to_capture"),
+    ("question whether the pass waits", Passes, "ask_to_capture"),
     ("eager passes", Bench, "_eager_ms"),
-    ("placements: moving", Bench, "_at_once"), ("placements: moving", Bench, "_in_placement"),
+    ("placements: moving", Bench, "_at_once"), ("placements: moving", Passes, "_in_placement"),
     ("captures", graphs, "capture"),
     ("wait for the process that traces to capture", TraceProcess, "wait_until_prepared"),
     ("load until the clocks are up", graphs, "settle"),

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -19,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from convscope.cli.display import several
 from convscope.convolution import swap
 from convscope.convolution.layer import Layer, has_calls
 from convscope.convolution.observation import Observation, check_listed, is_finite, observe
@@ -31,6 +29,7 @@ from convscope.power.energy import Conditions, LoadEnergy
 from convscope.power.meter import Meter, SteadyLoad
 from convscope.profiling import layer_energy
 from convscope.profiling.measurement import Measurement
+from convscope.profiling.passes import Passes
 from convscope.profiling.request import Run
 from convscope.profiling.tracing import Tracer
 from convscope.timing import eager, graphs, placement, trace
@@ -38,7 +37,6 @@ from convscope.timing.graphs import HostLoad
 from convscope.timing.layer_times import (
     LayerTimer,
     LayerTimes,
-    instrumented,
     layer_time,
     pair_overhead_us,
     plausible_overhead_us,
@@ -93,10 +91,8 @@ class Bench:
         self._network = network or Network.of(run)
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
-        self._samples = math.ceil(run.measure_iters / placement.PLACEMENTS)  # in each placement
         self._noted: set[str] = set()
-        self._waits: str | None = None  # why no launch of the pass can be hidden
-        self._refused: str | None = None  # why the pass cannot be captured
+        self._passes = Passes(run, model, device, timer, self._note_once)
         self.reference_us: float | None = None
         self.idle_power_w: float | None = None
 
@@ -111,13 +107,13 @@ class Bench:
             # Where even this does not fit, the row of the size will report it.
             with contextlib.suppress(torch.OutOfMemoryError, HostTooSlowError):
                 given = self._inputs(size)
-                self._ask_to_capture(given)
+                self._passes.ask_to_capture(given)
                 self.reference_us = self._reference_us(given)
             self.release()
 
     def _reference_us(self, given: Inputs) -> float | None:
         for _ in range(CALIBRATIONS_MOST):
-            times = self._layer_times(given, CALIBRATION_SAMPLES)
+            times = self._passes.times(given, CALIBRATION_SAMPLES)
             measured_us = times.pair_overhead_us
             if not times.layers_ms or times.way == eager.INCLUDED_METHOD:
                 return None
@@ -143,7 +139,7 @@ class Bench:
         if self._device.type == "cpu":
             found = self._on_cpu(given, observations)
         else:
-            self._ask_to_capture(given, has_run=True)
+            self._passes.ask_to_capture(given, has_run=True)
             wanted = size, algorithms or {}
             ahead = partial(self._tracer.prepare, *wanted) if self._tracer else lambda: None
             found = self._on_gpu(given, observations, layers, ahead, partial(self._traces, len(layers), *wanted))
@@ -162,7 +158,7 @@ class Bench:
     def expect_captures(self, given: Inputs) -> None:
         """Find out anew whether passes of these inputs can be captured, by the model as it is now."""
         if self._device.type == "cuda":
-            self._ask_to_capture(given)
+            self._passes.ask_to_capture(given)
 
     def layer_times_ms(self, given: Inputs, place: int = 0) -> list[float]:
         """Return the mean time of each convolution of a pass, in order, from one capture (on a CPU, from passes).
@@ -180,8 +176,8 @@ class Bench:
             return [summary.mean_ms for summary in self._cpu_layers(given)[0]]
         with placement.moved(self._model, given, place) as there:
             self._model(*there)
-            may_refuse = self.reference_us is None or self._refused is not None
-            times = self._layer_times(there, self._run.measure_iters, self._run.warmup_iters, may_refuse)
+            may_refuse = self.reference_us is None or self._passes.refused is not None
+            times = self._passes.times(there, self._run.measure_iters, self._run.warmup_iters, may_refuse)
         return [fmean(samples) for samples in times.less(self._overhead_us([times]) or 0.0)]
 
     def launched_ms(self, given: Inputs, passes: int) -> list[float]:
@@ -272,7 +268,7 @@ class Bench:
             breakdown=alone,
             idle_power_w=self.idle_power_w,
             peak_memory_bytes=timed.peak_bytes,
-            remark=f"timed eagerly: {self._refused}" if self._refused else None,
+            remark=f"timed eagerly: {self._passes.refused}" if self._passes.refused else None,
         )
 
     def _at_once(self, given: Inputs, ahead: Callable[[], None]) -> _Timed | None:
@@ -280,23 +276,19 @@ class Bench:
 
         While this process captures, the one that traces does, too. It is done before the last capture here.
         """
-        if self._refused or not placement.fits_in_all(self._device):
+        if not self._passes.fit_together():
             return None
         before = self._meter.state()
         ahead()
         try:
-            with placement.captured_in_all(self._model, given, self._timer, self._wait_for_tracer) as passes:
-                placed = passes.times(self._samples, self._run.warmup_iters)
+            with self._passes.together(given, self._wait_for_tracer) as (placed, peak_bytes, load):
                 conditions = Conditions(before, self._meter.state())
-                return _Timed(placed, passes.peak_bytes, conditions, *self.steady_energy(passes.load()))
-        except NotCapturableError as error:
-            self._refuse(str(error))
-        except torch.OutOfMemoryError:
-            pass
+                return _Timed(placed, peak_bytes, conditions, *self.steady_energy(load))
+        except (NotCapturableError, torch.OutOfMemoryError):
+            return None
         finally:
             self._wait_for_tracer()
             self.release()
-        return None
 
     def _wait_for_tracer(self) -> None:
         if self._tracer:
@@ -305,64 +297,22 @@ class Bench:
     def _one_by_one(self, given: Inputs) -> _Timed:
         """Time the pass in one placement after another, captured or not."""
         before = self._meter.state()
-        placed, peak_bytes = self._placed(given)
+        placed, peak_bytes = self._passes.one_by_one(given)
         conditions = Conditions(before, self._meter.state())
         return _Timed(placed, peak_bytes, conditions, *self._energy(given, placed[-1]))
-
-    def _placed(self, given: Inputs) -> tuple[list[LayerTimes], int]:
-        """Time the pass and its layers in each placement; return the times, and the peak of memory in the first."""
-        placed = [self._in_placement(given, 0)]
-        peak_bytes = torch.cuda.max_memory_allocated()
-        try:
-            for index in range(1, placement.PLACEMENTS):
-                self.release()
-                placed.append(self._in_placement(given, index))
-        except torch.OutOfMemoryError:
-            self._note_once(f"times rest on {several(len(placed), 'placement')}: there is no memory to move weights in")
-        finally:
-            self.release()
-        return placed, peak_bytes
-
-    def _in_placement(self, given: Inputs, index: int) -> LayerTimes:
-        with placement.moved(self._model, given, index) as there:
-            return self._layer_times(there, self._samples, self._run.warmup_iters)
 
     def _energy(self, given: Inputs, times: LayerTimes) -> tuple[LoadEnergy | None, str | None]:
         if not self._run.energy:
             return None, None
-        if self._refused:
+        if self._passes.refused:
             return self.steady_energy(eager.eager_load(partial(self._model, *given), times))
         return self.pass_energy(given)
 
     def _eager_ms(self, given: Inputs, samples: int, enough_s: float = float("inf")) -> list[float]:
         return self._stopwatch.eager(partial(self._model, *given), samples=samples, enough_s=enough_s).all_ms
 
-    def _layer_times(self, given: Inputs, samples: int, warmup: int = 0, may_refuse: bool = True) -> LayerTimes:
-        """Time a pass and its layers by replays of graphs, or eagerly where the pass cannot be captured."""
-        step = partial(self._model, *given)
-        if self._refused is None:
-            try:
-                with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
-                    graphs.settle(plain)
-                    return watched.times(samples, warmup)
-            except NotCapturableError as error:
-                if not may_refuse:
-                    raise
-                self._refuse(str(error))
-        return eager.eager_times(step, self._timer, samples, warmup, hides=self._waits is None)
-
-    def _ask_to_capture(self, given: Inputs, has_run: bool = False) -> None:
-        """Find out whether the pass of these inputs may be captured, as far as that is known without a capture."""
-        self._refused = self._waits = eager.why_synchronizes(partial(self._model, *given), has_run)
-        if self._waits:
-            self._refuse(self._waits)
-
-    def _refuse(self, reason: str) -> None:
-        self._refused = reason
-        self._note_once(f"passes are timed eagerly: {reason}")
-
     def _alone(self, given: Inputs, layers: Sequence[Layer]) -> layer_energy.Breakdown:
-        return layer_energy.measure(self._model, given, layers, self.steady_energy, self._refused)
+        return layer_energy.measure(self._model, given, layers, self.steady_energy, self._passes.refused)
 
     def _cpu_layers(self, given: Inputs) -> tuple[list[Summary], float]:
         """Return the times of the layers, and the mean of the passes that they were timed in."""
@@ -382,7 +332,7 @@ class Bench:
         return measured_us if self.reference_us is None else plausible_overhead_us(measured_us, self.reference_us)
 
     def _traces(self, count: int, size: int, algorithms: Mapping[str, str]) -> list[LayerTrace]:
-        captures = self._refused is None
+        captures = self._passes.refused is None
         traces, missing = self._tracer.trace(size, algorithms, captures) if self._tracer else ([], None)
         if traces and len(traces) != count:
             traces, missing = (

@@ -10,7 +10,7 @@ import pytest
 from fakes import unusual
 
 import run_verify
-from convscope.profiling import trace_process
+from convscope.profiling.trace_process import recording
 from convscope.timing import eager, graphs
 from profiler import UnifiedProfiler
 
@@ -40,7 +40,7 @@ def test_calls_are_timed_and_listed_with_their_kernels(tmp_path: Path, model: st
 
 def test_the_convolutions_among_the_work_of_a_pass_are_the_kernels_of_its_layers(tmp_path: Path):
     _, layers, work = profile(tmp_path, "Functional", "torch")
-    assert set(work["timing_method"]) == {trace_process.WORK_METHOD}
+    assert set(work["timing_method"]) == {recording.WORK_METHOD}
     assert work["share_pct"].sum() == pytest.approx(100)
     convolving = work[work["category"] == "convolution"]
     assert set(convolving["module"].fillna("")) == {"", "block", "last"}
@@ -80,7 +80,7 @@ def test_a_model_that_waits_for_the_gpu_is_timed_eagerly_and_its_method_says_so(
     assert set(layers["timing_method"]) == {eager.INCLUDED_METHOD}
     assert set(layers["ran_algorithm"]) == {"implicit gemm"}
     assert layers["kernels"].map(lambda text: bool(json.loads(text))).all()
-    assert set(work["timing_method"]) == {trace_process.EAGER_WORK_METHOD}
+    assert set(work["timing_method"]) == {recording.EAGER_WORK_METHOD}
     assert {*work[work["category"] == "convolution"]["module"]} == {"one", "two"}
 
 

@@ -17,7 +17,7 @@ from convscope.convolution.assignment import Assignment
 from convscope.convolution.providers.plan import Execution
 from convscope.convolution.swap import Swap
 from convscope.errors import HookMismatchError, NotCapturableError
-from convscope.profiling import bench
+from convscope.profiling import bench, passes
 from convscope.profiling.bench import Bench
 from convscope.profiling.measurement import Measurement, layer_rows
 from convscope.timing import eager
@@ -183,12 +183,12 @@ GIVEN = (torch.zeros(1),)
 def test_a_pass_in_which_the_host_waits_is_timed_eagerly_and_never_captured(
     gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(bench.graphs, "capture", lambda *_: pytest.fail("a capture of a pass that waits"))
+    monkeypatch.setattr(passes.graphs, "capture", lambda *_: pytest.fail("a capture of a pass that waits"))
     notes: list[str] = []
     model = Steps(gpu, waits=True)
     made = on_gpu(model, notes)
-    made._ask_to_capture(GIVEN)
-    times = made._layer_times(GIVEN, samples=3)
+    made._passes.ask_to_capture(GIVEN)
+    times = made._passes.times(GIVEN, samples=3)
     assert model.passes == 2 + 2 * 3  # asked, then sampled at once with the launch
     assert times.way == eager.INCLUDED_METHOD
     assert times.passes_ms == pytest.approx([3.0] * 3)
@@ -205,11 +205,11 @@ def test_a_pass_whose_capture_is_refused_is_timed_eagerly_behind_a_spin_and_not_
     gpu: fakes.Gpu, monkeypatch: pytest.MonkeyPatch
 ):
     tried, notes = [], list[str]()
-    monkeypatch.setattr(bench.graphs, "capture", lambda step: (tried.append(step), refuse(step)))
+    monkeypatch.setattr(passes.graphs, "capture", lambda step: (tried.append(step), refuse(step)))
     made = on_gpu(Steps(gpu), notes)
-    made._ask_to_capture(GIVEN)
+    made._passes.ask_to_capture(GIVEN)
     assert notes == []
-    placed = [made._layer_times(GIVEN, samples=2) for _ in range(3)]
+    placed = [made._passes.times(GIVEN, samples=2) for _ in range(3)]
     assert {times.way for times in placed} == {eager.HIDDEN_METHOD}
     assert placed[0].passes_ms == pytest.approx([2.0] * 2)
     assert len(tried) == 1
@@ -223,23 +223,23 @@ def test_an_algorithm_that_cannot_be_captured_in_a_model_that_can_is_an_error_an
     made = on_gpu(Steps(gpu), [])
     made._device = torch.device("cuda")
     made.reference_us = 2.0  # as of a calibration that captured the model
-    monkeypatch.setattr(bench.graphs, "capture", refuse)
+    monkeypatch.setattr(passes.graphs, "capture", refuse)
     with pytest.raises(NotCapturableError):
         made.layer_times_ms(GIVEN)
-    assert made._refused is None
+    assert made._passes.refused is None
     made.reference_us = None  # it did not: the model is timed eagerly then
-    made._layer_times(GIVEN, samples=2)
-    assert made._refused is not None
+    made._passes.times(GIVEN, samples=2)
+    assert made._passes.refused is not None
 
 
 def test_another_size_is_asked_anew_whether_it_can_be_captured(gpu: fakes.Gpu):
     model = Steps(gpu, waits=True)
     made = on_gpu(model, [])
-    made._ask_to_capture(GIVEN)
-    assert made._refused is not None
+    made._passes.ask_to_capture(GIVEN)
+    assert made._passes.refused is not None
     model.waits = False
-    made._ask_to_capture(GIVEN)
-    assert (made._refused, made._waits) == (None, None)
+    made._passes.ask_to_capture(GIVEN)
+    assert (made._passes.refused, made._passes.waits) == (None, None)
 
 
 def test_ways_of_several_placements_are_all_named():

@@ -15,9 +15,10 @@ import torch
 from fakes import run
 
 from convscope.errors import NotCapturableError, SensorError
-from convscope.profiling import trace_process, tracing
+from convscope.profiling import tracing
 from convscope.profiling.request import Run
-from convscope.profiling.trace_process import TRACED_REPLAYS, replays_within
+from convscope.profiling.trace_process import recording as recordings
+from convscope.profiling.trace_process.recording import TRACED_REPLAYS, Recording, replays_within
 from convscope.profiling.tracing import TraceProcess
 from convscope.timing import trace
 
@@ -171,14 +172,14 @@ def test_a_pass_that_takes_long_to_trace_is_replayed_less_often(pass_s: float, r
 def test_replays_are_traced_in_every_placement_or_not_at_all(
     budget_s: float, placements: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(trace_process, "_RECORDING_S", budget_s)
+    monkeypatch.setattr(recordings, "_RECORDING_S", budget_s)
     monkeypatch.setattr(
-        trace_process.graphs, "capture", lambda step: contextlib.nullcontext(types.SimpleNamespace(replay=None))
+        recordings.graphs, "capture", lambda step: contextlib.nullcontext(types.SimpleNamespace(replay=None))
     )
-    monkeypatch.setattr(trace_process.graphs, "settle", lambda captured: None)
+    monkeypatch.setattr(recordings.graphs, "settle", lambda captured: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
     monkeypatch.setattr(trace, "record_replays", lambda passes, count: [f"{count} replays"])
-    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording = Recording(torch.nn.ReLU(), 3)
     for _ in range(3):
         recording.add(torch.zeros(1))
     assert recording.eager == ["eager"]
@@ -188,11 +189,11 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
 def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pytest.MonkeyPatch):
     settled: list[object] = []
     captured = iter((["first"], ["second"], ["third"], ["after the other process's work"]))
-    monkeypatch.setattr(trace_process.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
-    monkeypatch.setattr(trace_process.graphs, "settle", settled.append)
+    monkeypatch.setattr(recordings.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
+    monkeypatch.setattr(recordings.graphs, "settle", settled.append)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
     monkeypatch.setattr(trace, "record_replays", lambda passes, count: [*passes, count])
-    recording = trace_process._Recording(torch.nn.ReLU(), 3)
+    recording = Recording(torch.nn.ReLU(), 3)
     with contextlib.ExitStack() as held:
         for _ in range(3):
             recording.capture((torch.zeros(1),), held)
@@ -209,10 +210,10 @@ def refuse(step: object) -> None:
 
 @pytest.mark.parametrize("captures", [True, False])
 def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(captures: bool, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(trace_process.graphs, "capture", refuse)
+    monkeypatch.setattr(recordings.graphs, "capture", refuse)
     recorded: list[bool] = []
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: recorded.append(calls) or eager_trace())
-    recording = trace_process._Recording(torch.nn.ReLU(), 3, captures)
+    recording = Recording(torch.nn.ReLU(), 3, captures)
     recording.calls = True
     for _ in range(3):
         recording.add((torch.zeros(1),))
@@ -220,7 +221,7 @@ def test_a_pass_that_cannot_be_captured_has_its_eager_trace_alone(captures: bool
     layers, reason, work, method = recording.answer()
     assert [(dict(layer.kernels), layer.span_ms) for layer in layers] == [({"k": 1}, None)]
     assert [(each.kernel, each.kernel_ms) for each in work] == [("k", 0.002)]
-    assert (reason, method) == (None, trace_process.EAGER_WORK_METHOD)
+    assert (reason, method) == (None, recordings.EAGER_WORK_METHOD)
 
 
 def eager_trace() -> list[dict[str, Any]]:
@@ -236,7 +237,7 @@ def eager_trace() -> list[dict[str, Any]]:
 
 def test_a_trace_without_kernels_is_a_reason_and_no_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: [])
-    recording = trace_process._Recording(torch.nn.ReLU(), 3, captures=False)
+    recording = Recording(torch.nn.ReLU(), 3, captures=False)
     recording.add((torch.zeros(1),))
     layers, reason, work, _ = recording.answer()
     assert (layers, work) == ([], [])
