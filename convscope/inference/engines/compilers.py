@@ -61,15 +61,15 @@ def compiled_most(workload: Workload) -> Engine:
 
 def _in_worker(workload: Workload, name: str) -> Engine:
     path = workload.folder / "workload.pt"
-    torch.save(replace(workload, make_bench=_no_bench, note=print), path)
+    torch.save(replace(workload, make_bench=_not_here, note=print, more=_not_here), path)
     command = runners.module("torch_worker", "engine", name, torch.get_num_threads())
     runner = RemoteRunner(name, command, [path], workload.folder, "")
     runner.timing_method = f"{runner.ready['timing_method']}, in a separate process"
     return runner, BuildCost(**runner.ready["setup"])
 
 
-def _no_bench(*_: object) -> Any:
-    raise NotImplementedError("an engine in a worker process has no bench")
+def _not_here(*_: object) -> Any:
+    raise NotImplementedError("an engine in a worker process has neither a bench nor further images")
 
 
 def compiled_here(name: str, workload: Workload) -> tuple[LocalRunner, BuildCost]:

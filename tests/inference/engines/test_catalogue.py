@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,6 +154,21 @@ def test_a_compiler_that_cannot_be_started_has_no_library(tmp_path: Path):
     (tmp_path / "cxx").write_bytes(b"\x7fELF of another machine")
     (tmp_path / "cxx").chmod(0o755)
     assert not compilers._has(str(tmp_path / "cxx"), "libstdc++.a")
+
+
+def test_a_workload_goes_to_a_worker_without_what_lives_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ready = {"timing_method": "events", "setup": {}}
+    monkeypatch.setattr(compilers, "RemoteRunner", lambda *given: types.SimpleNamespace(ready=ready))
+    asked = workload(tmp_path, make_bench=lambda: None, note=lambda line: None)
+    runner, _ = catalogue.make("compile-max", asked)
+    assert runner.timing_method == "events, in a separate process"
+    there = torch.load(tmp_path / "workload.pt", weights_only=False)
+    assert torch.equal(there.given, asked.given)
+    for call in (there.make_bench, there.more):
+        with pytest.raises(NotImplementedError, match="in a worker process"):
+            call(1)
 
 
 @pytest.mark.long
