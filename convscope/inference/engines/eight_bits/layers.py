@@ -143,14 +143,14 @@ def _step(seen: Range) -> float:
 
 
 def _round_between(model: fx.GraphModule, in_8_bits: set[fx.Node], ranges: dict[fx.Node, Range]) -> None:
-    """Round what convolutions in 8 bits take and what comes in 16 bits, each tensor once."""
+    """Round what convolutions in 8 bits take and what comes in 16 bits, each tensor once, before the first of them."""
     for tensor in [*model.graph.nodes]:
-        users = [user for user in tensor.users if user in in_8_bits]
+        users = [user for user in model.graph.nodes if user in in_8_bits and user in tensor.users]
         if not users or (tensor in in_8_bits and len(users) == len(tensor.users)):
             continue
         name = f"eight_bits_of_{tensor.name}"
         model.add_submodule(name, EightBitRounding(_step(ranges[tensor])))
-        with model.graph.inserting_after(tensor):
+        with model.graph.inserting_before(users[0]):
             rounded = model.graph.call_module(name, (tensor,))
         for user in users:
             user.replace_input_with(tensor, rounded)

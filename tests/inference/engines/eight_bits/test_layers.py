@@ -125,6 +125,26 @@ def test_a_tensor_is_in_8_bits_where_convolutions_in_8_bits_alone_take_it(whole:
         assert (found - wanted).norm() < 0.03 * wanted.norm()
 
 
+class Scaled(nn.Module):
+    """A tensor that is changed in place through a view of it before a convolution reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(32, 64, 1)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = torch.sigmoid(x)
+        y.view(-1).mul_(0.5)
+        return torch.relu(self.conv(y))
+
+
+def test_numbers_are_rounded_as_they_are_when_a_convolution_reads_them():
+    model, given = fused(Scaled()), torch.randn(2, 32, 4, 4)
+    exact = model(given)
+    assert layers.with_eight_bits(model, given) == (1, 1)
+    assert (model(given) - exact).norm() < 0.05 * exact.norm()
+
+
 def test_what_is_beyond_the_range_of_the_images_is_cut_off():
     model, given = fused(Small(conv(32, 64), nn.ReLU())), torch.randn(2, 3, 8, 8)
     layers.with_eight_bits(model, given)
