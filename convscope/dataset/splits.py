@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,8 +73,13 @@ def splits(frame: pd.DataFrame, kind: str) -> Iterator[Split]:
     names = sorted({*found})
     if len(names) < 2:
         raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
-    for name in [names[0], names[-1]] if kind == "size" else names:
+    for name in in_turn(names, kind):
         yield _split(frame, kind, f"{kind} {name}", found == name)
+
+
+def in_turn(names: Sequence[str], kind: str) -> list[str]:
+    """Return the labels, of all in order, that are held back in turn: of sizes both ends, for others lie between."""
+    return [names[0], names[-1]] if kind == "size" else [*names]
 
 
 def _split(frame: pd.DataFrame, kind: str, name: str, held_back: npt.NDArray[np.bool_]) -> Split:

@@ -64,6 +64,16 @@ def by(frame: pd.DataFrame, unit: str) -> Divisions:
     return found
 
 
+def is_asked(frame: pd.DataFrame, unit: str) -> Mask:
+    """Tell which rows, held out by their label of a kind, are like what will be asked for.
+
+    Of sizes those at both ends: what is asked for is smaller or larger than all that was learned. The fifths between
+    were predicted from smaller and larger ones.
+    """
+    found = splits.labels(frame, unit)
+    return np.isin(found.astype(str), splits.in_turn(sorted({*found}), unit))
+
+
 def missed_by_trees(
     given: Features, frame: pd.DataFrame, wanted: Floats, divisions: Divisions, is_linear: bool
 ) -> Floats:

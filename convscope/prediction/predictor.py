@@ -266,9 +266,11 @@ def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, uni
         share, (far, far_models) = process.share(missed, near), found.far
         missed, missed_models = _both(share, missed, near), _both(share, missed_models, near_models)
     # Of a row that is held out others of its shape are learned: its distance says nothing of another layer's.
-    growth = Growth() if unit == "rows" else intervals.growth(missed, far)
-    names = frame["algorithm"].to_numpy(dtype=object)
-    widths, pairs = intervals.widths(missed / growth.at(far), names), _pairs(frame, missed, growth.at(far))
+    asked = held_out.is_asked(frame, unit)
+    growth = Growth() if unit == "rows" else intervals.growth(missed[asked], far[asked])
+    names, scale = frame["algorithm"].to_numpy(dtype=object), growth.at(far)
+    widths = intervals.widths((missed / scale)[asked], names[asked])
+    pairs = _pairs(frame[asked], missed[asked], scale[asked])
     half = intervals.of_rows(widths, list(names), ADDED_LEVEL) * growth.at(far_models)
     totals = _totals(given, frame, wanted - missed_models, wanted, half)
     made = Predictor(

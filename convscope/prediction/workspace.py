@@ -27,7 +27,7 @@ from convscope.dataset import splits
 from convscope.errors import InputError
 from convscope.prediction import intervals, predictor
 from convscope.prediction.features import Features, Floats, features
-from convscope.prediction.held_out import FEWEST
+from convscope.prediction.held_out import FEWEST, is_asked
 from convscope.prediction.learners import booster, core
 from convscope.prediction.learners.booster import Booster
 from convscope.prediction.predictor import Given, Prediction
@@ -150,14 +150,15 @@ def fit(frame: pd.DataFrame, cards: Given, unit: str = "layer") -> WorkspacePred
             f"{several(len(frame), 'sample')} with sizes and a measured {TARGET}: at least {FEWEST} are needed"
         )
     given = features(frame, cards)
-    held_out = np.full(len(frame), np.nan)
+    held_out, asked = np.full(len(frame), np.nan), is_asked(frame, unit)
     number_of = splits.folds(splits.labels(frame, unit))
     for number in np.unique(number_of):
         out = number_of == number
         may = splits.beside(frame, unit, out)
         if not may.any():
             raise InputError(f"intervals for another {unit} need samples of at least two")
-        held_out[out] = estimate(given.rows(may), frame[may]).predict(given.rows(out), frame[out])
+        if asked[out].any():
+            held_out[out] = estimate(given.rows(may), frame[may]).predict(given.rows(out), frame[out])
     ends = ends_of(held_out, frame[COLUMN].to_numpy(float), frame["algorithm"].to_numpy(dtype=object))
     learned = predictor.described(frame)
     ranges = core.ranges_of(given)

@@ -14,9 +14,10 @@ import pytest
 from fakes.drawn_samples import CARDS, drawn
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from convscope.dataset import splits
 from convscope.dataset.samples import SAMPLES
 from convscope.errors import InputError
-from convscope.prediction import document, predictor
+from convscope.prediction import document, held_out, intervals, predictor
 from convscope.prediction.predictor import Predictor
 
 BOTH = ("gemm", "winograd")
@@ -189,6 +190,24 @@ def test_an_arithmetic_of_too_few_samples_for_a_process_leaves_all_intervals_fin
     found = made.predict(few, level=95)
     assert np.isfinite(found.high).all()
     assert all(text.endswith("far from all") for text in found.outside)
+
+
+@pytest.mark.parametrize(("unit", "fifths"), [("layer", "12345"), ("size", "15")])
+def test_intervals_are_learned_from_what_was_held_out_as_what_is_asked_for(
+    unit: str, fifths: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked = held_out.is_asked(LEARNED, unit)
+    assert {*splits.labels(LEARNED, "size")[asked]} == {f"fifth {number}" for number in fifths}
+    assert asked.mean() == pytest.approx(len(fifths) / 5, abs=0.05)
+    counts, widths = list[int](), intervals.widths
+
+    def counted(rests: Any, groups: Any) -> Any:
+        counts.append(len(rests))
+        return widths(rests, groups)
+
+    monkeypatch.setattr(intervals, "widths", counted)
+    predictor.fit(LEARNED, "time", {}, unit)
+    assert counts[0] == asked.sum()
 
 
 @pytest.mark.parametrize("unit", ["rows", "family", "size", "gpu"])
