@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What 16 and 8 bits cost and gain: top-1, error and speed of a trained ResNet-50 by `fused` and `fused-int8`.
+"""Top-1, error and speed of a trained ResNet-50 in 16 and 8 bits, by the engines `fused` and `fused-int8`.
 
 python benchmarks/eight_bits.py [--batch-sizes 1,256] [--epochs 25]
 
@@ -79,7 +79,7 @@ def outputs_of(runner: Runner, images: torch.Tensor, batch_size: int) -> torch.T
 
 
 class Cell(NamedTuple):
-    """What an engine does at one batch size: outputs for all images, median latency, images/s, how it was built."""
+    """An engine at one batch size: its outputs for all images, median latency, images/s, and how it was built."""
 
     outputs: torch.Tensor
     median_ms: float

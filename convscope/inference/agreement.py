@@ -24,8 +24,11 @@ JUDGED_IMAGES = 8  # that the scale is taken from
 _MOST = 0.5  # beyond it an engine that ignores its input could pass
 _AT_ONCE = 64  # images that are rounded together: this takes more memory than the pass itself
 _TF32_CUT = 2.0**-10  # the most that a factor loses whose digits are cut off
-_OUTPUT_ROUNDOFF = {**tolerance.STORAGE_ROUNDOFF, "float32": tolerance.UNIT_ROUNDOFF["fp32"]}
-_OUTPUT_ROUNDOFF[INT8] = tolerance.STORAGE_ROUNDOFF["bfloat16"]  # the last layers are in 16 bits
+_OUTPUT_ROUNDOFF = {
+    **tolerance.STORAGE_ROUNDOFF,
+    "float32": tolerance.UNIT_ROUNDOFF["fp32"],
+    INT8: tolerance.STORAGE_ROUNDOFF["bfloat16"],  # the last layers are in 16 bits
+}
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Measured:
     timing_method: str
     image_tolerance: float
     setup_s: float
-    rounding: str = ""
+    rounding: str
     image_error: float = 0.0
     checks: int = 0
     top1_agreement_pct: float | None = None

@@ -15,7 +15,7 @@ from torch import nn
 from convscope.errors import NotCapturableError
 from convscope.profiling import bench, passes
 from convscope.profiling.bench import Bench
-from convscope.timing import eager, graphs, layer_times, placement
+from convscope.timing import eager, graphs, placement
 
 GIVEN = (torch.zeros(1),)
 PASS_MS = 2.0
@@ -75,8 +75,7 @@ def made(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> Bench:
         log.append(f"placement {index}")
         yield given
 
-    for module in (graphs, layer_times.graphs, passes.graphs, placement.graphs):
-        monkeypatch.setattr(module, "capture", capture)
+    monkeypatch.setattr(graphs, "capture", capture)
     monkeypatch.setattr(placement, "moved", moved)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device=None: 1000)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device=None: (10**12, 10**12))

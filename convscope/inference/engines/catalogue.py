@@ -138,7 +138,7 @@ def fused_int8(workload: Workload) -> Engine:
         model = workload.placed(model)
         count, every = eight_bits.with_eight_bits(model, images)
         if not count:
-            raise NotSupportedError("fused-int8: no convolution of this model has 32 channels, 64 filters or multiples")
+            raise NotSupportedError("fused-int8: no convolution has a multiple of 32 channels and one of 64 filters")
         given = workload.input()
         return workload.local(lambda: model(given), given, captured=True)
 

@@ -18,9 +18,14 @@ _BLOCK, _WARPS = 4096, 8
 _ROUNDER = tl.constexpr(12582912.0)  # 1.5 · 2^23: a float32 number added to it keeps no digits behind the point
 
 
+def step_for(largest: float) -> float:
+    """Return the step of numbers of this largest magnitude; 1 where all are 0."""
+    return largest / LARGEST or 1.0
+
+
 def step_of(x: torch.Tensor) -> float:
-    """Return the step of a tensor; 1 where all of it is 0."""
-    return float(x.abs().max()) / LARGEST or 1.0
+    """Return the step of a tensor."""
+    return step_for(float(x.abs().max()))
 
 
 def steps_of(weight: torch.Tensor) -> torch.Tensor:

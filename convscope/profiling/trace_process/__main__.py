@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import torch
 
 from convscope.profiling.request import Run
-from convscope.profiling.trace_process.tracer import Tracer
+from convscope.profiling.trace_process.model import TracedModel
 from convscope.profiling.tracing import PREPARE
 from convscope.timing import placement
 
@@ -23,7 +23,7 @@ def main(descriptor: str) -> None:
     for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
-    tracer: Tracer | None = None
+    model: TracedModel | None = None
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             number, (first, *more) = pipe.recv()
@@ -31,28 +31,28 @@ def main(descriptor: str) -> None:
                 wanted, source = more
                 placements = range(placement.PLACEMENTS) if wanted is None else wanted
                 reason = None
-                if tracer is None or not tracer.goes_over_to(first, placements, source):
-                    tracer = None  # its model makes room for the next
-                    tracer, reason = _begin(first, placements, source)
+                if model is None or not model.goes_over_to(first, placements, source):
+                    model = None  # it makes room for the next
+                    model, reason = _begin(first, placements, source)
                 pipe.send((number, reason))
-            elif tracer and first == PREPARE:
-                tracer.prepare(*more)
+            elif model and first == PREPARE:
+                model.prepare(*more)
                 pipe.send((number, None))
-            elif tracer:
-                pipe.send((number, tracer.trace(first, *more)))
+            elif model:
+                pipe.send((number, model.trace(first, *more)))
 
 
-def _begin(run: Run, placements: Sequence[int], source: bytes | None) -> tuple[Tracer | None, str | None]:
+def _begin(run: Run, placements: Sequence[int], source: bytes | None) -> tuple[TracedModel | None, str | None]:
     gc.unfreeze()
     gc.collect()  # models hold themselves in cycles
     if torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     try:
-        tracer = Tracer(run, placements, source)
+        model = TracedModel(run, placements, source)
     except Exception as error:  # whatever it takes to build a model
         return None, f"the process that traces cannot begin: {(str(error).splitlines() or [type(error).__name__])[0]}"
     gc.freeze()  # a full collection takes 0.2 s, in the middle of a trace
-    return tracer, None
+    return model, None
 
 
 if __name__ == "__main__":

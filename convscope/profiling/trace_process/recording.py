@@ -87,7 +87,7 @@ class Recording:
         self.eager = self.eager or trace.record_layers(self._model, given, self.calls)
 
     def answer(self) -> Answer:
-        """Return what was traced, as `tracer.Tracer.trace` does."""
+        """Return what was traced, as `model.TracedModel.trace` does."""
         try:
             found = trace.matched(self.eager, self.placements, self.replays)
         except TraceMissingError as error:

@@ -137,9 +137,9 @@ def _fits(node: fx.Node, parts: Parts, ranges: dict[fx.Node, Range]) -> bool:
 
 
 def _step(seen: Range) -> float:
-    from convscope.kernels.eight_bits.numbers import LARGEST
+    from convscope.kernels.eight_bits import numbers
 
-    return seen.largest / LARGEST or 1.0
+    return numbers.step_for(seen.largest)
 
 
 def _round_between(model: fx.GraphModule, in_8_bits: set[fx.Node], ranges: dict[fx.Node, Range]) -> None:

@@ -1,4 +1,4 @@
-"""Model of the process that traces, and the passes of it that are traced."""
+"""Model in the process that traces: built once for a run, captured and traced at each size."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_MODEL = operator.attrgetter(
 
 
 class _Prepared(NamedTuple):
-    """What was captured ahead of its trace; `held` keeps the graphs, and the model where it was moved last."""
+    """A pass that was captured ahead of its trace; `held` keeps the graphs, and the model where it was moved last."""
 
     size: int
     algorithms: Mapping[str, str]
@@ -34,8 +34,8 @@ class _Prepared(NamedTuple):
     held: contextlib.ExitStack
 
 
-class Tracer:
-    """The model of the tracing process."""
+class TracedModel:
+    """The model of a run in the process that traces, and its passes at one size after another."""
 
     def __init__(self, run: Run, placements: Sequence[int], source: bytes | None) -> None:
         self._run, self._placements, self._source = run, placements, source
