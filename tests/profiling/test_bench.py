@@ -77,7 +77,7 @@ def test_on_a_cpu_the_shares_of_layers_are_of_the_passes_that_they_were_timed_in
     timer = LayerTimer([15.0, 0.1])
     model = Slowing(timer)
     found = measure(model, timer, warmup_iters=0)
-    assert found.passes.mean_ms < 20 < (found.layers_pass_ms or 0)
+    assert found.passes.mean_ms + 10 < (found.layers_pass_ms or 0)
     rows = layer_rows(run(), 8, LAYERS, found, Assignment({}, {}))
     assert rows[0].percentage == pytest.approx(100 * 15.0 / found.layers_pass_ms)
     assert sum(row.percentage or 0 for row in rows) < 100
