@@ -49,7 +49,8 @@ class Blocks3d:
 
     A program computes `pixels` × `filters` outputs, `depth` terms of the sum a step, `stages` steps of loads in flight;
     `splits` programs share the sum of one block. With "boxes" and "slices" the pixels are a `box` of depth × height ×
-    width.
+    width. With a `run` above 1 a pixel is so many outputs of a row, and each of them has filters of its own
+    (`conv3d.layout`).
     """
 
     variant: str
@@ -60,12 +61,14 @@ class Blocks3d:
     stages: int
     splits: int = 1
     box: tuple[int, ...] = (1, 1, 1)
+    run: int = 1
 
     def __str__(self) -> str:
         box = f" {dimensions(self.box)}" if self.box != (1, 1, 1) else ""
         size = f"{self.pixels}x{self.filters}x{self.depth}"
         splits = f", {self.splits} splits" if self.splits > 1 else ""
-        return f"{self.variant}{box} {size}, {self.warps} warps, {self.stages} stages{splits}"
+        run = f", runs of {self.run}" if self.run > 1 else ""
+        return f"{self.variant}{box} {size}{run}, {self.warps} warps, {self.stages} stages{splits}"
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from convscope.convolution.roofline import Ceilings
 from convscope.convolution.sources.table import columns
 from convscope.errors import InputError
 from convscope.kernels.autotune import BlockCache
-from convscope.kernels.conv3d import candidates, catalogue, layout
+from convscope.kernels.conv3d import catalogue, layout
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.tuned import candidates
 from convscope.timing import summary
 
 LAYER = layer3d(6, 5, (4, 5, 6), (3, 3, 2), batch=2, padding=(1, 1, 0))

@@ -20,8 +20,9 @@ from convscope.convolution import backends
 from convscope.convolution.layer import Layer
 from convscope.convolution.reference import reference
 from convscope.kernels.autotune import BlockCache
-from convscope.kernels.conv3d import PLANAR_ONLY, candidates, catalogue
+from convscope.kernels.conv3d import PLANAR_ONLY, catalogue
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.tuned import candidates
 
 DEVICE = torch.device("cuda")
 LAYERS = {

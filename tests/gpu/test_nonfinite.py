@@ -18,7 +18,8 @@ from convscope.errors import NotSupportedError
 from convscope.failures import is_kernel_refusal
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import KERNELS, Conv2dPlan
-from convscope.kernels.conv3d import candidates, catalogue
+from convscope.kernels.conv3d import catalogue
+from convscope.kernels.conv3d.tuned import candidates
 from convscope.kernels.winograd import nonfused
 
 DEVICE = torch.device("cuda", 0)
@@ -34,6 +35,7 @@ IN_3D = {
     "plain": SPACE,
     "folded": dataclasses.replace(SPACE, input=(2, 4, 5, 7, 9), weight=(33, 4, 3, 3, 3)),
     "folded wide": dataclasses.replace(SPACE, input=(2, 3, 5, 7, 9), weight=(33, 3, 2, 3, 5), stride=(1, 2, 2)),
+    "in runs": dataclasses.replace(SPACE, input=(2, 4, 5, 7, 16), weight=(33, 4, 3, 3, 3)),
     "grouped": dataclasses.replace(SPACE, weight=(34, 10, 2, 3, 3), groups=2, dilation=(1, 2, 1)),
 }
 NAMES = [(name,) for name in nonfinite.VALUES] + [("nan of a GPU", "inf", "-inf")]

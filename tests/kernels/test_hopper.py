@@ -33,8 +33,9 @@ from convscope.kernels.channels_last import (
     pooling,
 )
 from convscope.kernels.channels_last.windows import Window
-from convscope.kernels.conv3d import candidates, gemm, layout
+from convscope.kernels.conv3d import gemm
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.tuned import candidates
 from convscope.kernels.eight_bits import convolution as eight_bits
 from convscope.kernels.eight_bits import numbers
 from convscope.kernels.winograd import nonfused, variants
@@ -87,7 +88,7 @@ def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d, where: str = "
     shape = layer.convolution(dtype, math, where)
     x, weight = (torch.empty(size, dtype=getattr(torch, dtype), device=META) for size in (shape.input, shape.weight))
     x = x.contiguous(memory_format=torch.channels_last_3d) if where == "nhwc" else x
-    gemm.convolve(x, layout.pack(weight, shape), shape, blocks)
+    gemm.convolve(x, gemm.pack(weight, shape, blocks), shape, blocks)
 
 
 def cuts(where: str = "nchw") -> list[Any]:

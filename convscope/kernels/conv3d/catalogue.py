@@ -10,7 +10,6 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.autotune import BlockCache, Launch
 from convscope.kernels.conv3d import (
     PLANAR_ONLY,
-    candidates,
     direct,
     direct_buffered,
     direct_merged,
@@ -22,6 +21,7 @@ from convscope.kernels.conv3d import (
     gemm_tiled,
 )
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.tuned import candidates
 from convscope.kernels.plan import KernelPlan, has_long_images
 
 _DIRECT: tuple[ModuleType, ...] = direct, direct_merged, direct_buffered, direct_tiled
@@ -90,10 +90,12 @@ class Conv3dPlan(KernelPlan[Blocks3d]):
             default: Blocks3d = self._kernel.default(self.shape)
             return default
         candidates = self._kernel.candidates(self.shape)
-        packed = self._kernel.pack(weight, self.shape, candidates[0])
+        packed: dict[int, torch.Tensor] = {}
 
         def launcher(blocks: Blocks3d) -> Launch:
-            return lambda: self._launch(x, packed, None, blocks)
+            if blocks.run not in packed:
+                packed[blocks.run] = self._kernel.pack(weight, self.shape, blocks)
+            return lambda: self._launch(x, packed[blocks.run], None, blocks)
 
         return self._keep(self._cache.choose(self.key, candidates, launcher, timed=x.is_cuda))
 

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.layout import Blocks3d
 
 NAME = "direct"
@@ -65,7 +65,7 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth, exact=True)
+    return ncdhw.pack(weight, shape, by_tap=False, steps_of=blocks.depth, exact=True)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
@@ -74,7 +74,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     images, filters, out_d, out_h, out_w = y.shape
     across = triton.cdiv(out_w, blocks.pixels) * triton.cdiv(filters // shape.groups, blocks.filters)
     direct[out_d * out_h, across, images * shape.groups](
-        x, packed, y, *layout.planar_sizes(shape), packed.shape[1], packed.shape[2],
+        x, packed, y, *ncdhw.sizes_of(shape), packed.shape[1], packed.shape[2],
         BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return y

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.direct import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
 
@@ -61,4 +61,4 @@ def default(shape: Convolution) -> Blocks3d:
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return layout.launch_planar(direct_merged, x, packed, shape, blocks)
+    return ncdhw.launch(direct_merged, x, packed, shape, blocks)

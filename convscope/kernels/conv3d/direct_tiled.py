@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.direct_buffered import default as default
 from convscope.kernels.conv3d.direct_buffered import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
@@ -66,6 +66,4 @@ def direct_tiled(
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return layout.launch_planar(
-        direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape)
-    )
+    return ncdhw.launch(direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape))

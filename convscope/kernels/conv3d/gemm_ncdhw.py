@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.layout import Blocks3d, block_of, corner, place_of
 from convscope.kernels.tf32 import rounded_block
 
@@ -67,9 +67,9 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return layout.pack_planar(weight, shape, by_tap=False, steps_of=blocks.depth)
+    return ncdhw.pack(weight, shape, by_tap=False, steps_of=blocks.depth)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return layout.launch_planar(gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, **layout.of_products(shape))
+    return ncdhw.launch(gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, **layout.of_products(shape))

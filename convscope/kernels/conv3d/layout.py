@@ -11,6 +11,13 @@ kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C co
 memory whose rows overlap has KW · C channels and a kernel of width 1 (`Problem.folded`). Nothing is copied for it.
 Where KW · C is no multiple of 16 a step goes on into the next pixels (`Problem.window`). Their filters are zero, which
 is not enough: zero times infinity is NaN. So they are read as zeros, by a mask or by the limits of the descriptor.
+
+Each row of such a view is read from the L2 cache for the filters of one output, few numbers for many bytes. A *run* of
+neighbouring outputs shares most of it: two of them see 4 pixels of a row where each alone sees 3. So a row of the view
+may be the KW + (run - 1) · stride pixels that a run sees, and each of its outputs has filters of its own, with zeros
+where the others' taps are: a convolution with run · K filters of which 1 / run of the outputs remain. With 3 taps of 4
+channels and runs of two it has the same 16 terms in a row, and half the rows. (A kernel that takes runs must mind the
+zeros again: `gemm`.)
 """
 
 from __future__ import annotations
@@ -33,6 +40,7 @@ LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
+RUNS = (2, 4, 8)
 COPY_BLOCK, _ROUNDED_BLOCK = 2048, 1024
 
 Triple = tuple[int, ...]  # depth, height, width
@@ -45,7 +53,8 @@ class Problem:
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     images, planes, rows and pixels, in elements. `rows` is how many pixels a row of the copied input has, `left` how
     many of them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
-    own; where it is folded the others are the next pixels'.
+    own; where it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which
+    `filters` counts, too.
     """
 
     groups: int
@@ -101,9 +110,19 @@ def of_products(shape: Convolution) -> dict[str, Any]:
     return {"PRECISION": precision(shape), "ROUND": rounds(shape)}
 
 
+def runs(shape: Convolution) -> list[int]:
+    """Return how many neighbouring outputs of a row may be computed as one: 1, and more in folded layers.
+
+    Without the matrix unit there is nothing to gain: its kernels read other memory.
+    """
+    seen = problem(shape)
+    whole = seen.folded and seen.stride == (1, 1, 1) and precision(shape) != "ieee"
+    return [1, *(run for run in RUNS if whole and seen.output[2] % run == 0 and run * seen.filters <= FILTERS_PADDED)]
+
+
 @functools.lru_cache(maxsize=1024)
-def problem(shape: Convolution) -> Problem:
-    """Return a convolution as a kernel for channels-last memory sees it."""
+def problem(shape: Convolution, run: int = 1) -> Problem:
+    """Return a convolution as a kernel for channels-last memory sees it, with one of the `runs` of its outputs."""
     images, total, depth, height, width = shape.input
     groups, channels = shape.groups, total // shape.groups
     kernel, stride, padding, dilation, output = (
@@ -111,28 +130,39 @@ def problem(shape: Convolution) -> Problem:
     )  # fmt: skip
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
     if folded:
-        copied = _up(channels, lanes(shape))
-        window = kernel[2] * copied
+        step, left = run * stride[2], padding[2]
+        # Rows of the view begin `step` pixels apart, a multiple of 16 bytes.
+        copied = _up(channels, lanes(shape) // math.gcd(step if run > 1 else 1, lanes(shape)))
+        window = (kernel[2] + step - stride[2]) * copied
         seen = _up(window, LEAST_CHANNELS)
+        output = *output[:2], output[2] // run
         # The last window of a row ends inside it; a convolution of width 1 steps by the stride.
-        rows = max(padding[2] + width, (output[2] - 1) * stride[2] + -(-seen // copied))
-        step, left, width = stride[2], padding[2], output[2]
+        rows = max(left + width, (output[2] - 1) * step + -(-seen // copied))
+        rows, width = _up(rows, lanes(shape) // math.gcd(copied, lanes(shape))), output[2]
         kernel, stride, padding = (*kernel[:2], 1), (*stride[:2], 1), (*padding[:2], 0)
     else:
         seen, rows, step, left = _up(channels, LEAST_CHANNELS), width, 1, 0
         window = seen
         copied = seen * groups
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
-    return Problem(groups, shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-                   dilation, output, pitch, copied, rows, left, folded, window)  # fmt: skip
+    return Problem(
+        groups, run * shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
+        dilation, output, pitch, copied, rows, left, folded, window,
+    )  # fmt: skip
 
 
-def pack(weight: torch.Tensor, shape: Convolution) -> torch.Tensor:
-    """Lay filters K × C/G × KD × KH × KW out as [group, filters, taps · channels], filters and channels padded."""
-    seen = problem(shape)
+def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
+    """Lay filters K × C/G × KD × KH × KW out as [group, filters, taps · channels], filters and channels padded.
+
+    With a run, each filter stands there once for each output of it, one behind another.
+    """
+    seen = problem(shape, run)
     grouped = weight.unflatten(0, (shape.groups, -1)).permute(0, 1, 3, 4, 5, 2)  # G, K / G, KD, KH, KW, C / G
     if seen.folded:
-        grouped = torch.nn.functional.pad(grouped, (0, seen.copied - grouped.shape[-1])).flatten(4, 5).unsqueeze(4)
+        grouped = torch.nn.functional.pad(grouped, (0, seen.copied - grouped.shape[-1]))
+        aside = [shape.stride[2] * output for output in range(run)]
+        moved = [torch.nn.functional.pad(grouped, (0, 0, taps, aside[-1] - taps)) for taps in aside]
+        grouped = torch.stack(moved, 2).flatten(1, 2).flatten(4, 5).unsqueeze(4)
     grouped = torch.nn.functional.pad(grouped, (0, seen.channels - grouped.shape[-1]))
     rows = rounded(grouped.flatten(2)) if rounds(shape) else grouped.flatten(2)
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % FILTERS_PADDED)).contiguous()
@@ -179,12 +209,12 @@ def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
     tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
 
 
-def channels_last(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
+def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
     """Return the input as `problem` has it, flat, rounded where it is to be; a copy, on the current stream.
 
     What lies so already, and needs no rounding, is returned itself.
     """
-    seen = problem(shape)
+    seen = problem(shape, run)
     images, channels, depth, height, width = x.shape
     if is_last(shape) and (seen.copied, seen.rows, seen.folded) == (channels, width, False):
         lies = x.permute(0, 2, 3, 4, 1).view(-1)
@@ -199,9 +229,10 @@ def channels_last(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
     block_c = min(32, triton.next_power_of_2(seen.copied))
     block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
     grid = (triton.cdiv(depth * height * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
+    together = math.gcd(seen.copied, lanes(shape))
     copy_channels_last[grid](
         x, copy, channels, channels // shape.groups, width, seen.rows, seen.left, depth * height,
-        seen.copied // lanes(shape), BLOCK_S=block_s, BLOCK_C=block_c, LANES=lanes(shape), LAST=is_last(shape),
+        seen.copied // together, BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape),
         ROUND=rounds(shape), num_warps=4,
     )  # fmt: skip
     return copy
@@ -291,12 +322,6 @@ def vector(shape: Convolution) -> int:
     return 1 if math.prod(shape.output[2:]) % 4 else 4
 
 
-def planar_sizes(shape: Convolution) -> tuple[int, ...]:
-    """Return what the kernels for N × C × D × H × W take: channels and filters of a group, sizes, taps, options."""
-    numbers = shape.weight[1], shape.weight[0] // shape.groups, *shape.input[2:], *shape.output[2:]
-    return (*numbers, *shape.weight[2:], *shape.stride, *shape.padding, *shape.dilation, shape.groups)
-
-
 def by_axis(*names: str) -> list[str]:
     """Return "NAME_d", "NAME_h", "NAME_w" of each name: what kernels call the parts of a triple."""
     return [f"{name}_{axis}" for name in names for axis in "dhw"]
@@ -306,38 +331,6 @@ def by_axis(*names: str) -> list[str]:
 _OPTIONS = by_axis("out", "kernel", "stride", "pad", "dil")
 PLANAR_SIZES = ["channels", "kernels", "groups", "pixels", "w_rows", "w_pitch", *by_axis("in"), *_OPTIONS]
 CHANNELS_LAST_SIZES = [*PLANAR_SIZES, "window", "share", "pitch_n", *by_axis("size", "pitch")]
-
-
-def pack_planar(
-    weight: torch.Tensor, shape: Convolution, by_tap: bool, steps_of: int, exact: bool = False
-) -> torch.Tensor:
-    """Lay filters out as [group, rows, filters]: rows are taps · channels (`by_tap`) or channels · taps, padded.
-
-    Args:
-        exact: do not round them: they are multiplied in float32.
-    """
-    grouped = weight.unflatten(0, (shape.groups, -1))  # G, K / G, C / G, KD, KH, KW
-    if by_tap:
-        grouped = torch.nn.functional.pad(grouped.movedim(2, -1), (0, -weight.shape[1] % steps_of))
-    rows = grouped.flatten(2).transpose(1, 2)
-    rows = rounded(rows) if rounds(shape) and not exact else rows
-    missing = -rows.shape[1] % steps_of, -rows.shape[2] % FILTERS_PADDED
-    return torch.nn.functional.pad(rows, (0, missing[1], 0, missing[0])).contiguous()
-
-
-def launch_planar(
-    kernel: Any, x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d, **constants: Any
-) -> torch.Tensor:
-    """Convolve N × C × D × H × W by a kernel for such memory; its program ids are (block, group)."""
-    y = torch.empty(shape.output, dtype=x.dtype, device=x.device)
-    pixels = y.shape[0] * y[0, 0].numel()
-    grid = triton.cdiv(pixels, blocks.pixels) * triton.cdiv(shape.weight[0] // shape.groups, blocks.filters)
-    kernel[grid, shape.groups](
-        x, packed, y, *planar_sizes(shape), pixels, packed.shape[1], packed.shape[2],
-        BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, VECTOR=vector(shape), LONG=is_long(x, y),
-        num_warps=blocks.warps, num_stages=blocks.stages, **constants,
-    )  # fmt: skip
-    return y
 
 
 def launch_channels_last(
@@ -365,10 +358,10 @@ def lanes(shape: Convolution) -> int:
     return _ALIGNED_BYTES // int(getattr(torch, shape.dtype).itemsize)
 
 
-def depth_of(shape: Convolution) -> int:
+def depth_of(shape: Convolution, run: int = 1) -> int:
     """Return the number of terms of the sum in a step: 128 bytes of them where the channels allow it."""
     most = 8 * lanes(shape)
-    return min(most, math.gcd(problem(shape).channels, most))
+    return min(most, math.gcd(problem(shape, run).channels, most))
 
 
 def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tensor:

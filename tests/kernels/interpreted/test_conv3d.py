@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 import torch
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
-from convscope.kernels.conv3d import FMA_ONLY, PLANAR_ONLY, candidates, catalogue, gemm, layout
+from convscope.kernels.conv3d import FMA_ONLY, PLANAR_ONLY, catalogue, layout
 from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.tuned import boxes as of_boxes
+from convscope.kernels.conv3d.tuned import candidates
 
 
 def convolution(
@@ -26,7 +29,7 @@ def convolution(
 def error(name: str, shape: Convolution, blocks: Blocks3d | None = None) -> float:
     """Return the relative error against float64, of factors rounded to TF32 where they are to be.
 
-    The memory of the output holds NaN before.
+    The memory of the output holds NaN before, that for integers 1.
     """
     torch.manual_seed(0)
     dtype = getattr(torch, shape.dtype)
@@ -34,8 +37,13 @@ def error(name: str, shape: Convolution, blocks: Blocks3d | None = None) -> floa
     x, weight = torch.randn(shape.input).to(dtype), torch.randn(shape.weight).to(dtype)
     x = x.contiguous(memory_format=memory)
     empty = torch.empty
+
+    def used(*size: Any, **options: Any) -> torch.Tensor:
+        memory = empty(*size, **options)
+        return memory.fill_(float("nan") if memory.is_floating_point() else 1)
+
     try:
-        torch.empty = lambda *size, **options: empty(*size, **options).fill_(float("nan"))
+        torch.empty = used
         y = catalogue.Conv3dPlan(name, shape, blocks=blocks).run(x, weight)
     finally:
         torch.empty = empty
@@ -161,11 +169,59 @@ def test_without_the_matrix_unit_pixels_and_filters_are_contiguous(shape: Convol
     assert error("gemm", shape, Blocks3d("planar", 32, 16, 16, 4, 1, splits=splits)) < 1e-6
 
 
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    ("blocks", "channels", "filters", "options"),
+    [
+        (Blocks3d("boxes", 16, 16, 16, 4, 1, splits=2, box=(1, 2, 8), run=2), 4, 5, {}),
+        (Blocks3d("slices", 16, 64, 16, 4, 1, splits=2, box=(2, 2, 4), run=2), 4, 5, {}),
+        (Blocks3d("boxes", 16, 32, 16, 4, 1, box=(1, 4, 4), run=4), 3, 6, {"dtype": "float16"}),
+        pytest.param(Blocks3d("boxes", 16, 16, 16, 4, 1, box=(1, 4, 4), run=8), 1, 2, {}, marks=pytest.mark.long),
+        pytest.param(
+            Blocks3d("boxes", 16, 64, 16, 4, 1, box=(2, 2, 4), run=2), 3, 40,
+            {"stride": (1, 1, 2), "kernel": (1, 1, 7), "padding": (0, 0, 3)}, marks=pytest.mark.long,
+        ),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_neighbouring_outputs_of_a_first_layer_are_computed_as_one(
+    blocks: Blocks3d, channels: int, filters: int, options: dict[str, Any], where: str
+):
+    wide = {"channels": channels, "filters": filters, "size": (2, 3, 16), "images": 2, "math": "tf32"}
+    shape = convolution(**wide, layout=where, **options)
+    assert blocks.run in layout.runs(shape)
+    assert error("gemm", shape, blocks) < (3e-4 if shape.dtype == "float16" else 1e-6)
+
+
+def test_a_run_shares_the_terms_of_a_row():
+    shape = convolution(channels=4, filters=32, size=(8, 8, 32))
+    alone, of_two = layout.problem(shape), layout.problem(shape, 2)
+    assert (alone.channels, alone.filters, alone.pixels) == (16, 32, 8 * 8 * 32)
+    assert (of_two.channels, of_two.filters, of_two.pixels) == (16, 64, 8 * 8 * 16)
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        ({"size": (2, 3, 8)}, [1, 2, 4, 8]),
+        ({"size": (2, 3, 6)}, [1, 2]),  # which divide a row
+        ({"size": (2, 3, 8), "filters": 100}, [1]),
+        ({"size": (2, 3, 8), "stride": (1, 1, 2)}, [1, 2, 4]),
+        ({"size": (2, 4, 8), "stride": (1, 2, 1)}, [1]),
+        ({"size": (2, 3, 8), "channels": 32}, [1]),
+        ({"size": (2, 3, 8), "math": "fp32"}, [1]),
+    ],
+    ids=str,
+)
+def test_runs_are_of_first_layers_on_the_matrix_unit(options: dict[str, Any], runs: list[int]):
+    assert layout.runs(convolution(**({"channels": 4, "math": "tf32"} | options))) == runs
+
+
 def test_slices_with_a_sum_for_each_tap_and_with_one():
     shape = convolution(channels=4, filters=3, size=(3, 2, 5), kernel=(3, 2, 2))
     few, many = (Blocks3d("slices", 16, 64, 16, warps, 1, box=(2, 2, 4)) for warps in (4, 8))
     wide = Blocks3d("slices", 128, 64, 16, 1, 1, box=(2, 8, 8))
-    assert [gemm.sums(blocks, 3) for blocks in (few, many, wide)] == [3, 3, 1]
+    assert [of_boxes.sums(blocks, 3) for blocks in (few, many, wide)] == [3, 3, 1]
     assert error("gemm", shape, few) < 1e-6
     assert error("gemm", shape, wide) < 1e-6
 

@@ -14,13 +14,13 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_split, layout
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
-TRIED = {"boxes": 3, "slices": 3, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
+TRIED = {"boxes": 3, "slices": 4, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
 
 
 class _Template(NamedTuple):
     """Block shapes to consider; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper.
 
-    `planar` ones are for N × C × D × H × W alone.
+    `planar` ones are for outputs in N × C × D × H × W alone, those `in_runs` for outputs in runs.
     """
 
     variant: str
@@ -32,6 +32,7 @@ class _Template(NamedTuple):
     stages: int
     resident: int
     planar: bool = False
+    in_runs: bool = False
 
 
 # Chosen by what the assembler does not serialise (tests/kernels/test_hopper.py).
@@ -52,6 +53,9 @@ _MATRIX = (
     _Template("slices", 2, 128, 32, 2, 4, 2, 2),
     _Template("slices", 4, 64, 32, 2, 4, 3, 2),
     _Template("slices", 2, 64, 32, 2, 4, 3, 3),
+    _Template("slices", 4, 64, 64, 1, 4, 3, 2, in_runs=True),
+    _Template("slices", 4, 64, 64, 1, 4, 2, 2, in_runs=True),
+    _Template("slices", 2, 128, 64, 1, 4, 3, 2, in_runs=True),
     _Template("pipelined", 1, 256, 128, 1, 8, 3, 1),
     _Template("pipelined", 1, 128, 128, 1, 8, 3, 2),
     _Template("pipelined", 1, 256, 64, 1, 8, 3, 1),
@@ -101,27 +105,32 @@ def samples(shape: Convolution) -> list[Blocks3d]:
         Blocks3d("pipelined", 64, 64, depth, 4, 3, splits=2),
         Blocks3d("boxes", 64, 64, depth, 4, 3, splits=2, box=(1, 4, 16)),
         Blocks3d("boxes", 64, 32, depth, 4, 3, box=(2, 4, 8)),
+        *(Blocks3d("boxes", 64, 32, depth, 4, 3, box=(2, 4, 8), run=run) for run in layout.runs(shape)[1:]),
         Blocks3d("slices", 128, 32, depth, 4, 3, box=(2, 4, 16)),
         Blocks3d("slices", 128, 64, depth, 4, 3, splits=2, box=(2, 8, 8)),
         Blocks3d("planar", 64, 64, depth, 4, 3),
         Blocks3d("planar", 64, 32, depth, 4, 3, splits=2),
     )
-    usable = variants(shape)
-    templates = [each for each in _templates(shape) if each.variant in usable]
-    large = (_blocks(shape, each, splits=1 + place % 2) for place, each in enumerate(templates))
+    usable, runs = variants(shape), layout.runs(shape)
+    large: list[Blocks3d | None] = []
+    for place, each in enumerate(_FMA + _MATRIX):
+        possible = [run for run in runs if each in _templates(shape, run)]
+        if possible:
+            large.append(_blocks(shape, each, 1 + place % 2, possible[place % len(possible)]))
     return [*(blocks for blocks in every if blocks.variant in usable), *(blocks for blocks in large if blocks)]
 
 
-def _templates(shape: Convolution) -> list[_Template]:
-    """Return the block shapes to consider for the arithmetic and the layout of a convolution."""
-    if layout.precision(shape) == "ieee":
-        return [*_FMA]
-    return [each for each in _MATRIX if not (each.planar and layout.is_last(shape))]
+def _templates(shape: Convolution, run: int) -> list[_Template]:
+    """Return the block shapes to consider for the arithmetic and the layout of a convolution, and a run of outputs."""
+    usable = variants(shape)
+    possible = [each for each in _FMA + _MATRIX if each.variant in usable]
+    possible = [each for each in possible if not (each.planar and layout.is_last(shape))]
+    return [each for each in possible if (each.variant != "pipelined" if run > 1 else not each.in_runs)]
 
 
-def _blocks(shape: Convolution, template: _Template, splits: int) -> Blocks3d | None:
+def _blocks(shape: Convolution, template: _Template, splits: int, run: int = 1) -> Blocks3d | None:
     """Return a block shape for a convolution, None where its output is too small for slices of so many pixels."""
-    seen = layout.problem(shape)
+    seen = layout.problem(shape, run)
     if template.variant == "planar":
         return Blocks3d("planar", template.pixels, template.filters, layout.LEAST_CHANNELS, template.warps,
                         template.stages, splits)  # fmt: skip
@@ -129,10 +138,10 @@ def _blocks(shape: Convolution, template: _Template, splits: int) -> Blocks3d | 
     if template.variant == "slices" and plane[0] != 1:
         return None
     box = (template.slices, *plane[1:]) if template.variant == "slices" else best_box(seen.output, template.pixels)
-    depth = max(layout.LEAST_CHANNELS, layout.depth_of(shape) // template.halves)
+    depth = max(layout.LEAST_CHANNELS, layout.depth_of(shape, run) // template.halves)
     return Blocks3d(
         template.variant, template.slices * template.pixels, template.filters, depth, template.warps, template.stages,
-        splits, (1, 1, 1) if template.variant == "pipelined" else box,
+        splits, (1, 1, 1) if template.variant == "pipelined" else box, run,
     )  # fmt: skip
 
 
@@ -149,20 +158,26 @@ def variants(shape: Convolution) -> tuple[str, ...]:
 
 def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:
     """Yield each block shape with a crude estimate of its time in ns."""
-    seen, usable, processors = layout.problem(shape), variants(shape), gemm_split.multiprocessors()
-    for template in _templates(shape):
-        if template.variant not in usable or not _suits(template.filters, seen.filters):
-            continue
-        for splits in _SPLITS:
-            blocks = _blocks(shape, template, splits)
-            if blocks is None:
-                break
-            programs = programs_of(seen, blocks)
-            steps = seen.taps * seen.channels // blocks.depth // (seen.kernel[0] if template.variant == "slices" else 1)
-            full_before = programs * (splits - 1) >= processors * template.resident
-            if splits > 1 and (steps // splits < _LEAST_STEPS or full_before):
-                break
-            yield _time_ns(shape, seen, template, blocks, programs, processors), blocks
+    for run in layout.runs(shape):
+        seen = layout.problem(shape, run)
+        for template in _templates(shape, run):
+            if _suits(template.filters, seen.filters):
+                yield from _split(shape, seen, template, run)
+
+
+def _split(shape: Convolution, seen: Problem, template: _Template, run: int) -> Iterator[tuple[float, Blocks3d]]:
+    """Yield a block shape, its sum split in as many parts as may be worth it, with estimates of the time in ns."""
+    processors = gemm_split.multiprocessors()
+    for splits in _SPLITS:
+        blocks = _blocks(shape, template, splits, run)
+        if blocks is None:
+            return
+        programs = programs_of(seen, blocks)
+        steps = seen.taps * seen.channels // blocks.depth // (seen.kernel[0] if template.variant == "slices" else 1)
+        full_before = programs * (splits - 1) >= processors * template.resident
+        if splits > 1 and (steps // splits < _LEAST_STEPS or full_before):
+            return
+        yield _time_ns(shape, seen, template, blocks, programs, processors), blocks
 
 
 def _suits(block: int, filters: int) -> bool:

@@ -1,0 +1,267 @@
+"""Kernels for tensor descriptors: boxes of pixels, and slices of them, whose input the copy engine fetches (`gemm`).
+
+A layer with few channels may have its outputs in runs (`layout`). Then a number of the input meets zeros in the filters
+of the outputs that do not see it, which is no harm unless the number is not finite. So each program says whether all
+its sums are finite, and `gemm_apart`, launched behind it, computes the others once more, output by output.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from convscope.cudnn.shape import Convolution
+from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d.layout import Blocks3d, are_filters, next_step, place_in
+from convscope.kernels.conv3d.tuned.candidates import programs_of
+
+_CHECKED = 128  # programs that one of `gemm_apart` looks at
+_REGISTERS_MOST = 192  # of a thread, for sums: of 255
+
+_BOX_SIZES = [
+    *("kernels", "blocks", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
+    *layout.by_axis("out", "pad", "dil", "tiles"),
+]
+
+
+@triton.jit
+def _added(acc, values, filters, SWAPPED: tl.constexpr, PRECISION: tl.constexpr):
+    """Return acc + values · filtersᵀ, turned over if `SWAPPED`."""
+    if SWAPPED:
+        acc = tl.dot(filters, values.T, acc, input_precision=PRECISION)
+    else:
+        acc = tl.dot(values, filters.T, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def _store(
+    acc, y, image, d0, h0, w0, group, groups, k0, kernels, out_d, out_h, out_w, chosen,
+    BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, SWAPPED: tl.constexpr,
+    VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Store the sums of a box of pixels, each a RUN of outputs: of each run the one that is `chosen`, or all (-1)."""
+    BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
+    sums = acc.T if SWAPPED else acc
+    FILTERS: tl.constexpr = sums.shape[1] // RUN
+    if RUN > 1:
+        sums = sums.reshape(BLOCK_P, FILTERS, RUN).permute(0, 2, 1).reshape(BLOCK_P * RUN, FILTERS)
+    i = tl.arange(0, BLOCK_P * RUN)
+    ROW: tl.constexpr = BOX_W * RUN
+    kernels, out_w = kernels // RUN, out_w * RUN
+    k = k0 // RUN + tl.arange(0, FILTERS)
+    d, h, v = d0 + i // (BOX_H * ROW), h0 + i // ROW % BOX_H, w0 * RUN + i % ROW
+    # The compiler does not see that neighbouring pixels are wanted together, and would store them one by one.
+    PIXELS: tl.constexpr = 1 if LAST else VECTOR
+    wanted = tl.max_constancy((d < out_d) & (h < out_h) & (v // PIXELS < tl.cdiv(out_w, PIXELS)), [PIXELS])
+    if chosen >= 0:
+        wanted = wanted & (i % RUN == chosen)
+    out_plane = out_d * out_h * out_w
+    if LONG:
+        image = image.to(tl.int64)
+    place = place_in(image, group, groups, (d * out_h + h) * out_w + v, k, kernels, out_plane, VECTOR, LAST)
+    tl.store(y + place, sums, mask=wanted[:, None] & are_filters(k, kernels, VECTOR, LAST)[None, :])
+
+
+@triton.jit
+def _are_finite(acc):
+    return (tl.max(tl.max((acc - acc != 0.0).to(tl.int32), 1), 0) == 0).to(tl.int8)
+
+
+@triton.jit
+def _box_of(number, tiles_d, tiles_h, tiles_w, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr):
+    """Return the image, and the first depth, row and column, of a box by its number."""
+    w0, h0 = number % tiles_w * BOX_W, number // tiles_w % tiles_h * BOX_H
+    return number // (tiles_w * tiles_h * tiles_d), number // (tiles_w * tiles_h) % tiles_d * BOX_D, h0, w0
+
+
+@triton.jit(do_not_specialize=_BOX_SIZES)
+def gemm_boxes(
+    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
+
+    `x` and `w` are tensor descriptors, `blocks` the blocks of channels of a group, `outputs` the elements of a split.
+    Where a pixel is a RUN of outputs, `finite` tells `gemm_apart` of each program whether its sums are.
+    """
+    BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0 = tl.program_id(0) % k_blocks * BLOCK_K
+    image, d0, h0, w0 = _box_of(tl.program_id(0) // k_blocks, tiles_d, tiles_h, tiles_w, BOX_D, BOX_H, BOX_W)
+    first = split * share
+    last = min(first + share, steps)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
+    acc = tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32)
+    tap, start = first // blocks, first % blocks
+    r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
+    for step in range(first, last):
+        d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
+        values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
+        filters = w.load([group * w_rows + k0, step * BLOCK_C])
+        r, s, t, start = next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
+        acc = _added(acc, values, filters, SWAPPED, PRECISION)
+    if RUN > 1:
+        tl.store(finite + split * tl.num_programs(0) + tl.program_id(0), _are_finite(acc))
+    y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+    _store(
+        acc, y, image, d0, h0, w0, group, groups, k0, kernels, out_d, out_h, out_w, -1, BOX_D, BOX_H, BOX_W, RUN,
+        SWAPPED, VECTOR, LAST, LONG,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=[*_BOX_SIZES, "programs", "window", "aside"])
+def gemm_apart(
+    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs, programs, window, aside,
+    TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+    RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr, EACH: tl.constexpr,
+):  # fmt: skip
+    """Compute once more, each output of a run by its own terms alone, what EACH of `programs` found not finite.
+
+    A number that is not finite, times the zero of a filter whose taps lie elsewhere, is NaN. As `gemm_boxes` and
+    `gemm_slices`; of one group, `window` the terms of one output of a run, each `aside` further than the one before.
+    """
+    split, begin = tl.program_id(1), tl.program_id(0) * EACH
+    numbers = begin + tl.arange(0, EACH)
+    row = finite + split * programs
+    if tl.min(tl.load(row + numbers, mask=numbers < programs, other=1), 0) == 0:
+        BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
+        k_blocks = tl.cdiv(kernels, BLOCK_K)
+        first = split * share
+        last = min(first + share, steps)
+        y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+        for part in range(EACH * SLICES * RUN):
+            number, output = begin + part // (SLICES * RUN), part % RUN
+            if tl.load(row + number, mask=number < programs, other=1) == 0:
+                image, d0, h0, w0 = _box_of(number // k_blocks, tiles_d, tiles_h, tiles_w, BOX_D * SLICES, BOX_H, BOX_W)
+                d0 += part // RUN % SLICES
+                k0 = number % k_blocks * BLOCK_K
+                acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+                for at in range(TAPS * (last - first)):
+                    step = at // (last - first) * steps + first + at % (last - first)
+                    tap, c = step // blocks, step % blocks * BLOCK_C
+                    r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
+                    d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
+                    term = c + tl.arange(0, BLOCK_C) - output * aside
+                    values = x.load([image, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+                    values = tl.where(((term >= 0) & (term < window))[None, :], values, 0.0)
+                    acc = _added(acc, values, w.load([k0, step * BLOCK_C]), False, PRECISION)
+                _store(
+                    acc, y, image, d0, h0, w0, 0, 1, k0, kernels, out_d, out_h, out_w, output, BOX_D, BOX_H, BOX_W, RUN,
+                    False, VECTOR, LAST, LONG,
+                )  # fmt: skip
+
+
+@triton.jit
+def _replaced(values, at: tl.constexpr, value):
+    """Return a tuple with another value in one place."""
+    return values[:at] + (value,) + values[at + 1 :]
+
+
+@triton.jit(do_not_specialize=_BOX_SIZES)
+def gemm_slices(
+    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
+    RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr,
+):  # fmt: skip
+    """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
+
+    `steps` are those of one tap in depth, of which there are TAPS, `dil_d` is 1. Each slice has SUMS sums, one or one
+    for each tap in depth: a product waits for the one before it in its sum.
+    """
+    BLOCK_P: tl.constexpr = BOX_H * BOX_W
+    k_blocks = tl.cdiv(kernels, BLOCK_K)
+    group, split = tl.program_id(1), tl.program_id(2)
+    k0 = tl.program_id(0) % k_blocks * BLOCK_K
+    image, d0, h0, w0 = _box_of(tl.program_id(0) // k_blocks, tiles_d, tiles_h, tiles_w, SLICES, BOX_H, BOX_W)
+    first = split * share
+    last = min(first + share, steps)
+    SWAPPED: tl.constexpr = BLOCK_K >= 64
+    sums = ()
+    for _ in tl.static_range(SLICES * SUMS):
+        sums = sums + (tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32),)
+    for step in range(first, last):
+        tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
+        h, v = h0 - pad_h + tap // kernel_w * dil_h, w0 - pad_w + tap % kernel_w * dil_w
+        filters = ()
+        for r in tl.static_range(TAPS):
+            filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]),)
+        for z in tl.static_range(SLICES + TAPS - 1):
+            values = x.load([image, d0 - pad_d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+            for r in tl.static_range(TAPS):
+                if z >= r and z - r < SLICES:
+                    added = _added(sums[(z - r) * SUMS + r % SUMS], values, filters[r], SWAPPED, PRECISION)
+                    sums = _replaced(sums, (z - r) * SUMS + r % SUMS, added)
+    y += tl.multiple_of(split.to(tl.int64) * outputs, VECTOR)
+    all_finite = tl.full((), 1, tl.int8)
+    for z in tl.static_range(SLICES):
+        total: tl.tensor = sums[z * SUMS]
+        for r in tl.static_range(1, SUMS):
+            total += sums[z * SUMS + r]
+        if RUN > 1:
+            all_finite = all_finite & _are_finite(total)
+        _store(
+            total, y, image, d0 + z, h0, w0, group, groups, k0, kernels, out_d, out_h, out_w, -1, 1, BOX_H, BOX_W, RUN,
+            SWAPPED, VECTOR, LAST, LONG,
+        )  # fmt: skip
+    if RUN > 1:
+        tl.store(finite + split * tl.num_programs(0) + tl.program_id(0), all_finite)
+
+
+def sums(blocks: Blocks3d, taps: int) -> int:
+    """Return the number of sums of "slices" for each output: one a tap in depth where the registers hold them."""
+    registers = blocks.pixels * blocks.filters * taps // (32 * blocks.warps)
+    return taps if registers <= _REGISTERS_MOST else 1
+
+
+def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
+    """Convolve N × C × D × H × W by "boxes" or "slices" on the current stream; filters as `layout.pack` has them."""
+    copied, y = layout.channels_last(x, shape, blocks.run), layout.split_output(x, shape, blocks.splits)
+    seen, (box_d, box_h, box_w) = layout.problem(shape, blocks.run), blocks.box
+    slices, programs = blocks.variant == "slices", programs_of(seen, blocks) // seen.groups
+    taps = seen.kernel[0] if slices else 1
+    tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
+    steps = packed.shape[2] // blocks.depth // taps
+    size, block = [seen.images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
+    view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
+    filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
+    finite = torch.empty(programs * blocks.splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
+    common = (
+        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:],
+        *seen.padding, *seen.dilation, *tiles,
+    )  # fmt: skip
+    shares = packed.shape[1], steps, triton.cdiv(steps, blocks.splits), y[0].numel()
+    constants = {
+        "BOX_H": box_h, "BOX_W": box_w, "RUN": blocks.run, "BLOCK_K": blocks.filters, "BLOCK_C": blocks.depth,
+        "PRECISION": layout.precision(shape), "VECTOR": _vector(shape, blocks), "LAST": layout.is_last(shape),
+        "LONG": layout.is_long(y[0]), "num_warps": blocks.warps,
+    }  # fmt: skip
+    kernel, variant = gemm_boxes, {"BOX_D": box_d}
+    if slices:
+        kernel, variant = gemm_slices, {"TAPS": taps, "SLICES": box_d, "SUMS": sums(blocks, taps)}
+    kernel[programs, seen.groups, blocks.splits](
+        *common, seen.groups, *shares, num_stages=blocks.stages, **variant, **constants
+    )
+    if blocks.run > 1:
+        aside = shape.stride[2] * seen.copied
+        gemm_apart[triton.cdiv(programs, _CHECKED), blocks.splits](
+            *common, *shares, programs, seen.window - (blocks.run - 1) * aside, aside, TAPS=taps,
+            SLICES=box_d if slices else 1, BOX_D=1 if slices else box_d, EACH=_CHECKED, num_stages=1, **constants,
+        )  # fmt: skip
+    return layout.add_splits(y, shape)
+
+
+def _vector(shape: Convolution, blocks: Blocks3d) -> int:
+    """Return the number of neighbours in a box that always lie together, aligned: pixels of a row, or filters."""
+    if layout.is_last(shape):
+        return layout.vector(shape)
+    return 1 if shape.output[-1] % 4 or blocks.box[2] * blocks.run % 4 else 4
