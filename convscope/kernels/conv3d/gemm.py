@@ -27,8 +27,9 @@ Two slices of 128 pixels × 64 filters read 704 rows of BLOCK_C numbers for what
 stride, and without dilation in depth.
 
 First layers come as a view with the taps of a row as channels (`layout`): the same kernels, and 9 steps of 16
-for 3 × 3 × 3 taps of 4 channels. Variant "pipelined" is the seventh file's kernel, for strides and wherever it is
-faster.
+for 3 × 3 × 3 taps of 4 channels. Such a step reads 16 numbers of each pixel for few filters, and waits for the L2
+cache again. In runs of two neighbouring outputs (`layout`) the same 16 numbers serve both. Variant "pipelined" is the
+seventh file's kernel, for strides and wherever it is faster.
 
 Without the matrix unit (float32 that may not be TF32) the factors lie better the other way round: pixels and filters
 contiguous, the summed channels not, so that a thread reads four neighbours of each at once for its multiply-adds.
@@ -37,7 +38,8 @@ file's kernel, in one loop over all steps, in which the next blocks are always o
 step of 16 a step takes the channels of all taps of a row.
 
 All may have their sum split as in the eighth. Which variant, block, box, stages, warps and splits:
-`candidates` has a few for each shape, likeliest first, and `autotune` times them on the card once.
+`tuned.candidates` has a few for each shape, likeliest first, and `autotune` times them on the card once. The kernels
+are in `tuned.boxes` ("boxes" and "slices") and `tuned.planar`.
 """
 
 from __future__ import annotations
