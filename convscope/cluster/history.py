@@ -7,6 +7,7 @@ written a line, so a line is an event only where each of its fields has its form
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -74,7 +75,7 @@ def read(path: Path) -> tuple[tuple[Job, ...], Combination | None]:
     Raises:
         ForeignError: the history is no plain file that can be read, or it has lines and none is an event.
     """
-    content = plain_files.read(path / HISTORY)
+    content = plain_files.read(os.path.join(path, HISTORY))
     by_job: dict[str, list[str]] = {}
     for line in (content or b"").decode(errors="replace").split("\n"):
         fields = line.split("\t")

@@ -124,7 +124,7 @@ def read_as(path: Path, stage: str, look: Look) -> Progress | None:
     Raises:
         ForeignError: something in it is none of a run's files.
     """
-    document, broken = _document(path / "run.json")
+    document, broken = _document(os.path.join(path, "run.json"))
     jobs, submitted, remark = _history(path, document)
     run = document.get("run", {})
     combination = _combination(run) if document else submitted
@@ -132,7 +132,8 @@ def read_as(path: Path, stage: str, look: Look) -> Progress | None:
         return Progress(path, stage, Combination(path.name, "?", "?"), broken=broken) if broken else None
     start = document.get("starts", [{}])[-1]
     sizes = tuple(dict.fromkeys(start.get("asked", run).get("input_sizes", ())))
-    every, unread = _columns(path / f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv")
+    table = f"{slug(combination.model)}_{slug(combination.algorithm)}_overall.csv"
+    every, unread = _columns(os.path.join(path, table))
     measured = dict(zip(map(int, every.input_size), every.status, strict=True))
     asked, (sizes, done) = frozenset(sizes), finished(sizes)
     rows = every if asked.issuperset(measured) else every.where([int(size) in asked for size in every.input_size])
@@ -181,7 +182,7 @@ def _history(path: Path, document: Mapping[str, Any]) -> tuple[tuple[Job, ...], 
         return (), None, str(error)
 
 
-def _document(path: Path) -> tuple[dict[str, Any], str]:
+def _document(path: str) -> tuple[dict[str, Any], str]:
     """Return the content of `run.json` and its fault, "" for none; a run just begun may have no file."""
     content = plain_files.read(path)
     if content is None:
@@ -221,7 +222,7 @@ class _Columns(NamedTuple):
         return self if all(keep) else _Columns(*(tuple(itertools.compress(column, keep)) for column in self))
 
 
-def _columns(path: Path) -> tuple[_Columns, str]:
+def _columns(path: str) -> tuple[_Columns, str]:
     """Return the columns and the fault of the file, "" for none; a row cut off at the end is none."""
     content = plain_files.read(path)
     if content is None:
@@ -231,25 +232,25 @@ def _columns(path: Path) -> tuple[_Columns, str]:
         text = text.replace("\r\n", "\n") if "\r" in text else text
         found = _quoted(text) if '"' in text else _plain(text)
     except (ValueError, csv.Error):
-        return _Columns(), f"{path.name} cannot be read"
+        return _Columns(), f"{os.path.basename(path)} cannot be read"
     of_run = found
     if not all(map(str.isdecimal, found.input_size)) or max(map(len, found.input_size), default=0) > _DIGITS_MOST:
         of_run = found.where([size.isdecimal() and len(size) <= _DIGITS_MOST for size in found.input_size])
     if all(map(_NUMBER.fullmatch, {*of_run.fallback_layers, *of_run.wall_s})):
         return of_run, ""
     numbers = {name: [each if _NUMBER.fullmatch(each) else "" for each in getattr(of_run, name)] for name in _NUMBERS}
-    return of_run._replace(**numbers), f"{path.name} has words where numbers belong"
+    return of_run._replace(**numbers), f"{os.path.basename(path)} has words where numbers belong"
 
 
 def _plain(text: str) -> _Columns:
     """Return the columns of a table in which nothing is quoted: cut at the commas, all rows at once."""
     header, _, body = text.partition("\n")
-    names = header.split(",")
-    fields, of_row, rows = _fields(body), len(names) + 1, body.count("\n")
+    count, places = _places(header)
+    fields, of_row, rows = _fields(body), count + 1, body.count("\n")
     if fields[-1] or len(fields) != rows * of_row + 1 or fields[of_row - 1 :: of_row].count("\n") != rows:
-        whole = [line for line in body.split("\n") if line.count(",") == len(names) - 1 and (line or len(names) > 1)]
+        whole = [line for line in body.split("\n") if line.count(",") == count - 1 and (line or count > 1)]
         fields = _fields("".join(f"{line}\n" for line in whole))
-    return _picked(names, lambda at: fields[at:-1:of_row], len(fields) // of_row)
+    return _picked(places, lambda at: fields[at:-1:of_row], len(fields) // of_row)
 
 
 def _fields(body: str) -> list[str]:
@@ -261,13 +262,24 @@ def _quoted(text: str) -> _Columns:
     lines = csv.reader(io.StringIO(text))
     names = next(lines, [])
     rows = [line for line in lines if len(line) == len(names)]
-    return _picked(names, lambda at: [row[at] for row in rows], len(rows))
+    return _picked(_named(names), lambda at: [row[at] for row in rows], len(rows))
 
 
-def _picked(names: Sequence[str], column: Callable[[int], Sequence[str]], count: int) -> _Columns:
-    """Return the columns that are read here, of so many rows; of two with one name the first."""
-    found = (column(names.index(name)) if name in names else [""] * count for name in _Columns._fields)
-    return _Columns(*found)
+@functools.lru_cache
+def _places(header: str) -> tuple[int, tuple[int | None, ...]]:
+    """Return the number of columns, and the places of those that are read: thousands of tables have one header."""
+    names = header.split(",")
+    return len(names), _named(names)
+
+
+def _named(names: Sequence[str]) -> tuple[int | None, ...]:
+    """Return the place of each column that is read here, None where there is none; of two with one name the first."""
+    return tuple(names.index(name) if name in names else None for name in _Columns._fields)
+
+
+def _picked(places: Sequence[int | None], column: Callable[[int], Sequence[str]], count: int) -> _Columns:
+    """Return the columns at these places, of so many rows."""
+    return _Columns(*([""] * count if at is None else column(at) for at in places))
 
 
 def look_at(path: str) -> Look:

@@ -17,7 +17,7 @@ from pathlib import Path
 from convscope import slurm
 from convscope.cli import display, programs, terminal
 from convscope.cli.display import or_dash
-from convscope.cli.parser import OneLineParser, note_by, one_line, reader_has_gone
+from convscope.cli.parser import OneLineParser, note_by, one_line, reader_has_gone, uncollected
 from convscope.cli.terminal import LiveTable, Piece, bar
 from convscope.cluster import advice, history, progress
 from convscope.cluster.advice import Row
@@ -45,17 +45,18 @@ _SECONDS = (1.0, 86400.0)
 
 def table(found: Survey) -> str:
     """Return a line a combination, a column a stage; below it the failures, and the commands that submit them again."""
-    stages, rows = _by_combination(found.standings)
-    lines = [_line(row, stages, rows[row]) for row in sorted(rows, key=str)]
-    return "\n".join(
-        [
-            display.table(_header(stages), lines, all_left=True),
-            "",
-            _counts(found.standings),
-            *(one_line(line) for line in _remarks(found)),
-            *_again(found.standings),
-        ]
-    )
+    with uncollected():
+        stages, rows = _by_combination(found.standings)
+        lines = [_line(row, stages, rows[row]) for row in sorted(rows, key=str)]
+        return "\n".join(
+            [
+                display.table(_header(stages), lines, all_left=True),
+                "",
+                _counts(found.standings),
+                *(one_line(line) for line in _remarks(found)),
+                *_again(found.standings),
+            ]
+        )
 
 
 def _by_combination(standings: Sequence[Standing]) -> tuple[list[str], dict[Row, dict[str, Standing]]]:
