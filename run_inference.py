@@ -6,7 +6,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from convscope.inference.request import Inference
     from convscope.inference.study import InferenceStudy
     from convscope.profiling.request import Run
+    from convscope.storage.store import Store
 
 
 T = TypeVar("T")
@@ -129,10 +130,8 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
     import torch
 
     from convscope import distributed
-    from convscope.convolution.backends import environment_on
-    from convscope.inference.cells import cells_of, covers
     from convscope.inference.request import build_model
-    from convscope.inference.rows import SCHEMA, is_current
+    from convscope.inference.rows import SCHEMA
     from convscope.inference.study import InferenceStudy
     from convscope.profiling.bench import Bench
     from convscope.storage.paths import RESULTS, slug
@@ -164,19 +163,7 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
         if place.is_first:
             stack.enter_context(store)
             with monitor() as opened:
-                environment = environment_on(device, opened.settings())
-            missing = store.missing(
-                request,
-                environment,
-                cells_of(request),
-                options.overwrite,
-                covers=lambda key: covers(request, key),
-                counts=lambda row: row["status"] == "ok" and is_current(row),
-                any_card=options.any_card,
-            )
-            begun = bool(missing) or request.scenario == "server"
-            if begun:
-                store.begin(request, environment, sys.argv)
+                begun = _begin(store, request, options, device, opened.settings())
         stack.enter_context(distributed.joined(place, device))
         model = build_model(request)
         study = InferenceStudy(request, model, device, place, monitor, bench, store, stop, note)
@@ -185,6 +172,30 @@ def _infer(options: argparse.Namespace, arguments: list[str], stop: StopSignal) 
         note("nothing was measured this time: rows with figures are of earlier commands")
     code = _report(study, named=options.engines is not None) if place.is_first else 0
     return (stop.exit_code if stop() else STOPPED) if study.stopped else code
+
+
+def _begin(
+    store: Store, request: Inference, options: argparse.Namespace, device: torch.device, card: Mapping[str, object]
+) -> bool:
+    """Begin a run in a folder unless it has every cell of the request already; tell whether it was begun."""
+    from convscope.convolution.backends import environment_on
+    from convscope.inference.cells import cells_of, covers
+    from convscope.inference.rows import is_current
+
+    environment = environment_on(device, card)
+    missing = store.missing(
+        request,
+        environment,
+        cells_of(request),
+        options.overwrite,
+        covers=lambda key: covers(request, key),
+        counts=lambda row: row["status"] == "ok" and is_current(row),
+        any_card=options.any_card,
+    )
+    begun = bool(missing) or request.scenario == "server"
+    if begun:
+        store.begin(request, environment, sys.argv)
+    return begun
 
 
 def _device(options: argparse.Namespace, place: Ranks) -> torch.device:
