@@ -53,7 +53,7 @@ def _add_data(made: OneLineParser) -> None:
     sizes.add_argument("--batch-sizes", type=whole_numbers, metavar="N,N,…", help="a sweep: 16,32,64,128,256")
     made.add_argument("--epochs", type=int, default=5, metavar="N", help="passes over the training images (default 5)")
     made.add_argument("--max-steps", type=int, metavar="N", help="stop after N steps")
-    skipped = "first steps, left out of means (default 10); half of a short run"
+    skipped = "first steps, left out of means (default 10); half of them all where all epochs have no more"
     made.add_argument("--skip-steps", type=int, default=10, metavar="N", help=skipped)
 
 

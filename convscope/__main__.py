@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from convscope import __version__
 from convscope.cli import programs
-from convscope.cli.parser import as_program, one_line
+from convscope.cli.parser import as_program, one_line, report_missing
 from convscope.errors import InputError
 
 # Each command: its module, imported when it is asked for, with `main(arguments) -> exit code`; what it does.
@@ -77,12 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"convscope {name}: {one_line(error)}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("convscope"):
-            raise
-        here = f"needs {error.name}, which {sys.executable} does not have"
-        advice = f"activate the environment of this project, or {sys.executable} -m pip install {error.name}"
-        print(f"convscope {name}: {here}: {advice}", file=sys.stderr)
-        return 2
+        return report_missing(f"convscope {name}", error)
 
 
 def run() -> int:

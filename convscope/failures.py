@@ -6,12 +6,15 @@ classes are recognised by package and name.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import traceback
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn.modules import module
 
 from convscope import errors
 
@@ -37,6 +40,11 @@ _ONNX_RUNTIME = {"Fail", "NotImplemented", "RuntimeException", "InvalidArgument"
 _COMPILERS = {"TorchDynamoException", "OnnxExporterError", "CppCompileError", "InvalidCxxCompiler"}
 
 
+_OWN = os.path.dirname(__file__) + os.sep
+_MODULES = module.__file__  # through which each call of a module goes
+_PASSES_ON = ("__torch_dispatch__", "__torch_function__")
+
+
 @dataclass(frozen=True)
 class Failure:
     """Status and reason of a cell without figures, and the memory (bytes) that could not be allocated."""
@@ -54,7 +62,7 @@ def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
         Exception: the error itself, where it is none of a cell's own.
     """
     raise_if_lost(device, where)
-    failure = classify(error)
+    failure = classify(error) or of_model(error)
     if failure is None:
         raise error
     return failure
@@ -67,6 +75,20 @@ def classify(error: Exception) -> Failure | None:
             return Failure("oom", _line(link), asked_bytes(str(link)))
     status = "unsupported" if _is_unsupported(error) else "failed" if _is_failed(error) else None
     return Failure(status, _line(error)) if status else None
+
+
+def of_model(error: Exception) -> Failure | None:
+    """Return the row's status and reason for an error that a model's own code raised, None for one of the program.
+
+    It is the model's where the program had called a module, and nothing of the program was called from there. What
+    PyTorch passes each call through (`__torch_dispatch__`) is none of the callers.
+    """
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    own = [at for at, code in enumerate(frames) if code.co_filename.startswith(_OWN) and code.co_name not in _PASSES_ON]
+    called = frames[max(own, default=-1) + 1 :]
+    if not any(code.co_filename == _MODULES for code in called):
+        return None
+    return Failure("failed", f"the model raised {type(error).__name__}: {_line(error)}")
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:

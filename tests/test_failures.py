@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -367,3 +368,27 @@ def test_host_memory_does_not_grow_from_size_to_size(tmp_path: Path):
     _, *means = [sum(seen[at : at + count]) / count for at in range(0, len(folders) * count, count)]
     grown = min((means[-1] - means[since]) / (len(means) - 1 - since) for since in (0, 2))
     assert grown < count * 20_000, f"{grown / 1e6:.2f} MB in {count} sizes"
+
+
+class _Raising(torch.nn.Module):
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self._work = work
+
+    def forward(self) -> None:
+        self._work()
+
+
+def _raised(work: Callable[[], object]) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        _Raising(work)()
+    return caught.value
+
+
+def test_what_a_model_raises_is_its_own_and_what_the_program_raises_inside_it_is_not():
+    found = failures.of_model(_raised(lambda: torch.zeros(2) @ torch.zeros(3)))
+    assert found is not None
+    assert found.status == "failed"
+    assert found.reason.startswith("the model raised RuntimeError: ")
+    assert failures.of_model(_raised(lambda: failures.asked_bytes(None))) is None  # type: ignore[arg-type]
+    assert failures.of_model(KeyError("of the program")) is None

@@ -153,3 +153,12 @@ def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]):
         if cell["cell_type"] == "code":
             exec("".join(cell["source"]), names)
     assert "layers" in names
+
+
+@pytest.mark.parametrize("algorithm", ["torch", "direct"])
+def test_a_size_at_which_a_model_raises_is_a_row_and_the_others_are_measured(algorithm: str, tmp_path: Path):
+    arguments = ["--model", f"{OWN}:Narrow", "--algorithm", algorithm, "--input-size", "64,96,72", *QUICK[:-2]]
+    assert run_profile.main([*arguments, "--output-dir", str(tmp_path / "run")]) == 1
+    overall = pd.read_csv(next((tmp_path / "run").glob("*_overall.csv"))).set_index("input_size")
+    assert overall["status"].to_dict() == {64: "ok", 72: "ok", 96: "failed"}
+    assert overall["reason"][96] == "the model raised RuntimeError: my model wants at most 80 px"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from convscope import gpus
@@ -129,6 +131,27 @@ def at_most(option: str, value: float, most: int) -> None:
     """Raise InputError for a number that is too large, naming its option."""
     if value > most:
         raise InputError(f"{option} {value}: it must be at most {most}")
+
+
+def percent(text: str) -> float:
+    """Return a percentage, for argparse: a number that is finite and not negative."""
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError
+    return value
+
+
+percent.__name__ = "percentage"  # argparse says "invalid percentage value"
+
+
+def apart_from_inputs(output: Path | None, *inputs: Path) -> None:
+    """Raise InputError where a file to write is one that the command reads, or a table or the run.json of a run."""
+    if output is None or not output.exists():
+        return
+    if any(path.exists() and output.samefile(path) for path in inputs):
+        raise InputError(f"-o {output}: this command reads it: name another file")
+    if output.name == "run.json" or (output.suffix == ".csv" and (output.parent / "run.json").exists()):
+        raise InputError(f"-o {output}: it is a file of a run: name another file")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 from convscope.cli.encoding import allow_every_sign
 from convscope.cli.signals import GRACE_S, StopSignal
-from convscope.errors import DeviceFaultError, StopError, WriteError
+from convscope.errors import DeviceFaultError, InputError, StopError, WriteError
 from convscope.storage.lock import release_all
 
 _kept: list[DeviceFaultError] = []
@@ -117,6 +117,20 @@ def report_error(program: str, error: StopError) -> int:
     return error.exit_code
 
 
+def report_missing(name: str, error: ModuleNotFoundError) -> int:
+    """Print which package a command needs and this Python does not have; return the exit code.
+
+    Raises:
+        ModuleNotFoundError: the error itself, where it is a module of this project.
+    """
+    if error.name is None or error.name.startswith("convscope"):
+        raise error
+    here = f"needs {error.name}, which {sys.executable} does not have"
+    advice = f"activate the environment of this project, or {sys.executable} -m pip install {error.name}"
+    print(f"{name}: {here}: {advice}", file=sys.stderr)
+    return InputError.exit_code
+
+
 def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE_S) -> int:
     """Do the work of a command, which may be asked to stop; return the exit code.
 
@@ -129,6 +143,8 @@ def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE
             return work(stop)
     except StopError as error:
         return report_error(name, error)
+    except ModuleNotFoundError as error:
+        return report_missing(name, error)
 
 
 def note_by(name: str) -> Callable[[str], None]:

@@ -38,7 +38,7 @@ def load(params: str, batch_size: int | None = None) -> list[Layer]:
         return of_model(params, batch_size or 1)
     path = FOLDER / f"{params}.csv" if params in names() else Path(params)
     try:
-        text = path.read_bytes().decode()
+        text = path.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         raise InputError(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from convscope.cli.display import several
+from convscope.cli.options import apart_from_inputs
 from convscope.cli.parser import OneLineParser
 from convscope.dataset import importers, samples, totals
+from convscope.dataset.samples import SampleRow
 from convscope.errors import InputError
 
 GIVEN = ("gpu_name", "algorithm", "model")
@@ -27,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         return _totals(options, given, all(overall))
     rows = [row for path in options.files for row in importers.samples(path, options.format, **given)]
     out = options.output or Path("samples.csv")
+    apart_from_inputs(out, *options.files)
+    _check_once(rows, options.files)
     count = samples.write(out, rows)
     print(f"{several(count, 'sample')} of {_cards(row.gpu_name for row in rows)}: {out}")
     return 0
@@ -37,9 +42,18 @@ def _totals(options: argparse.Namespace, given: Mapping[str, str], alone: bool) 
         raise InputError("overall tables and layer tables become different files: import each kind by itself")
     rows = [row for path in options.files for row in importers.measured_totals(path, **given)]
     out = options.output or Path("totals.csv")
+    apart_from_inputs(out, *options.files)
     count = totals.write(out, rows)
     print(f"{several(count, 'total')} of whole models on {_cards(row.gpu_name for row in rows)}: {out}")
     return 0
+
+
+def _check_once(rows: Iterable[SampleRow], files: Sequence[Path]) -> None:
+    """Raise InputError where a sample stands there twice, by its key."""
+    counted = Counter(tuple(getattr(row, name) for name in samples.SAMPLES.unique) for row in rows)
+    if twice := sum(count - 1 for count in counted.values()):
+        what = f"{', '.join(map(str, files))}: {several(twice, 'sample')} more than once"
+        raise InputError(f"{what}: name each file once, and leave repeats out")
 
 
 def _cards(names: Iterable[str]) -> str:

@@ -77,6 +77,8 @@ def _rows(path: Path, form: str, needed: Sequence[str], read: Callable[[str, Cel
             raise InputError(f"{where}: it has another number of cells than the header: mend the file")
         try:
             yield read(where, cells)
+        except InputError:
+            raise
         except ValueError as error:
             raise InputError(f"{where}: {error}") from None
 
@@ -165,7 +167,7 @@ def _cudnn(number: str) -> str:
 def _text(path: Path) -> str:
     try:
         content = path.read_bytes()
-        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8-sig")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InputError(f"{path} cannot be read ({error}): name a CSV file, or one compressed by gzip") from None
 

@@ -129,7 +129,8 @@ def cells(path: Path) -> list[dict[str, str]]:
     if path.suffix == parquet.SUFFIX:
         rows, of, first = parquet.rows(path, SAMPLES), "sample", 0
     else:
-        rows, of, first = table.rows(path, SAMPLES), "line", 2
+        with table.handed_in():
+            rows, of, first = table.rows(path, SAMPLES), "line", 2
     for number, row in enumerate(rows, start=first):
         for problem in problems(row):
             raise InputError(f"{path}, {of} {number}: {problem}")

@@ -79,7 +79,8 @@ def read(path: Path) -> list[TotalRow]:
     """
     if not path.exists():
         raise InputError(f"{path} does not exist: name a file of totals (convscope import writes one)")
-    found: list[TotalRow] = table.objects(TOTALS, table.rows(path, TOTALS))
+    with table.handed_in():
+        found: list[TotalRow] = table.objects(TOTALS, table.rows(path, TOTALS))
     for number, row in enumerate(found, start=2):
         for problem in problems(row):
             raise InputError(f"{path}, line {number}: {problem}")

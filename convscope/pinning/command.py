@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from convscope.cli.display import interval_or_dash, or_dash, several, table
+from convscope.cli.options import apart_from_inputs, percent
 from convscope.cli.parser import OneLineParser
 from convscope.convolution.algorithms import PLAN
 from convscope.cudnn.graph.engines import Plan
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    apart_from_inputs(options.output, options.atlas)
     pins = document.from_atlas(options.atlas, options.pick)
     path = options.output or options.atlas / "plans.json"
     _write(path, pins.text())
@@ -69,6 +71,7 @@ def _diff(options: argparse.Namespace) -> int:
 
 
 def _errata(options: argparse.Namespace) -> int:
+    apart_from_inputs(options.output, options.atlas)
     plan = Plan.named(options.plan.removeprefix(PLAN))
     rows = document.rows_of(options.atlas)
     found = list(errata.costs(rows, plan))
@@ -90,6 +93,7 @@ def _errata(options: argparse.Namespace) -> int:
 
 
 def _repro(options: argparse.Namespace) -> int:
+    apart_from_inputs(options.output, options.atlas)
     text = repro.script(_side(options.atlas, options.pick), options.layer)
     if options.output is None:
         print(text, end="")
@@ -139,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     diff.add_argument("a", type=Path, metavar="A", help="folder or file to compare with")
     diff.add_argument("b", type=Path, metavar="B", help="folder or file to judge")
-    diff.add_argument("--tolerance", type=float, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
+    diff.add_argument("--tolerance", type=percent, default=difference.TOLERANCE_PCT, metavar="P", help="percent")
     diff.add_argument("--json", action="store_true", help="print JSON, for programs")
     denies = commands.add_parser(
         "errata",

@@ -8,7 +8,7 @@ from typing import Any
 from convscope.convolution import algorithms
 from convscope.cudnn.shape import output_extents
 from convscope.errors import InputError
-from convscope.pinning.document import Pin, Pins
+from convscope.pinning.document import TORCH, Pin, Pins
 
 _SCRIPT = '''"""{title}
 {measured}
@@ -66,7 +66,8 @@ def script(pins: Pins, layer: str) -> str:
         raise InputError(f"no layer {layer!r} has plans here: choose one of {names}")
     plan = algorithms.plan_of(pin.algorithm)
     if plan is None:
-        raise InputError(f"{layer} is left to PyTorch: there is no plan to show")
+        why = "is left to PyTorch" if pin.algorithm == TORCH else f"has {pin.algorithm}, an algorithm by name"
+        raise InputError(f"{layer} {why}: a script shows a plan of cuDNN's graph API")
     if pin.shape["fused"]:
         raise InputError(f"{pin.shape['fused']} is fused with {layer}: a script shows a convolution alone")
     settings, dtype = pins.settings, str(pins.settings["dtype"])

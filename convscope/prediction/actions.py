@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from convscope.cli.display import or_dash, several, table
-from convscope.cli.options import at_least
+from convscope.cli.options import apart_from_inputs, at_least
 from convscope.dataset import samples, totals
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.totals import TotalRow
@@ -50,6 +50,7 @@ SHOWN = {"ms": ("ms", 1.0), "J": ("J", 1.0), "bytes": ("MB", 1e-6)}
 
 def fit(options: argparse.Namespace) -> int:
     """Learn from samples and write what was learned; return 0, as all of these do."""
+    apart_from_inputs(options.output, *options.samples)
     kept, given = predictor.usable(samples.read(options.samples), options.target), cards.parsed(options.card)
     if options.target == workspace.TARGET:
         return _fit_workspace(options, workspace.fit(kept, given, options.unit), kept)
@@ -127,6 +128,8 @@ def _cells(score: Score) -> Sequence[str]:
 
 def apply(options: argparse.Namespace) -> int:
     """Predict the layers of a model, or those of a file of samples."""
+    others = [path for path in (options.samples, options.totals) if path]
+    apart_from_inputs(options.output, options.predictor, *others)
     made = document.read(options.predictor)
     made = made.with_cards(cards.parsed(options.card))
     frame = _asked(made, options)
@@ -214,8 +217,8 @@ def _names(made: Predictor | WorkspacePredictor) -> Sequence[str]:
 
 def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) -> pd.DataFrame:
     """Return the samples whose target is asked for: of a file, or of a model's layers."""
-    if options.totals and (options.samples or isinstance(made, WorkspacePredictor)):
-        raise InputError("apply: --totals needs --model and a predictor of time or energy")
+    if options.totals and isinstance(made, WorkspacePredictor):
+        raise InputError("apply: --totals needs a predictor of time or energy")
     if options.samples:
         frame = samples.read([options.samples])
         return frame.assign(gpu_name=options.gpu or frame["gpu_name"])
@@ -224,7 +227,7 @@ def _asked(made: Predictor | WorkspacePredictor, options: argparse.Namespace) ->
     at_least("--batch-size", options.batch_size, 1)
     from convscope.prediction import network  # PyTorch, which a file of samples does without
 
-    wanted = options.algorithm or _names(made)
+    wanted = network.named(options.algorithm, _names(made)) if options.algorithm else _names(made)
     return network.samples(
         options.model, options.input_size, options.batch_size, options.gpu, wanted, options.dtype, options.math,
         options.layout,
@@ -246,6 +249,7 @@ def _write_predictions(
 
 def calibrate(options: argparse.Namespace) -> int:
     """Correct a predictor by samples of another card, or print those that are most worth measuring."""
+    apart_from_inputs(options.output, *options.samples)
     made = document.read(options.predictor)
     if isinstance(made, WorkspacePredictor):
         raise InputError(f"calibrate: {NOT_CORRECTED}")

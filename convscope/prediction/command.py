@@ -24,6 +24,8 @@ COMMANDS = {
     ),
 }
 """Each subcommand: what it does, and the arguments of two examples."""
+_OF_MODELS = ("model", "totals", "algorithm", "input_size", "batch_size", "dtype", "math", "layout")
+"""Options of `apply` that say which samples are to be predicted, where no file does."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -33,6 +35,8 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a file cannot be read or written, or the samples are too few for what is asked.
     """
     options = _parser().parse_args(arguments)
+    if options.command == "apply" and options.samples:
+        options.of.refuse_ignored(arguments[1:], _OF_MODELS, "--samples")
     from convscope.prediction import actions  # LightGBM, scikit-learn and pandas: what is asked for may be help
 
     run = {"fit": actions.fit, "evaluate": actions.evaluate, "apply": actions.apply, "calibrate": actions.calibrate}
@@ -66,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     for each in (apply, calibrate):
         each.add_argument("predictor", type=Path, metavar="PREDICTOR", help="document that fit wrote")
         each.add_argument("--gpu", metavar="NAME", help="the card to predict for, as its driver names it")
-        each.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
+    apply.add_argument("-o", "--output", type=Path, metavar="FILE", help="file to write")
+    text = "file to write; default PREDICTOR, which is replaced"
+    calibrate.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     calibrate.add_argument("samples", nargs="+", type=Path, metavar="SAMPLES", help="samples of the card")
     text = "print the N samples most worth measuring (with --gpu, on that card), and stop"
     calibrate.add_argument("--choose", type=int, metavar="N", help=text)
@@ -79,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_asked(apply: argparse.ArgumentParser) -> None:
     """Add what `apply` predicts."""
+    apply.set_defaults(of=apply)
     text = "samples, for their card or that of --gpu; those without a time have another status than ok"
     apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
     apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")

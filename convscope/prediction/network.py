@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 import pandas as pd
 
-from convscope.convolution import models
+from convscope.convolution import algorithms, models
 from convscope.convolution.layer import Layer
 from convscope.convolution.sources.network import Network
 from convscope.cudnn.shape import dimensions
@@ -57,3 +58,21 @@ def samples(
 
 def _is_plain(layer: Layer) -> bool:
     return len(layer.size) == 2 and not layer.uneven_padding and "transpose" not in layer.kind
+
+
+def named(asked: Sequence[str], learned: Sequence[str]) -> list[str]:
+    """Return algorithms as they are called here; spaces and underscores are the same, as on every command line.
+
+    Raises:
+        InputError: one was not learned, and there is none of that name; or one is named twice.
+    """
+    known = [*learned, *algorithms.ALGORITHMS, *algorithms.HEURISTICS]
+    by_word = {name.replace(" ", "_"): name for name in reversed(known)}
+    found = [by_word.get(name.replace(" ", "_"), name) for name in asked]
+    for name in found:
+        if name not in known and algorithms.plan_of(name) is None:
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.4) or sorted(learned)
+            raise InputError(f"--algorithm {name}: there is none of that name: choose another, such as {near[0]}")
+        if found.count(name) > 1:
+            raise InputError(f"--algorithm {name}: it is named twice: name it once")
+    return found

@@ -304,7 +304,7 @@ class Sweep:
             layers = layer_rows(run, size, self._layers(size), found, assigned)
             row = overall_row(run, size, found, assigned, layers, started_utc, time.perf_counter() - started_s)
         except Exception as error:  # Triton's refusals are no RuntimeError
-            failure = failures.classify(error)
+            failure = failures.classify(error) or failures.of_model(error)
             if failure is None or failures.device_fault(self.device):
                 raise
             self.note(f"{size} px: {failure.status}: {failure.reason}")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from convscope.cli.options import apart_from_inputs
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.report.labels import several
@@ -39,6 +40,9 @@ def read(options: argparse.Namespace) -> Content:
     from convscope.report.public import without_origin
 
     found = folders.read(options.folders or [RESULTS])
+    for path in options.compare or ():
+        if not path.is_dir():
+            raise InputError(f"--compare {path} is no folder: give two folders of runs")
     return content(without_origin(found) if options.public else found, options.compare)
 
 
@@ -49,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder does not exist, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
+    apart_from_inputs(options.output)
     from convscope.report.page import Bundle, html
 
     with uncollected(), Bundle() as bundle:

@@ -94,9 +94,10 @@ def read(roots: Sequence[Path], studies: Collection[str] | None = None) -> Found
             raise InputError(f"{root} is no folder: give folders of results, like results or results/2_quick")
     seen: set[Path] = set()
     for root in roots:
-        paths = [path for path in _candidates(root) if path.resolve() not in seen]
+        below = [*_candidates(root)]
+        paths = [path for path in below if path.resolve() not in seen]
         seen.update(path.resolve() for path in paths)
-        if not paths:
+        if not below:
             found.faults.append(Fault(root, "no results below this folder: no run.json and no table"))
         for path in paths:
             if studies is None or not _is_of_others(path, studies):

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from convscope.cli.display import or_dash, several, table
-from convscope.cli.options import at_least, parse_bytes
+from convscope.cli.options import apart_from_inputs, at_least, parse_bytes
 from convscope.dataset import samples
 from convscope.errors import InputError
 from convscope.prediction import cards
@@ -38,6 +38,7 @@ def select(options: argparse.Namespace) -> int:
     """Choose for each convolution of a model and write the document; return 0."""
     at_least("--input-size", options.size, 1)
     at_least("--batch-size", options.batch, 1)
+    apart_from_inputs(options.output, *(options.samples or ()), *(options.predictor or ()))
     rule = _rule(options)
     predictors = _predictors(options)
     here, measured = _measured(options, predictors)

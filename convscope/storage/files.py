@@ -59,7 +59,7 @@ class StudyFiles:
         if lacking and part.counted:
             raise InputError(
                 f"{self.table(part.counted[0])} lacks {part.counted[0]} of the {self.schema.noun} {listed(lacking)} "
-                f"that are in {self.table(part.main).name}: the run's own command mends it"
+                f"that are in {self.table(part.main).name}: the run's own command mends a cut, else restore the table"
             )
         done = {part.key_of(row) for row in rows[part.main]}
         return {name: part.ordered([row for row in rows[name] if part.key_of(row) in done]) for name in rows}

@@ -17,7 +17,7 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Row = TypeVar("Row")
-ADVICE = "move it away, or --overwrite"
+ADVICE = "move it away, or --overwrite"  # of a run's own table
+OF_INPUT = "mend the file, or name another"  # of a table that somebody hands in
 _BLOCK = 256  # rows that are looked at together
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|inf|nan)", re.ASCII)
@@ -88,6 +89,15 @@ def fill(row_type: type[Row], *sources: object, **cells: Any) -> Row:
     return row_type(**cells)
 
 
+@contextlib.contextmanager
+def handed_in() -> Iterator[None]:
+    """Advise in the block to mend a table that cannot be read: no command that reads it has written it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(ADVICE, OF_INPUT)) from None
+
+
 def rows(path: Path, form: Table) -> list[dict[str, str]]:
     """Read the rows of a table as they stand on disk; without a file, none.
 
@@ -128,6 +138,7 @@ def sound_rows(path: Path, form: Table) -> tuple[dict[int, dict[str, str]], list
             key = tuple(row[name] for name in form.unique if name in row)
             if seen.setdefault(key, lines.line_num) != lines.line_num:
                 faults.append(f"{path}, line {lines.line_num}: its key stands in line {seen[key]} already")
+                continue
             found[lines.line_num] = {name: row.get(name, form.added.get(name, "")) for name in form.columns}
     except csv.Error as error:
         raise InputError(f"{path}, line {lines.line_num}: {error}") from None
@@ -198,7 +209,7 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror})") from None
     try:
-        return content.decode()
+        return content.decode("utf-8-sig")  # as spreadsheets write it
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise InputError(f"{path}, line {line}: this is no text: {ADVICE}") from None

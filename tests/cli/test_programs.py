@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -187,3 +189,21 @@ def test_a_wheel_has_its_results_in_the_working_directory(wheel: Path, tmp_path:
 
 def test_a_program_is_run_in_a_child_by_its_file():
     assert Path(programs.command("run_training")[1]) == Path(run_training.__file__)
+
+
+@pytest.mark.parametrize("words", ["run_profile.py --list-algorithms", "run_conv3d.py --list"])
+def test_a_package_that_is_missing_is_one_line(words: str, tmp_path: Path):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'torch':\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, *words.split()]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"{words.split()[0]}: needs torch, which {sys.executable} does not have: activate")
+    assert done.stderr.count("\n") == 1

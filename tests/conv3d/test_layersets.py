@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -88,3 +89,9 @@ def test_a_set_that_is_not_there_is_told(params: str, said: str):
     with pytest.raises(InputError, match="--params") as found:
         layersets.load(params)
     assert said in str(found.value)
+
+
+def test_the_mark_that_a_spreadsheet_writes_first_is_no_part_of_a_name(tmp_path: Path):
+    path = tmp_path / "layers.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + (layersets.FOLDER / "c3d.csv").read_bytes())
+    assert layersets.load(str(path)) == layersets.load("c3d")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import ROOT
 from fakes.checked import ROWS, errors
 
 from convscope import __main__ as program
@@ -193,3 +195,17 @@ def test_a_file_of_samples_is_checked_without_pyarrow(
 ):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert of_rows(tmp_path, ROW) == []
+
+
+def test_each_row_counts_once_however_much_is_wrong_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "samples.csv"
+    samples.write(path, [*ROWS[:3], ROWS[1], changed(math="int8", dtype="int8", run="another")])
+    assert program.main(["check", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[0]["samples"] == 5
+
+
+def test_a_parquet_file_that_is_refused_ends_the_command_in_order():
+    split = str(ROOT / "data" / "h200" / "splits" / "layer.parquet")
+    for _ in range(4):  # four of five times the process aborted behind its line
+        done = subprocess.run([sys.executable, "-m", "convscope", "check", split], capture_output=True, text=True)
+        assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr

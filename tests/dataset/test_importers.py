@@ -162,3 +162,26 @@ def test_the_command_writes_totals_of_overall_tables(tmp_path: Path, capsys: pyt
         assert text.count("\n") == 1
     assert program.main(["import", "--format", "klab", str(path)]) == 2
     assert "line 2: the table does not say the gpu: give it by --gpu" in capsys.readouterr().err
+
+
+def test_a_file_that_is_named_twice_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path, out = str(written(tmp_path, KLAB)), tmp_path / "samples.csv"
+    told = ["--gpu", "NVIDIA L40S", "--algorithm", "gemm", "--model", "vgg16", "-o", str(out)]
+    assert program.main(["import", "--format", "klab", path, path, *told]) == 2
+    assert f"{path}, {path}: 1 sample more than once: name each file once" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_file_that_is_imported_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = written(tmp_path, KLAB)
+    told = ["--gpu", "NVIDIA L40S", "--algorithm", "gemm", "--model", "vgg16", "-o", str(path)]
+    assert program.main(["import", "--format", "klab", str(path), *told]) == 2
+    expected = f"convscope import: -o {path}: this command reads it: name another file\n"
+    assert capsys.readouterr() == ("", expected)
+    assert path.read_text() == KLAB
+
+
+def test_the_place_of_what_is_missing_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = written(tmp_path, KLAB)
+    assert program.main(["import", "--format", "klab", str(path)]) == 2
+    assert capsys.readouterr().err.count("line 2") == 1

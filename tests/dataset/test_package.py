@@ -206,3 +206,26 @@ class TestStandards:
             (tmp_path / path.relative_to(data)).write_bytes(path.read_bytes())
         (tmp_path / name).write_text(json.dumps(found))
         assert standards.judged(library, tmp_path).returncode == 1
+
+
+def test_a_folder_with_files_of_another_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    place = tmp_path / "data"
+    (place / "splits").mkdir(parents=True)
+    (place / "README.md").write_text("mine")
+    (place / "splits" / "mine.parquet").write_text("mine")
+    packaged(tmp_path, ROWS, 2)
+    expected = f"{place} has files and no datapackage.json, so it is no data set: name a new folder"
+    assert capsys.readouterr().err.startswith(f"convscope dataset: {expected}")
+    assert (place / "README.md").read_text() == (place / "splits" / "mine.parquet").read_text() == "mine"
+
+
+def test_an_earlier_data_set_is_written_anew(tmp_path: Path):
+    packaged(tmp_path, ROWS[:COUNT])
+    packaged(tmp_path, ROWS[: COUNT // 2])
+
+
+def test_a_day_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    samples.write(tmp_path / "samples.csv", ROWS)
+    arguments = ["dataset", "package", str(tmp_path / "samples.csv"), "-o", str(tmp_path / "data")]
+    assert program.main([*arguments, "--date", "2026-13-45"]) == 2
+    assert capsys.readouterr().err == "convscope dataset: --date 2026-13-45: write a day as 2026-01-31\n"

@@ -76,3 +76,17 @@ def test_a_file_that_is_missing_or_empty_is_one_line(tmp_path: Path):
 def test_a_folder_that_is_missing_is_one_line(tmp_path: Path):
     with pytest.raises(InputError, match="cannot be written"):
         samples.write(tmp_path / "no" / "samples.csv", [ROW])
+
+
+def test_a_file_that_somebody_hands_in_is_to_be_mended(tmp_path: Path):
+    path = tmp_path / "samples.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.raises(InputError, match=r"it has other columns .*: mend the file, or name another$"):
+        samples.cells(path)
+
+
+def test_the_mark_that_a_spreadsheet_writes_first_is_no_part_of_a_name(tmp_path: Path):
+    path, marked = tmp_path / "samples.csv", tmp_path / "marked.csv"
+    samples.write(path, drawn(2, ("Tesla P4",), ("gemm",)))
+    marked.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert samples.cells(marked) == samples.cells(path)

@@ -357,3 +357,20 @@ def test_a_document_whose_layer_is_damaged_is_one_line(tmp_path: Path, where: st
     path.write_text(json.dumps(written))
     with pytest.raises(InputError, match=rf"lacks .*{lacking}.*: export it again"):
         document.read(path)
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_a_tolerance_is_a_percentage(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str):
+    with pytest.raises(SystemExit, match="2"):
+        ran("diff", tmp_path, tmp_path, f"--tolerance={value}")
+    assert f"invalid percentage value: '{value}'" in capsys.readouterr().err
+
+
+def test_no_file_of_an_atlas_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    made = atlas(tmp_path / "atlas")
+    table = next(made.glob("*.csv"))
+    before = table.read_bytes()
+    assert ran("export", made, "-o", table) == 2
+    assert capsys.readouterr().err == f"convscope plans: -o {table}: it is a file of a run: name another file\n"
+    assert table.read_bytes() == before
+    assert ran("export", made) == ran("export", made) == 0  # its own plans.json may be

@@ -160,8 +160,11 @@ def test_a_script_says_what_was_measured_where():
 
 
 def test_a_layer_that_has_no_plan_is_one_line(tmp_path: Path):
-    with pytest.raises(InputError, match="head is left to PyTorch: there is no plan to show"):
+    with pytest.raises(InputError, match="head is left to PyTorch: a script shows a plan of cuDNN's graph API"):
         repro.script(PINS, "head")
+    named = [dataclasses.replace(pin, algorithm="direct") for pin in PINS.layers]
+    with pytest.raises(InputError, match="head has direct, an algorithm by name: a script shows a plan"):
+        repro.script(dataclasses.replace(PINS, layers=tuple(named)), "head")
     with pytest.raises(InputError, match="no layer 'tail' has plans here: choose one of body, head"):
         repro.script(PINS, "tail")
 

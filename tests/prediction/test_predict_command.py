@@ -181,10 +181,7 @@ def test_a_sum_is_compared_with_measured_totals(folder: Path, tmp_path: Path, ca
     assert lines[2].startswith("winograd: ")
     assert lines[3].startswith("  no measured time of such a pass: ")
     assert len(lines) == 4
-    for wrong, expected in (
-        (["--samples", str(folder / "t4.csv"), "--totals", str(path)], "apply: --totals needs --model and a predictor"),
-        (["--totals", str(tmp_path / "no.csv")], "no.csv does not exist: name a file of totals"),
-    ):
+    for wrong, expected in ((["--totals", str(tmp_path / "no.csv")], "no.csv does not exist: name a file of totals"),):
         assert program.main([*arguments, *wrong]) == 2
         out, error = capsys.readouterr()
         assert out == ""
@@ -245,3 +242,53 @@ def test_bad_input_is_one_line_and_exit_code_2(folder: Path, arguments: list[str
     text = capsys.readouterr().err
     assert expected in text
     assert text.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--algorithm", "gemm", "gemm"], "--algorithm gemm: it is named twice: name it once"),
+        (["--algorithm", "gemn"], "--algorithm gemn: there is none of that name: choose another, such as gemm"),
+    ],
+)
+def test_algorithms_are_those_that_there_are_each_once(folder: Path, capsys: Capture, words: list[str], expected: str):
+    arguments = ["predict", "apply", str(folder / "predictor.json"), "--model", "alexnet", "--gpu", "Tesla P4"]
+    assert program.main([*arguments, "--math", "fp32", *words]) == 2
+    assert capsys.readouterr() == ("", f"convscope predict: {expected}\n")
+
+
+def test_spaces_and_underscores_of_an_algorithm_are_the_same():
+    from convscope.prediction import network
+
+    learned = ["implicit gemm", "plan:58"]
+    assert network.named(["implicit_gemm", "plan:58", "plan:7:k2=8", "fft_tiling"], learned) == [
+        *("implicit gemm", "plan:58", "plan:7:k2=8", "fft tiling")
+    ]
+
+
+def test_what_describes_a_model_is_refused_beside_a_file_of_samples(folder: Path, capsys: Capture):
+    arguments = ["predict", "apply", str(folder / "predictor.json"), "--samples", str(folder / "t4.csv")]
+    with pytest.raises(SystemExit, match="2"):
+        program.main([*arguments, "--model", "vgg16", "--batch-size", "1"])
+    assert "--samples makes no use of --model, --batch-size: leave them out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["fit", "samples.csv", "-o", "samples.csv"],
+        ["calibrate", "predictor.json", "t4.csv", "-o", "t4.csv"],
+        ["apply", "predictor.json", "--samples", "t4.csv", "-o", "t4.csv"],
+        ["apply", "predictor.json", "--samples", "t4.csv", "-o", "predictor.json"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_read_is_not_written_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, words: list[str]
+):
+    monkeypatch.chdir(folder)
+    before = Path(words[-1]).read_bytes()
+    assert program.main(["predict", *words]) == 2
+    expected = f"convscope predict: -o {words[-1]}: this command reads it: name another file\n"
+    assert capsys.readouterr() == ("", expected)
+    assert Path(words[-1]).read_bytes() == before

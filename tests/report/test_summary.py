@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,28 @@ def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]):
     assert main(["--help"]) == 0
     said = capsys.readouterr().out
     assert all(f"  {name} " in said for name in ("report", "figures", "summary"))
+
+
+def test_runs_to_compare_that_are_no_folders_are_bad_input(
+    tmp_path: Path, measured: Path, capsys: pytest.CaptureFixture[str]
+):
+    missing = tmp_path / "missing"
+    for command in (["report", "-o", str(tmp_path / "page.html")], ["summary", "--json"]):
+        assert main([*command, str(measured), "--compare", str(measured), str(missing)]) == 2
+        expected = f"--compare {missing} is no folder: give two folders of runs"
+        assert capsys.readouterr() == ("", f"convscope {command[0]}: {expected}\n")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_a_folder_that_is_named_twice_is_no_fault(measured: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["summary", str(measured), str(measured), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["faults"] == []
+
+
+def test_a_page_is_not_written_over_a_table(tmp_path: Path, measured: Path, capsys: pytest.CaptureFixture[str]):
+    shutil.copytree(measured, tmp_path / "results")
+    table = next((tmp_path / "results").rglob("*_overall.csv"))
+    before = table.read_bytes()
+    assert main(["report", str(tmp_path / "results"), "-o", str(table)]) == 2
+    assert capsys.readouterr().err == f"convscope report: -o {table}: it is a file of a run: name another file\n"
+    assert table.read_bytes() == before

@@ -67,7 +67,8 @@ def test_a_cell_that_lacks_rows_is_refused_naming_both_tables(study: StudyFiles)
     with pytest.raises(InputError) as refused:
         study.whole(CELL_PART, ["parts"])
     assert str(refused.value) == (
-        f"{study.table('parts')} lacks parts of the sizes 64 that are in cells.csv: the run's own command mends it"
+        f"{study.table('parts')} lacks parts of the sizes 64 that are in cells.csv: the run's own command mends "
+        "a cut, else restore the table"
     )
 
 

@@ -168,7 +168,7 @@ class TableSource(FixedSource):
     def _layers(self) -> list[Layer]:
         path = names.path_of(self.name)
         try:
-            text = Path(path).read_bytes().decode()
+            text = Path(path).read_bytes().decode("utf-8-sig")
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {error}") from None
         layers = table.parse(text, str(path), 2)

@@ -69,7 +69,7 @@ def _of_folder(place: Path) -> Result:
 
 
 def _of_rows(path: Path, found: reading.Reading, result: Result) -> None:
-    result.samples = len(found.rows) + len(found.faults)
+    result.samples = found.samples
     for each in rows.findings(found.rows, result.checked):
         result.errors.append(each.line(f"{path}, {found.places[each.sample]}"))
     renamed = [*_renamed(found.rows)]

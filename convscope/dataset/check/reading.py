@@ -18,12 +18,14 @@ class Reading:
 
     Attributes:
         places: of each row: "line 3" of a CSV file, "sample 3" of a Parquet file.
-        faults: rows that cannot be read, a line each; they are not among `rows`.
+        faults: what is wrong with the others, a line each.
+        samples: the number of all rows, right and wrong.
     """
 
     rows: list[SampleRow]
     places: list[str]
     faults: list[str]
+    samples: int
 
 
 def read(path: Path) -> Reading:
@@ -37,15 +39,16 @@ def read(path: Path) -> Reading:
         return _sound(path, "sample", dict(every), [])
     if not path.is_file():
         raise InputError(f"{path} does not exist: name a file of samples, or the folder of a data set")
-    return _sound(path, "line", *table.sound_rows(path, SAMPLES))
+    with table.handed_in():
+        return _sound(path, "line", *table.sound_rows(path, SAMPLES))
 
 
 def _sound(path: Path, of: str, cells: Mapping[int, dict[str, str]], faults: list[str]) -> Reading:
     """Return the rows whose values a measurement can have."""
-    kept = {}
+    kept, count = {}, len(cells) + len(faults)
     for number, row in cells.items():
         wrong = [*samples.problems(row)]
         faults += [f"{path}, {of} {number}: {problem}" for problem in wrong]
         if not wrong:
             kept[number] = row
-    return Reading(table.objects(SAMPLES, kept.values()), [f"{of} {number}" for number in kept], faults)
+    return Reading(table.objects(SAMPLES, kept.values()), [f"{of} {number}" for number in kept], faults, count)

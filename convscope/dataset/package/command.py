@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     from convscope.dataset.package.facts import Release
 
     day = options.date or now_utc()[:10]
-    if not re.fullmatch(r"\d{4}-\d\d-\d\d", day):
-        raise InputError(f"--date {day}: write it as 2026-01-31")
+    if not _is_day(day):
+        raise InputError(f"--date {day}: write a day as 2026-01-31")
+    folder.check_place(options.output)
     try:
         rows, again = merging.merged(options.samples)
     except merging.ContradictionError as error:
@@ -43,6 +44,13 @@ def main(arguments: Sequence[str]) -> int:
     counts = f"{several(len(rows), 'sample')}, {several(len(made.files), 'file')}"
     print(f"{counts}, {made.bytes / folder.MEGABYTE:.2f} MB: {options.output}")
     return 0
+
+
+def _is_day(text: str) -> bool:
+    try:
+        return date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        return False
 
 
 def _said(made: folder.Package, again: int, url: str) -> list[str]:

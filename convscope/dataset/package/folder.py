@@ -76,6 +76,14 @@ def name_of(rows: Sequence[SampleRow]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", f"convscope-{'-'.join(labels)}")
 
 
+def check_place(folder: Path) -> None:
+    """Raise InputError unless a data set may be written there: a new or empty folder, or one that holds a data set."""
+    holds_one = (folder / documents.DATAPACKAGE).is_file()
+    if folder.is_dir() and any(folder.iterdir()) and not holds_one:
+        what = f"has files and no {documents.DATAPACKAGE}, so it is no data set"
+        raise InputError(f"{folder} {what}: name a new folder, or one of an earlier package")
+
+
 def write(folder: Path, made: Package) -> None:
     """Write a data set into a folder, its documents last; files of splits that it no longer has are removed.
 

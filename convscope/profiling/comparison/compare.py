@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from convscope.cli.display import interval_or_dash, or_dash, several, table
+from convscope.cli.options import percent
 from convscope.cli.parser import OneLineParser, one_line, uncollected
 from convscope.errors import InputError
 from convscope.profiling.comparison import judgement
@@ -316,16 +316,6 @@ def _compare(options: argparse.Namespace) -> int:
     return exit_code
 
 
-def _percent(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError
-    return value
-
-
-_percent.__name__ = "percentage"  # argparse says "invalid percentage value"
-
-
 def _parser() -> argparse.ArgumentParser:
     about = "Two runs of the same work side by side. Exit code 1: something is slower; 0: nothing is."
     examples = (
@@ -336,7 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     made.add_argument("a", type=Path, metavar="A", help="folder of the run to compare with")
     made.add_argument("b", type=Path, metavar="B", help="folder of the run to judge")
     until = "a difference up to this counts as none (%(default)g)"
-    made.add_argument("--tolerance", type=_percent, default=TOLERANCE_PCT, metavar="PCT", help=until)
+    made.add_argument("--tolerance", type=percent, default=TOLERANCE_PCT, metavar="PCT", help=until)
     also = "list the layers too, and let them decide the exit code too"
     made.add_argument("--layers", action="store_true", help=also)
     made.add_argument("--across", action="store_true", help="compare runs of different GPU, software or math too")
