@@ -40,7 +40,8 @@ _ONNX_RUNTIME = {"Fail", "NotImplemented", "RuntimeException", "InvalidArgument"
 _COMPILERS = {"TorchDynamoException", "OnnxExporterError", "CppCompileError", "InvalidCxxCompiler"}
 
 
-_OWN = os.path.dirname(__file__) + os.sep
+_PACKAGE = os.path.dirname(__file__)
+_OWN = _PACKAGE + os.sep, os.path.join(os.path.dirname(_PACKAGE), "profiler.py")
 _MODULES = module.__file__  # through which each call of a module goes
 _PASSES_ON = ("__torch_dispatch__", "__torch_function__")
 

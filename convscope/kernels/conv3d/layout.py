@@ -15,9 +15,9 @@ is not enough: zero times infinity is NaN. So they are read as zeros, by a mask 
 Each row of such a view is read from the L2 cache for the filters of one output, few numbers for many bytes. A *run* of
 neighbouring outputs shares most of it: two of them see 4 pixels of a row where each alone sees 3. So a row of the view
 may be the KW + (run - 1) · stride pixels that a run sees, and each of its outputs has filters of its own, with zeros
-where the others' taps are: a convolution with run · K filters of which 1 / run of the outputs remain. With 3 taps of 4
-channels and runs of two it has the same 16 terms in a row, and half the rows. (A kernel that takes runs must mind the
-zeros again: `gemm`.)
+for the pixels that it does not see: run · K filters, and a run-th of the rows. With 3 taps of 4 channels and runs of
+two a row has the same 16 terms, and there are half the rows. (A kernel that takes runs must mind those zeros, too:
+`tuned.boxes`.)
 """
 
 from __future__ import annotations
