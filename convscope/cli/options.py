@@ -145,13 +145,14 @@ percent.__name__ = "percentage"  # argparse says "invalid percentage value"
 
 
 def apart_from_inputs(output: Path | None, *inputs: Path) -> None:
-    """Raise InputError where a file to write is one that the command reads, or a table or the run.json of a run."""
+    """Raise InputError where a file to write is one that the command reads, or a table or run.json in such a folder."""
     if output is None or not output.exists():
         return
-    if any(path.exists() and output.samefile(path) for path in inputs):
-        raise InputError(f"-o {output}: this command reads it: name another file")
-    if output.name == "run.json" or (output.suffix == ".csv" and (output.parent / "run.json").exists()):
-        raise InputError(f"-o {output}: it is a file of a run: name another file")
+    of_run = output.suffix == ".csv" or output.name == "run.json"
+    for path in filter(Path.exists, inputs):
+        is_inside = path.is_dir() and output.resolve().is_relative_to(path.resolve())
+        if output.samefile(path) or (of_run and is_inside):
+            raise InputError(f"-o {output}: this command reads it: name another file")
 
 
 def one_of(option: str, value: str, valid: tuple[str, ...]) -> None:

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         InputError: a folder does not exist, or the page cannot be written.
     """
     options = _parser().parse_args(arguments)
-    apart_from_inputs(options.output)
+    apart_from_inputs(options.output, *(options.folders or [RESULTS]))
     from convscope.report.page import Bundle, html
 
     with uncollected(), Bundle() as bundle:

@@ -371,6 +371,6 @@ def test_no_file_of_an_atlas_is_written_over(tmp_path: Path, capsys: pytest.Capt
     table = next(made.glob("*.csv"))
     before = table.read_bytes()
     assert ran("export", made, "-o", table) == 2
-    assert capsys.readouterr().err == f"convscope plans: -o {table}: it is a file of a run: name another file\n"
+    assert capsys.readouterr().err == f"convscope plans: -o {table}: this command reads it: name another file\n"
     assert table.read_bytes() == before
     assert ran("export", made) == ran("export", made) == 0  # its own plans.json may be

@@ -98,5 +98,5 @@ def test_a_page_is_not_written_over_a_table(tmp_path: Path, measured: Path, caps
     table = next((tmp_path / "results").rglob("*_overall.csv"))
     before = table.read_bytes()
     assert main(["report", str(tmp_path / "results"), "-o", str(table)]) == 2
-    assert capsys.readouterr().err == f"convscope report: -o {table}: it is a file of a run: name another file\n"
+    assert capsys.readouterr().err == f"convscope report: -o {table}: this command reads it: name another file\n"
     assert table.read_bytes() == before
