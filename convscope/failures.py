@@ -82,7 +82,8 @@ def of_model(error: Exception) -> Failure | None:
     """Return the row's status and reason for an error that a model's own code raised, None for one of the program.
 
     It is the model's where the program had called a module, and nothing of the program was called from there. What
-    PyTorch passes each call through (`__torch_dispatch__`) is none of the callers.
+    PyTorch passes each call through (`__torch_dispatch__`) is none of the callers. `classify` leaves this out: a graph
+    that an engine rewrote is a module too, and its faults are the program's.
     """
     frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [at for at, code in enumerate(frames) if code.co_filename.startswith(_OWN) and code.co_name not in _PASSES_ON]

@@ -26,7 +26,8 @@ def kind(mode: int) -> str:
 def read(path: Path | str, last_bytes: int | None = None) -> bytes | None:
     """Return the content of a plain file, or its last bytes; None where there is none.
 
-    Thousands of files are read in a row: a path as text takes a third less time than as `Path`.
+    Args:
+        path: as text where thousands are read in a row: a `Path` is text with more steps.
 
     Raises:
         ForeignError: it is no plain file, cannot be read, or is larger than `MOST_BYTES`.

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     options = _parser().parse_args(arguments)
     if options.command == "apply" and options.samples:
-        options.of.refuse_ignored(arguments[1:], _OF_MODELS, "--samples")
+        options.parser.refuse_ignored(arguments[1:], _OF_MODELS, "--samples")
     from convscope.prediction import actions  # LightGBM, scikit-learn and pandas: what is asked for may be help
 
     run = {"fit": actions.fit, "evaluate": actions.evaluate, "apply": actions.apply, "calibrate": actions.calibrate}
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_asked(apply: argparse.ArgumentParser) -> None:
     """Add what `apply` predicts."""
-    apply.set_defaults(of=apply)
+    apply.set_defaults(parser=apply)
     text = "samples, for their card or that of --gpu; those without a time have another status than ok"
     apply.add_argument("--samples", type=Path, metavar="FILE", help=text)
     apply.add_argument("--model", metavar="NAME", help="a model of any source, in place of samples")

@@ -67,6 +67,7 @@ def _store(
 
 @triton.jit
 def _are_finite(acc):
+    """Return 1 where all sums of a block are finite, else 0."""
     return (tl.max(tl.max((acc - acc != 0.0).to(tl.int32), 1), 0) == 0).to(tl.int8)
 
 
