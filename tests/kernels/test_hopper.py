@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 from pathlib import Path
@@ -35,7 +36,7 @@ from convscope.kernels.channels_last import (
 from convscope.kernels.channels_last.windows import Window
 from convscope.kernels.conv3d import gemm
 from convscope.kernels.conv3d.layout import Blocks3d
-from convscope.kernels.conv3d.tuned import candidates
+from convscope.kernels.conv3d.tuned import boxes, candidates
 from convscope.kernels.eight_bits import convolution as eight_bits
 from convscope.kernels.eight_bits import numbers
 from convscope.kernels.winograd import nonfused, variants
@@ -106,6 +107,13 @@ def cuts(where: str = "nchw") -> list[Any]:
             found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}", marks=marks))
             kinds.add(kind)
     return list(found.values())
+
+
+def test_no_split_of_a_sum_is_empty():
+    for steps, most in itertools.product(range(1, 70), range(1, 9)):
+        share, splits = boxes.shares(steps, most)
+        assert splits <= most
+        assert (splits - 1) * share < steps <= splits * share
 
 
 @pytest.mark.parametrize(("layer", "blocks"), cuts())

@@ -97,6 +97,7 @@ def gemm_boxes(
     image, d0, h0, w0 = _box_of(tl.program_id(0) // k_blocks, tiles_d, tiles_h, tiles_w, BOX_D, BOX_H, BOX_W)
     first = split * share
     last = min(first + share, steps)
+    tl.assume(first < last)  # or a path around the loop sets the sums, and the assembler has each product wait
     SWAPPED: tl.constexpr = BLOCK_K >= 64
     acc = tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32)
     tap, start = first // blocks, first % blocks
@@ -186,6 +187,7 @@ def gemm_slices(
     image, d0, h0, w0 = _box_of(tl.program_id(0) // k_blocks, tiles_d, tiles_h, tiles_w, SLICES, BOX_H, BOX_W)
     first = split * share
     last = min(first + share, steps)
+    tl.assume(first < last)  # or a path around the loop sets the sums, and the assembler has each product wait
     SWAPPED: tl.constexpr = BLOCK_K >= 64
     sums = ()
     for _ in tl.static_range(SLICES * SUMS):
@@ -224,23 +226,30 @@ def sums(blocks: Blocks3d, taps: int) -> int:
     return taps if registers <= _REGISTERS_MOST else 1
 
 
+def shares(steps: int, splits: int) -> tuple[int, int]:
+    """Return the steps of a split and the number of splits, at most `splits`, of which none is empty."""
+    share = triton.cdiv(steps, splits)
+    return share, triton.cdiv(steps, share)
+
+
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W by "boxes" or "slices" on the current stream; filters as `layout.pack` has them."""
-    copied, y = layout.channels_last(x, shape, blocks.run), layout.split_output(x, shape, blocks.splits)
     seen, (box_d, box_h, box_w) = layout.problem(shape, blocks.run), blocks.box
     slices, programs = blocks.variant == "slices", programs_of(seen, blocks) // seen.groups
     taps = seen.kernel[0] if slices else 1
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // taps
+    share, splits = shares(steps, blocks.splits)
+    copied, y = layout.channels_last(x, shape, blocks.run), layout.split_output(x, shape, splits)
     size, block = [seen.images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
     view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
-    finite = torch.empty(programs * blocks.splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
+    finite = torch.empty(programs * splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
     common = (
         view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:],
         *seen.padding, *seen.dilation, *tiles,
     )  # fmt: skip
-    shares = packed.shape[1], steps, triton.cdiv(steps, blocks.splits), y[0].numel()
+    sizes = packed.shape[1], steps, share, y[0].numel()
     constants = {
         "BOX_H": box_h, "BOX_W": box_w, "RUN": blocks.run, "BLOCK_K": blocks.filters, "BLOCK_C": blocks.depth,
         "PRECISION": layout.precision(shape), "VECTOR": _vector(shape, blocks), "LAST": layout.is_last(shape),
@@ -249,13 +258,13 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     kernel, variant = gemm_boxes, {"BOX_D": box_d}
     if slices:
         kernel, variant = gemm_slices, {"TAPS": taps, "SLICES": box_d, "SUMS": sums(blocks, taps)}
-    kernel[programs, seen.groups, blocks.splits](
-        *common, seen.groups, *shares, num_stages=blocks.stages, **variant, **constants
+    kernel[programs, seen.groups, splits](
+        *common, seen.groups, *sizes, num_stages=blocks.stages, **variant, **constants
     )
     if blocks.run > 1:
         aside = shape.stride[2] * seen.copied
-        gemm_apart[triton.cdiv(programs, _CHECKED), blocks.splits](
-            *common, *shares, programs, seen.window - (blocks.run - 1) * aside, aside, TAPS=taps,
+        gemm_apart[triton.cdiv(programs, _CHECKED), splits](
+            *common, *sizes, programs, seen.window - (blocks.run - 1) * aside, aside, TAPS=taps,
             SLICES=box_d if slices else 1, BOX_D=1 if slices else box_d, EACH=_CHECKED, num_stages=1, **constants,
         )  # fmt: skip
     return layout.add_splits(y, shape)
