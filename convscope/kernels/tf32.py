@@ -14,6 +14,7 @@ import triton.language as tl
 
 _HALF = tl.constexpr(0x1000)
 _KEPT = tl.constexpr(-0x2000)
+_BLOCK = 1024  # numbers that a program copies
 
 
 @triton.jit
@@ -27,3 +28,17 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
     """Round a tensor of float32 numbers."""
     nearest = ((values.view(torch.int32) + _HALF.value) & _KEPT.value).view(torch.float32)
     return torch.where(values.isnan(), torch.nan, nearest)
+
+
+@triton.jit
+def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
+    """Round BLOCK float32 numbers; the program id counts blocks."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
+
+
+def rounded_copy(values: torch.Tensor) -> torch.Tensor:
+    """Round a contiguous tensor of float32 numbers by a kernel on the current stream."""
+    copy = torch.empty_like(values)
+    copy_rounded[triton.cdiv(values.numel(), _BLOCK),](values, copy, values.numel(), BLOCK=_BLOCK)
+    return copy

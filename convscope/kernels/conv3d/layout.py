@@ -4,7 +4,8 @@ Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`lay
 Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
 channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
 timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`): an input
-in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies.
+in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies. Along an
+axis on which the kernel is 1 wide and has a stride, only the pixels that an output reads are copied.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -34,14 +35,14 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.blocks import Blocks3d as Blocks3d
-from convscope.kernels.tf32 import rounded, rounded_block
+from convscope.kernels.tf32 import rounded, rounded_block, rounded_copy
 
 LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
 RUNS = (2, 4, 8)
-COPY_BLOCK, _ROUNDED_BLOCK = 2048, 1024
+COPY_BLOCK = 2048
 
 Triple = tuple[int, ...]  # depth, height, width
 
@@ -51,7 +52,8 @@ class Problem:
     """A convolution as a kernel for channels-last memory sees it; numbers of channels and filters are of a group.
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
-    images, planes, rows and pixels, in elements. `rows` is how many pixels a row of the copied input has, `left` how
+    images, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are copied: each, each second …
+    `size` and what follows are the copy's. `rows` is how many pixels a row of the copied input has, `left` how
     many of them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
     own; where it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which
     `filters` counts, too.
@@ -73,6 +75,7 @@ class Problem:
     left: int
     folded: bool
     window: int
+    sampled: Triple
 
     @property
     def taps(self) -> int:
@@ -88,6 +91,11 @@ class Problem:
     def elements(self) -> int:
         """The number of elements of the copied input."""
         return self.images * self.pitch[0]
+
+
+def by_axis(*names: str) -> list[str]:
+    """Return "NAME_d", "NAME_h", "NAME_w" of each name: what kernels call the parts of a triple."""
+    return [f"{name}_{axis}" for name in names for axis in "dhw"]
 
 
 def rounds(shape: Convolution) -> bool:
@@ -123,11 +131,13 @@ def runs(shape: Convolution) -> list[int]:
 @functools.lru_cache(maxsize=1024)
 def problem(shape: Convolution, run: int = 1) -> Problem:
     """Return a convolution as a kernel for channels-last memory sees it, with one of the `runs` of its outputs."""
-    images, total, depth, height, width = shape.input
-    groups, channels = shape.groups, total // shape.groups
+    images, groups, channels = shape.input[0], shape.groups, shape.input[1] // shape.groups
     kernel, stride, padding, dilation, output = (
         shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_size
     )  # fmt: skip
+    sampled = _sampled(shape)
+    depth, height, width = (-(-extent // by) for extent, by in zip(shape.input[2:], sampled, strict=True))
+    stride = tuple(each // by for each, by in zip(stride, sampled, strict=True))
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
     if folded:
         step, left = run * stride[2], padding[2]
@@ -147,8 +157,16 @@ def problem(shape: Convolution, run: int = 1) -> Problem:
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
     return Problem(
         groups, run * shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-        dilation, output, pitch, copied, rows, left, folded, window,
+        dilation, output, pitch, copied, rows, left, folded, window, sampled,
     )  # fmt: skip
+
+
+def _sampled(shape: Convolution) -> Triple:
+    """Return which pixels of depth, height and width a copy of the input needs: each, or those at a stride."""
+    if is_last(shape) and not rounds(shape):
+        return (1, 1, 1)  # read where it lies
+    axes = zip(shape.kernel, shape.stride, shape.padding, strict=True)
+    return tuple(stride if taps == 1 and padding == 0 else 1 for taps, stride, padding in axes)
 
 
 def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
@@ -168,15 +186,21 @@ def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % FILTERS_PADDED)).contiguous()
 
 
-@triton.jit(do_not_specialize=["channels", "group_channels", "width", "rows", "left", "planes", "copied"])
+_COPY_SIZES = ["channels", "group_channels", "width", "rows", "left", "planes", "copied", "pixels", "height"]
+
+
+@triton.jit(do_not_specialize=[*_COPY_SIZES, *by_axis("skip")])
 def copy_channels_last(
-    x, y, channels, group_channels, width, rows, left, planes, copied,
+    x, y, channels, group_channels, width, rows, left, planes, copied, pixels, height, skip_d, skip_h, skip_w,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ROUND: tl.constexpr,
+    SAMPLED: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
     `planes` are the rows of all planes of an image, `rows` the pixels of a row of the copy, `copied` its channels, in
-    units of LANES. Neighbouring threads are to read neighbouring pixels: the compiler goes by what is said to adjoin.
+    units of LANES, `pixels` those of an image. If SAMPLED `height` is the rows of a plane of the copy, and its planes,
+    rows and pixels lie `skip` pixels apart. Neighbouring threads are to read neighbouring pixels: the compiler goes by
+    what is said to adjoin.
     """
     copied *= LANES
     at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -187,13 +211,16 @@ def copy_channels_last(
     channel = c // padded * group_channels + c % padded
     there = (at < planes * rows) & (column >= 0) & (column < width)
     real = (c % padded < group_channels) & (c < copied)
-    source = x + image * channels * planes * width
-    pixel = at // rows * width + column
+    source = x + image * channels * pixels
+    if SAMPLED:
+        pixel = at // rows // height * skip_d + at // rows % height * skip_h + column * skip_w
+    else:
+        pixel = at // rows * width + column
     if LAST:
         source += pixel[:, None].to(tl.int64) * channels + channel[None, :]
         values = tl.load(source, mask=there[:, None] & real[None, :], other=0.0)
     else:
-        source += channel[:, None].to(tl.int64) * planes * width + pixel[None, :]
+        source += channel[:, None].to(tl.int64) * pixels + pixel[None, :]
         source = tl.max_contiguous(source, (1, 2))
         values = tl.trans(tl.load(source, mask=real[:, None] & there[None, :], other=0.0))
     if ROUND:
@@ -202,38 +229,29 @@ def copy_channels_last(
     tl.store(place, values, mask=(at < planes * rows)[:, None] & (c // LANES < copied // LANES)[None, :])
 
 
-@triton.jit
-def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
-    """Round BLOCK float32 numbers to TF32; the program id counts blocks."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
-
-
 def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
     """Return the input as `problem` has it, flat, rounded where it is to be; a copy, on the current stream.
 
     What lies so already, and needs no rounding, is returned itself.
     """
     seen = problem(shape, run)
-    images, channels, depth, height, width = x.shape
-    if is_last(shape) and (seen.copied, seen.rows, seen.folded) == (channels, width, False):
+    images, channels, _, height, width = x.shape
+    by_d, by_h, by_w = seen.sampled
+    whole, wide = by_d == by_h == by_w == 1, width if by_w == 1 else seen.size[2]
+    if is_last(shape) and whole and (seen.copied, seen.rows, seen.folded) == (channels, width, False):
         lies = x.permute(0, 2, 3, 4, 1).view(-1)
-        if not rounds(shape) and x.data_ptr() % _ALIGNED_BYTES == 0:
-            return lies
-        copy = torch.empty_like(lies)
-        if not rounds(shape):
-            return copy.copy_(lies)
-        copy_rounded[triton.cdiv(seen.elements, _ROUNDED_BLOCK),](lies, copy, seen.elements, BLOCK=_ROUNDED_BLOCK)
-        return copy
+        if rounds(shape):
+            return rounded_copy(lies)
+        return lies if x.data_ptr() % _ALIGNED_BYTES == 0 else lies.clone()
     copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
-    block_c = min(32, triton.next_power_of_2(seen.copied))
-    block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(depth * height * seen.rows))
-    grid = (triton.cdiv(depth * height * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
+    block_c, planes = min(32, triton.next_power_of_2(seen.copied)), seen.pitch[0] // seen.pitch[2]
+    block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(planes * seen.rows))
+    grid = (triton.cdiv(planes * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
     together = math.gcd(seen.copied, lanes(shape))
     copy_channels_last[grid](
-        x, copy, channels, channels // shape.groups, width, seen.rows, seen.left, depth * height,
-        seen.copied // together, BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape),
-        ROUND=rounds(shape), num_warps=4,
+        x, copy, channels, channels // shape.groups, wide, seen.rows, seen.left, planes, seen.copied // together,
+        math.prod(x.shape[2:]), seen.size[1], by_d * height * width, by_h * width, by_w, BLOCK_S=block_s,
+        BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape), SAMPLED=not whole, num_warps=4,
     )  # fmt: skip
     return copy
 
@@ -322,11 +340,6 @@ def vector(shape: Convolution) -> int:
     return 1 if math.prod(shape.output[2:]) % 4 else 4
 
 
-def by_axis(*names: str) -> list[str]:
-    """Return "NAME_d", "NAME_h", "NAME_w" of each name: what kernels call the parts of a triple."""
-    return [f"{name}_{axis}" for name in names for axis in "dhw"]
-
-
 # What kernels take of a shape: one binary serves all sizes.
 _OPTIONS = by_axis("out", "kernel", "stride", "pad", "dil")
 PLANAR_SIZES = ["channels", "kernels", "groups", "pixels", "w_rows", "w_pitch", *by_axis("in"), *_OPTIONS]
@@ -379,7 +392,7 @@ def add_splits(parts: torch.Tensor, shape: Convolution) -> torch.Tensor:
 
 
 def is_long(*tensors: torch.Tensor) -> bool:
-    """Tell whether elements of these are counted in 64 bits."""
+    """Tell whether elements are counted in 64 bits."""
     return max(tensor.numel() for tensor in tensors) >= LONG_ELEMENTS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -127,6 +128,39 @@ def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or
     assert copies(dataclasses.replace(shape, math="tf32"))
     assert copies(convolution(channels=20, size=(2, 2, 5), layout="nhwc"))
     assert copies(convolution(channels=4, size=(2, 2, 5), layout="nhwc"))
+
+
+_SAMPLED = {
+    "pointwise": {"channels": 32, "size": (3, 5, 6), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (0, 0, 0)},
+    "by rows": {"channels": 20, "size": (2, 5, 6), "kernel": (1, 3, 1), "stride": (1, 2, 3), "padding": (0, 1, 0)},
+    "padded": {"channels": 16, "size": (3, 4, 5), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (1, 0, 0)},
+    "grouped": {"channels": 6, "size": (3, 3, 5), "kernel": (1, 1, 1), "stride": (2, 1, 2), "padding": (0, 0, 0),
+                "groups": 2, "filters": 8},
+    "first": {"channels": 3, "size": (5, 4, 5), "kernel": (1, 3, 3), "stride": (2, 2, 2), "padding": (0, 1, 1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout_of", ["nchw", "nhwc"])
+@pytest.mark.parametrize("sizes", _SAMPLED.values(), ids=_SAMPLED)
+@pytest.mark.parametrize("blocks", [
+    Blocks3d("pipelined", 16, 16, 16, 4, 1), Blocks3d("boxes", 16, 16, 16, 4, 1, box=(2, 2, 4)),
+], ids=["pipelined", "boxes"])  # fmt: skip
+def test_along_a_stride_of_a_narrow_kernel_only_what_is_read_is_copied(
+    sizes: dict[str, Any], layout_of: str, blocks: Blocks3d
+):
+    shape = convolution(**{"images": 2, "layout": layout_of, "math": "tf32"} | sizes)
+    if blocks.variant in candidates.variants(shape):
+        assert error("gemm", shape, blocks) < 1e-6
+    else:
+        assert layout.problem(shape).stride != (1, 1, 1)
+    read = [
+        -(-extent // by) if taps == 1 and not padding else extent
+        for extent, taps, by, padding in zip(shape.input[2:], shape.kernel, shape.stride, shape.padding, strict=True)
+    ]
+    problem = layout.problem(shape)
+    if not problem.folded:
+        assert problem.elements == math.prod(read) * shape.input[0] * problem.copied
+    assert layout.channels_last(torch.randn(shape.input), shape).numel() == problem.elements
 
 
 def test_kernels_for_ncdhw_say_so():
