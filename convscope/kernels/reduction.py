@@ -1,4 +1,4 @@
-"""Adds up the partial results of a split reduction, always in the same order, and the bias.
+"""Adds up the partial results of a split reduction, always in the same order, and the bias where there is one.
 
     y[i] = bias[filter of i] + part[0, i] + part[1, i] + …
 
@@ -8,6 +8,8 @@ is its launch and those bytes.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -21,7 +23,9 @@ def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.const
     """Do BLOCK elements; `plane` is how many elements of one filter follow one another."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
-    total = tl.load(bias + at // plane % filters, mask=wanted, other=0.0).to(tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    if bias is not None:
+        total += tl.load(bias + at // plane % filters, mask=wanted, other=0.0).to(tl.float32)
     part = parts + at
     for _ in range(splits):
         total += tl.load(part, mask=wanted, other=0.0)
@@ -29,13 +33,20 @@ def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.const
     tl.store(y + at, total, mask=wanted)
 
 
-def add(parts: torch.Tensor, bias: torch.Tensor, y: torch.Tensor, last: bool = False) -> None:
-    """Write the sum of parts (splits × N × K × P × Q) over the splits, plus the bias of each filter, to y.
+def add(parts: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, last: bool = False) -> None:
+    """Write the sum of parts (splits × N × K × …) over the splits, plus the bias of each filter, to y.
 
     Args:
         last: each part, and y, lies in memory with the filters last (NHWC).
     """
-    elements, plane = y.numel(), 1 if last else y.shape[2] * y.shape[3]
+    elements, plane = y.numel(), 1 if last else math.prod(y.shape[2:])
     sum_splits[(triton.cdiv(elements, _BLOCK),)](
         parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK
     )
+
+
+def total(parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the sum of float32 parts over their first axis, in a type of its own."""
+    y = torch.empty_like(parts[0], dtype=dtype)
+    add(parts, None, y)
+    return y

@@ -33,6 +33,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels import reduction
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.blocks import Blocks3d as Blocks3d
 from convscope.kernels.tf32 import rounded, rounded_block, rounded_copy
@@ -41,8 +42,7 @@ LEAST_CHANNELS = 16  # of a step of a product
 _ALIGNED_BYTES = 16  # tensor descriptors and wide copies need strides that are multiples of this
 FILTERS_PADDED = 128  # packed filters are a multiple of this, so that no load of them needs a mask
 _FOLD_BELOW = 16
-RUNS = (2, 4, 8)
-COPY_BLOCK = 2048
+RUNS, COPY_BLOCK = (2, 4, 8), 2048
 
 Triple = tuple[int, ...]  # depth, height, width
 
@@ -387,7 +387,7 @@ def split_output(x: torch.Tensor, shape: Convolution, splits: int) -> torch.Tens
 
 def add_splits(parts: torch.Tensor, shape: Convolution) -> torch.Tensor:
     """Return N × K × D × H × W: the partial sums of a split reduction, added up always in the same order."""
-    output = parts[0] if parts.shape[0] == 1 else parts.sum(0).to(getattr(torch, shape.dtype))
+    output = parts[0] if parts.shape[0] == 1 else reduction.total(parts, getattr(torch, shape.dtype))
     return output.permute(0, 4, 1, 2, 3) if is_last(shape) else output
 
 

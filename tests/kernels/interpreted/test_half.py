@@ -239,6 +239,14 @@ def test_partial_sums_of_float32_are_rounded_once_with_the_bias(dtype: str):
     np.testing.assert_allclose(y.permute(0, 2, 3, 1).double(), total, rtol=STORAGE_ROUNDOFF[dtype], atol=1e-6)
 
 
+@each_dtype
+def test_partial_sums_without_a_bias_are_rounded_once(dtype: str):
+    parts = torch.randn(3, 2, 5, 4, 3, 7)
+    y = reduction.total(parts, getattr(torch, dtype))
+    assert (y.shape, y.dtype) == (parts.shape[1:], getattr(torch, dtype))
+    np.testing.assert_allclose(y.double(), parts.double().sum(0), rtol=STORAGE_ROUNDOFF[dtype], atol=1e-6)
+
+
 @each_layout
 @each_dtype
 def test_filters_are_packed_in_the_type_of_the_weight(dtype: str, layout: str):
