@@ -2,6 +2,7 @@
 # The figures of docs/conv3d.md, on one GPU: CosmoFlow by every implementation, batch 4 and 16, stress tests, end to end.
 #   benchmarks/conv3d.sh DIR [PART…]     writes everything under DIR, one folder a table
 # Parts: batch4 batch16 stress end_to_end fp32 fp16 sets; without any, the first four.
+# IMPLEMENTATIONS=gemm,torch,… measures these alone. benchmarks/conv3d_tables.py prints the tables of the folders.
 set -uo pipefail
 out=${1:?say where the results go: benchmarks/conv3d.sh DIR}
 shift
@@ -17,7 +18,8 @@ study() { # folder, then flags
     local folder=$1
     shift
     echo "== $folder: $*"
-    "$python" run_conv3d.py --output-dir "$out/$folder" "$@" 2>&1 | tee "$out/$folder.log"
+    "$python" run_conv3d.py --output-dir "$out/$folder" ${IMPLEMENTATIONS:+--implementation "$IMPLEMENTATIONS"} "$@" \
+        2>&1 | tee "$out/$folder.log"
 }
 
 for part in "$@"; do
@@ -30,7 +32,7 @@ for part in "$@"; do
     fp16) study fp16 --dtype float16 --verify --compare --roofline "${quick[@]}" ;;
     sets)
         for set in cosmoflow7 unet3d c3d r3d_18 model:torchvision:mc3_18; do
-            study "${set##*:}" --params "$set" --verify --compare "${quick[@]}"
+            study "${set##*:}" --params "$set" --verify --compare --roofline "${quick[@]}"
         done
         ;;
     *) echo "no part $part: choose batch4 batch16 stress end_to_end fp32 fp16 sets" >&2 && exit 2 ;;

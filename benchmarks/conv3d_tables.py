@@ -1,29 +1,32 @@
 #!/usr/bin/env python3
 """Tables of docs/conv3d.md, from folders that benchmarks/conv3d.sh or run_conv3d.py wrote. Nothing is measured.
 
-python benchmarks/conv3d_tables.py DIR/batch4 DIR/batch16     `gemm` beside PyTorch's search: means, and layer by layer
-python benchmarks/conv3d_tables.py DIR/batch4 --every         each implementation and layer
-python benchmarks/conv3d_tables.py DIR/end_to_end             the network
-python benchmarks/conv3d_tables.py DIR/batch16 --csv FILE     the columns that docs/ publishes, of one folder
+python benchmarks/conv3d_tables.py DIR/batch4 DIR/batch16       `gemm` beside PyTorch's search: means, layer by layer
+python benchmarks/conv3d_tables.py docs/conv3d_h200/*.csv       the same, of files that were published
+python benchmarks/conv3d_tables.py DIR/batch4 --every           each implementation and layer
+python benchmarks/conv3d_tables.py DIR/end_to_end               the network
+python benchmarks/conv3d_tables.py DIR/batch16 --publish FILE   write the columns that docs/ publishes, of one folder
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 OURS, PEER = "gemm", "torch benchmark"
 LAYOUTS = "ncdhw", "ndhwc"
+SHAPE = ["channels", "filters", "size", "kernel", "stride", "padding", "dilation", "groups"]
 PUBLISHED = [
     *("layer", "layout", "implementation", "provider", "status", "reason", "median_ms", "median_low_ms"),
     *("median_high_ms", "samples", "ratio_to_torch_best", "torch_best", "ratio_with_packing", "ratio_to_cudnn_best"),
     *("ratio_to_roofline", "attainable_ms", "elementwise_error", "tolerance", "blocks", "workspace_bytes"),
-    *("arithmetic", "math", "dtype", "batch"),
+    *("arithmetic", "math", "dtype", "batch", *SHAPE),
 ]
 
 
@@ -71,16 +74,28 @@ def counts(rows: pd.DataFrame, layout: str) -> str:
     return f"{layout}: {OURS} faster in {faster}, slower in {slower} of {len(both)} layers; all layers {sums}"
 
 
+def described(row: Mapping[Hashable, Any]) -> str:
+    """Return a layer's name, channels and filters, size; kernel and stride where they are not 3 and 1."""
+    shape = f"{row['channels']:.0f} to {row['filters']:.0f}, {times(row['size'])}"
+    unusual = [times(row["kernel"])] if str(row["kernel"]) not in ("3", "3x3x3") else []
+    unusual += [f"stride {times(row['stride'])}"] if str(row["stride"]) not in ("1", "1x1x1") else []
+    return ", ".join((f"{row['layer']}: {shape}", *unusual))
+
+
+def times(extents: object) -> str:
+    """Return extents as they are written in a document."""
+    return str(extents).replace("x", "×")
+
+
 def layers(name: str, rows: pd.DataFrame) -> str:
-    """Return the table of a folder: each layer, both layouts."""
-    both = {layout: paired(rows, layout) for layout in LAYOUTS}
+    """Return the table of a folder: both layouts, of layers with the same shape the first."""
+    distinct = [paired(rows, layout).drop_duplicates(SHAPE).reset_index().to_dict("records") for layout in LAYOUTS]
     header, lines = [name], []
-    for layout in both:
+    for layout in LAYOUTS:
         header += [f"{layout.upper()}: `{OURS}`, ms", f"`{PEER}`, ms", "speed", "roof", "roof, PyTorch"]
-    for layer in both["ncdhw"].index:
-        cells = [str(layer)]
-        for each in both.values():
-            row = each.loc[layer]
+    for in_layouts in zip(*distinct, strict=True):
+        cells = [described(in_layouts[0])]
+        for row in in_layouts:
             roofs = [f"{row[column]:.2f}" for column in ("ratio_to_roofline", "ratio_to_roofline_peer")]
             cells += [digits(row["median_ms"]), digits(row["median_ms_peer"]), f"{row['speed']:.2f}", *roofs]
         lines.append(cells)
@@ -122,35 +137,39 @@ def network(folder: Path) -> str:
     return markdown([*header, "error"], lines)
 
 
+def study(place: Path) -> pd.DataFrame | None:
+    """Return the layers of a folder or of a published file, None for a folder of the network."""
+    path = place if place.suffix == ".csv" else place / "conv3d.csv"
+    return None if (place / "end_to_end.csv").exists() else pd.read_csv(path)
+
+
 def main() -> int:
     """Print the tables of the folders, or write what is published of one."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    options.add_argument("places", nargs="+", type=Path, metavar="FOLDER or FILE")
     options.add_argument("--every", action="store_true", help="all implementations")
-    options.add_argument(
-        "--csv", type=Path, metavar="FILE", help="write what is published of one folder, print nothing"
-    )
+    options.add_argument("--publish", type=Path, metavar="FILE", help="write what is published of one folder")
     chosen = options.parse_args()
-    if chosen.csv:
-        (folder,) = chosen.folders
-        pd.read_csv(folder / "conv3d.csv")[PUBLISHED].to_csv(chosen.csv, index=False, float_format="%.6g")
+    try:
+        found = {place: study(place) for place in chosen.places}
+    except OSError as error:
+        options.error(f"{error.filename}: {error.strerror}; name folders that run_conv3d.py wrote")
+    studies = {place.stem: rows for place, rows in found.items() if rows is not None}
+    if chosen.publish:
+        if len(chosen.places) != 1 or not studies:
+            options.error("--publish takes one folder with conv3d.csv")
+        next(iter(studies.values()))[PUBLISHED].to_csv(chosen.publish, index=False, float_format="%.6g")
         return 0
-    studies = {folder.name: pd.read_csv(folder / "conv3d.csv") for folder in chosen.folders if is_study(folder)}
     if studies:
         header = ["", "NCDHW", "with packing", "NDHWC", "with packing"]
-        print(markdown(header, [means(*study) for study in studies.items()]))
+        print(markdown(header, [means(*each) for each in studies.items()]))
     for name, rows in studies.items():
         largest = (rows["elementwise_error"] / rows["tolerance"]).max()
         print(name, f"largest error, share of its tolerance: {largest:.2f}", sep="\n")
         print(*(counts(rows, layout) for layout in LAYOUTS), "", sep="\n")
         print(*(every(rows, layout) for layout in LAYOUTS) if chosen.every else [layers(name, rows)], sep="\n")
-    print(*(network(folder) for folder in chosen.folders if not is_study(folder)), sep="\n", end="")
+    print(*(network(place) for place, rows in found.items() if rows is None), sep="\n", end="")
     return 0
-
-
-def is_study(folder: Path) -> bool:
-    """Tell whether a folder is of layers, not of the network."""
-    return (folder / "conv3d.csv").exists()
 
 
 if __name__ == "__main__":
