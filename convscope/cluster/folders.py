@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -18,8 +18,8 @@ from convscope.cluster.plain_files import ForeignError
 from convscope.cluster.progress import Look, Progress
 from convscope.storage.paths import KEPT, STAGES
 
-_PROCESSES_MOST, _LEAST = 8, 1000
-"""Processes that read folders, and the folders that make one more worth its start."""
+_PROCESSES_MOST, _LEAST, _AT_ONCE = 8, 1000, 200
+"""Processes that read folders, the folders that make one more worth its start, and those that it returns at once."""
 
 
 class Folders(NamedTuple):
@@ -60,19 +60,36 @@ def read_all(results: Path, stages: Sequence[str] = STAGES, memory: Memory | Non
     Args:
         memory: what is asked before a folder is read, and told after it.
     """
-    found = Folders([], [])
     root = os.path.realpath(results)
+    read: dict[str, _Read] = {}
+    tasks: dict[str, _Task] = {}
     for stage in stages:
-        try:
-            entries = _entries(results / stage, root)
-        except ForeignError as error:
-            found.skipped.append(f"{stage}: {error}")
-            continue
-        for entry, (_, folder) in zip(entries, _known_or_read(entries, stage, root, memory), strict=True):
-            found.progress.extend([folder] if isinstance(folder, Progress) else [])
-            if remark := folder.remark if isinstance(folder, Progress) else folder:
-                found.skipped.append(f"{stage}/{entry.name}: {remark}")
+        entries, fault = _listed(results / stage, root)
+        if fault:
+            read[stage] = None, fault
+        for entry in entries:
+            name, known = f"{stage}/{entry.name}", _known(entry, stage, root, memory)
+            if isinstance(known, _Task):
+                tasks[name] = known
+            read[name] = (None, None) if isinstance(known, _Task) else known  # keeps its place in the order
+    for name, (look, folder) in zip(tasks, _read_many([*tasks.values()]), strict=True):
+        read[name] = look, folder
+        if memory is not None and look is not None and isinstance(folder, Progress):
+            memory.keep(look, folder)
+    found = Folders([], [])
+    for name, (_, folder) in read.items():
+        found.progress.extend([folder] if isinstance(folder, Progress) else [])
+        if remark := folder.remark if isinstance(folder, Progress) else folder:
+            found.skipped.append(f"{name}: {remark}")
     return found
+
+
+def _listed(path: Path, root: str) -> tuple[list[os.DirEntry[str]], str]:
+    """Return what `_entries` returns, and why it cannot, "" where it can."""
+    try:
+        return _entries(path, root), ""
+    except ForeignError as error:
+        return [], str(error)
 
 
 def _entries(path: Path, root: str) -> list[os.DirEntry[str]]:
@@ -89,44 +106,49 @@ def _entries(path: Path, root: str) -> list[os.DirEntry[str]]:
     return sorted(named, key=lambda each: each.name)
 
 
-def _known_or_read(entries: Sequence[os.DirEntry[str]], stage: str, root: str, memory: Memory | None) -> list[_Read]:
-    found: list[_Read] = []
-    tasks: dict[int, _Task] = {}
-    for at, entry in enumerate(entries):
-        path, look, known = Path(entry.path), None, None
-        try:
-            if not entry.is_dir(follow_symlinks=False):
-                _check_link(path, root)
-            if memory is not None and memory.has(path, stage):
-                look = progress.look_at(entry.path)
-                known = memory.find(path, stage, look)
-            if known is None:
-                tasks[at] = _Task(path, stage, look)
-            found.append((look, known))
-        except ForeignError as error:
-            found.append((None, str(error)))
-    for at, (look, folder) in zip(tasks, _read_many([*tasks.values()]), strict=True):
-        found[at] = look, folder
-        if memory is not None and look is not None and isinstance(folder, Progress):
-            memory.keep(look, folder)
-    return found
+def _known(entry: os.DirEntry[str], stage: str, root: str, memory: Memory | None) -> _Read | _Task:
+    """Return what is remembered of a folder that still looks so, or why it is skipped; else the task to read it."""
+    path, look = Path(entry.path), None
+    try:
+        if not entry.is_dir(follow_symlinks=False):
+            _check_link(path, root)
+        if memory is not None and memory.has(path, stage):
+            look = progress.look_at(entry.path)
+            if known := memory.find(path, stage, look):
+                return look, known
+    except ForeignError as error:
+        return None, str(error)
+    return _Task(path, stage, look)
 
 
-def _read_many(tasks: Sequence[_Task]) -> list[_Read]:
-    """Read folders; many of them by several processes, where these can be started."""
+def _read_many(tasks: Sequence[_Task]) -> Iterator[_Read]:
+    """Read folders, in order; many of them by several processes, where these can be started."""
     processes = min(_PROCESSES_MOST, len(os.sched_getaffinity(0)), len(tasks) // _LEAST)
+    done = 0
     if processes > 1:
         with contextlib.suppress(OSError, BrokenProcessPool):
             forked = multiprocessing.get_context("fork")
-            with ProcessPoolExecutor(processes, forked, _leave_signals) as pool:
-                return [*pool.map(_read, tasks, chunksize=max(1, _LEAST // 4))]
-    return [_read(task) for task in tasks]
+            with ProcessPoolExecutor(processes, forked, _begin, (tasks,)) as pool:
+                for read in pool.map(_read_some, range(0, len(tasks), _AT_ONCE)):
+                    done += len(read)
+                    yield from read
+    yield from map(_read, tasks[done:])
 
 
-def _leave_signals() -> None:
+_inherited: Sequence[_Task] = ()
+"""What a process that reads folders was forked with: tasks need no way to it."""
+
+
+def _begin(tasks: Sequence[_Task]) -> None:
     """Leave Ctrl-C to the process that started this one, which says so once, and end when told to."""
+    global _inherited
+    _inherited = tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _read_some(first: int) -> list[_Read]:
+    return [_read(task) for task in _inherited[first : first + _AT_ONCE]]
 
 
 def _read(task: _Task) -> _Read:
