@@ -3,8 +3,9 @@
 
 python benchmarks/prediction.py data/h100                      seven minutes on one core
 python benchmarks/prediction.py data/h100 --target energy      twelve
+python benchmarks/prediction.py data/h200 data/h100            both learned together; errors of each card
 
-The first also prints by how much the errors of two algorithms for one shape correlate.
+For times it also prints by how much the errors of two algorithms for one shape correlate.
 """
 
 from __future__ import annotations
@@ -51,13 +52,14 @@ def score(errors: pd.Series) -> dict[str, float]:
 def main() -> int:
     """Print the tables."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("folder", type=Path)
+    options.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     options.add_argument("--target", choices=("time", "energy"), default="time")
     asked = options.parse_args()
-    every = predictor.usable(samples.read([asked.folder / "samples.parquet"]), asked.target)
-    found = missed(every, asked.target)
-    lines = {f"fifth {name}": score(part["error"]) for name, part in found.groupby("fifth")}
-    print(pd.DataFrame({**lines, "all": score(found["error"])}).T.to_string(), end="\n\n")
+    files = [folder / "samples.parquet" for folder in asked.folders]
+    found = missed(predictor.usable(samples.read(files), asked.target), asked.target)
+    for card, of_card in found.groupby("gpu_name"):
+        lines = {f"fifth {name}": score(part["error"]) for name, part in of_card.groupby("fifth")}
+        print(card, pd.DataFrame({**lines, "all": score(of_card["error"])}).T.to_string(), sep="\n", end="\n\n")
     if asked.target == "time":
         wide = found.pivot_table("error", [*SHAPE, *ARITHMETIC], "algorithm")
         wide = wide[[name for name in COMPARED if name in wide]]
