@@ -61,13 +61,15 @@ def means(name: str, rows: pd.DataFrame) -> list[str]:
     cells = [name]
     for layout in LAYOUTS:
         both = paired(rows, layout)
-        cells += [spread(both["speed"]), spread(both["ratio_with_packing"])]
+        cells += [spread(both["speed"]), spread(both["ratio_with_packing"])] if len(both) else ["-", "-"]
     return cells
 
 
 def counts(rows: pd.DataFrame, layout: str) -> str:
     """Return how many layers OURS computes faster or slower than PEER, beyond the intervals, and the sums of both."""
     both = paired(rows, layout)
+    if both.empty:
+        return f"{layout}: no layer by both"
     faster = int((both["median_high_ms"] < both["median_low_ms_peer"]).sum())
     slower = int((both["median_low_ms"] > both["median_high_ms_peer"]).sum())
     sums = f"{digits(both['median_ms'].sum())} and {digits(both['median_ms_peer'].sum())} ms"
@@ -88,18 +90,25 @@ def times(extents: object) -> str:
 
 
 def layers(name: str, rows: pd.DataFrame) -> str:
-    """Return the table of a folder: both layouts, of layers with the same shape the first."""
-    distinct = [paired(rows, layout).drop_duplicates(SHAPE).reset_index().to_dict("records") for layout in LAYOUTS]
+    """Return the table of a folder: the layouts that it has, of layers with the same shape the first."""
+    both = {layout: paired(rows, layout) for layout in LAYOUTS}
+    found = {layout: pairs.to_dict("index") for layout, pairs in both.items() if len(pairs)}
     header, lines = [name], []
-    for layout in LAYOUTS:
+    for layout in found:
         header += [f"{layout.upper()}: `{OURS}`, ms", f"`{PEER}`, ms", "speed", "roof", "roof, PyTorch"]
-    for in_layouts in zip(*distinct, strict=True):
-        cells = [described(in_layouts[0])]
-        for row in in_layouts:
-            roofs = [f"{row[column]:.2f}" for column in ("ratio_to_roofline", "ratio_to_roofline_peer")]
-            cells += [digits(row["median_ms"]), digits(row["median_ms_peer"]), f"{row['speed']:.2f}", *roofs]
+    for first in rows.drop_duplicates(SHAPE).to_dict("records"):
+        cells = [described(first)]
+        for of_layer in found.values():
+            row = of_layer.get(first["layer"])
+            cells += ["-"] * 5 if row is None else compared(row)
         lines.append(cells)
     return markdown(header, lines)
+
+
+def compared(row: Mapping[Hashable, Any]) -> list[str]:
+    """Return the cells of a layer in a layout: both times, the speed, both shares of the roofline."""
+    roofs = [f"{row[column]:.2f}" for column in ("ratio_to_roofline", "ratio_to_roofline_peer")]
+    return [digits(row["median_ms"]), digits(row["median_ms_peer"]), f"{row['speed']:.2f}", *roofs]
 
 
 def every(rows: pd.DataFrame, layout: str) -> str:
@@ -154,16 +163,16 @@ def main() -> int:
         found = {place: study(place) for place in chosen.places}
     except OSError as error:
         options.error(f"{error.filename}: {error.strerror}; name folders that run_conv3d.py wrote")
-    studies = {place.stem: rows for place, rows in found.items() if rows is not None}
+    studies = [(place.name.removesuffix(".csv"), rows) for place, rows in found.items() if rows is not None]
     if chosen.publish:
         if len(chosen.places) != 1 or not studies:
             options.error("--publish takes one folder with conv3d.csv")
-        next(iter(studies.values()))[PUBLISHED].to_csv(chosen.publish, index=False, float_format="%.6g")
+        studies[0][1][PUBLISHED].to_csv(chosen.publish, index=False, float_format="%.6g")
         return 0
     if studies:
         header = ["", "NCDHW", "with packing", "NDHWC", "with packing"]
-        print(markdown(header, [means(*each) for each in studies.items()]))
-    for name, rows in studies.items():
+        print(markdown(header, [means(*each) for each in studies]))
+    for name, rows in studies:
         largest = (rows["elementwise_error"] / rows["tolerance"]).max()
         print(name, f"largest error, share of its tolerance: {largest:.2f}", sep="\n")
         print(*(counts(rows, layout) for layout in LAYOUTS), "", sep="\n")

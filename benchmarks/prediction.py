@@ -61,7 +61,7 @@ def main() -> int:
         lines = {f"fifth {name}": score(part["error"]) for name, part in of_card.groupby("fifth")}
         print(card, pd.DataFrame({**lines, "all": score(of_card["error"])}).T.to_string(), sep="\n", end="\n\n")
     if asked.target == "time":
-        wide = found.pivot_table("error", [*SHAPE, *ARITHMETIC], "algorithm")
+        wide = found.pivot_table("error", ["gpu_name", *SHAPE, *ARITHMETIC], "algorithm")
         wide = wide[[name for name in COMPARED if name in wide]]
         print("correlation of errors for one shape, all arithmetics")
         print(wide.corr(min_periods=SHAPES_LEAST).round(2).to_string())

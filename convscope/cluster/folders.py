@@ -140,7 +140,7 @@ _inherited: Sequence[_Task] = ()
 
 
 def _begin(tasks: Sequence[_Task]) -> None:
-    """Leave Ctrl-C to the process that started this one, which says so once, and end when told to."""
+    """Keep the tasks; leave Ctrl-C to the process that started this one, which says so once, and end when told to."""
     global _inherited
     _inherited = tasks
     signal.signal(signal.SIGINT, signal.SIG_IGN)

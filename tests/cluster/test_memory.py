@@ -7,7 +7,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,7 @@ def test_what_several_processes_read_is_the_same_in_the_same_order(
     expected = folders.read_all(results)
     assert any("odd" in remark for remark in expected.skipped)
     monkeypatch.setattr(folders, "_LEAST", 2)  # of four folders
+    monkeypatch.setattr(folders, "_AT_ONCE", 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
     started: list[int] = []
 
@@ -196,3 +198,30 @@ def test_what_several_processes_read_is_the_same_in_the_same_order(
     assert set(started) == {2}
     assert plain(found.progress) == plain(expected.progress)
     assert found.skipped == expected.skipped
+
+
+def test_what_a_broken_pool_has_not_read_is_read_once(results: Path, monkeypatch: pytest.MonkeyPatch):
+    expected = folders.read_all(results)
+    monkeypatch.setattr(folders, "_LEAST", 1)
+    monkeypatch.setattr(folders, "_AT_ONCE", 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    times_read: list[str] = []
+    read = folders._read
+    monkeypatch.setattr(folders, "_read", lambda task: times_read.append(str(task.path)) or read(task))
+
+    class Broken(ThreadPoolExecutor):
+        """A pool of which a process dies after the first folder."""
+
+        def __init__(self, processes: int, context: object, begin: Any, given: tuple[Any, ...]) -> None:
+            super().__init__(1)
+            folders._inherited = given[0]
+
+        def map(self, function: Any, firsts: Any, **options: Any) -> Any:
+            yield function(next(iter(firsts)))
+            raise BrokenProcessPool
+
+    monkeypatch.setattr(folders, "_inherited", ())
+    monkeypatch.setattr(folders, "ProcessPoolExecutor", Broken)
+    found = folders.read_all(results)
+    assert plain(found.progress) == plain(expected.progress)
+    assert len(times_read) == len({*times_read}) == len(expected.progress)

@@ -95,13 +95,13 @@ def launch(layer: Layer, math: str, dtype: str, blocks: Blocks3d, where: str = "
 def cuts(where: str = "nchw") -> list[Any]:
     """Return every cut that is a candidate for a layer of CosmoFlow, with the first layer that it is one for.
 
-    All but the first of each variant and number of warps are marked `long`.
+    All but the first of each variant, number of warps and of slices, in runs or not, are marked `long`.
     """
     found: dict[tuple[object, ...], Any] = {}
     kinds: set[tuple[object, ...]] = set()
     for layer in LAYERS:
         for blocks in candidates.candidates(layer.convolution("float32", "tf32", where)):
-            kind = (blocks.variant, blocks.warps)
+            kind = (blocks.variant, blocks.warps, blocks.run > 1, blocks.box[0] if blocks.variant == "slices" else 1)
             key = (*kind, blocks.pixels, blocks.filters, blocks.depth, blocks.stages)
             marks = [pytest.mark.long] if kind in kinds else []
             found.setdefault(key, pytest.param(layer, blocks, id=f"{layer.name} {blocks}", marks=marks))

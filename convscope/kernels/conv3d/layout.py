@@ -4,8 +4,8 @@ Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`lay
 Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
 channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
 timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`): an input
-in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies. Along an
-axis on which the kernel is 1 wide and has a stride, only the pixels that an output reads are copied.
+in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies. An input
+that is rounded or not in channels last is copied only where outputs read it, along the strides of a kernel 1 wide.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -53,7 +53,7 @@ class Problem:
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     images, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are copied: each, each second …
-    `size` and what follows are the copy's. `rows` is how many pixels a row of the copied input has, `left` how
+    `size`, `stride` and `pitch` are for the copy. `rows` is how many pixels a row of the copied input has, `left` how
     many of them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
     own; where it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which
     `filters` counts, too.
@@ -162,9 +162,9 @@ def problem(shape: Convolution, run: int = 1) -> Problem:
 
 
 def _sampled(shape: Convolution) -> Triple:
-    """Return which pixels of depth, height and width a copy of the input needs: each, or those at a stride."""
+    """Return which pixels of depth, height and width a copy of the input has: each, or those at a stride."""
     if is_last(shape) and not rounds(shape):
-        return (1, 1, 1)  # read where it lies
+        return (1, 1, 1)  # mostly read where it lies
     axes = zip(shape.kernel, shape.stride, shape.padding, strict=True)
     return tuple(stride if taps == 1 and padding == 0 else 1 for taps, stride, padding in axes)
 
@@ -198,9 +198,9 @@ def copy_channels_last(
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
     `planes` are the rows of all planes of an image, `rows` the pixels of a row of the copy, `copied` its channels, in
-    units of LANES, `pixels` those of an image. If SAMPLED `height` is the rows of a plane of the copy, and its planes,
-    rows and pixels lie `skip` pixels apart. Neighbouring threads are to read neighbouring pixels: the compiler goes by
-    what is said to adjoin.
+    units of LANES, `width` its real pixels, `pixels` those of an image of the input. If SAMPLED `height` is the rows of
+    a plane of the copy, whose planes, rows and pixels lie `skip` pixels apart. Neighbouring threads are to read
+    neighbouring pixels: the compiler goes by what is said to adjoin.
     """
     copied *= LANES
     at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)

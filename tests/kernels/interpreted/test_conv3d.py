@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -130,37 +129,51 @@ def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or
     assert copies(convolution(channels=4, size=(2, 2, 5), layout="nhwc"))
 
 
-_SAMPLED = {
-    "pointwise": {"channels": 32, "size": (3, 5, 6), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (0, 0, 0)},
-    "by rows": {"channels": 20, "size": (2, 5, 6), "kernel": (1, 3, 1), "stride": (1, 2, 3), "padding": (0, 1, 0)},
-    "padded": {"channels": 16, "size": (3, 4, 5), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (1, 0, 0)},
-    "grouped": {"channels": 6, "size": (3, 3, 5), "kernel": (1, 1, 1), "stride": (2, 1, 2), "padding": (0, 0, 0),
-                "groups": 2, "filters": 8},
-    "first": {"channels": 3, "size": (5, 4, 5), "kernel": (1, 3, 3), "stride": (2, 2, 2), "padding": (0, 1, 1)},
+_SAMPLED = {  # name: convolution, what is copied of depth, height and width, variants that can do it
+    "pointwise": ({"channels": 32, "size": (3, 5, 6), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (0, 0, 0)},
+                  (2, 2, 2), ("boxes", "pipelined")),
+    "by rows": ({"channels": 20, "size": (2, 5, 6), "kernel": (1, 3, 1), "stride": (1, 2, 3), "padding": (0, 1, 0)},
+                (1, 1, 3), ("pipelined",)),
+    "padded": ({"channels": 16, "size": (3, 4, 5), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (1, 0, 0)},
+               (1, 2, 2), ("pipelined",)),
+    "grouped": ({"channels": 6, "size": (3, 3, 5), "kernel": (1, 1, 1), "stride": (2, 1, 2), "padding": (0, 0, 0),
+                 "groups": 2, "filters": 8}, (2, 1, 2), ("boxes", "pipelined")),
+    "slices": ({"channels": 16, "size": (3, 4, 5), "kernel": (3, 1, 1), "stride": (1, 2, 2), "padding": (1, 0, 0)},
+               (1, 2, 2), ("boxes", "pipelined", "slices")),
+    "first": ({"channels": 3, "size": (5, 4, 5), "kernel": (1, 3, 3), "stride": (2, 2, 2), "padding": (0, 1, 1)},
+              (2, 1, 1), ("pipelined",)),
+    "first in runs": ({"channels": 3, "size": (5, 3, 8), "kernel": (1, 3, 3), "stride": (2, 1, 1),
+                       "padding": (0, 1, 1)}, (2, 1, 1), ("boxes", "pipelined")),
 }  # fmt: skip
+_BY_VARIANT = {
+    "pipelined": Blocks3d("pipelined", 16, 16, 16, 4, 1),
+    "boxes": Blocks3d("boxes", 16, 16, 16, 4, 1, box=(2, 2, 4)),
+    "slices": Blocks3d("slices", 16, 16, 16, 4, 1, box=(2, 2, 4)),
+}
 
 
 @pytest.mark.parametrize("layout_of", ["nchw", "nhwc"])
-@pytest.mark.parametrize("sizes", _SAMPLED.values(), ids=_SAMPLED)
-@pytest.mark.parametrize("blocks", [
-    Blocks3d("pipelined", 16, 16, 16, 4, 1), Blocks3d("boxes", 16, 16, 16, 4, 1, box=(2, 2, 4)),
-], ids=["pipelined", "boxes"])  # fmt: skip
+@pytest.mark.parametrize(("sizes", "sampled", "usable"), _SAMPLED.values(), ids=_SAMPLED)
 def test_along_a_stride_of_a_narrow_kernel_only_what_is_read_is_copied(
-    sizes: dict[str, Any], layout_of: str, blocks: Blocks3d
+    sizes: dict[str, Any], sampled: tuple[int, ...], usable: tuple[str, ...], layout_of: str
 ):
     shape = convolution(**{"images": 2, "layout": layout_of, "math": "tf32"} | sizes)
-    if blocks.variant in candidates.variants(shape):
-        assert error("gemm", shape, blocks) < 1e-6
-    else:
-        assert layout.problem(shape).stride != (1, 1, 1)
-    read = [
-        -(-extent // by) if taps == 1 and not padding else extent
-        for extent, taps, by, padding in zip(shape.input[2:], shape.kernel, shape.stride, shape.padding, strict=True)
-    ]
-    problem = layout.problem(shape)
-    if not problem.folded:
-        assert problem.elements == math.prod(read) * shape.input[0] * problem.copied
-    assert layout.channels_last(torch.randn(shape.input), shape).numel() == problem.elements
+    assert layout.problem(shape).sampled == sampled
+    assert candidates.variants(shape) == usable
+    for variant in usable:
+        assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-6
+    if layout.runs(shape)[1:]:
+        assert error("gemm", shape, dataclasses.replace(_BY_VARIANT["boxes"], run=2)) < 1e-6
+
+
+@pytest.mark.parametrize(("sizes", "sampled", "usable"), [_SAMPLED["pointwise"]])
+def test_an_input_that_is_read_where_it_lies_is_read_at_its_strides(
+    sizes: dict[str, Any], sampled: tuple[int, ...], usable: tuple[str, ...]
+):
+    shape = convolution(**{"layout": "nhwc", "dtype": "float16"} | sizes)
+    assert layout.problem(shape).sampled == (1, 1, 1) != sampled
+    assert candidates.variants(shape) == ("pipelined",) != usable
+    assert error("gemm", shape, _BY_VARIANT["pipelined"]) < 1e-3
 
 
 def test_kernels_for_ncdhw_say_so():

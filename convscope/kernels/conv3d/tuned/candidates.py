@@ -18,7 +18,7 @@ TRIED = {"boxes": 3, "slices": 4, "pipelined": 3, "planar": 6}  # block shapes t
 
 
 class _Template(NamedTuple):
-    """Block shapes to consider; `slices` of `pixels` each, `resident` programs fit on a multiprocessor of Hopper.
+    """Block shapes to consider; `slices` of `pixels` each. At most `resident` fit on a multiprocessor of Hopper.
 
     `planar` ones are for outputs in N × C × D × H × W alone, those `in_runs` for outputs in runs.
     """
