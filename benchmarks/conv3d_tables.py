@@ -139,8 +139,8 @@ def network(folder: Path) -> str:
     for implementation, found in rows.groupby("implementation", sort=False):
         cells = {layout: ["-"] * 3 for layout in LAYOUTS}
         for row in found.to_dict("records"):
-            times = [f"{row[column]:.2f}" for column in ("inference_ms", "training_step_ms")]
-            cells[row["layout"]] = [*times, f"{row['share_pct']:.0f} %"]
+            durations = [f"{row[column]:.2f}" for column in ("inference_ms", "training_step_ms")]
+            cells[row["layout"]] = [*durations, f"{row['share_pct']:.0f} %"]
         error = f"{found['relative_error'].max():.1e}"
         lines.append([f"`{implementation}`", *cells["ncdhw"], *cells["ndhwc"], error])
     return markdown([*header, "error"], lines)
