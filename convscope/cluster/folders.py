@@ -136,7 +136,7 @@ def _read_many(tasks: Sequence[_Task]) -> Iterator[_Read]:
 
 
 _inherited: Sequence[_Task] = ()
-"""What a process that reads folders was forked with: tasks need no way to it."""
+"""Tasks that a process which reads folders was forked with: they need no way to it."""
 
 
 def _begin(tasks: Sequence[_Task]) -> None:
