@@ -50,7 +50,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels import direct_thin
 from convscope.kernels.blocks import LONG_ELEMENTS, Blocks2d, Candidate, is_float32, lanes, ranked, splits_for
 from convscope.kernels.blocks import partial_bytes as workspace_bytes  # noqa: F401 - as every kernel says it
-from convscope.kernels.conv3d.layout import bits_inside
+from convscope.kernels.conv3d.places import bits_inside
 
 TRIED = 10  # block shapes that are timed for a shape
 PITCH = 128  # the packed filters' rows are padded to a multiple of this, so that no load of them needs a mask

@@ -133,6 +133,26 @@ def test_channels_last_in_and_out_is_as_fast(
     check(compiled, tmp_path, blocks)
 
 
+def strided() -> list[Any]:
+    """Return each candidate of the copy engine for layers of r3d_18 with a stride; one of each variant is not `long`."""
+    found, seen = [], set()
+    for layer in load("r3d_18"):
+        shape = layer.convolution("float32", "tf32", "nhwc")
+        for blocks in candidates.candidates(shape) if max(shape.stride) > 1 else ():
+            kind = blocks.variant, blocks.warps, blocks.run > 1
+            marks = [pytest.mark.long] if kind in seen else []
+            if blocks.variant != "pipelined":
+                found.append(pytest.param(layer, blocks, id=f"{layer.name} {blocks}", marks=marks))
+            seen.add(kind)
+    return found
+
+
+@pytest.mark.parametrize(("layer", "blocks"), strided())
+def test_a_stride_is_as_fast_as_none(compiled: list[Any], tmp_path: Path, layer: Layer, blocks: Blocks3d):
+    launch(layer, "tf32", "float32", blocks, "nhwc")
+    check(compiled, tmp_path, blocks)
+
+
 def check(compiled: list[Any], tmp_path: Path, blocks: Blocks3d) -> None:
     """Check that products of what was launched are asynchronous, spill nothing, and that outputs are stored widely."""
     made = next(kernel for kernel in compiled if kernel.name.startswith("gemm"))

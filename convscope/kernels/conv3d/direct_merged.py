@@ -19,7 +19,8 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.direct import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import bits_inside, block_of, corner, place_of
 
 NAME = "direct merged"
 

@@ -21,7 +21,8 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout, ncdhw
 from convscope.kernels.conv3d.direct_buffered import default as default
 from convscope.kernels.conv3d.direct_buffered import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, bits_inside, block_of, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import bits_inside, block_of, corner, place_of
 from convscope.kernels.tf32 import rounded_block
 
 NAME = "direct tiled"

@@ -20,7 +20,8 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout, ncdhw
-from convscope.kernels.conv3d.layout import Blocks3d, block_of, corner, place_of
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import block_of, corner, place_of
 from convscope.kernels.tf32 import rounded_block
 
 NAME = "gemm ncdhw"

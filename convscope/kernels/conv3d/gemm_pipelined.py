@@ -20,7 +20,8 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, next_step, place_in
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import are_filters, bits_inside, block_of, corner, next_step, place_in
 
 NAME = "gemm pipelined"
 

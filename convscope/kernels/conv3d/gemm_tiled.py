@@ -21,7 +21,8 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, block_of, corner, place_in
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import are_filters, block_of, corner, place_in
 
 NAME = "gemm tiled"
 

@@ -7,6 +7,10 @@ timed), and the filters to [filter, tap, channel] once. For TF32 both are rounde
 in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies. An input
 that is rounded or not in channels last is copied only where outputs read it, along the strides of a kernel 1 wide.
 
+The copy engine (`tuned.boxes`) fetches neighbouring pixels, not each second one. With a stride of two a tap sees pixels
+that are all even or all odd, so the copy for it has the even ones together, an image of their own, and the odd ones:
+the *phases* of the input, stride times as many along each axis. In one of them a tap sees neighbours.
+
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
 memory whose rows overlap has KW · C channels and a kernel of width 1 (`Problem.folded`). Nothing is copied for it.
@@ -53,8 +57,9 @@ class Problem:
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     images, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are copied: each, each second …
-    `size`, `stride` and `pitch` are for the copy. `rows` is how many pixels a row of the copied input has, `left` how
-    many of them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
+    `phases` into how many images these go by turns, `parts` are all images of the copy. `size`, `stride` and `pitch`
+    are of one of them. `rows` is how many pixels a row of the copied input has, `left` how many of them are zeros in
+    front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
     own; where it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which
     `filters` counts, too.
     """
@@ -76,6 +81,7 @@ class Problem:
     folded: bool
     window: int
     sampled: Triple
+    phases: Triple
 
     @property
     def taps(self) -> int:
@@ -88,9 +94,14 @@ class Problem:
         return self.images * math.prod(self.output)
 
     @property
+    def parts(self) -> int:
+        """The number of images of the copied input: all phases of each."""
+        return self.images * math.prod(self.phases)
+
+    @property
     def elements(self) -> int:
         """The number of elements of the copied input."""
-        return self.images * self.pitch[0]
+        return self.parts * self.pitch[0]
 
 
 def by_axis(*names: str) -> list[str]:
@@ -124,21 +135,27 @@ def runs(shape: Convolution) -> list[int]:
     Without the matrix unit there is nothing to gain: its kernels read other memory.
     """
     seen = problem(shape)
-    whole = seen.folded and seen.stride == (1, 1, 1) and precision(shape) != "ieee"
-    return [1, *(run for run in RUNS if whole and seen.output[2] % run == 0 and run * seen.filters <= FILTERS_PADDED)]
+    shared = seen.folded and precision(shape) != "ieee"
+    return [1, *(run for run in RUNS if shared and seen.output[2] % run == 0 and run * seen.filters <= FILTERS_PADDED)]
 
 
 @functools.lru_cache(maxsize=1024)
-def problem(shape: Convolution, run: int = 1) -> Problem:
-    """Return a convolution as a kernel for channels-last memory sees it, with one of the `runs` of its outputs."""
+def problem(shape: Convolution, run: int = 1, in_phases: bool = False) -> Problem:
+    """Return a convolution as a kernel for channels-last memory sees it, with one of the `runs` of its outputs.
+
+    Args:
+        in_phases: have no strides, but phases of the input.
+    """
     images, groups, channels = shape.input[0], shape.groups, shape.input[1] // shape.groups
     kernel, stride, padding, dilation, output = (
         shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_size
     )  # fmt: skip
-    sampled = _sampled(shape)
-    depth, height, width = (-(-extent // by) for extent, by in zip(shape.input[2:], sampled, strict=True))
-    stride = tuple(each // by for each, by in zip(stride, sampled, strict=True))
     folded = groups == 1 and channels < _FOLD_BELOW and dilation[2] == 1 and kernel[2] > 1
+    sampled = _sampled(shape, in_phases)
+    stride = _each_divided(stride, sampled)
+    phases = (*stride[:2], 1 if folded else stride[2]) if in_phases else (1, 1, 1)
+    stride = _each_divided(stride, phases)
+    depth, height, width = _each_divided(_each_divided(shape.input[2:], sampled), phases)
     if folded:
         step, left = run * stride[2], padding[2]
         # Rows of the view begin `step` pixels apart, a multiple of 16 bytes.
@@ -157,13 +174,13 @@ def problem(shape: Convolution, run: int = 1) -> Problem:
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
     return Problem(
         groups, run * shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-        dilation, output, pitch, copied, rows, left, folded, window, sampled,
+        dilation, output, pitch, copied, rows, left, folded, window, sampled, phases,
     )  # fmt: skip
 
 
-def _sampled(shape: Convolution) -> Triple:
+def _sampled(shape: Convolution, in_phases: bool) -> Triple:
     """Return which pixels of depth, height and width a copy of the input has: each, or those at a stride."""
-    if is_last(shape) and not rounds(shape):
+    if is_last(shape) and not rounds(shape) and not in_phases:
         return (1, 1, 1)  # mostly read where it lies
     axes = zip(shape.kernel, shape.stride, shape.padding, strict=True)
     return tuple(stride if taps == 1 and padding == 0 else 1 for taps, stride, padding in axes)
@@ -186,21 +203,21 @@ def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor
     return torch.nn.functional.pad(rows, (0, 0, 0, -rows.shape[1] % FILTERS_PADDED)).contiguous()
 
 
-_COPY_SIZES = ["channels", "group_channels", "width", "rows", "left", "planes", "copied", "pixels", "height"]
+_COPY_SIZES = ["channels", "group_channels", "width", "rows", "left", "planes", "copied", "pixels", "depth", "height"]
 
 
 @triton.jit(do_not_specialize=[*_COPY_SIZES, *by_axis("skip")])
 def copy_channels_last(
-    x, y, channels, group_channels, width, rows, left, planes, copied, pixels, height, skip_d, skip_h, skip_w,
+    x, y, channels, group_channels, depth, height, width, rows, left, planes, copied, pixels, skip_d, skip_h, skip_w,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ROUND: tl.constexpr,
-    SAMPLED: tl.constexpr,
+    WHOLE: tl.constexpr, PHASES: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
-    `planes` are the rows of all planes of an image, `rows` the pixels of a row of the copy, `copied` its channels, in
-    units of LANES, `width` its real pixels, `pixels` those of an image of the input. If SAMPLED `height` is the rows of
-    a plane of the copy, whose planes, rows and pixels lie `skip` pixels apart. Neighbouring threads are to read
-    neighbouring pixels: the compiler goes by what is said to adjoin.
+    `depth` × `height` × `width` are what is copied of an image, of which `pixels` is the size, `planes` the rows of all
+    its planes in the copy and `rows` the pixels of a row, `copied` their channels in units of LANES. Unless WHOLE,
+    planes, rows and pixels are read at a distance of `skip` pixels and written into PHASES. Neighbouring threads are to
+    read neighbouring pixels: the compiler goes by what is said to adjoin.
     """
     copied *= LANES
     at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -209,13 +226,22 @@ def copy_channels_last(
     column = at % rows - left
     padded = copied // tl.cdiv(channels, group_channels)
     channel = c // padded * group_channels + c % padded
-    there = (at < planes * rows) & (column >= 0) & (column < width)
+    inside = at < planes * rows
+    there = inside & (column >= 0) & (column < width)
     real = (c % padded < group_channels) & (c < copied)
-    source = x + image * channels * pixels
-    if SAMPLED:
-        pixel = at // rows // height * skip_d + at // rows % height * skip_h + column * skip_w
-    else:
+    if WHOLE:
         pixel = at // rows * width + column
+        place = image * planes * rows + at
+    else:
+        tall = tl.cdiv(height, PHASES[1]) * PHASES[1]
+        d, h = at // rows // tall, at // rows % tall
+        there = there & (d < depth) & (h < height)
+        pixel = d * skip_d + h * skip_h + column * skip_w
+        phase = (d % PHASES[0] * PHASES[1] + h % PHASES[1]) * PHASES[2] + at % rows % PHASES[2]
+        row = d // PHASES[0] * (tall // PHASES[1]) + h // PHASES[1]
+        place = (phase * tl.num_programs(2) + image) * (planes * rows // (PHASES[0] * PHASES[1] * PHASES[2]))
+        place += row * (rows // PHASES[2]) + at % rows // PHASES[2]
+    source = x + image * channels * pixels
     if LAST:
         source += pixel[:, None].to(tl.int64) * channels + channel[None, :]
         values = tl.load(source, mask=there[:, None] & real[None, :], other=0.0)
@@ -225,112 +251,38 @@ def copy_channels_last(
         values = tl.trans(tl.load(source, mask=real[:, None] & there[None, :], other=0.0))
     if ROUND:
         values = rounded_block(values)
-    place = y + image * planes * rows * copied + at[:, None].to(tl.int64) * copied + c[None, :]
-    tl.store(place, values, mask=(at < planes * rows)[:, None] & (c // LANES < copied // LANES)[None, :])
+    place = y + place[:, None].to(tl.int64) * copied + c[None, :]
+    tl.store(place, values, mask=inside[:, None] & (c // LANES < copied // LANES)[None, :])
 
 
-def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
+def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: bool = False) -> torch.Tensor:
     """Return the input as `problem` has it, flat, rounded where it is to be; a copy, on the current stream.
 
     What lies so already, and needs no rounding, is returned itself.
     """
-    seen = problem(shape, run)
-    images, channels, _, height, width = x.shape
-    by_d, by_h, by_w = seen.sampled
-    whole, wide = by_d == by_h == by_w == 1, width if by_w == 1 else seen.size[2]
-    if is_last(shape) and whole and (seen.copied, seen.rows, seen.folded) == (channels, width, False):
+    seen = problem(shape, run, in_phases)
+    images, channels, _, high, wide = x.shape
+    whole = seen.sampled == seen.phases == (1, 1, 1)
+    if is_last(shape) and whole and (seen.copied, seen.rows, seen.folded) == (channels, wide, False):
         lies = x.permute(0, 2, 3, 4, 1).view(-1)
         if rounds(shape):
             return rounded_copy(lies)
         return lies if x.data_ptr() % _ALIGNED_BYTES == 0 else lies.clone()
     copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
-    block_c, planes = min(32, triton.next_power_of_2(seen.copied)), seen.pitch[0] // seen.pitch[2]
-    block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(planes * seen.rows))
-    grid = (triton.cdiv(planes * seen.rows, block_s), triton.cdiv(seen.copied, block_c), images)
+    rows = seen.rows * seen.phases[2]
+    planes = seen.pitch[0] * math.prod(seen.phases) // (seen.copied * rows)
+    block_c = min(32, triton.next_power_of_2(seen.copied))
+    block_s = min(COPY_BLOCK // block_c, triton.next_power_of_2(planes * rows))
+    grid = (triton.cdiv(planes * rows, block_s), triton.cdiv(seen.copied, block_c), images)
     together = math.gcd(seen.copied, lanes(shape))
+    by_d, by_h, by_w = seen.sampled
     copy_channels_last[grid](
-        x, copy, channels, channels // shape.groups, wide, seen.rows, seen.left, planes, seen.copied // together,
-        math.prod(x.shape[2:]), seen.size[1], by_d * height * width, by_h * width, by_w, BLOCK_S=block_s,
-        BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape), SAMPLED=not whole, num_warps=4,
+        x, copy, channels, channels // shape.groups, *_each_divided(shape.input[2:], seen.sampled), rows, seen.left,
+        planes, seen.copied // together, math.prod(x.shape[2:]), by_d * high * wide, by_h * wide, by_w,
+        BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape), WHOLE=whole,
+        PHASES=seen.phases, num_warps=4,
     )  # fmt: skip
     return copy
-
-
-@triton.jit
-def corner(at, out_h, out_w, stride_d, stride_h, stride_w, pad_d, pad_h, pad_w):
-    """Return depth, row and column of the input pixel that the first tap sees from output pixels `at` of an image."""
-    plane = out_h * out_w
-    return at // plane * stride_d - pad_d, at % plane // out_w * stride_h - pad_h, at % out_w * stride_w - pad_w
-
-
-@triton.jit
-def bits_inside(start, count, step, limit):
-    """Return a bit for each of `count` positions start, start + step, … that is one of 0 … limit - 1."""
-    bits = start * 0
-    for i in range(count):
-        at = start + i * step
-        bits |= ((at >= 0) & (at < limit)).to(tl.int32) << i
-    return bits
-
-
-@triton.jit
-def next_step(r, s, t, start, by, end, kernel_h, kernel_w):
-    """Return the next step's tap in depth, height and width, and where its channels start: `by` further, up to `end`.
-
-    By additions: a division for each step would take longer than its loads.
-    """
-    start += by
-    t = tl.where(start == end, t + 1, t)
-    start = tl.where(start == end, 0, start)
-    s = tl.where(t == kernel_w, s + 1, s)
-    t = tl.where(t == kernel_w, 0, t)
-    r = tl.where(s == kernel_h, r + 1, r)
-    s = tl.where(s == kernel_h, 0, s)
-    return r, s, t, start
-
-
-@triton.jit
-def place_of(image, at, filters, plane, VECTOR: tl.constexpr):
-    """Return the places, pixels × filters, of outputs in N × K × D × H × W; `image` is what lies before the image."""
-    place = image + at
-    place = place[:, None] + filters[None, :].to(place.dtype) * plane
-    return tl.max_contiguous(tl.multiple_of(place, (VECTOR, 1)), (VECTOR if VECTOR > 1 else 2, 1))
-
-
-@triton.jit
-def place_in(image, group, groups, at, k, kernels, plane, VECTOR: tl.constexpr, LAST: tl.constexpr):
-    """Return the places, pixels × filters, of outputs in N × K × D × H × W, or in N × D × H × W × K (`LAST`)."""
-    if LAST:
-        place = ((image * plane + at) * (groups * kernels) + group * kernels)[:, None] + k[None, :]
-        return tl.max_contiguous(tl.multiple_of(place, (1, VECTOR)), (1, VECTOR if VECTOR > 1 else 2))
-    return place_of((image * groups + group) * kernels * plane, at, k, plane, VECTOR)
-
-
-@triton.jit
-def are_filters(k, kernels, VECTOR: tl.constexpr, LAST: tl.constexpr):
-    """Tell of each k whether it is a filter: of VECTOR that lie together in an output, all are or none."""
-    if LAST:
-        return tl.max_constancy(k // VECTOR < tl.cdiv(kernels, VECTOR), [VECTOR])
-    return k < kernels
-
-
-@triton.jit
-def block_of(
-    kernels, pixels, out_plane, BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, VECTOR: tl.constexpr, LONG: tl.constexpr
-):  # fmt: skip
-    """Return a program's filters, and of each of its pixels: is it one, the image, the place in the image.
-
-    Pixels are numbered through all images; after the last one they go on at the first, which is not stored again.
-    """
-    k_blocks = tl.cdiv(kernels, BLOCK_K)
-    p = tl.program_id(0) // k_blocks * BLOCK_P + tl.arange(0, BLOCK_P)
-    k = tl.program_id(0) % k_blocks * BLOCK_K + tl.arange(0, BLOCK_K)
-    wanted = p // VECTOR < pixels // VECTOR
-    p = p % pixels
-    image, at = p // out_plane, p % out_plane
-    if LONG:
-        image = image.to(tl.int64)
-    return k, wanted, image, at
 
 
 def vector(shape: Convolution) -> int:
@@ -398,3 +350,8 @@ def is_long(*tensors: torch.Tensor) -> bool:
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
+
+
+def _each_divided(values: Triple, by: Triple) -> Triple:
+    """Return values divided by others, one by one, rounded up."""
+    return tuple(-(-value // each) for value, each in zip(values, by, strict=True))

@@ -129,21 +129,28 @@ def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or
     assert copies(convolution(channels=4, size=(2, 2, 5), layout="nhwc"))
 
 
-_SAMPLED = {  # name: convolution, what is copied of depth, height and width, variants that can do it
+_SAMPLED = {  # name: convolution, what is copied of depth, height and width, the phases of that, variants for it
     "pointwise": ({"channels": 32, "size": (3, 5, 6), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (0, 0, 0)},
-                  (2, 2, 2), ("boxes", "pipelined")),
+                  (2, 2, 2), (1, 1, 1), ("boxes", "pipelined")),
     "by rows": ({"channels": 20, "size": (2, 5, 6), "kernel": (1, 3, 1), "stride": (1, 2, 3), "padding": (0, 1, 0)},
-                (1, 1, 3), ("pipelined",)),
+                (1, 1, 3), (1, 2, 1), ("boxes", "pipelined")),
     "padded": ({"channels": 16, "size": (3, 4, 5), "kernel": (1, 1, 1), "stride": (2, 2, 2), "padding": (1, 0, 0)},
-               (1, 2, 2), ("pipelined",)),
+               (1, 2, 2), (2, 1, 1), ("boxes", "pipelined")),
     "grouped": ({"channels": 6, "size": (3, 3, 5), "kernel": (1, 1, 1), "stride": (2, 1, 2), "padding": (0, 0, 0),
-                 "groups": 2, "filters": 8}, (2, 1, 2), ("boxes", "pipelined")),
+                 "groups": 2, "filters": 8}, (2, 1, 2), (1, 1, 1), ("boxes", "pipelined")),
     "slices": ({"channels": 16, "size": (3, 4, 5), "kernel": (3, 1, 1), "stride": (1, 2, 2), "padding": (1, 0, 0)},
-               (1, 2, 2), ("boxes", "pipelined", "slices")),
+               (1, 2, 2), (1, 1, 1), ("boxes", "pipelined", "slices")),
     "first": ({"channels": 3, "size": (5, 4, 5), "kernel": (1, 3, 3), "stride": (2, 2, 2), "padding": (0, 1, 1)},
-              (2, 1, 1), ("pipelined",)),
+              (2, 1, 1), (1, 2, 1), ("boxes", "pipelined")),
     "first in runs": ({"channels": 3, "size": (5, 3, 8), "kernel": (1, 3, 3), "stride": (2, 1, 1),
-                       "padding": (0, 1, 1)}, (2, 1, 1), ("boxes", "pipelined")),
+                       "padding": (0, 1, 1)}, (2, 1, 1), (1, 1, 1), ("boxes", "pipelined")),
+    "in phases": ({"channels": 16, "size": (4, 5, 6), "stride": (2, 2, 2), "padding": (1, 0, 2)},
+                  (1, 1, 1), (2, 2, 2), ("boxes", "pipelined")),
+    "by two and by three": ({"channels": 6, "size": (5, 5, 7), "kernel": (2, 3, 4), "stride": (1, 2, 3), "groups": 2,
+                             "padding": (1, 2, 3), "dilation": (1, 2, 1), "filters": 8},
+                            (1, 1, 1), (1, 2, 3), ("boxes", "pipelined", "slices")),
+    "first, in phases and runs": ({"channels": 3, "size": (3, 6, 8), "kernel": (3, 5, 5), "stride": (1, 2, 2),
+                                   "padding": (1, 2, 2)}, (1, 1, 1), (1, 2, 1), ("boxes", "pipelined", "slices")),
 }  # fmt: skip
 _BY_VARIANT = {
     "pipelined": Blocks3d("pipelined", 16, 16, 16, 4, 1),
@@ -153,25 +160,31 @@ _BY_VARIANT = {
 
 
 @pytest.mark.parametrize("layout_of", ["nchw", "nhwc"])
-@pytest.mark.parametrize(("sizes", "sampled", "usable"), _SAMPLED.values(), ids=_SAMPLED)
-def test_along_a_stride_of_a_narrow_kernel_only_what_is_read_is_copied(
-    sizes: dict[str, Any], sampled: tuple[int, ...], usable: tuple[str, ...], layout_of: str
+@pytest.mark.parametrize(("sizes", "sampled", "phases", "usable"), _SAMPLED.values(), ids=_SAMPLED)
+def test_at_a_stride_only_what_is_read_is_copied_and_the_copy_engine_is_given_neighbours(
+    sizes: dict[str, Any], sampled: tuple[int, ...], phases: tuple[int, ...], usable: tuple[str, ...], layout_of: str
 ):
     shape = convolution(**{"images": 2, "layout": layout_of, "math": "tf32"} | sizes)
-    assert layout.problem(shape).sampled == sampled
+    seen = layout.problem(shape, in_phases=True)
+    assert layout.problem(shape).sampled == seen.sampled == sampled
+    assert (seen.phases, seen.stride) == (phases, (1, 1, 1))
     assert candidates.variants(shape) == usable
     for variant in usable:
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-6
-    if layout.runs(shape)[1:]:
-        assert error("gemm", shape, dataclasses.replace(_BY_VARIANT["boxes"], run=2)) < 1e-6
+    for variant in set(usable) - {"pipelined"} if layout.runs(shape)[1:] else ():
+        assert error("gemm", shape, dataclasses.replace(_BY_VARIANT[variant], run=2)) < 1e-6
 
 
-def test_an_input_that_is_read_where_it_lies_is_read_at_its_strides():
-    sizes, _, _ = _SAMPLED["pointwise"]
+@pytest.mark.parametrize("name", ["pointwise", "in phases"])
+def test_an_input_that_is_read_where_it_lies_is_copied_for_the_copy_engine_alone(name: str):
+    sizes, sampled, phases, usable = _SAMPLED[name]
     shape = convolution(**{"layout": "nhwc", "dtype": "float16"} | sizes)
-    assert layout.problem(shape).sampled == (1, 1, 1)
-    assert candidates.variants(shape) == ("pipelined",)
-    assert error("gemm", shape, _BY_VARIANT["pipelined"]) < 1e-3
+    alone, in_phases = layout.problem(shape), layout.problem(shape, in_phases=True)
+    assert (alone.sampled, alone.phases, alone.stride) == ((1, 1, 1), (1, 1, 1), (2, 2, 2))
+    assert (in_phases.sampled, in_phases.phases) == (sampled, phases)
+    assert candidates.variants(shape) == usable == ("boxes", "pipelined")
+    for variant in usable:
+        assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-3
 
 
 def test_kernels_for_ncdhw_say_so():
@@ -252,7 +265,7 @@ def test_a_run_shares_the_terms_of_a_row():
         ({"size": (2, 3, 6)}, [1, 2]),  # which divide a row
         ({"size": (2, 3, 8), "filters": 100}, [1]),
         ({"size": (2, 3, 8), "stride": (1, 1, 2)}, [1, 2, 4]),
-        ({"size": (2, 4, 8), "stride": (1, 2, 1)}, [1]),
+        ({"size": (2, 4, 8), "stride": (1, 2, 1)}, [1, 2, 4, 8]),
         ({"size": (2, 3, 8), "channels": 32}, [1]),
         ({"size": (2, 3, 8), "math": "fp32"}, [1]),
     ],

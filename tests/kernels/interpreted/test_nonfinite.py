@@ -126,10 +126,13 @@ def test_every_variant_of_the_tuned_kernel_gives_what_pytorch_gives(
 
 
 @each_value
+@pytest.mark.parametrize("down", [1, 2])
 @pytest.mark.parametrize("where", ["nchw", "nhwc"])
 @pytest.mark.parametrize("blocks", RUNS, ids=lambda blocks: f"{blocks.variant}, runs of {blocks.run}")
-def test_outputs_that_are_computed_in_runs_are_what_pytorch_gives(blocks: Blocks3d, where: str, names: tuple[str, ...]):
-    shape = dataclasses.replace(SPACE, input=(2, 4, 2, 3, 8), math="tf32", layout=where)
+def test_outputs_that_are_computed_in_runs_are_what_pytorch_gives(
+    blocks: Blocks3d, where: str, down: int, names: tuple[str, ...]
+):
+    shape = dataclasses.replace(SPACE, input=(2, 4, 2, 3, 8), stride=(1, down, 1), math="tf32", layout=where)
     x, weight = tensors(shape, names)
     x = x.contiguous(memory_format=torch.channels_last_3d if where == "nhwc" else torch.contiguous_format)
     y = catalogue.Conv3dPlan("gemm", shape, blocks=blocks).run(x, weight)

@@ -14,14 +14,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, next_step, place_in
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import are_filters, next_step, place_in
 from convscope.kernels.conv3d.tuned.candidates import programs_of
 
 _CHECKED = 128  # programs that one of `gemm_apart` looks at
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
 
 _BOX_SIZES = [
-    *("kernels", "blocks", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
+    *("kernels", "blocks", "images", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
     *layout.by_axis("out", "pad", "dil", "tiles"),
 ]
 
@@ -78,12 +79,34 @@ def _box_of(number, tiles_d, tiles_h, tiles_w, BOX_D: tl.constexpr, BOX_H: tl.co
     return number // (tiles_w * tiles_h * tiles_d), number // (tiles_w * tiles_h) % tiles_d * BOX_D, h0, w0
 
 
+@triton.jit
+def _seen(first, tap, pad, dil, PHASES: tl.constexpr):
+    """Return where along an axis a tap sees the input from output `first`, and in which of PHASES."""
+    at = tap * dil - pad
+    if PHASES == 1:
+        return first + at, 0
+    phase = (at % PHASES + PHASES) % PHASES  # of a remainder with the sign of `at`
+    return first + (at - phase) // PHASES, phase
+
+
+@triton.jit
+def _place(
+    image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES: tl.constexpr
+):  # fmt: skip
+    """Return image, depth, row and column of the copied input where a tap sees a box of outputs."""
+    d, phase_d = _seen(d0, r, pad_d, dil_d, PHASES[0])
+    h, phase_h = _seen(h0, s, pad_h, dil_h, PHASES[1])
+    v, phase_w = _seen(w0, t, pad_w, dil_w, PHASES[2])
+    return image + ((phase_d * PHASES[1] + phase_h) * PHASES[2] + phase_w) * images, d, h, v
+
+
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_boxes(
-    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
-    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
+    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
+    PHASES: tl.constexpr,
 ):  # fmt: skip
     """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
 
@@ -103,8 +126,10 @@ def gemm_boxes(
     tap, start = first // blocks, first % blocks
     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
     for step in range(first, last):
-        d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
-        values = x.load([image, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
+        part, d, h, v = _place(
+            image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
+        )  # fmt: skip
+        values = x.load([part, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
         r, s, t, start = next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
         acc = _added(acc, values, filters, SWAPPED, PRECISION)
@@ -119,11 +144,11 @@ def gemm_boxes(
 
 @triton.jit(do_not_specialize=[*_BOX_SIZES, "programs", "window", "aside"])
 def gemm_apart(
-    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
-    tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs, programs, window, aside,
+    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
+    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs, programs, window, aside,
     TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    LAST: tl.constexpr, LONG: tl.constexpr, EACH: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """Compute once more, each output of a run by its own terms alone, what EACH of `programs` found not finite.
 
@@ -150,9 +175,11 @@ def gemm_apart(
                     step = at // (last - first) * steps + first + at % (last - first)
                     tap, c = step // blocks, step % blocks * BLOCK_C
                     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
-                    d, h, v = d0 - pad_d + r * dil_d, h0 - pad_h + s * dil_h, w0 - pad_w + t * dil_w
+                    part, d, h, v = _place(
+                        image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
+                    )  # fmt: skip
                     term = c + tl.arange(0, BLOCK_C) - output * aside
-                    values = x.load([image, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+                    values = x.load([part, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
                     values = tl.where(((term >= 0) & (term < window))[None, :], values, 0.0)
                     acc = _added(acc, values, w.load([k0, step * BLOCK_C]), False, PRECISION)
                 _store(
@@ -169,11 +196,11 @@ def _replaced(values, at: tl.constexpr, value):
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_slices(
-    x, w, y, finite, kernels, blocks, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
-    tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
+    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    LAST: tl.constexpr, LONG: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr,
 ):  # fmt: skip
     """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
 
@@ -194,12 +221,14 @@ def gemm_slices(
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32),)
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
-        h, v = h0 - pad_h + tap // kernel_w * dil_h, w0 - pad_w + tap % kernel_w * dil_w
+        part, d, h, v = _place(
+            image, images, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w, pad_d, pad_h, pad_w, 1, dil_h, dil_w, PHASES
+        )  # fmt: skip
         filters = ()
         for r in tl.static_range(TAPS):
             filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]),)
         for z in tl.static_range(SLICES + TAPS - 1):
-            values = x.load([image, d0 - pad_d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+            values = x.load([part, d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
             for r in tl.static_range(TAPS):
                 if z >= r and z - r < SLICES:
                     added = _added(sums[(z - r) * SUMS + r % SUMS], values, filters[r], SWAPPED, PRECISION)
@@ -234,26 +263,26 @@ def shares(steps: int, splits: int) -> tuple[int, int]:
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W by "boxes" or "slices" on the current stream; filters as `layout.pack` has them."""
-    seen, (box_d, box_h, box_w) = layout.problem(shape, blocks.run), blocks.box
+    seen, (box_d, box_h, box_w) = layout.problem(shape, blocks.run, in_phases=True), blocks.box
     slices, programs = blocks.variant == "slices", programs_of(seen, blocks) // seen.groups
     taps = seen.kernel[0] if slices else 1
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // taps
     share, splits = shares(steps, blocks.splits)
-    copied, y = layout.channels_last(x, shape, blocks.run), layout.split_output(x, shape, splits)
-    size, block = [seen.images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
+    copied, y = layout.channels_last(x, shape, blocks.run, in_phases=True), layout.split_output(x, shape, splits)
+    size, block = [seen.parts, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
     view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     finite = torch.empty(programs * splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
     common = (
-        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.output, *seen.kernel[1:],
-        *seen.padding, *seen.dilation, *tiles,
+        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, seen.images, *seen.output,
+        *seen.kernel[1:], *seen.padding, *seen.dilation, *tiles,
     )  # fmt: skip
     sizes = packed.shape[1], steps, share, y[0].numel()
     constants = {
         "BOX_H": box_h, "BOX_W": box_w, "RUN": blocks.run, "BLOCK_K": blocks.filters, "BLOCK_C": blocks.depth,
         "PRECISION": layout.precision(shape), "VECTOR": _vector(shape, blocks), "LAST": layout.is_last(shape),
-        "LONG": layout.is_long(y[0]), "num_warps": blocks.warps,
+        "LONG": layout.is_long(y[0]), "PHASES": seen.phases, "num_warps": blocks.warps,
     }  # fmt: skip
     kernel, variant = gemm_boxes, {"BOX_D": box_d}
     if slices:

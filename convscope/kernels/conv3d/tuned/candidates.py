@@ -72,7 +72,7 @@ _FMA = (
     _Template("planar", 1, 256, 32, 1, 4, 3, 3),
     _Template("planar", 1, 128, 32, 1, 2, 3, 5),
 )
-_SPLITS = (1, 2, 3, 4, 6, 8)
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LEAST_STEPS = 8  # of a split
 # Rates of one multiprocessor, roughly an H200's: they only rank, and the card decides.
 _CACHE_BYTES_PER_NS, _MATRIX_FLOPS_PER_NS, _FMA_FLOPS_PER_NS = 42.0, 2600.0, 300.0
@@ -147,13 +147,11 @@ def _blocks(shape: Convolution, template: _Template, splits: int, run: int = 1) 
 
 def variants(shape: Convolution) -> tuple[str, ...]:
     """Return the variants that can do a shape."""
-    seen = layout.problem(shape)
     if layout.precision(shape) == "ieee":
         return ("planar",)
-    if seen.stride != (1, 1, 1):
-        return ("pipelined",)
-    return ("boxes", "pipelined", "slices") if seen.kernel[0] in (2, 3) and seen.dilation[0] == 1 else (
-        "boxes", "pipelined")  # fmt: skip
+    seen = layout.problem(shape, in_phases=True)
+    neighbours = seen.phases[0] == seen.dilation[0] == 1  # in depth, of the taps
+    return ("boxes", "pipelined", *(["slices"] if neighbours and seen.kernel[0] in (2, 3) else []))
 
 
 def _estimated(shape: Convolution) -> Iterator[tuple[float, Blocks3d]]:

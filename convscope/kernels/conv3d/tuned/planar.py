@@ -10,7 +10,8 @@ import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout, ncdhw
-from convscope.kernels.conv3d.layout import Blocks3d, are_filters, bits_inside, block_of, corner, next_step, place_in
+from convscope.kernels.conv3d.layout import Blocks3d
+from convscope.kernels.conv3d.places import are_filters, bits_inside, block_of, corner, next_step, place_in
 
 
 @triton.jit(do_not_specialize=[name for name in layout.PLANAR_SIZES if name != "w_pitch"] + ["blocks", "share"])
