@@ -15,15 +15,19 @@ import torch
 import triton
 import triton.language as tl
 
+from convscope.kernels import following
+from convscope.kernels.following import follow
+
 _BLOCK = 512
 
 
 @triton.jit(do_not_specialize=["plane", "filters", "splits"])
-def sum_splits(parts, bias, y, elements, plane, filters, splits, BLOCK: tl.constexpr):
+def sum_splits(parts, bias, y, elements, plane, filters, splits, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     """Do BLOCK elements; `plane` is how many elements of one filter follow one another."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     wanted = at < elements
     total = tl.zeros((BLOCK,), tl.float32)
+    follow(EARLY)
     if bias is not None:
         total += tl.load(bias + at // plane % filters, mask=wanted, other=0.0).to(tl.float32)
     part = parts + at
@@ -41,7 +45,7 @@ def add(parts: torch.Tensor, bias: torch.Tensor | None, y: torch.Tensor, last: b
     """
     elements, plane = y.numel(), 1 if last else math.prod(y.shape[2:])
     sum_splits[(triton.cdiv(elements, _BLOCK),)](
-        parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK
+        parts, bias, y, elements, plane, y.shape[1], parts.shape[0], BLOCK=_BLOCK, **following.options(y)
     )
 
 

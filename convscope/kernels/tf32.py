@@ -12,6 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from convscope.kernels import following
+from convscope.kernels.following import follow
+
 _HALF = tl.constexpr(0x1000)
 _KEPT = tl.constexpr(-0x2000)
 _BLOCK = 1024  # numbers that a program copies
@@ -31,8 +34,9 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
-def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
+def copy_rounded(x, y, elements, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     """Round BLOCK float32 numbers; the program id counts blocks."""
+    follow(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
 
@@ -40,5 +44,6 @@ def copy_rounded(x, y, elements, BLOCK: tl.constexpr):
 def rounded_copy(values: torch.Tensor) -> torch.Tensor:
     """Round a contiguous tensor of float32 numbers by a kernel on the current stream."""
     copy = torch.empty_like(values)
-    copy_rounded[triton.cdiv(values.numel(), _BLOCK),](values, copy, values.numel(), BLOCK=_BLOCK)
+    grid = (triton.cdiv(values.numel(), _BLOCK),)
+    copy_rounded[grid](values, copy, values.numel(), BLOCK=_BLOCK, **following.options(values))
     return copy

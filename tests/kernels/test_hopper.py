@@ -19,7 +19,7 @@ from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
 from convscope.cudnn.shape import Convolution
 from convscope.inference.engines.fused import tails
-from convscope.kernels import direct
+from convscope.kernels import direct, following
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.channels_last import (
     activations,
@@ -27,7 +27,6 @@ from convscope.kernels.channels_last import (
     depthwise,
     first,
     first_pooled,
-    following,
     heads,
     joined,
     normalisation,
@@ -72,6 +71,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return found[-1]
 
     monkeypatch.setattr(JITFunction, "run", only_compile)
+    monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
     monkeypatch.setattr(driver, "_active", Hopper())
     return found
 
@@ -134,7 +134,7 @@ def test_channels_last_in_and_out_is_as_fast(
 
 
 def strided() -> list[Any]:
-    """Return each candidate of the copy engine for layers of r3d_18 with a stride; one of each variant is not `long`."""
+    """Return each candidate of the copy engine for layers of r3d_18 with a stride; all but one of a kind are `long`."""
     found, seen = [], set()
     for layer in load("r3d_18"):
         shape = layer.convolution("float32", "tf32", "nhwc")
@@ -355,7 +355,6 @@ def test_products_of_8_bits_are_wgmma_of_integers_between_copies_of_boxes(
 
 def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(eight_bits, "_multiprocessors", lambda device: 132)
-    monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
     x, window = meta(1, 64, 14, 14), Window((3, 3), (1, 1), (1, 1), (1, 1))
     kernel = convolution.Convolution(meta(64, 64, 3, 3), meta(64), window)
     kernel(x, None, (14, 14), Blocks2d("last", 64, 64, 64, 4, 3))
@@ -377,9 +376,28 @@ def test_kernels_that_start_early_wait_before_they_read(compiled: list[Any], mon
     numbers.to_eight_bits(x, 0.1)
     assert len(compiled) == 13
     for each in compiled:
-        ptx = each.asm["ptx"]
-        waits = ptx.index("griddepcontrol.wait")
-        assert waits < ptx.index("griddepcontrol.launch_dependents")
-        touched = re.search(r"ld\.global|st\.global|cp\.async\.c[ag]|atom\.", ptx)
-        assert touched is not None
-        assert waits < touched.start()
+        check_wait(each)
+
+
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+def test_3d_kernels_that_start_early_wait_before_they_read(compiled: list[Any], where: str):
+    first_layer, layer = LAYERS[0], LAYERS[2]
+    launch(layer, "tf32", "float32", Blocks3d("boxes", 64, 64, 32, 4, 3, 2, (1, 8, 8)), where)
+    launch(layer, "tf32", "float32", Blocks3d("slices", 128, 64, 32, 4, 2, 1, (2, 8, 8)), where)
+    launch(layer, "tf32", "float32", Blocks3d("pipelined", 64, 64, 32, 4, 3), where)
+    launch(first_layer, "tf32", "float32", Blocks3d("boxes", 64, 64, 16, 4, 3, 1, (1, 8, 8), 2), where)
+    copy = "copy_channels_last" if where == "nchw" else "copy_rounded"
+    names = [*(copy, "gemm_boxes", "sum_splits"), *(copy, "gemm_slices"), *(copy, "gemm_pipelined")]
+    assert [each.name for each in compiled] == [*names, "copy_channels_last", "gemm_boxes", "gemm_apart"]
+    for each in compiled:
+        check_wait(each)
+
+
+def check_wait(made: Any) -> None:
+    """Check that a kernel waits for the one before it, and then lets the next one start, before it touches memory."""
+    ptx = made.asm["ptx"]
+    waits = ptx.index("griddepcontrol.wait")
+    assert waits < ptx.index("griddepcontrol.launch_dependents")
+    touched = re.search(r"ld\.global|st\.global|cp\.async\.c[ag]|cp\.async\.bulk\.tensor|atom\.", ptx)
+    assert touched is not None
+    assert waits < touched.start()

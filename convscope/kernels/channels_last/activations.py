@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
-from convscope.kernels.channels_last.following import follow
+from convscope.kernels import following
+from convscope.kernels.following import follow
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _ELEMENTS, _WARPS = 2048, 4  # of a program

@@ -22,14 +22,13 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import dimensions
-from convscope.kernels import autotune
+from convscope.kernels import autotune, following
 from convscope.kernels.autotune import TunedBlocks
 from convscope.kernels.blocks import Blocks2d, splits_for
-from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import activated
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.shares import Shares, add_up
 from convscope.kernels.channels_last.windows import Window
+from convscope.kernels.following import follow
 
 DTYPES = (torch.float16, torch.bfloat16)
 _LANES = 8  # channels that are read together: 16 bytes

@@ -20,8 +20,8 @@ import triton.language as tl
 
 from convscope.kernels.channels_last import windows
 from convscope.kernels.channels_last.activations import activated, block_of_channels
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import NUMBERS, Window, block, values_at
+from convscope.kernels.following import follow
 
 TAPS_MOST = 49  # those of a row are unrolled
 _BY_TWO_TILE, _BY_TWO_CHANNELS, _BY_TWO_CHANNELS_A_THREAD = (4, 2), 32, 4  # of a program of pixels that are two rows

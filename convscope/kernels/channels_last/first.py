@@ -24,9 +24,9 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
+from convscope.kernels import following
 from convscope.kernels.channels_last.activations import activated
-from convscope.kernels.channels_last.following import follow
+from convscope.kernels.following import follow
 
 CHANNELS_MOST = 4
 DTYPES = (torch.float16, torch.bfloat16)

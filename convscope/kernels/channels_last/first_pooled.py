@@ -24,11 +24,12 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import first, following
+from convscope.kernels import following
+from convscope.kernels.channels_last import first
 from convscope.kernels.channels_last.activations import activated
 from convscope.kernels.channels_last.first import Packed
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import Window
+from convscope.kernels.following import follow
 
 POOL = Window((3, 3), (2, 2), (1, 1), (1, 1))
 """Windows of the pooling that this is for."""

@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
+from convscope.kernels import following
 from convscope.kernels.channels_last.activations import DTYPES, activated
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.shares import Shares, add_up
+from convscope.kernels.following import follow
 
 ROWS_MOST = 4  # of a fully connected layer: each reads the weights anew
 IMAGES_MOST = 2**16 - 1  # of a mean

@@ -25,12 +25,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convscope.cudnn.shape import dimensions
-from convscope.kernels import autotune
+from convscope.kernels import autotune, following
 from convscope.kernels.autotune import TunedBlocks
 from convscope.kernels.blocks import Blocks2d
-from convscope.kernels.channels_last import following
 from convscope.kernels.channels_last.activations import activated
-from convscope.kernels.channels_last.following import follow
+from convscope.kernels.following import follow
 
 DTYPES = (torch.float16, torch.bfloat16)
 _CHANNELS = (16, 32, 64, 128)  # of x and z: a program holds all of them

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from convscope.kernels.channels_last import following
+from convscope.kernels import following
 from convscope.kernels.channels_last.activations import DTYPES
-from convscope.kernels.channels_last.following import follow
+from convscope.kernels.following import follow
 
 WIDTH_MOST = 8192  # elements of a row: a program holds it in registers
 _ELEMENTS, _OF_A_WARP = 2048, 512

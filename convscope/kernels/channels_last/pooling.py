@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 
 from convscope.kernels.channels_last import windows
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import NUMBERS, Window, block, values_at
+from convscope.kernels.following import follow
 
 TAPS_MOST = 25  # each is unrolled
 _CHANNELS, _TILE = 64, (4, 4)  # of a program

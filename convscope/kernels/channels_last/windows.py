@@ -18,7 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
+from convscope.kernels import following
 from convscope.kernels.channels_last.activations import DTYPES
 
 _THREAD_BYTES = 16  # that a thread reads together

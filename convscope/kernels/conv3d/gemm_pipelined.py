@@ -22,6 +22,7 @@ from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, bits_inside, block_of, corner, next_step, place_in
+from convscope.kernels.following import follow
 
 NAME = "gemm pipelined"
 
@@ -33,6 +34,7 @@ def gemm_pipelined(
     pitch_n, pitch_d, pitch_h, pitch_w, window, share,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
     LANES: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters over `share` steps of the sum; program ids are (block, group, split)."""
     group, split = tl.program_id(1), tl.program_id(2)
@@ -52,6 +54,7 @@ def gemm_pipelined(
     tap, start = first // blocks, first % blocks
     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
     acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+    follow(EARLY)
     for _ in range(first, last):
         there = ((depths >> r) & (rows >> s) & (columns >> t) & 1) != 0
         shift = (r * dil_d * pitch_d + s * dil_h * pitch_h + t * dil_w * pitch_w) * LANES + start * BLOCK_C

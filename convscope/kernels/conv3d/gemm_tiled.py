@@ -23,6 +23,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, block_of, corner, place_in
+from convscope.kernels.following import follow
 
 NAME = "gemm tiled"
 
@@ -34,6 +35,7 @@ def gemm_tiled(
     pitch_n, pitch_d, pitch_h, pitch_w, window,
     BLOCK_P: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr,
     LANES: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr, FOLDED: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Do BLOCK_P pixels × BLOCK_K filters; program ids are (block, group). Pitches are in units of LANES elements."""
     group = tl.program_id(1)
@@ -46,6 +48,7 @@ def gemm_tiled(
     x += tl.multiple_of(group * channels, LANES)
     filters = w + (group * w_rows + k).to(tl.int64)[:, None] * (w_pitch * BLOCK_C) + c[None, :]
     acc = tl.zeros((BLOCK_P, BLOCK_K), tl.float32)
+    follow(EARLY)
     for tap in range(kernel_d * kernel_h * kernel_w):
         r, s = tap // (kernel_h * kernel_w) * dil_d, tap // kernel_w % kernel_h * dil_h
         t = tap % kernel_w * dil_w

@@ -37,9 +37,10 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import reduction
+from convscope.kernels import following, reduction
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.blocks import Blocks3d as Blocks3d
+from convscope.kernels.following import follow
 from convscope.kernels.tf32 import rounded, rounded_block, rounded_copy
 
 LEAST_CHANNELS = 16  # of a step of a product
@@ -210,14 +211,15 @@ _COPY_SIZES = ["channels", "group_channels", "width", "rows", "left", "planes", 
 def copy_channels_last(
     x, y, channels, group_channels, depth, height, width, rows, left, planes, copied, pixels, skip_d, skip_h, skip_w,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ROUND: tl.constexpr,
-    WHOLE: tl.constexpr, PHASES: tl.constexpr,
+    WHOLE: tl.constexpr, PHASES: tl.constexpr, ALIKE: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
     `depth` × `height` × `width` are what is copied of an image, of which `pixels` is the size, `planes` the rows of all
     its planes in the copy and `rows` the pixels of a row, `copied` their channels in units of LANES. Unless WHOLE,
-    planes, rows and pixels are read at a distance of `skip` pixels and written into PHASES. Neighbouring threads are to
-    read neighbouring pixels: the compiler goes by what is said to adjoin.
+    planes, rows and pixels are read at a distance of `skip` pixels and written into PHASES. ALIKE says that an input in
+    channels last has the channels of the copy, none of them padding: then they are read LANES at a time. From other
+    memory neighbouring threads are to read neighbouring pixels: the compiler goes by what is said to adjoin.
     """
     copied *= LANES
     at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -241,8 +243,12 @@ def copy_channels_last(
         row = d // PHASES[0] * (tall // PHASES[1]) + h // PHASES[1]
         place = (phase * tl.num_programs(2) + image) * (planes * rows // (PHASES[0] * PHASES[1] * PHASES[2]))
         place += row * (rows // PHASES[2]) + at % rows // PHASES[2]
-    source = x + image * channels * pixels
-    if LAST:
+    source = x + image * pixels * (copied if ALIKE else channels)
+    follow(EARLY)
+    if ALIKE:
+        source += pixel[:, None].to(tl.int64) * copied + c[None, :]
+        values = tl.load(source, mask=there[:, None] & (c // LANES < copied // LANES)[None, :], other=0.0)
+    elif LAST:
         source += pixel[:, None].to(tl.int64) * channels + channel[None, :]
         values = tl.load(source, mask=there[:, None] & real[None, :], other=0.0)
     else:
@@ -280,7 +286,8 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
         x, copy, channels, channels // shape.groups, *_each_divided(shape.input[2:], seen.sampled), rows, seen.left,
         planes, seen.copied // together, math.prod(x.shape[2:]), by_d * high * wide, by_h * wide, by_w,
         BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape), WHOLE=whole,
-        PHASES=seen.phases, num_warps=4,
+        PHASES=seen.phases, ALIKE=is_last(shape) and seen.copied == channels, num_warps=4,
+        **following.options(x),
     )  # fmt: skip
     return copy
 
@@ -313,7 +320,7 @@ def launch_channels_last(
         *(count // lanes(shape) for count in (*seen.pitch, seen.window)), *last, BLOCK_P=blocks.pixels,
         BLOCK_K=blocks.filters, BLOCK_C=blocks.depth, PRECISION=precision(shape), LANES=lanes(shape),
         VECTOR=vector(shape), LAST=is_last(shape), LONG=is_long(copied, y[0]), FOLDED=seen.folded,
-        num_warps=blocks.warps, num_stages=blocks.stages,
+        num_warps=blocks.warps, num_stages=blocks.stages, **following.options(x),
     )  # fmt: skip
     return add_splits(y, shape)
 

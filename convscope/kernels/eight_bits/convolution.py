@@ -27,12 +27,11 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convscope.cudnn.shape import dimensions, output_extents
-from convscope.kernels import autotune
+from convscope.kernels import autotune, following
 from convscope.kernels.autotune import TunedBlocks
-from convscope.kernels.channels_last import following
-from convscope.kernels.channels_last.following import follow
 from convscope.kernels.channels_last.windows import Window
 from convscope.kernels.eight_bits.numbers import LARGEST, nearest, rounded, steps_of
+from convscope.kernels.following import follow
 
 KINDS = ("", "relu")
 _CHANNELS_OF, _FILTERS_OF = 32, 64  # channels and filters are multiples of these

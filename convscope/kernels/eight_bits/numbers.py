@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from convscope.kernels.channels_last import following
-from convscope.kernels.channels_last.following import follow
+from convscope.kernels import following
+from convscope.kernels.following import follow
 
 LARGEST = 127
 _BLOCK, _WARPS = 4096, 8

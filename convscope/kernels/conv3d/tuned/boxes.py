@@ -13,10 +13,12 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels import following
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, next_step, place_in
 from convscope.kernels.conv3d.tuned.candidates import programs_of
+from convscope.kernels.following import follow
 
 _CHECKED = 128  # programs that one of `gemm_apart` looks at
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
@@ -106,7 +108,7 @@ def gemm_boxes(
     dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
-    PHASES: tl.constexpr,
+    PHASES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
 
@@ -125,6 +127,7 @@ def gemm_boxes(
     acc = tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32)
     tap, start = first // blocks, first % blocks
     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
+    follow(EARLY)
     for step in range(first, last):
         part, d, h, v = _place(
             image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
@@ -148,7 +151,7 @@ def gemm_apart(
     dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs, programs, window, aside,
     TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EACH: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EARLY: tl.constexpr, EACH: tl.constexpr,
 ):  # fmt: skip
     """Compute once more, each output of a run by its own terms alone, what EACH of `programs` found not finite.
 
@@ -158,6 +161,7 @@ def gemm_apart(
     split, begin = tl.program_id(1), tl.program_id(0) * EACH
     numbers = begin + tl.arange(0, EACH)
     row = finite + split * programs
+    follow(EARLY)
     if tl.min(tl.load(row + numbers, mask=numbers < programs, other=1), 0) == 0:
         BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
         k_blocks = tl.cdiv(kernels, BLOCK_K)
@@ -200,7 +204,7 @@ def gemm_slices(
     dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
-    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr,
+    LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Do SLICES boxes of height × width, one behind another, × BLOCK_K filters; as `gemm_boxes`.
 
@@ -219,6 +223,7 @@ def gemm_slices(
     sums = ()
     for _ in tl.static_range(SLICES * SUMS):
         sums = sums + (tl.zeros((BLOCK_K, BLOCK_P) if SWAPPED else (BLOCK_P, BLOCK_K), tl.float32),)
+    follow(EARLY)
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
         part, d, h, v = _place(
@@ -282,7 +287,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     constants = {
         "BOX_H": box_h, "BOX_W": box_w, "RUN": blocks.run, "BLOCK_K": blocks.filters, "BLOCK_C": blocks.depth,
         "PRECISION": layout.precision(shape), "VECTOR": _vector(shape, blocks), "LAST": layout.is_last(shape),
-        "LONG": layout.is_long(y[0]), "PHASES": seen.phases, "num_warps": blocks.warps,
+        "LONG": layout.is_long(y[0]), "PHASES": seen.phases, "num_warps": blocks.warps, **following.options(x),
     }  # fmt: skip
     kernel, variant = gemm_boxes, {"BOX_D": box_d}
     if slices:
