@@ -14,7 +14,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels.conv3d import gemm_split, layout
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
-TRIED = {"boxes": 3, "slices": 4, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
+TRIED = {"boxes": 5, "slices": 4, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
 
 
 class _Template(NamedTuple):
@@ -39,7 +39,9 @@ class _Template(NamedTuple):
 _MATRIX = (
     _Template("boxes", 1, 256, 128, 1, 8, 3, 1),
     _Template("boxes", 1, 256, 128, 1, 8, 4, 1),
-    _Template("boxes", 1, 64, 256, 1, 4, 3, 1),
+    _Template("boxes", 1, 128, 256, 1, 8, 4, 1),
+    _Template("boxes", 1, 64, 256, 1, 4, 4, 1),
+    _Template("boxes", 1, 128, 128, 1, 8, 4, 1),
     _Template("boxes", 1, 128, 128, 1, 4, 3, 2),
     _Template("boxes", 1, 256, 64, 1, 4, 3, 1),
     _Template("boxes", 1, 128, 64, 1, 4, 4, 2),
