@@ -129,7 +129,7 @@ def draw(drawn: random.Random) -> Layer:
     """Return a random valid convolution: odd sizes, groups, strides, dilations, few and many channels."""
     while True:
         groups = drawn.choice((1, 1, 1, 1, 2, 3))
-        plain = drawn.random() < 0.5  # the copy engine's kernels take stride 1 only
+        plain = drawn.random() < 0.5
         layer = Layer.of_sizes(
             "", 0, groups=groups, batch=drawn.randint(1, 3),
             in_channels=groups * drawn.choice((1, 2, 3, 4, 5, 8, 16, 17, 32, 33, 48, 64, 128)),

@@ -125,7 +125,7 @@ def test_a_shape_that_cannot_be_cut_as_the_failing_one_is_no_smaller_case_of_it(
     plain = layer3d(16, 16, (4, 4, 4), (3, 3, 3))
     with Counting(torch.device("cpu"), memory(tmp_path)) as workshop:
         fails = stress._failing(asked, "gemm", cut, 0, workshop)
-        assert not fails(plain.resized(stride=(1, 2, 1)))
+        assert not fails(plain.resized(stride=(2, 1, 1)))
         assert tried == []
         assert not fails(plain)
         assert tried == [plain.convolution("float32", "tf32")]

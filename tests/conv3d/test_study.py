@@ -345,9 +345,26 @@ def test_a_small_deep_layer_has_its_sum_split_and_a_large_one_not():
     assert candidates.candidates(tf32(4, 32, 64, 64))[0].splits == 1
 
 
-def test_strides_leave_only_pointers():
-    strided = tf32(4, 32, 64, 16, stride=(1, 2, 2))
-    assert {blocks.variant for blocks in candidates.candidates(strided)} == {"pipelined"}
+@pytest.mark.parametrize(
+    ("size", "stride", "variants"),
+    [
+        (16, (1, 2, 2), ("boxes", "pipelined", "slices")),
+        (16, (2, 1, 1), ("boxes", "pipelined")),  # slices are of taps in depth that see neighbours
+        (9, (8, 8, 8), ("pipelined",)),  # in phases it would be 16 x 16 x 16
+    ],
+)
+def test_strides_leave_what_needs_no_large_copy(size: int, stride: tuple[int, ...], variants: tuple[str, ...]):
+    strided = tf32(4, 32, 64, size, stride=stride)
+    assert candidates.variants(strided) == variants
+    assert {blocks.variant for blocks in candidates.candidates(strided)} == set(variants)
+
+
+def test_without_tuning_an_input_is_not_copied_for_a_stride_where_it_can_be_read_where_it_lies():
+    strided = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc")
+    in_place = dataclasses.replace(strided, dtype="float16")
+    assert [layout.is_copied(strided), layout.is_copied(in_place)] == [True, False]
+    assert candidates.candidates(strided)[0].variant == "boxes"
+    assert candidates.candidates(in_place)[0].variant == "pipelined"
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():

@@ -29,6 +29,8 @@ LAYERS = {
     "first": layer3d(4, 32, (16, 16, 32), (3, 3, 3), batch=2, padding=(1, 1, 1)),
     "deep": layer3d(128, 96, (8, 8, 8), (3, 3, 3), padding=(1, 1, 1)),
     "odd": layer3d(20, 33, (5, 7, 9), (2, 3, 1), batch=3, padding=(1, 0, 2)),
+    "strided": layer3d(32, 64, (9, 14, 15), (3, 3, 3), batch=2, stride=(2, 2, 2), padding=(1, 1, 1)),
+    "first, strided": layer3d(3, 32, (6, 31, 32), (3, 5, 5), batch=2, stride=(1, 2, 2), padding=(1, 2, 2)),
 }
 
 
@@ -59,6 +61,20 @@ def test_every_kernel_that_knows_channels_last_is_right_in_it(name: str, layer: 
 def test_every_candidate_that_fits_is_right(layer: str, where: str):
     for blocks in candidates.candidates(LAYERS[layer].convolution("float32", "tf32", where)):
         assert error_share("gemm", LAYERS[layer], "tf32", "float32", blocks, where) < 1, str(blocks)
+
+
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+@pytest.mark.parametrize("layer", ["first", "deep", "strided"])
+def test_kernels_that_start_before_the_last_one_ends_do_not_meet(layer: str, where: str):
+    shape = LAYERS[layer].convolution("float32", "tf32", where)
+    (x, weight), (other, _) = (comparison.tensors(shape, DEVICE, seed) for seed in (0, 1))
+    for blocks in candidates.samples(shape):
+        plan = catalogue.Conv3dPlan("gemm", shape, blocks=blocks)
+        expected = [plan.run(each, weight).clone() for each in (x, other)]
+        torch.cuda.synchronize()
+        found = [plan.run(each, weight) for _ in range(20) for each in (x, other)]
+        torch.cuda.synchronize()
+        assert all(torch.equal(each, expected[place % 2]) for place, each in enumerate(found)), str(blocks)
 
 
 @pytest.mark.parametrize("name", catalogue.KERNELS)

@@ -24,12 +24,15 @@ of depth, and a slice of the input, once in shared memory, serves all taps in de
             acc[z - r] += X · W[r]ᵀ for each r with a slice z - r
 
 Two slices of 128 pixels × 64 filters read 704 rows of BLOCK_C numbers for what "boxes" of 128 reads 1152 for. Without
-stride, and without dilation in depth.
+stride or dilation in depth.
+
+With a stride of two a tap sees each second pixel, and the copy engine fetches neighbours. So the copy of the input has
+the even pixels of an axis in one image and the odd ones in another (its *phases*, `layout`), where they are neighbours.
 
 First layers come as a view with the taps of a row as channels (`layout`): the same kernels, and 9 steps of 16
 for 3 × 3 × 3 taps of 4 channels. Such a step reads 16 numbers of each pixel for few filters, and waits for the L2
 cache again. In runs of two neighbouring outputs (`layout`) the same 16 numbers serve both. Variant "pipelined" is the
-seventh file's kernel, for strides and wherever it is faster.
+seventh file's kernel, wherever it is faster: where boxes fit the output badly, or where a copy for a stride costs more.
 
 Without the matrix unit (float32 that may not be TF32) the factors lie better the other way round: pixels and filters
 contiguous, the summed channels not, so that a thread reads four neighbours of each at once for its multiply-adds.

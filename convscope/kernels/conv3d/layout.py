@@ -4,8 +4,8 @@ Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`lay
 Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
 channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
 timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`): an input
-in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies. An input
-that is rounded or not in channels last is copied only where outputs read it, along the strides of a kernel 1 wide.
+in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies, unless the
+copy engine is to fetch it with a stride. Along the strides of a kernel 1 wide only what outputs read is copied.
 
 The copy engine (`tuned.boxes`) fetches neighbouring pixels, not each second one. With a stride of two a tap sees pixels
 that are all even or all odd, so the copy for it has the even ones together, an image of their own, and the odd ones:
@@ -58,11 +58,10 @@ class Problem:
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     images, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are copied: each, each second …
-    `phases` into how many images these go by turns, `parts` are all images of the copy. `size`, `stride` and `pitch`
-    are of one of them. `rows` is how many pixels a row of the copied input has, `left` how many of them are zeros in
-    front, `copied` how many channels. `window` is how many of the `channels` are a pixel's
-    own; where it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which
-    `filters` counts, too.
+    `phases` into how many images they are divided along each axis, `copied_images` are all of those. `size`, `stride`
+    and `pitch` are of one of them. `rows` is how many pixels a row of the copied input has, `left` how many of them are
+    zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's own; where it is
+    folded the others are the next pixels'. A pixel of the output may be a run of outputs, which `filters` counts, too.
     """
 
     groups: int
@@ -95,14 +94,14 @@ class Problem:
         return self.images * math.prod(self.output)
 
     @property
-    def parts(self) -> int:
+    def copied_images(self) -> int:
         """The number of images of the copied input: all phases of each."""
         return self.images * math.prod(self.phases)
 
     @property
     def elements(self) -> int:
         """The number of elements of the copied input."""
-        return self.parts * self.pitch[0]
+        return self.copied_images * self.pitch[0]
 
 
 def by_axis(*names: str) -> list[str]:
@@ -182,7 +181,7 @@ def problem(shape: Convolution, run: int = 1, in_phases: bool = False) -> Proble
 def _sampled(shape: Convolution, in_phases: bool) -> Triple:
     """Return which pixels of depth, height and width a copy of the input has: each, or those at a stride."""
     if is_last(shape) and not rounds(shape) and not in_phases:
-        return (1, 1, 1)  # mostly read where it lies
+        return (1, 1, 1)  # mostly read where it lies; in phases it is not
     axes = zip(shape.kernel, shape.stride, shape.padding, strict=True)
     return tuple(stride if taps == 1 and padding == 0 else 1 for taps, stride, padding in axes)
 
@@ -211,15 +210,15 @@ _COPY_SIZES = ["channels", "group_channels", "width", "rows", "left", "planes", 
 def copy_channels_last(
     x, y, channels, group_channels, depth, height, width, rows, left, planes, copied, pixels, skip_d, skip_h, skip_w,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr, LANES: tl.constexpr, LAST: tl.constexpr, ROUND: tl.constexpr,
-    WHOLE: tl.constexpr, PHASES: tl.constexpr, ALIKE: tl.constexpr, EARLY: tl.constexpr,
+    UNSTRIDED: tl.constexpr, PHASES: tl.constexpr, SAME_CHANNELS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Copy BLOCK_S pixels × BLOCK_C channels of one image; program ids are (pixels, channels, image).
 
-    `depth` × `height` × `width` are what is copied of an image, of which `pixels` is the size, `planes` the rows of all
-    its planes in the copy and `rows` the pixels of a row, `copied` their channels in units of LANES. Unless WHOLE,
-    planes, rows and pixels are read at a distance of `skip` pixels and written into PHASES. ALIKE says that an input in
-    channels last has the channels of the copy, none of them padding: then they are read LANES at a time. From other
-    memory neighbouring threads are to read neighbouring pixels: the compiler goes by what is said to adjoin.
+    Of an image of `pixels` pixels `depth` × `height` × `width` are copied. The copy has `planes` rows in all planes,
+    `rows` pixels in a row, and `copied` channels, in units of LANES. Unless UNSTRIDED, planes, rows and pixels are read
+    at a distance of `skip` pixels and written into PHASES. SAME_CHANNELS says that an input in channels last has the
+    channels of the copy, none of them padding: then they are read LANES at a time. From other memory neighbouring
+    threads are to read neighbouring pixels: the compiler goes by what is said to adjoin.
     """
     copied *= LANES
     at = tl.program_id(0) * BLOCK_S + tl.arange(0, BLOCK_S)
@@ -231,7 +230,7 @@ def copy_channels_last(
     inside = at < planes * rows
     there = inside & (column >= 0) & (column < width)
     real = (c % padded < group_channels) & (c < copied)
-    if WHOLE:
+    if UNSTRIDED:
         pixel = at // rows * width + column
         place = image * planes * rows + at
     else:
@@ -243,9 +242,9 @@ def copy_channels_last(
         row = d // PHASES[0] * (tall // PHASES[1]) + h // PHASES[1]
         place = (phase * tl.num_programs(2) + image) * (planes * rows // (PHASES[0] * PHASES[1] * PHASES[2]))
         place += row * (rows // PHASES[2]) + at % rows // PHASES[2]
-    source = x + image * pixels * (copied if ALIKE else channels)
+    source = x + image * pixels * (copied if SAME_CHANNELS else channels)
     follow(EARLY)
-    if ALIKE:
+    if SAME_CHANNELS:
         source += pixel[:, None].to(tl.int64) * copied + c[None, :]
         values = tl.load(source, mask=there[:, None] & (c // LANES < copied // LANES)[None, :], other=0.0)
     elif LAST:
@@ -261,15 +260,27 @@ def copy_channels_last(
     tl.store(place, values, mask=inside[:, None] & (c // LANES < copied // LANES)[None, :])
 
 
+def is_copied(shape: Convolution, in_phases: bool = False) -> bool:
+    """Tell whether an input whose memory is aligned is copied before it is read."""
+    return rounds(shape) or not _lies_so(shape, in_phases)
+
+
+def _lies_so(shape: Convolution, in_phases: bool) -> bool:
+    """Tell whether an input has the layout of its `problem`."""
+    seen = problem(shape, in_phases=in_phases)
+    unstrided = seen.sampled == seen.phases == (1, 1, 1)
+    as_it_is = (seen.copied, seen.rows, seen.folded) == (shape.input[1], shape.input[-1], False)
+    return is_last(shape) and unstrided and as_it_is
+
+
 def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: bool = False) -> torch.Tensor:
     """Return the input as `problem` has it, flat, rounded where it is to be; a copy, on the current stream.
 
     What lies so already, and needs no rounding, is returned itself.
     """
     seen = problem(shape, run, in_phases)
-    images, channels, _, high, wide = x.shape
-    whole = seen.sampled == seen.phases == (1, 1, 1)
-    if is_last(shape) and whole and (seen.copied, seen.rows, seen.folded) == (channels, wide, False):
+    images, channels, _, height, width = x.shape
+    if _lies_so(shape, in_phases):
         lies = x.permute(0, 2, 3, 4, 1).view(-1)
         if rounds(shape):
             return rounded_copy(lies)
@@ -284,10 +295,10 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
     by_d, by_h, by_w = seen.sampled
     copy_channels_last[grid](
         x, copy, channels, channels // shape.groups, *_each_divided(shape.input[2:], seen.sampled), rows, seen.left,
-        planes, seen.copied // together, math.prod(x.shape[2:]), by_d * high * wide, by_h * wide, by_w,
-        BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape), WHOLE=whole,
-        PHASES=seen.phases, ALIKE=is_last(shape) and seen.copied == channels, num_warps=4,
-        **following.options(x),
+        planes, seen.copied // together, math.prod(x.shape[2:]), by_d * height * width, by_h * width, by_w,
+        BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape),
+        UNSTRIDED=seen.sampled == seen.phases == (1, 1, 1), PHASES=seen.phases,
+        SAME_CHANNELS=is_last(shape) and seen.copied == channels, num_warps=4, **following.options(x),
     )  # fmt: skip
     return copy
 

@@ -161,17 +161,18 @@ _BY_VARIANT = {
 
 @pytest.mark.parametrize("layout_of", ["nchw", "nhwc"])
 @pytest.mark.parametrize(("sizes", "sampled", "phases", "usable"), _SAMPLED.values(), ids=_SAMPLED)
-def test_at_a_stride_only_what_is_read_is_copied_and_the_copy_engine_is_given_neighbours(
+def test_strides_of_a_narrow_kernel_are_sampled_and_others_are_in_phases(
     sizes: dict[str, Any], sampled: tuple[int, ...], phases: tuple[int, ...], usable: tuple[str, ...], layout_of: str
 ):
     shape = convolution(**{"images": 2, "layout": layout_of, "math": "tf32"} | sizes)
-    seen = layout.problem(shape, in_phases=True)
+    seen, has_runs = layout.problem(shape, in_phases=True), len(layout.runs(shape)) > 1
+    assert has_runs == (sizes["channels"] == 3 and sizes["size"][2] == 8)
     assert layout.problem(shape).sampled == seen.sampled == sampled
     assert (seen.phases, seen.stride) == (phases, (1, 1, 1))
     assert candidates.variants(shape) == usable
     for variant in usable:
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-6
-    for variant in set(usable) - {"pipelined"} if layout.runs(shape)[1:] else ():
+    for variant in set(usable) - {"pipelined"} if has_runs else ():
         assert error("gemm", shape, dataclasses.replace(_BY_VARIANT[variant], run=2)) < 1e-6
 
 
@@ -182,6 +183,9 @@ def test_an_input_that_is_read_where_it_lies_is_copied_for_the_copy_engine_alone
     alone, in_phases = layout.problem(shape), layout.problem(shape, in_phases=True)
     assert (alone.sampled, alone.phases, alone.stride) == ((1, 1, 1), (1, 1, 1), (2, 2, 2))
     assert (in_phases.sampled, in_phases.phases) == (sampled, phases)
+    x = torch.randn(shape.input).half().contiguous(memory_format=torch.channels_last_3d)
+    assert layout.channels_last(x, shape).data_ptr() == x.data_ptr()
+    assert layout.channels_last(x, shape, in_phases=True).data_ptr() != x.data_ptr()
     assert candidates.variants(shape) == usable == ("boxes", "pipelined")
     for variant in usable:
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-3

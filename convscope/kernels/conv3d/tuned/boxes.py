@@ -82,7 +82,7 @@ def _box_of(number, tiles_d, tiles_h, tiles_w, BOX_D: tl.constexpr, BOX_H: tl.co
 
 
 @triton.jit
-def _seen(first, tap, pad, dil, PHASES: tl.constexpr):
+def _tap_position(first, tap, pad, dil, PHASES: tl.constexpr):
     """Return where along an axis a tap sees the input from output `first`, and in which of PHASES."""
     at = tap * dil - pad
     if PHASES == 1:
@@ -96,9 +96,9 @@ def _place(
     image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES: tl.constexpr
 ):  # fmt: skip
     """Return image, depth, row and column of the copied input where a tap sees a box of outputs."""
-    d, phase_d = _seen(d0, r, pad_d, dil_d, PHASES[0])
-    h, phase_h = _seen(h0, s, pad_h, dil_h, PHASES[1])
-    v, phase_w = _seen(w0, t, pad_w, dil_w, PHASES[2])
+    d, phase_d = _tap_position(d0, r, pad_d, dil_d, PHASES[0])
+    h, phase_h = _tap_position(h0, s, pad_h, dil_h, PHASES[1])
+    v, phase_w = _tap_position(w0, t, pad_w, dil_w, PHASES[2])
     return image + ((phase_d * PHASES[1] + phase_h) * PHASES[2] + phase_w) * images, d, h, v
 
 
@@ -129,10 +129,10 @@ def gemm_boxes(
     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
     follow(EARLY)
     for step in range(first, last):
-        part, d, h, v = _place(
+        source, d, h, v = _place(
             image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
         )  # fmt: skip
-        values = x.load([part, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
+        values = x.load([source, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
         r, s, t, start = next_step(r, s, t, start, 1, blocks, kernel_h, kernel_w)
         acc = _added(acc, values, filters, SWAPPED, PRECISION)
@@ -179,11 +179,11 @@ def gemm_apart(
                     step = at // (last - first) * steps + first + at % (last - first)
                     tap, c = step // blocks, step % blocks * BLOCK_C
                     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
-                    part, d, h, v = _place(
+                    source, d, h, v = _place(
                         image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
                     )  # fmt: skip
                     term = c + tl.arange(0, BLOCK_C) - output * aside
-                    values = x.load([part, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+                    values = x.load([source, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
                     values = tl.where(((term >= 0) & (term < window))[None, :], values, 0.0)
                     acc = _added(acc, values, w.load([k0, step * BLOCK_C]), False, PRECISION)
                 _store(
@@ -226,14 +226,14 @@ def gemm_slices(
     follow(EARLY)
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
-        part, d, h, v = _place(
+        source, d, h, v = _place(
             image, images, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w, pad_d, pad_h, pad_w, 1, dil_h, dil_w, PHASES
         )  # fmt: skip
         filters = ()
         for r in tl.static_range(TAPS):
             filters = filters + (w.load([group * w_rows + k0, (r * steps + step) * BLOCK_C]),)
         for z in tl.static_range(SLICES + TAPS - 1):
-            values = x.load([part, d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
+            values = x.load([source, d + z, h, v, c]).reshape(BLOCK_P, BLOCK_C)
             for r in tl.static_range(TAPS):
                 if z >= r and z - r < SLICES:
                     added = _added(sums[(z - r) * SUMS + r % SUMS], values, filters[r], SWAPPED, PRECISION)
@@ -275,7 +275,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     steps = packed.shape[2] // blocks.depth // taps
     share, splits = shares(steps, blocks.splits)
     copied, y = layout.channels_last(x, shape, blocks.run, in_phases=True), layout.split_output(x, shape, splits)
-    size, block = [seen.parts, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
+    size, block = [seen.copied_images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
     view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     finite = torch.empty(programs * splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)

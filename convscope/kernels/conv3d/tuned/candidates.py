@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from convscope.cudnn.shape import Convolution
+from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.conv3d import gemm_split, layout
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
@@ -74,10 +75,12 @@ _FMA = (
     _Template("planar", 1, 256, 32, 1, 4, 3, 3),
     _Template("planar", 1, 128, 32, 1, 2, 3, 5),
 )
+_COPY_MOST = 2  # times the input, of a copy for a stride: whole phases of a small image are mostly padding
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24)
 _LEAST_STEPS = 8  # of a split
 # Rates of one multiprocessor, roughly an H200's: they only rank, and the card decides.
 _CACHE_BYTES_PER_NS, _MATRIX_FLOPS_PER_NS, _FMA_FLOPS_PER_NS = 42.0, 2600.0, 300.0
+_MEMORY_BYTES_PER_NS = 4000.0  # of the card
 _PROGRAM_NS, _LAUNCH_NS, _SPLIT_BYTES_PER_NS = 1500.0, 2500.0, 2000.0
 
 
@@ -151,7 +154,9 @@ def variants(shape: Convolution) -> tuple[str, ...]:
     """Return the variants that can do a shape."""
     if layout.precision(shape) == "ieee":
         return ("planar",)
-    seen = layout.problem(shape, in_phases=True)
+    seen, whole = layout.problem(shape, in_phases=True), layout.problem(shape)
+    if seen.elements > min(_COPY_MOST * whole.elements, seen.images * seen.copied * LONG_ELEMENTS):
+        return ("pipelined",)
     neighbours = seen.phases[0] == seen.dilation[0] == 1  # in depth, of the taps
     return ("boxes", "pipelined", *(["slices"] if neighbours and seen.kernel[0] in (2, 3) else []))
 
@@ -203,6 +208,8 @@ def _time_ns(
     rate = _FMA_FLOPS_PER_NS if layout.precision(shape) == "ieee" else _MATRIX_FLOPS_PER_NS
     each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / template.resident
     time = -(-programs * blocks.splits // (processors * template.resident)) * template.resident * each
+    if layout.is_copied(shape, in_phases=template.variant in ("boxes", "slices")):
+        time += _LAUNCH_NS + 2 * seen.elements * 16 / layout.lanes(shape) / _MEMORY_BYTES_PER_NS
     if blocks.splits == 1:
         return time
     output_bytes = 4 * seen.pixels * seen.filters * seen.groups
