@@ -24,11 +24,11 @@ CALLED = {  # published files: how conv3d.md calls them
     "conv3d_h200/cosmoflow_batch4_tf32": "CosmoFlow, TF32, batch 4",
     "conv3d_h200/cosmoflow_batch16_tf32": "CosmoFlow, TF32, batch 16",
     "conv3d_h200/cosmoflow_batch4_float16": "CosmoFlow, float16, batch 4",
-    "conv3d_h100/cosmoflow_batch4_fp32": "CosmoFlow, float32 (FMA), batch 4, H100",
+    "conv3d_h200/cosmoflow_batch4_fp32": "CosmoFlow, float32 (FMA), batch 4",
     "conv3d_h200/cosmoflow7_batch4_tf32": "`cosmoflow7`, batch 4",
     "conv3d_h200/unet3d_batch1_tf32": "`unet3d`, batch 1",
     "conv3d_h200/c3d_batch8_tf32": "`c3d`, batch 8",
-    "conv3d_h100/r3d_18_batch8_tf32": "`r3d_18`, batch 8, H100",
+    "conv3d_h200/r3d_18_batch8_tf32": "`r3d_18`, batch 8",
     "conv3d_h100/mc3_18_batch1_tf32": "`mc3_18`, batch 1, H100",
 }
 
