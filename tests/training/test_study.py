@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import itertools
+import time
 from pathlib import Path
 
 import fakes
@@ -18,10 +21,11 @@ from convscope.errors import InputError
 from convscope.power.energy import EnergyWindow
 from convscope.storage.store import Store
 from convscope.timing.hooks import convolution_modules
-from convscope.training import datasets, report
+from convscope.training import datasets, report, trainer
 from convscope.training import study as training_study
 from convscope.training.request import Training
 from convscope.training.rows import SCHEMA, TrainingKey
+from convscope.training.step import StepClock
 from convscope.training.trainer import Epoch, Trained, Trainer
 from profiler import PowerMonitor
 
@@ -75,7 +79,10 @@ def test_two_models_with_one_name_in_tables_are_refused_in_one_command(tmp_path:
     assert asked(models=("resnet18", "torchvision:resnet18")).models == ("torchvision:resnet18",)
 
 
-def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
+def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    readings = itertools.count()
+    monkeypatch.setattr(time, "perf_counter", lambda: next(readings) / 1e3)  # each takes a millisecond
+    monkeypatch.setattr(trainer, "StepClock", functools.partial(StepClock, clock=time.perf_counter))
     meter = Meter()
     made = study(tmp_path, meter)
     made.run()
@@ -84,7 +91,7 @@ def test_a_cell_has_its_times_throughput_and_energy(tmp_path: Path):
     assert (row["steps"], row["skipped_steps"], meter.windows) == (2, 1, 1)
     parts_ms = sum(row[f"{phase}_ms"] for phase in ("data", "forward", "backward", "optimizer"))
     assert parts_ms == pytest.approx(row["step_ms"])
-    assert row["step_ms"] * 2 / 1e3 == pytest.approx(row["window_s"], rel=0.03)
+    assert (row["step_ms"], row["window_s"]) == pytest.approx((4, 0.010))  # a reading before the first step, one behind
     assert row["throughput_samples_per_s"] == pytest.approx(8 / row["window_s"])
     assert row["power_mean_w"] == 10
     assert row["energy_per_sample_j"] == pytest.approx(10 * row["window_s"] / 8)
