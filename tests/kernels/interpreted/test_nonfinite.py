@@ -12,7 +12,7 @@ from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
 from convscope.kernels.blocks import Blocks2d
 from convscope.kernels.catalogue import Conv2dPlan
-from convscope.kernels.conv3d import PLANAR_ONLY, catalogue
+from convscope.kernels.conv3d import PLANAR_ONLY, catalogue, layout
 from convscope.kernels.conv3d.layout import Blocks3d
 
 CPU = torch.device("cpu")
@@ -126,15 +126,24 @@ def test_every_variant_of_the_tuned_kernel_gives_what_pytorch_gives(
 
 
 @each_value
-@pytest.mark.parametrize("down", [1, 2])
 @pytest.mark.parametrize("where", ["nchw", "nhwc"])
 @pytest.mark.parametrize("blocks", RUNS, ids=lambda blocks: f"{blocks.variant}, runs of {blocks.run}")
-def test_outputs_that_are_computed_in_runs_are_what_pytorch_gives(
-    blocks: Blocks3d, where: str, down: int, names: tuple[str, ...]
-):
-    shape = dataclasses.replace(SPACE, input=(2, 4, 2, 3, 8), stride=(1, down, 1), math="tf32", layout=where)
+def test_outputs_that_are_computed_in_runs_are_what_pytorch_gives(blocks: Blocks3d, where: str, names: tuple[str, ...]):
+    check_runs(dataclasses.replace(SPACE, input=(2, 4, 2, 3, 8), math="tf32", layout=where), blocks, names)
+
+
+@pytest.mark.parametrize("where", ["nchw", "nhwc"])
+@pytest.mark.parametrize("blocks", RUNS, ids=lambda blocks: f"{blocks.variant}, runs of {blocks.run}")
+def test_outputs_in_runs_of_an_input_in_phases_are_what_pytorch_gives(blocks: Blocks3d, where: str):
+    shape = dataclasses.replace(SPACE, input=(2, 4, 2, 3, 8), stride=(1, 2, 1), math="tf32", layout=where)
+    assert layout.problem(shape, blocks.run, in_phases=True).phases == (1, 2, 1)
+    check_runs(shape, blocks, ALL)
+
+
+def check_runs(shape: Convolution, blocks: Blocks3d, names: tuple[str, ...]) -> None:
+    """Check that what is computed in runs, of an input with such values, is what PyTorch gives."""
     x, weight = tensors(shape, names)
-    x = x.contiguous(memory_format=torch.channels_last_3d if where == "nhwc" else torch.contiguous_format)
+    x = x.contiguous(memory_format=torch.channels_last_3d if shape.layout == "nhwc" else torch.contiguous_format)
     y = catalogue.Conv3dPlan("gemm", shape, blocks=blocks).run(x, weight)
     by_torch = nonfinite.expected(shape, tf32.rounded(x), tf32.rounded(weight))
     assert by_torch.isfinite().any()
