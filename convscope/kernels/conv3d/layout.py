@@ -9,7 +9,7 @@ copy engine is to fetch it with a stride. Along the strides of a kernel 1 wide o
 
 The copy engine (`tuned.boxes`) fetches neighbouring pixels, not each second one. With a stride of two a tap sees pixels
 that are all even or all odd, so the copy for it has the even ones together, an image of their own, and the odd ones:
-the *phases* of the input, stride times as many along each axis. In one of them a tap sees neighbours.
+the *phases* of the input, as many along an axis as its stride. Within a phase a tap sees neighbours.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -92,6 +92,11 @@ class Problem:
     def pixels(self) -> int:
         """The number of output pixels of all images."""
         return self.images * math.prod(self.output)
+
+    @property
+    def unstrided(self) -> bool:
+        """True where all pixels are copied, in their order: neither sampled nor in phases."""
+        return self.sampled == self.phases == (1, 1, 1)
 
     @property
     def copied_images(self) -> int:
@@ -262,15 +267,14 @@ def copy_channels_last(
 
 def is_copied(shape: Convolution, in_phases: bool = False) -> bool:
     """Tell whether an input whose memory is aligned is copied before it is read."""
-    return rounds(shape) or not _lies_so(shape, in_phases)
+    return rounds(shape) or not _is_in_order(shape, in_phases)
 
 
-def _lies_so(shape: Convolution, in_phases: bool) -> bool:
-    """Tell whether an input has the layout of its `problem`."""
+def _is_in_order(shape: Convolution, in_phases: bool) -> bool:
+    """Tell whether the numbers of an input lie as its `problem` has them."""
     seen = problem(shape, in_phases=in_phases)
-    unstrided = seen.sampled == seen.phases == (1, 1, 1)
     as_it_is = (seen.copied, seen.rows, seen.folded) == (shape.input[1], shape.input[-1], False)
-    return is_last(shape) and unstrided and as_it_is
+    return is_last(shape) and seen.unstrided and as_it_is
 
 
 def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: bool = False) -> torch.Tensor:
@@ -280,7 +284,7 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
     """
     seen = problem(shape, run, in_phases)
     images, channels, _, height, width = x.shape
-    if _lies_so(shape, in_phases):
+    if _is_in_order(shape, in_phases):
         lies = x.permute(0, 2, 3, 4, 1).view(-1)
         if rounds(shape):
             return rounded_copy(lies)
@@ -297,7 +301,7 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
         x, copy, channels, channels // shape.groups, *_each_divided(shape.input[2:], seen.sampled), rows, seen.left,
         planes, seen.copied // together, math.prod(x.shape[2:]), by_d * height * width, by_h * width, by_w,
         BLOCK_S=block_s, BLOCK_C=block_c, LANES=together, LAST=is_last(shape), ROUND=rounds(shape),
-        UNSTRIDED=seen.sampled == seen.phases == (1, 1, 1), PHASES=seen.phases,
+        UNSTRIDED=seen.unstrided, PHASES=seen.phases,
         SAME_CHANNELS=is_last(shape) and seen.copied == channels, num_warps=4, **following.options(x),
     )  # fmt: skip
     return copy
