@@ -28,6 +28,7 @@ from convscope.convolution.sources.table import columns
 from convscope.errors import InputError
 from convscope.kernels.autotune import BlockCache
 from convscope.kernels.conv3d import catalogue, layout
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import candidates
 from convscope.timing import summary
@@ -362,7 +363,7 @@ def test_strides_leave_what_needs_no_large_copy(size: int, stride: tuple[int, ..
 def test_without_tuning_an_input_is_not_copied_for_a_stride_where_it_can_be_read_where_it_lies():
     strided = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc")
     in_place = dataclasses.replace(strided, dtype="float16")
-    assert [layout.is_copied(strided), layout.is_copied(in_place)] == [True, False]
+    assert [inputs.is_copied(strided), inputs.is_copied(in_place)] == [True, False]
     assert candidates.candidates(strided)[0].variant == "boxes"
     assert candidates.candidates(in_place)[0].variant == "pipelined"
 

@@ -14,7 +14,8 @@ from fakes.hopper import META, assembled, check_wait
 
 from convscope.conv3d.layersets import load
 from convscope.convolution.layer import Layer
-from convscope.kernels.conv3d import gemm, gemm_tiled, layout
+from convscope.kernels.conv3d import gemm, gemm_tiled
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import boxes, candidates
 
@@ -118,9 +119,11 @@ def test_3d_kernels_that_start_early_wait_before_they_read(compiled: list[Any], 
     launch(DOWN, "tf32", "float32", Blocks3d("boxes", 64, 64, 32, 4, 3, 1, (1, 8, 8)), where)
     launch(layer, "tf32", "float32", Blocks3d("tiled", 64, 64, 32, 4, 1), where, gemm_tiled)
     copy = "copy_channels_last" if where == "nchw" else "copy_rounded"
-    names = [*(copy, "gemm_boxes", "sum_splits"), *(copy, "gemm_slices"), *(copy, "gemm_pipelined")]
-    names += ["copy_channels_last", "gemm_boxes", "gemm_apart", "copy_channels_last", "gemm_boxes", copy, "gemm_tiled"]
-    assert [each.name for each in compiled] == names
+    calls = [
+        (copy, "gemm_boxes", "sum_splits"), (copy, "gemm_slices"), (copy, "gemm_pipelined"),
+        ("copy_channels_last", "gemm_boxes", "gemm_apart"), ("copy_channels_last", "gemm_boxes"), (copy, "gemm_tiled"),
+    ]  # fmt: skip
+    assert [each.name for each in compiled] == [name for call in calls for name in ("pack_filters", *call)]
     for each in compiled:
         check_wait(each)
 
@@ -129,7 +132,7 @@ def test_3d_kernels_that_start_early_wait_before_they_read(compiled: list[Any], 
 def test_an_input_in_channels_last_is_copied_16_bytes_at_a_time(compiled: list[Any], dtype: str):
     shape = DOWN.convolution(dtype, "tf32", "nhwc")
     x = torch.empty(shape.input, dtype=getattr(torch, dtype), device=META)
-    layout.channels_last(x.contiguous(memory_format=torch.channels_last_3d), shape, in_phases=True)
+    inputs.channels_last(x.contiguous(memory_format=torch.channels_last_3d), shape, in_phases=True)
     assert set(re.findall(r"(?:ld|st)\.global[.\w]*", compiled[-1].asm["ptx"])) == {
         "ld.global.v4.b32",
         "st.global.v4.b32",

@@ -19,13 +19,14 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches
+from convscope.kernels.conv3d.copies import filters
 from convscope.kernels.conv3d.layout import Blocks3d
 
 NAME = "direct"
 
 
-@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
+@triton.jit(do_not_specialize=launches.PLANAR_SIZES)
 def direct(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, w_rows, w_pitch,
@@ -65,7 +66,7 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return ncdhw.pack(weight, shape, by_tap=False, steps_of=blocks.depth, exact=True)
+    return filters.pack_ncdhw(weight, shape, by_tap=False, steps_of=blocks.depth, exact=True)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
@@ -74,7 +75,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     images, filters, out_d, out_h, out_w = y.shape
     across = triton.cdiv(out_w, blocks.pixels) * triton.cdiv(filters // shape.groups, blocks.filters)
     direct[out_d * out_h, across, images * shape.groups](
-        x, packed, y, *ncdhw.sizes_of(shape), packed.shape[1], packed.shape[2],
+        x, packed, y, *launches.sizes_of(shape), packed.shape[1], packed.shape[2],
         BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, num_warps=blocks.warps, num_stages=blocks.stages,
     )  # fmt: skip
     return y

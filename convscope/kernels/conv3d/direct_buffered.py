@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches, layout
+from convscope.kernels.conv3d.copies import filters
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import bits_inside, block_of, corner, place_of
 from convscope.kernels.tf32 import rounded_block
@@ -28,7 +29,7 @@ from convscope.kernels.tf32 import rounded_block
 NAME = "direct merged buffered"
 
 
-@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
+@triton.jit(do_not_specialize=launches.PLANAR_SIZES)
 def direct_buffered(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -71,9 +72,11 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, taps · channels, filters]."""
-    return ncdhw.pack(weight, shape, by_tap=True, steps_of=blocks.depth)
+    return filters.pack_ncdhw(weight, shape, by_tap=True, steps_of=blocks.depth)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return ncdhw.launch(direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape))
+    return launches.of_ncdhw(
+        direct_buffered, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape)
+    )

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches
 from convscope.kernels.conv3d.direct import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import bits_inside, block_of, corner, place_of
@@ -25,7 +25,7 @@ from convscope.kernels.conv3d.places import bits_inside, block_of, corner, place
 NAME = "direct merged"
 
 
-@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
+@triton.jit(do_not_specialize=launches.PLANAR_SIZES)
 def direct_merged(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -62,4 +62,4 @@ def default(shape: Convolution) -> Blocks3d:
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return ncdhw.launch(direct_merged, x, packed, shape, blocks)
+    return launches.of_ncdhw(direct_merged, x, packed, shape, blocks)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches, layout
 from convscope.kernels.conv3d.direct_buffered import default as default
 from convscope.kernels.conv3d.direct_buffered import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
@@ -28,7 +28,7 @@ from convscope.kernels.tf32 import rounded_block
 NAME = "direct tiled"
 
 
-@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
+@triton.jit(do_not_specialize=launches.PLANAR_SIZES)
 def direct_tiled(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -67,4 +67,4 @@ def direct_tiled(
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return ncdhw.launch(direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape))
+    return launches.of_ncdhw(direct_tiled, x, packed, shape, blocks, BLOCK_C=blocks.depth, **layout.of_products(shape))

@@ -50,7 +50,8 @@ from __future__ import annotations
 import torch
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import gemm_pipelined, layout
+from convscope.kernels.conv3d import gemm_pipelined
+from convscope.kernels.conv3d.copies import filters
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import boxes, planar
 from convscope.kernels.conv3d.tuned.candidates import candidates as candidates
@@ -67,7 +68,7 @@ def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Te
     """Lay the filters out as the variant reads them."""
     if blocks.variant == "planar":
         return planar.pack(weight, shape, blocks.depth)
-    return layout.pack(weight, shape, blocks.run)
+    return filters.pack(weight, shape, blocks.run)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:

@@ -19,7 +19,8 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches, layout
+from convscope.kernels.conv3d.copies import filters
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import block_of, corner, place_of
 from convscope.kernels.tf32 import rounded_block
@@ -27,7 +28,7 @@ from convscope.kernels.tf32 import rounded_block
 NAME = "gemm ncdhw"
 
 
-@triton.jit(do_not_specialize=layout.PLANAR_SIZES)
+@triton.jit(do_not_specialize=launches.PLANAR_SIZES)
 def gemm_ncdhw(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -68,9 +69,9 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, channels · taps, filters]."""
-    return ncdhw.pack(weight, shape, by_tap=False, steps_of=blocks.depth)
+    return filters.pack_ncdhw(weight, shape, by_tap=False, steps_of=blocks.depth)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return ncdhw.launch(gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, **layout.of_products(shape))
+    return launches.of_ncdhw(gemm_ncdhw, x, packed, shape, blocks, BLOCK_Q=blocks.depth, **layout.of_products(shape))

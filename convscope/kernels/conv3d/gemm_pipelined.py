@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import launches, layout
 from convscope.kernels.conv3d.gemm_tiled import pack as pack
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, bits_inside, block_of, corner, next_step, place_in
@@ -27,7 +27,7 @@ from convscope.kernels.following import follow
 NAME = "gemm pipelined"
 
 
-@triton.jit(do_not_specialize=layout.CHANNELS_LAST_SIZES)
+@triton.jit(do_not_specialize=launches.CHANNELS_LAST_SIZES)
 def gemm_pipelined(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
@@ -78,4 +78,4 @@ def default(shape: Convolution) -> Blocks3d:
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream; adds up the splits where there are some."""
     share = triton.cdiv(packed.shape[2] // blocks.depth, blocks.splits)
-    return layout.launch_channels_last(gemm_pipelined, x, packed, shape, blocks, share)
+    return launches.of_channels_last(gemm_pipelined, x, packed, shape, blocks, share)

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d import launches, layout
+from convscope.kernels.conv3d.copies import filters
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, block_of, corner, place_in
 from convscope.kernels.following import follow
@@ -28,7 +29,7 @@ from convscope.kernels.following import follow
 NAME = "gemm tiled"
 
 
-@triton.jit(do_not_specialize=layout.CHANNELS_LAST_SIZES)
+@triton.jit(do_not_specialize=launches.CHANNELS_LAST_SIZES)
 def gemm_tiled(
     x, w, y, groups, kernels, channels, size_d, size_h, size_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, pixels, w_rows, w_pitch,
@@ -75,9 +76,9 @@ def default(shape: Convolution) -> Blocks3d:
 
 def pack(weight: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Lay the filters out as [group, filters, taps · channels]."""
-    return layout.pack(weight, shape)
+    return filters.pack(weight, shape)
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
     """Convolve N × C × D × H × W with packed filters on the current stream."""
-    return layout.launch_channels_last(gemm_tiled, x, packed, shape, blocks)
+    return launches.of_channels_last(gemm_tiled, x, packed, shape, blocks)

@@ -12,6 +12,8 @@ import torch
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import tf32
 from convscope.kernels.conv3d import FMA_ONLY, PLANAR_ONLY, catalogue, layout
+from convscope.kernels.conv3d.copies import filters as packed_filters
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import boxes as of_boxes
 from convscope.kernels.conv3d.tuned import candidates
@@ -119,7 +121,7 @@ def test_an_input_in_channels_last_is_read_where_it_lies_unless_it_is_rounded_or
         x = torch.randn(shape.input[0] * 32 * 20 * 32 + offset)[offset:]
         images, channels, *size = shape.input
         x = x[: images * channels * 20].view(images, *size, channels).permute(0, 4, 1, 2, 3)
-        return layout.channels_last(x, shape).data_ptr() != x.data_ptr()
+        return inputs.channels_last(x, shape).data_ptr() != x.data_ptr()
 
     shape = convolution(channels=32, size=(2, 2, 5), layout="nhwc")
     assert not copies(shape)
@@ -184,11 +186,53 @@ def test_an_input_that_is_read_where_it_lies_is_copied_for_the_copy_engine_alone
     assert (alone.sampled, alone.phases, alone.stride) == ((1, 1, 1), (1, 1, 1), (2, 2, 2))
     assert (in_phases.sampled, in_phases.phases) == (sampled, phases)
     x = torch.randn(shape.input).half().contiguous(memory_format=torch.channels_last_3d)
-    assert layout.channels_last(x, shape).data_ptr() == x.data_ptr()
-    assert layout.channels_last(x, shape, in_phases=True).data_ptr() != x.data_ptr()
+    assert inputs.channels_last(x, shape).data_ptr() == x.data_ptr()
+    assert inputs.channels_last(x, shape, in_phases=True).data_ptr() != x.data_ptr()
     assert candidates.variants(shape) == usable == ("boxes", "pipelined")
     for variant in usable:
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-3
+
+
+def packed_as_said(weight: torch.Tensor, shape: Convolution, run: int) -> torch.Tensor:
+    """Return filters as `filters.pack` says, put there one by one."""
+    seen, kernel = layout.problem(shape, run), shape.weight[2:]
+    rounded = tf32.rounded(weight) if layout.rounds(shape) else weight
+    rows = torch.zeros(seen.groups, -(-seen.filters // 128) * 128, seen.taps, seen.channels, dtype=weight.dtype)
+    for k, c, r, s, t in itertools.product(*map(range, shape.weight)):
+        group, of_group = divmod(k, shape.weight[0] // shape.groups)
+        for output in range(run):
+            tap, term = (r * kernel[1] + s) * kernel[2] + t, c
+            if seen.folded:
+                tap, term = r * kernel[1] + s, (t + output * shape.stride[2]) * seen.copied + c
+            rows[group, of_group * run + output, tap, term] = rounded[k, c, r, s, t]
+    return rows.flatten(2)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d], ids=["planar", "last"])
+@pytest.mark.parametrize("options", [{"math": "tf32"}, {"dtype": "float16"}], ids=["tf32", "float16"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"channels": 16, "filters": 5},
+        {"channels": 20, "filters": 7, "kernel": (2, 3, 1)},
+        {"channels": 6, "filters": 8, "groups": 2, "kernel": (3, 1, 2)},
+        {"channels": 4, "filters": 5, "size": (2, 3, 8)},
+        {"channels": 3, "filters": 6, "size": (2, 6, 16), "kernel": (3, 5, 5), "stride": (1, 2, 2)},
+        {"channels": 70, "filters": 130, "kernel": (1, 1, 1)},
+        {"channels": 17, "filters": 3, "kernel": (4, 3, 4)},
+    ],
+    ids=str,
+)
+def test_filters_are_packed_as_kernels_read_them(
+    sizes: dict[str, Any], options: dict[str, Any], memory: torch.memory_format
+):
+    shape = convolution(**sizes, **options)
+    torch.manual_seed(0)
+    weight = torch.randn(shape.weight).to(getattr(torch, shape.dtype)).contiguous(memory_format=memory)
+    weight[0, 0, 0, 0, 0] = torch.inf
+    for run in layout.runs(shape):
+        found = packed_filters.pack(weight, shape, run)
+        assert torch.equal(found, packed_as_said(weight, shape, run))
 
 
 def test_kernels_for_ncdhw_say_so():

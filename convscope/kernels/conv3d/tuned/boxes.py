@@ -15,6 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import following
 from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, next_step, place_in
 from convscope.kernels.conv3d.tuned.candidates import programs_of
@@ -274,7 +275,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // taps
     share, splits = shares(steps, blocks.splits)
-    copied, y = layout.channels_last(x, shape, blocks.run, in_phases=True), layout.split_output(x, shape, splits)
+    copied, y = inputs.channels_last(x, shape, blocks.run, in_phases=True), layout.split_output(x, shape, splits)
     size, block = [seen.copied_images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
     view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from convscope.cudnn.shape import Convolution
 from convscope.kernels.blocks import LONG_ELEMENTS
 from convscope.kernels.conv3d import gemm_split, layout
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d, Problem, Triple
 
 TRIED = {"boxes": 5, "slices": 4, "pipelined": 3, "planar": 6}  # block shapes that are timed for a shape
@@ -208,7 +209,7 @@ def _time_ns(
     rate = _FMA_FLOPS_PER_NS if layout.precision(shape) == "ieee" else _MATRIX_FLOPS_PER_NS
     each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / template.resident
     time = -(-programs * blocks.splits // (processors * template.resident)) * template.resident * each
-    if layout.is_copied(shape, in_phases=template.variant in ("boxes", "slices")):
+    if inputs.is_copied(shape, in_phases=template.variant in ("boxes", "slices")):
         time += _LAUNCH_NS + 2 * seen.elements * 16 / layout.lanes(shape) / _MEMORY_BYTES_PER_NS
     if blocks.splits == 1:
         return time

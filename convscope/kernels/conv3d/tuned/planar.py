@@ -9,12 +9,13 @@ import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels.conv3d import layout, ncdhw
+from convscope.kernels.conv3d import launches, layout
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.places import are_filters, bits_inside, block_of, corner, next_step, place_in
 
 
-@triton.jit(do_not_specialize=[name for name in layout.PLANAR_SIZES if name != "w_pitch"] + ["blocks", "share"])
+@triton.jit(do_not_specialize=[name for name in launches.PLANAR_SIZES if name != "w_pitch"] + ["blocks", "share"])
 def gemm_planar(
     x, w, y, channels, kernels, in_d, in_h, in_w, out_d, out_h, out_w, kernel_d, kernel_h, kernel_w,
     stride_d, stride_h, stride_w, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, groups, pixels, w_rows, w_pitch,
@@ -100,7 +101,7 @@ def _contiguous(x: torch.Tensor, shape: Convolution) -> torch.Tensor:
     copy = torch.empty((images, channels, *size), dtype=x.dtype, device=x.device)
     pixels = math.prod(size)
     block_c = min(32, triton.next_power_of_2(channels))
-    block_s = min(layout.COPY_BLOCK // block_c, triton.next_power_of_2(pixels))
+    block_s = min(inputs.COPY_BLOCK // block_c, triton.next_power_of_2(pixels))
     grid = triton.cdiv(pixels, block_s), triton.cdiv(channels, block_c), images
     copy_planar[grid](x, copy, channels, pixels, BLOCK_S=block_s, BLOCK_C=block_c, num_warps=4)
     return copy
@@ -113,7 +114,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     steps, by_row = packed.shape[1] // blocks.depth, _is_by_row(shape, blocks.depth)
     grid = triton.cdiv(pixels, blocks.pixels) * triton.cdiv(filters, blocks.filters)
     gemm_planar[grid, shape.groups, blocks.splits](
-        copied, packed, y, *ncdhw.sizes_of(shape), pixels, packed.shape[1], packed.shape[2],
+        copied, packed, y, *launches.sizes_of(shape), pixels, packed.shape[1], packed.shape[2],
         steps // math.prod(shape.kernel[: 2 if by_row else 3]), triton.cdiv(steps, blocks.splits), y[0].numel(),
         BLOCK_P=blocks.pixels, BLOCK_K=blocks.filters, BLOCK_C=blocks.depth, BY_ROW=by_row,
         VECTOR=layout.vector(shape), LAST=layout.is_last(shape), LONG=layout.is_long(copied, y[0]),
