@@ -2,6 +2,10 @@
 
 A kernel of some microseconds spends one of them on its launch. One that is launched so is on the card already when the
 kernel before it ends, and waits there until all that this one has written can be read.
+
+It comes onto the card wherever there is room once every program of the kernel before has let it. A convolution lets it
+at its start (`follow`). A copy, whose many small programs lie anywhere, lets it at its end (`wait`, `release`): else
+the few large programs of the convolution after it come to lie two on one multiprocessor and none on another.
 """
 
 from __future__ import annotations
@@ -17,14 +21,27 @@ _CAPABILITY = (9, 0)
 
 
 @triton.jit
-def follow(EARLY: tl.constexpr):
-    """Wait for the kernel before this one, and let the next one start; before anything is read or written."""
+def wait(EARLY: tl.constexpr):
+    """Wait for the kernel before this one; before anything is read or written."""
     if EARLY:
         gdc_wait()
+
+
+@triton.jit
+def release(EARLY: tl.constexpr):
+    """Let the next kernel start, once all programs of this one have come here; after `wait`."""
+    if EARLY:
         gdc_launch_dependents()
 
 
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait for the kernel before this one, and let the next one start; before anything is read or written."""
+    wait(EARLY)
+    release(EARLY)
+
+
 def options(x: torch.Tensor) -> dict[str, Any]:
-    """Return the options of a launch on a tensor's device: EARLY, the constant that `follow` takes, among them."""
+    """Return the options of a launch on a tensor's device, among them EARLY, which these functions take."""
     early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= _CAPABILITY
     return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}

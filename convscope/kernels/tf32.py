@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from convscope.kernels import following
-from convscope.kernels.following import follow
+from convscope.kernels.following import release, wait
 
 _HALF = tl.constexpr(0x1000)
 _KEPT = tl.constexpr(-0x2000)
@@ -36,9 +36,10 @@ def rounded(values: torch.Tensor) -> torch.Tensor:
 @triton.jit
 def copy_rounded(x, y, elements, EARLY: tl.constexpr, BLOCK: tl.constexpr):
     """Round BLOCK float32 numbers; the program id counts blocks."""
-    follow(EARLY)
+    wait(EARLY)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     tl.store(y + at, rounded_block(tl.load(x + at, mask=at < elements)), mask=at < elements)
+    release(EARLY)
 
 
 def rounded_copy(values: torch.Tensor) -> torch.Tensor:

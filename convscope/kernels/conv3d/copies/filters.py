@@ -14,7 +14,7 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import following
 from convscope.kernels.conv3d import layout
-from convscope.kernels.following import follow
+from convscope.kernels.following import release, wait
 from convscope.kernels.tf32 import rounded, rounded_block
 
 _TAPS, _TERMS = 32, 64  # of a block, at most
@@ -43,12 +43,13 @@ def pack_filters(
         there = term < group_channels
         place = (term * stride_c)[None, :] + (t * stride_t)[:, None]
     source = weight + (row // rows * filters + k).to(tl.int64) * stride_k + place
-    follow(EARLY)
+    wait(EARLY)
     values = tl.load(source, mask=(t < taps)[:, None] & (there & (k < filters))[None, :], other=0.0)
     if ROUND:
         values = rounded_block(values)
     target = packed + row.to(tl.int64) * taps * terms + t[:, None] * terms + term[None, :]
     tl.store(target, values, mask=(t < taps)[:, None] & (term < terms)[None, :])
+    release(EARLY)
 
 
 def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:

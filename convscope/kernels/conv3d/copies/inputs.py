@@ -11,7 +11,7 @@ import triton.language as tl
 from convscope.cudnn.shape import Convolution
 from convscope.kernels import following
 from convscope.kernels.conv3d import layout
-from convscope.kernels.following import follow
+from convscope.kernels.following import release, wait
 from convscope.kernels.tf32 import rounded_block, rounded_copy
 
 COPY_BLOCK = 2048  # numbers that a program copies
@@ -55,7 +55,7 @@ def copy_channels_last(
         place = (phase * tl.num_programs(2) + image) * (planes * rows // (PHASES[0] * PHASES[1] * PHASES[2]))
         place += row * (rows // PHASES[2]) + at % rows // PHASES[2]
     source = x + image * pixels * (copied if SAME_CHANNELS else channels)
-    follow(EARLY)
+    wait(EARLY)
     if SAME_CHANNELS:
         source += pixel[:, None].to(tl.int64) * copied + c[None, :]
         values = tl.load(source, mask=there[:, None] & (c // LANES < copied // LANES)[None, :], other=0.0)
@@ -70,6 +70,7 @@ def copy_channels_last(
         values = rounded_block(values)
     place = y + place[:, None].to(tl.int64) * copied + c[None, :]
     tl.store(place, values, mask=inside[:, None] & (c // LANES < copied // LANES)[None, :])
+    release(EARLY)
 
 
 def is_copied(shape: Convolution, in_phases: bool = False) -> bool:
