@@ -26,6 +26,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.roofline import Ceilings
 from convscope.convolution.sources.table import columns
 from convscope.errors import InputError
+from convscope.kernels import descriptors
 from convscope.kernels.autotune import BlockCache
 from convscope.kernels.conv3d import catalogue, layout
 from convscope.kernels.conv3d.copies import inputs
@@ -361,11 +362,21 @@ def test_strides_leave_what_needs_no_large_copy(size: int, stride: tuple[int, ..
 
 
 def test_without_tuning_an_input_is_not_copied_for_a_stride_where_it_can_be_read_where_it_lies():
-    strided = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc")
-    in_place = dataclasses.replace(strided, dtype="float16")
-    assert [inputs.is_copied(strided), inputs.is_copied(in_place)] == [True, False]
-    assert candidates.candidates(strided)[0].variant == "boxes"
-    assert candidates.candidates(in_place)[0].variant == "pipelined"
+    even = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc", dtype="float16")
+    odd = dataclasses.replace(tf32(4, 32, 64, 65, stride=(2, 2, 2)), layout="nhwc", dtype="float16")
+    assert [inputs.is_copied(even), inputs.is_copied(odd)] == [False, False]
+    assert [inputs.is_copied(even, fetched=True), inputs.is_copied(odd, fetched=True)] == [False, True]
+    assert candidates.candidates(even)[0].variant == "boxes"
+    assert candidates.candidates(odd)[0].variant == "pipelined"
+
+
+@pytest.mark.parametrize("rounds", [True, False])
+def test_in_tf32_an_input_is_not_copied_if_the_copy_engine_rounds(monkeypatch: pytest.MonkeyPatch, rounds: bool):
+    monkeypatch.setattr(descriptors, "can_round", lambda device=None: rounds)
+    last = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc")
+    shapes = last, dataclasses.replace(last, layout="nchw"), dataclasses.replace(last, input=(4, 32, 65, 65, 65))
+    assert all(inputs.is_copied(shape) for shape in shapes)
+    assert [inputs.is_copied(shape, fetched=True) for shape in shapes] == [not rounds, True, True]
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():

@@ -14,7 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from convscope.kernels import following
+from convscope.kernels import descriptors, following
 
 META = torch.device("meta")
 COPIES = "copy_channels_last", "copy_rounded", "pack_filters"  # kernels that let the next one start at their end
@@ -47,6 +47,7 @@ def compiling(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(JITFunction, "run", only_compile)
     monkeypatch.setattr(following, "options", lambda x: {"EARLY": True, "launch_pdl": True})
+    monkeypatch.setattr(descriptors, "can_round", lambda device=None: True)
     monkeypatch.setattr(driver, "_active", Hopper())
     return found
 

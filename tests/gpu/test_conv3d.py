@@ -21,6 +21,7 @@ from convscope.convolution.layer import Layer
 from convscope.convolution.reference import reference
 from convscope.kernels.autotune import BlockCache
 from convscope.kernels.conv3d import PLANAR_ONLY, catalogue
+from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
 from convscope.kernels.conv3d.tuned import candidates
 
@@ -30,6 +31,8 @@ LAYERS = {
     "deep": layer3d(128, 96, (8, 8, 8), (3, 3, 3), padding=(1, 1, 1)),
     "odd": layer3d(20, 33, (5, 7, 9), (2, 3, 1), batch=3, padding=(1, 0, 2)),
     "strided": layer3d(32, 64, (9, 14, 15), (3, 3, 3), batch=2, stride=(2, 2, 2), padding=(1, 1, 1)),
+    "strided, of even size": layer3d(32, 64, (8, 14, 16), (3, 3, 3), batch=2, stride=(2, 2, 2), padding=(1, 1, 1)),
+    "pointwise, strided": layer3d(48, 64, (5, 14, 15), (1, 1, 1), batch=2, stride=(1, 2, 2)),
     "first, strided": layer3d(3, 32, (6, 31, 32), (3, 5, 5), batch=2, stride=(1, 2, 2), padding=(1, 2, 2)),
 }
 
@@ -64,7 +67,7 @@ def test_every_candidate_that_fits_is_right(layer: str, where: str):
 
 
 @pytest.mark.parametrize("where", ["nchw", "nhwc"])
-@pytest.mark.parametrize("layer", ["first", "deep", "strided"])
+@pytest.mark.parametrize("layer", ["first", "deep", "strided", "strided, of even size"])
 def test_kernels_that_start_before_the_last_one_ends_do_not_meet(layer: str, where: str):
     shape = LAYERS[layer].convolution("float32", "tf32", where)
     (x, weight), (other, _) = (comparison.tensors(shape, DEVICE, seed) for seed in (0, 1))
@@ -77,10 +80,37 @@ def test_kernels_that_start_before_the_last_one_ends_do_not_meet(layer: str, whe
         assert all(torch.equal(each, expected[place % 2]) for place, each in enumerate(found)), str(blocks)
 
 
-@pytest.mark.parametrize("name", catalogue.KERNELS)
-def test_products_in_tf32_are_of_rounded_factors(name: str):
+CASES = [
+    (name, where)
+    for name in catalogue.KERNELS
+    for where in ("nchw", "nhwc")
+    if where == "nchw" or name not in PLANAR_ONLY
+]
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("variant", ["boxes", "slices"])
+def test_the_copy_engine_rounds_to_the_nearest_and_to_the_even_of_two(variant: str, stride: int):
+    layer = layer3d(32, 32, (4, 8, 16), (3, 3, 3), stride=(1, stride, stride), padding=(1, 1, 1))
+    shape = layer.convolution("float32", "tf32", "nhwc")
+    x, weight = comparison.tensors(shape, DEVICE, 0)
+    bits = x.view(torch.int32)
+    bits[:, ::2] = bits[:, ::2] & -0x2000 | 0x1000  # half way between two
+    bits[0, :4, 0, 0, 0] = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7F800000, 0x7F7FFFFF], device=DEVICE)
+    even = ((bits + 0xFFF + (bits >> 13 & 1)) & -0x2000).view(torch.float32)
+    even[0, :4, 0, 0, 0] = torch.tensor([torch.nan, torch.nan, torch.inf, torch.inf], device=DEVICE)
+    assert inputs.fetched(x, shape).to_round
+    plan = catalogue.Conv3dPlan("gemm", shape, blocks=Blocks3d(variant, 128, 32, 32, 4, 2, box=(2, 4, 16)))
+    found, expected = plan.run(x, weight).clone(), plan.run(even, weight)
+    assert found.isnan().any()
+    assert not found.isnan().all()
+    assert torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+@pytest.mark.parametrize(("name", "where"), CASES)
+def test_products_in_tf32_are_of_rounded_factors(name: str, where: str):
     layer = LAYERS["deep"]
-    shape = layer.convolution("float32", "tf32")
+    shape = layer.convolution("float32", "tf32", where)
     x, weight = (tensor.abs() for tensor in comparison.tensors(shape, DEVICE, 0))  # what is cut off adds up
     with backends.math("tf32"), torch.inference_mode():
         output = catalogue.Conv3dPlan(name, shape).run(x, weight)

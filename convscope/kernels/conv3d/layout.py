@@ -3,13 +3,14 @@
 Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`layout` "nchw") or in channels last ("nhwc").
 Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
 channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
-timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`): an input
-in channels last is copied for that alone. In 16 bits, and in float32 without TF32, it is read where it lies, unless the
-copy engine is to fetch it with a stride. Along the strides of a kernel 1 wide only what outputs read is copied.
+timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`). Along the
+strides of a kernel 1 wide only what outputs read is copied. An input in channels last is read where it lies in 16 bits,
+and for the copy engine in float32 as well: it rounds what it fetches (`kernels.descriptors`). Pointers need a copy.
 
 The copy engine (`tuned.boxes`) fetches neighbouring pixels, not each second one. With a stride of two a tap sees pixels
-that are all even or all odd, so the copy for it has the even ones together, an image of their own, and the odd ones:
-the *phases* of the input, as many along an axis as its stride. Within a phase a tap sees neighbours.
+that are all even or all odd: the *phases* of the input, as many along an axis as its stride. Within a phase a tap sees
+neighbours. A copy has each phase as an image of its own. In place, a phase is the image with longer strides and another
+start, and five indices describe all of them: where one starts, counted in pixels, then depth, height, width, channel.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -27,6 +28,7 @@ two a row has the same 16 terms, and there are half the rows. (A kernel that tak
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from dataclasses import dataclass
@@ -53,11 +55,13 @@ class Problem:
     """A convolution as a kernel for channels-last memory sees it; numbers of channels and filters are of a group.
 
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
-    images, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are copied: each, each second …
-    `phases` into how many images they are divided along each axis, `copied_images` are all of those. `size`, `stride`
-    and `pitch` are of one of them. `rows` is how many pixels a row of the copied input has, `left` how many of them are
-    zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's own; where it is
-    folded the others are the next pixels'. A pixel of the output may be a run of outputs, which `filters` counts, too.
+    starts, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are read: each, each second …
+    `phases` into how many they are divided along each axis. `size`, `stride` and `pitch` are of one phase of an image;
+    there are `starts` of them to choose from, and `apart` says how many lie from one image to the next, and from phase
+    to phase of depth, height and width. `rows` is how many pixels a row of the copied input has, `left` how many of
+    them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's own; where
+    it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which `filters` counts,
+    too.
     """
 
     groups: int
@@ -78,6 +82,8 @@ class Problem:
     window: int
     sampled: Triple
     phases: Triple
+    starts: int
+    apart: tuple[int, int, int, int]
 
     @property
     def taps(self) -> int:
@@ -95,14 +101,9 @@ class Problem:
         return self.sampled == self.phases == (1, 1, 1)
 
     @property
-    def copied_images(self) -> int:
-        """The number of images of the copied input: all phases of each."""
-        return self.images * math.prod(self.phases)
-
-    @property
     def elements(self) -> int:
-        """The number of elements of the copied input."""
-        return self.copied_images * self.pitch[0]
+        """The number of elements of the input, of all phases of all images."""
+        return self.starts * self.pitch[0]
 
 
 def by_axis(*names: str) -> list[str]:
@@ -141,11 +142,12 @@ def runs(shape: Convolution) -> list[int]:
 
 
 @functools.lru_cache(maxsize=1024)
-def problem(shape: Convolution, run: int = 1, in_phases: bool = False) -> Problem:
+def problem(shape: Convolution, run: int = 1, in_phases: bool = False, in_place: bool = False) -> Problem:
     """Return a convolution as a kernel for channels-last memory sees it, with one of the `runs` of its outputs.
 
     Args:
         in_phases: have no strides, but phases of the input.
+        in_place: read those where they lie; of a shape that `lies_in_phases`.
     """
     images, groups, channels = shape.input[0], shape.groups, shape.input[1] // shape.groups
     kernel, stride, padding, dilation, output = (
@@ -173,10 +175,31 @@ def problem(shape: Convolution, run: int = 1, in_phases: bool = False) -> Proble
         window = seen
         copied = seen * groups
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
-    return Problem(
+    starts, apart = images * math.prod(phases), (1, images * phases[1] * phases[2], images * phases[2], images)
+    found = Problem(
         groups, run * shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-        dilation, output, pitch, copied, rows, left, folded, window, sampled, phases,
+        dilation, output, pitch, copied, rows, left, folded, window, sampled, phases, starts, apart,
     )  # fmt: skip
+    return _where_it_lies(found, shape) if in_place else found
+
+
+def _where_it_lies(seen: Problem, shape: Convolution) -> Problem:
+    """Return a problem that is as it is but for the memory of its input."""
+    _, _, depth, height, width = shape.input
+    of_d, of_h, of_w = (each * of * seen.copied for each, of in zip(seen.sampled, seen.phases, strict=True))
+    pitch, pixels = (height * width * of_d, width * of_h, of_w), depth * height * width
+    if math.prod(seen.phases) == 1:
+        return dataclasses.replace(seen, pitch=(pixels * seen.copied, *pitch))
+    apart = pixels, height * width, width, 1
+    return dataclasses.replace(seen, pitch=(seen.copied, *pitch), starts=seen.images * pixels, apart=apart)
+
+
+def lies_in_phases(shape: Convolution) -> bool:
+    """Tell whether phases of an input can be read where it lies: each is as large as the others."""
+    seen = problem(shape, in_phases=True)
+    whole = all(size % phases == 0 for size, phases in zip(shape.input[2:], seen.phases, strict=True))
+    few = shape.input[0] * math.prod(shape.input[2:]) < LONG_ELEMENTS
+    return is_last(shape) and seen.copied == shape.input[1] and not seen.folded and whole and few
 
 
 def _sampled(shape: Convolution, in_phases: bool) -> Triple:

@@ -178,17 +178,30 @@ def test_strides_of_a_narrow_kernel_are_sampled_and_others_are_in_phases(
         assert error("gemm", shape, dataclasses.replace(_BY_VARIANT[variant], run=2)) < 1e-6
 
 
-@pytest.mark.parametrize("name", ["pointwise", "in phases"])
-def test_an_input_that_is_read_where_it_lies_is_copied_for_the_copy_engine_alone(name: str):
-    sizes, sampled, phases, usable = _SAMPLED[name]
-    shape = convolution(**{"layout": "nhwc", "dtype": "float16"} | sizes)
+_IN_PLACE = {  # name: how it differs from one of _SAMPLED, whether the copy engine reads it where it lies
+    "pointwise": ({}, True),
+    "in phases": ({}, False),
+    "in phases of a size": ({"size": (4, 4, 6), "images": 2}, True),
+    "slices": ({"size": (3, 4, 6), "images": 2}, True),
+    "by two and by three": ({"size": (5, 6, 9), "channels": 32}, True),
+    "grouped": ({"images": 2}, False),
+    "first": ({}, False),
+}
+
+
+@pytest.mark.parametrize(("name", "sizes", "lies"), [(name, *case) for name, case in _IN_PLACE.items()], ids=_IN_PLACE)
+def test_the_copy_engine_reads_pixels_at_a_stride_where_they_lie_if_phases_are_alike(
+    name: str, sizes: dict[str, Any], lies: bool
+):
+    others, sampled, phases, usable = _SAMPLED[name.removesuffix(" of a size")]
+    shape = convolution(**{"layout": "nhwc", "dtype": "float16"} | others | sizes)
     alone, in_phases = layout.problem(shape), layout.problem(shape, in_phases=True)
-    assert (alone.sampled, alone.phases, alone.stride) == ((1, 1, 1), (1, 1, 1), (2, 2, 2))
+    assert (alone.sampled, alone.phases) == ((1, 1, 1), (1, 1, 1))
     assert (in_phases.sampled, in_phases.phases) == (sampled, phases)
     x = torch.randn(shape.input).half().contiguous(memory_format=torch.channels_last_3d)
-    assert inputs.channels_last(x, shape).data_ptr() == x.data_ptr()
-    assert inputs.channels_last(x, shape, in_phases=True).data_ptr() != x.data_ptr()
-    assert candidates.variants(shape) == usable == ("boxes", "pipelined")
+    assert (inputs.channels_last(x, shape).data_ptr() == x.data_ptr()) == (shape.weight[1] % 16 == 0)
+    assert (inputs.fetched(x, shape).values.data_ptr() == x.data_ptr()) == lies == inputs.is_in_place(shape)
+    assert candidates.variants(shape) == usable
     for variant in usable:
         assert error("gemm", shape, _BY_VARIANT[variant]) < 1e-3
 

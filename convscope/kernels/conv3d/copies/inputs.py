@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import following
+from convscope.kernels import descriptors, following
 from convscope.kernels.conv3d import layout
+from convscope.kernels.conv3d.layout import Problem
 from convscope.kernels.following import release, wait
 from convscope.kernels.tf32 import rounded_block, rounded_copy
 
@@ -73,9 +75,24 @@ def copy_channels_last(
     release(EARLY)
 
 
-def is_copied(shape: Convolution, in_phases: bool = False) -> bool:
-    """Tell whether an input whose memory is aligned is copied before it is read."""
-    return layout.rounds(shape) or not _is_in_order(shape, in_phases)
+class Fetched(NamedTuple):
+    """An input as the copy engine fetches it: `values` lie as `problem` says, and are yet `to_round` to TF32 or not."""
+
+    values: torch.Tensor
+    problem: Problem
+    to_round: bool
+
+
+def is_copied(shape: Convolution, fetched: bool = False) -> bool:
+    """Tell whether an input whose memory is aligned is copied before it is read, or `fetched` by the current GPU."""
+    if fetched:
+        return not is_in_place(shape)
+    return layout.rounds(shape) or not _is_in_order(shape, in_phases=False)
+
+
+def is_in_place(shape: Convolution, device: torch.device | None = None) -> bool:
+    """Tell whether the copy engine, by default the current GPU's, fetches an input where it lies."""
+    return layout.lies_in_phases(shape) and (not layout.rounds(shape) or descriptors.can_round(device))
 
 
 def _is_in_order(shape: Convolution, in_phases: bool) -> bool:
@@ -113,3 +130,12 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
         SAME_CHANNELS=layout.is_last(shape) and seen.copied == channels, num_warps=4, **following.options(x),
     )  # fmt: skip
     return copy
+
+
+def fetched(x: torch.Tensor, shape: Convolution, run: int = 1) -> Fetched:
+    """Return the input for the copy engine, in phases: where it lies, or a copy on the current stream."""
+    if not is_in_place(shape, x.device):
+        return Fetched(channels_last(x, shape, run, in_phases=True), layout.problem(shape, run, in_phases=True), False)
+    lies = x.permute(0, 2, 3, 4, 1).view(-1)
+    values = lies if x.data_ptr() % layout.ALIGNED_BYTES == 0 else lies.clone()
+    return Fetched(values, layout.problem(shape, run, in_phases=True, in_place=True), layout.rounds(shape))

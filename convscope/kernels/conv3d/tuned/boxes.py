@@ -13,7 +13,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from convscope.cudnn.shape import Convolution
-from convscope.kernels import following
+from convscope.kernels import descriptors, following
 from convscope.kernels.conv3d import layout
 from convscope.kernels.conv3d.copies import inputs
 from convscope.kernels.conv3d.layout import Blocks3d
@@ -25,8 +25,8 @@ _CHECKED = 128  # programs that one of `gemm_apart` looks at
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
 
 _BOX_SIZES = [
-    *("kernels", "blocks", "images", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
-    *layout.by_axis("out", "pad", "dil", "tiles"),
+    *("kernels", "blocks", "apart", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
+    *layout.by_axis("apart", "out", "pad", "dil", "tiles"),
 ]
 
 
@@ -94,19 +94,20 @@ def _tap_position(first, tap, pad, dil, PHASES: tl.constexpr):
 
 @triton.jit
 def _place(
-    image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES: tl.constexpr
+    start, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    PHASES: tl.constexpr,
 ):  # fmt: skip
-    """Return image, depth, row and column of the copied input where a tap sees a box of outputs."""
+    """Return the start (of an image, or a phase of it), depth, row and column where a tap sees a box of outputs."""
     d, phase_d = _tap_position(d0, r, pad_d, dil_d, PHASES[0])
     h, phase_h = _tap_position(h0, s, pad_h, dil_h, PHASES[1])
     v, phase_w = _tap_position(w0, t, pad_w, dil_w, PHASES[2])
-    return image + ((phase_d * PHASES[1] + phase_h) * PHASES[2] + phase_w) * images, d, h, v
+    return start + phase_d * apart_d + phase_h * apart_h + phase_w * apart_w, d, h, v
 
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_boxes(
-    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
-    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
     PHASES: tl.constexpr, EARLY: tl.constexpr,
@@ -131,7 +132,8 @@ def gemm_boxes(
     follow(EARLY)
     for step in range(first, last):
         source, d, h, v = _place(
-            image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
+            image * apart, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+            PHASES,
         )  # fmt: skip
         values = x.load([source, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
         filters = w.load([group * w_rows + k0, step * BLOCK_C])
@@ -148,8 +150,9 @@ def gemm_boxes(
 
 @triton.jit(do_not_specialize=[*_BOX_SIZES, "programs", "window", "aside"])
 def gemm_apart(
-    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
-    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs, programs, window, aside,
+    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs,
+    programs, window, aside,
     TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EARLY: tl.constexpr, EACH: tl.constexpr,
@@ -181,7 +184,8 @@ def gemm_apart(
                     tap, c = step // blocks, step % blocks * BLOCK_C
                     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
                     source, d, h, v = _place(
-                        image, images, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, PHASES
+                        image * apart, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w,
+                        dil_d, dil_h, dil_w, PHASES,
                     )  # fmt: skip
                     term = c + tl.arange(0, BLOCK_C) - output * aside
                     values = x.load([source, d, h, v, c]).reshape(BLOCK_P, BLOCK_C)
@@ -201,8 +205,8 @@ def _replaced(values, at: tl.constexpr, value):
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_slices(
-    x, w, y, finite, kernels, blocks, images, out_d, out_h, out_w, kernel_h, kernel_w, pad_d, pad_h, pad_w,
-    dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
+    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
     LAST: tl.constexpr, LONG: tl.constexpr, PHASES: tl.constexpr, EARLY: tl.constexpr,
@@ -228,7 +232,8 @@ def gemm_slices(
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
         source, d, h, v = _place(
-            image, images, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w, pad_d, pad_h, pad_w, 1, dil_h, dil_w, PHASES
+            image * apart, apart_d, apart_h, apart_w, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w,
+            pad_d, pad_h, pad_w, 1, dil_h, dil_w, PHASES,
         )  # fmt: skip
         filters = ()
         for r in tl.static_range(TAPS):
@@ -268,20 +273,21 @@ def shares(steps: int, splits: int) -> tuple[int, int]:
 
 
 def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: Blocks3d) -> torch.Tensor:
-    """Convolve N × C × D × H × W by "boxes" or "slices" on the current stream; filters as `layout.pack` has them."""
-    seen, (box_d, box_h, box_w) = layout.problem(shape, blocks.run, in_phases=True), blocks.box
+    """Convolve N × C × D × H × W by "boxes" or "slices" on the current stream; filters as `filters.pack` has them."""
+    source = inputs.fetched(x, shape, blocks.run)
+    seen, (box_d, box_h, box_w) = source.problem, blocks.box
     slices, programs = blocks.variant == "slices", programs_of(seen, blocks) // seen.groups
     taps = seen.kernel[0] if slices else 1
     tiles = [-(-extent // side) for extent, side in zip(seen.output, blocks.box, strict=True)]
     steps = packed.shape[2] // blocks.depth // taps
     share, splits = shares(steps, blocks.splits)
-    copied, y = inputs.channels_last(x, shape, blocks.run, in_phases=True), layout.split_output(x, shape, splits)
-    size, block = [seen.copied_images, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
-    view = TensorDescriptor(copied, size, [*seen.pitch, 1], [1, *block, blocks.depth])
+    y = layout.split_output(x, shape, splits)
+    size, block = [seen.starts, *seen.size, seen.window * seen.groups], [1 if slices else box_d, box_h, box_w]
+    view = descriptors.of(source.values, size, [*seen.pitch, 1], [1, *block, blocks.depth], source.to_round)
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     finite = torch.empty(programs * splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
     common = (
-        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, seen.images, *seen.output,
+        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.apart, *seen.output,
         *seen.kernel[1:], *seen.padding, *seen.dilation, *tiles,
     )  # fmt: skip
     sizes = packed.shape[1], steps, share, y[0].numel()
