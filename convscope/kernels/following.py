@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-_CAPABILITY = (9, 0)
+_HOPPER = (9, 0)  # its compute capability
 
 
 @triton.jit
@@ -41,7 +41,12 @@ def follow(EARLY: tl.constexpr):
     release(EARLY)
 
 
+def from_hopper_on(device: torch.device) -> bool:
+    """Tell whether a device is an NVIDIA GPU of Hopper or later."""
+    is_nvidia = device.type == "cuda" and torch.version.hip is None
+    return is_nvidia and torch.cuda.get_device_capability(device) >= _HOPPER
+
+
 def options(x: torch.Tensor) -> dict[str, Any]:
     """Return the options of a launch on a tensor's device, among them EARLY, which these functions take."""
-    early = x.is_cuda and torch.cuda.get_device_capability(x.device) >= _CAPABILITY
-    return {"EARLY": True, "launch_pdl": True} if early else {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": True} if from_hopper_on(x.device) else {"EARLY": False}

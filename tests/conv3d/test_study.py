@@ -365,7 +365,7 @@ def test_without_tuning_an_input_is_not_copied_for_a_stride_where_it_can_be_read
     even = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc", dtype="float16")
     odd = dataclasses.replace(tf32(4, 32, 64, 65, stride=(2, 2, 2)), layout="nhwc", dtype="float16")
     assert [inputs.is_copied(even), inputs.is_copied(odd)] == [False, False]
-    assert [inputs.is_copied(even, fetched=True), inputs.is_copied(odd, fetched=True)] == [False, True]
+    assert [inputs.is_copied(even, by_engine=True), inputs.is_copied(odd, by_engine=True)] == [False, True]
     assert candidates.candidates(even)[0].variant == "boxes"
     assert candidates.candidates(odd)[0].variant == "pipelined"
 
@@ -376,7 +376,7 @@ def test_in_tf32_an_input_is_not_copied_if_the_copy_engine_rounds(monkeypatch: p
     last = dataclasses.replace(tf32(4, 32, 64, 64, stride=(2, 2, 2)), layout="nhwc")
     shapes = last, dataclasses.replace(last, layout="nchw"), dataclasses.replace(last, input=(4, 32, 65, 65, 65))
     assert all(inputs.is_copied(shape) for shape in shapes)
-    assert [inputs.is_copied(shape, fetched=True) for shape in shapes] == [not rounds, True, True]
+    assert [inputs.is_copied(shape, by_engine=True) for shape in shapes] == [not rounds, True, True]
 
 
 def test_a_row_of_taps_of_a_first_layer_is_one_tap_of_many_channels():

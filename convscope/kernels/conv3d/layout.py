@@ -4,13 +4,15 @@ Tensors come and go as PyTorch has them, N × C × D × H × W, contiguous (`lay
 Kernels that multiply matrices on Hopper's tensor cores want both factors with the summed index contiguous: the
 channels. So an input that is not in channels last is copied to N × D × H × W × C first (in each call, inside what is
 timed), and the filters to [filter, tap, channel] once. For TF32 both are rounded on the way (`kernels.tf32`). Along the
-strides of a kernel 1 wide only what outputs read is copied. An input in channels last is read where it lies in 16 bits,
-and for the copy engine in float32 as well: it rounds what it fetches (`kernels.descriptors`). Pointers need a copy.
+strides of a kernel 1 wide only what outputs read is copied. An input in channels last whose channels fill the steps of
+the sum is read where it lies, in TF32 by the copy engine alone, which rounds what it fetches (`kernels.descriptors`);
+for pointers it is copied.
 
 The copy engine (`tuned.boxes`) fetches neighbouring pixels, not each second one. With a stride of two a tap sees pixels
 that are all even or all odd: the *phases* of the input, as many along an axis as its stride. Within a phase a tap sees
-neighbours. A copy has each phase as an image of its own. In place, a phase is the image with longer strides and another
-start, and five indices describe all of them: where one starts, counted in pixels, then depth, height, width, channel.
+neighbours. A copy has each phase as an image of its own. In place, which needs phases of one size, a phase is the image
+with longer strides and another start, and five indices describe all of them: where one starts, counted in pixels, then
+depth, height, width and channel.
 
 A first layer has few channels, and a step of a matrix product wants at least 16. In channels-last memory the taps of a
 kernel's row lie side by side: w · C + c. Seen from pixel w they are KW · C consecutive numbers, so a *view* of the same
@@ -57,10 +59,10 @@ class Problem:
     `size`, `kernel`, `stride`, `padding` and `output` are depth, height, width; `pitch` the distances in memory between
     starts, planes, rows and pixels, in elements. `sampled` says which pixels of an axis are read: each, each second …
     `phases` into how many they are divided along each axis. `size`, `stride` and `pitch` are of one phase of an image;
-    there are `starts` of them to choose from, and `apart` says how many lie from one image to the next, and from phase
-    to phase of depth, height and width. `rows` is how many pixels a row of the copied input has, `left` how many of
-    them are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's own; where
-    it is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which `filters` counts,
+    there are `starts` of them to choose from, and `jump` says how many lie from one image to the next, and from phase
+    to phase of depth, height and width. Of a copied input, `rows` is how many pixels a row has, `left` how many of them
+    are zeros in front, `copied` how many channels. `window` is how many of the `channels` are a pixel's own; where it
+    is folded the others are the next pixels'. A pixel of the output may be a run of outputs, which `filters` counts,
     too.
     """
 
@@ -83,7 +85,7 @@ class Problem:
     sampled: Triple
     phases: Triple
     starts: int
-    apart: tuple[int, int, int, int]
+    jump: tuple[int, int, int, int]
 
     @property
     def taps(self) -> int:
@@ -147,8 +149,9 @@ def problem(shape: Convolution, run: int = 1, in_phases: bool = False, in_place:
 
     Args:
         in_phases: have no strides, but phases of the input.
-        in_place: read those where they lie; of a shape that `lies_in_phases`.
+        in_place: those, where they lie; of a shape that `lies_in_phases`.
     """
+    in_phases = in_phases or in_place
     images, groups, channels = shape.input[0], shape.groups, shape.input[1] // shape.groups
     kernel, stride, padding, dilation, output = (
         shape.kernel, shape.stride, shape.padding, shape.dilation, shape.output_size
@@ -175,10 +178,10 @@ def problem(shape: Convolution, run: int = 1, in_phases: bool = False, in_place:
         window = seen
         copied = seen * groups
     pitch = (depth * height * rows * copied, height * rows * copied, rows * copied, step * copied)
-    starts, apart = images * math.prod(phases), (1, images * phases[1] * phases[2], images * phases[2], images)
+    starts, jump = images * math.prod(phases), (1, images * phases[1] * phases[2], images * phases[2], images)
     found = Problem(
         groups, run * shape.weight[0] // groups, seen, images, (depth, height, width), kernel, stride, padding,
-        dilation, output, pitch, copied, rows, left, folded, window, sampled, phases, starts, apart,
+        dilation, output, pitch, copied, rows, left, folded, window, sampled, phases, starts, jump,
     )  # fmt: skip
     return _where_it_lies(found, shape) if in_place else found
 
@@ -190,8 +193,8 @@ def _where_it_lies(seen: Problem, shape: Convolution) -> Problem:
     pitch, pixels = (height * width * of_d, width * of_h, of_w), depth * height * width
     if math.prod(seen.phases) == 1:
         return dataclasses.replace(seen, pitch=(pixels * seen.copied, *pitch))
-    apart = pixels, height * width, width, 1
-    return dataclasses.replace(seen, pitch=(seen.copied, *pitch), starts=seen.images * pixels, apart=apart)
+    jump = pixels, height * width, width, 1
+    return dataclasses.replace(seen, pitch=(seen.copied, *pitch), starts=seen.images * pixels, jump=jump)
 
 
 def lies_in_phases(shape: Convolution) -> bool:
@@ -203,9 +206,9 @@ def lies_in_phases(shape: Convolution) -> bool:
 
 
 def _sampled(shape: Convolution, in_phases: bool) -> Triple:
-    """Return which pixels of depth, height and width a copy of the input has: each, or those at a stride."""
+    """Return which pixels of depth, height and width are read: each, or those at a stride."""
     if is_last(shape) and not rounds(shape) and not in_phases:
-        return (1, 1, 1)  # mostly read where it lies; in phases it is not
+        return (1, 1, 1)  # pointers mostly read it where it lies
     axes = zip(shape.kernel, shape.stride, shape.padding, strict=True)
     return tuple(stride if taps == 1 and padding == 0 else 1 for taps, stride, padding in axes)
 

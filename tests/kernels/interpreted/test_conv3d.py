@@ -178,22 +178,22 @@ def test_strides_of_a_narrow_kernel_are_sampled_and_others_are_in_phases(
         assert error("gemm", shape, dataclasses.replace(_BY_VARIANT[variant], run=2)) < 1e-6
 
 
-_IN_PLACE = {  # name: how it differs from one of _SAMPLED, whether the copy engine reads it where it lies
-    "pointwise": ({}, True),
-    "in phases": ({}, False),
-    "in phases of a size": ({"size": (4, 4, 6), "images": 2}, True),
-    "slices": ({"size": (3, 4, 6), "images": 2}, True),
-    "by two and by three": ({"size": (5, 6, 9), "channels": 32}, True),
-    "grouped": ({"images": 2}, False),
-    "first": ({}, False),
+_IN_PLACE = {  # name: one of _SAMPLED, how it differs from it, whether the copy engine reads it where it lies
+    "pointwise": ("pointwise", {}, True),
+    "phases of several sizes": ("in phases", {}, False),
+    "phases of one size": ("in phases", {"size": (4, 4, 6), "images": 2}, True),
+    "slices": ("slices", {"size": (3, 4, 6), "images": 2}, True),
+    "by two and by three": ("by two and by three", {"size": (5, 6, 9), "channels": 32}, True),
+    "few channels of a group": ("grouped", {"images": 2}, False),
+    "first": ("first", {}, False),
 }
 
 
-@pytest.mark.parametrize(("name", "sizes", "lies"), [(name, *case) for name, case in _IN_PLACE.items()], ids=_IN_PLACE)
+@pytest.mark.parametrize(("like", "sizes", "lies"), _IN_PLACE.values(), ids=_IN_PLACE)
 def test_the_copy_engine_reads_pixels_at_a_stride_where_they_lie_if_phases_are_alike(
-    name: str, sizes: dict[str, Any], lies: bool
+    like: str, sizes: dict[str, Any], lies: bool
 ):
-    others, sampled, phases, usable = _SAMPLED[name.removesuffix(" of a size")]
+    others, sampled, phases, usable = _SAMPLED[like]
     shape = convolution(**{"layout": "nhwc", "dtype": "float16"} | others | sizes)
     alone, in_phases = layout.problem(shape), layout.problem(shape, in_phases=True)
     assert (alone.sampled, alone.phases) == ((1, 1, 1), (1, 1, 1))
@@ -246,6 +246,17 @@ def test_filters_are_packed_as_kernels_read_them(
     for run in layout.runs(shape):
         found = packed_filters.pack(weight, shape, run)
         assert torch.equal(found, packed_as_said(weight, shape, run))
+
+
+def test_filters_are_packed_from_any_memory():
+    shape = convolution(channels=16, filters=4, kernel=(3, 1, 1))
+    torch.manual_seed(0)
+    transposed = torch.randn(4, 16, 1, 1, 3).transpose(2, 4)
+    assert transposed.is_contiguous()
+    assert transposed.stride()[-1] != 1  # of an extent of 1 it means nothing
+    parts = torch.randn(4, 16, 3, 5, 5)[..., 1:2, 2:3], torch.randn(8, 32, 3, 1, 1)[::2, 1::2]
+    for weight in (transposed, *parts):
+        assert torch.equal(packed_filters.pack(weight, shape), packed_as_said(weight, shape, 1))
 
 
 def test_kernels_for_ncdhw_say_so():

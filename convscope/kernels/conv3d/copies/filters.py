@@ -1,11 +1,12 @@
 """Filters as kernels read them, rounded to TF32 where they are to be.
 
 For kernels in channels-last memory they are [group, filter, taps · channels]. Where filters cannot be kept they are
-packed in each call, so this is one kernel: it reads each number once, in blocks of taps × channels that are turned over
-on the way.
+packed in each call, so this is one kernel: it reads them in blocks of taps × channels that are turned over on the way.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -59,16 +60,17 @@ def pack(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor
     """
     seen = layout.problem(shape, run)
     channels, *kernel = weight.shape[1:]
-    stride_k, stride_c, *strides = weight.stride()
-    if strides != [kernel[1] * kernel[2] * strides[2], kernel[2] * strides[2], strides[2]]:
-        weight = weight.contiguous()
-        stride_k, stride_c, *strides = weight.stride()
+    taps = math.prod(kernel)
+    stride_k, stride_c, *strides, stride_t = weight.stride()
+    if strides != [kernel[1] * kernel[2] * stride_t, kernel[2] * stride_t]:
+        # Not of the contiguous tensor: where an extent is 1 its stride may be any number.
+        weight, stride_k, stride_c, stride_t = weight.contiguous(), channels * taps, taps, 1
     rows = layout.rounded_up(seen.filters, layout.FILTERS_PADDED)
     packed = torch.empty((seen.groups, rows, seen.taps * seen.channels), dtype=weight.dtype, device=weight.device)
     block_t, block_c = min(_TAPS, triton.next_power_of_2(seen.taps)), min(_TERMS, triton.next_power_of_2(seen.channels))
     grid = seen.groups * rows, triton.cdiv(seen.channels, block_c), triton.cdiv(seen.taps, block_t)
     pack_filters[grid](
-        weight, packed, seen.filters // run, rows, channels, seen.taps, seen.channels, stride_k, stride_c, strides[2],
+        weight, packed, seen.filters // run, rows, channels, seen.taps, seen.channels, stride_k, stride_c, stride_t,
         shape.stride[2], COPIED=seen.copied if seen.folded else 0, ROW_TAPS=kernel[2] if seen.folded else 1, RUN=run,
         BLOCK_T=block_t, BLOCK_C=block_c, ROUND=layout.rounds(shape), num_warps=4, **following.options(weight),
     )  # fmt: skip

@@ -83,9 +83,13 @@ class Fetched(NamedTuple):
     to_round: bool
 
 
-def is_copied(shape: Convolution, fetched: bool = False) -> bool:
-    """Tell whether an input whose memory is aligned is copied before it is read, or `fetched` by the current GPU."""
-    if fetched:
+def is_copied(shape: Convolution, by_engine: bool = False) -> bool:
+    """Tell whether an input whose memory is aligned is copied before the current GPU reads it.
+
+    Args:
+        by_engine: the copy engine fetches it, not pointers.
+    """
+    if by_engine:
         return not is_in_place(shape)
     return layout.rounds(shape) or not _is_in_order(shape, in_phases=False)
 
@@ -110,10 +114,8 @@ def channels_last(x: torch.Tensor, shape: Convolution, run: int = 1, in_phases: 
     seen = layout.problem(shape, run, in_phases)
     images, channels, _, height, width = x.shape
     if _is_in_order(shape, in_phases):
-        lies = x.permute(0, 2, 3, 4, 1).view(-1)
-        if layout.rounds(shape):
-            return rounded_copy(lies)
-        return lies if x.data_ptr() % layout.ALIGNED_BYTES == 0 else lies.clone()
+        lies = _as_it_lies(x)
+        return rounded_copy(lies) if layout.rounds(shape) else _aligned(lies)
     copy = torch.empty(seen.elements, dtype=x.dtype, device=x.device)
     rows = seen.rows * seen.phases[2]
     planes = seen.pitch[0] * math.prod(seen.phases) // (seen.copied * rows)
@@ -136,6 +138,14 @@ def fetched(x: torch.Tensor, shape: Convolution, run: int = 1) -> Fetched:
     """Return the input for the copy engine, in phases: where it lies, or a copy on the current stream."""
     if not is_in_place(shape, x.device):
         return Fetched(channels_last(x, shape, run, in_phases=True), layout.problem(shape, run, in_phases=True), False)
-    lies = x.permute(0, 2, 3, 4, 1).view(-1)
-    values = lies if x.data_ptr() % layout.ALIGNED_BYTES == 0 else lies.clone()
-    return Fetched(values, layout.problem(shape, run, in_phases=True, in_place=True), layout.rounds(shape))
+    return Fetched(_aligned(_as_it_lies(x)), layout.problem(shape, run, in_place=True), layout.rounds(shape))
+
+
+def _as_it_lies(x: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of a tensor in channels last in their order in memory."""
+    return x.permute(0, 2, 3, 4, 1).view(-1)
+
+
+def _aligned(values: torch.Tensor) -> torch.Tensor:
+    """Return values, or a copy of them, that begin at a multiple of 16 bytes."""
+    return values if values.data_ptr() % layout.ALIGNED_BYTES == 0 else values.clone()

@@ -25,8 +25,8 @@ _CHECKED = 128  # programs that one of `gemm_apart` looks at
 _REGISTERS_MOST = 192  # of a thread, for sums: of 255
 
 _BOX_SIZES = [
-    *("kernels", "blocks", "apart", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
-    *layout.by_axis("apart", "out", "pad", "dil", "tiles"),
+    *("kernels", "blocks", "jump", "kernel_h", "kernel_w", "groups", "w_rows", "steps", "share", "outputs"),
+    *layout.by_axis("jump", "out", "pad", "dil", "tiles"),
 ]
 
 
@@ -94,19 +94,19 @@ def _tap_position(first, tap, pad, dil, PHASES: tl.constexpr):
 
 @triton.jit
 def _place(
-    start, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+    start, jump_d, jump_h, jump_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
     PHASES: tl.constexpr,
 ):  # fmt: skip
     """Return the start (of an image, or a phase of it), depth, row and column where a tap sees a box of outputs."""
     d, phase_d = _tap_position(d0, r, pad_d, dil_d, PHASES[0])
     h, phase_h = _tap_position(h0, s, pad_h, dil_h, PHASES[1])
     v, phase_w = _tap_position(w0, t, pad_w, dil_w, PHASES[2])
-    return start + phase_d * apart_d + phase_h * apart_h + phase_w * apart_w, d, h, v
+    return start + phase_d * jump_d + phase_h * jump_h + phase_w * jump_w, d, h, v
 
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_boxes(
-    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    x, w, y, finite, kernels, blocks, jump, jump_d, jump_h, jump_w, out_d, out_h, out_w, kernel_h, kernel_w,
     pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr, RUN: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr, LAST: tl.constexpr, LONG: tl.constexpr,
@@ -132,7 +132,7 @@ def gemm_boxes(
     follow(EARLY)
     for step in range(first, last):
         source, d, h, v = _place(
-            image * apart, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
+            image * jump, jump_d, jump_h, jump_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w, dil_d, dil_h, dil_w,
             PHASES,
         )  # fmt: skip
         values = x.load([source, d, h, v, (group * blocks + start) * BLOCK_C]).reshape(BLOCK_P, BLOCK_C)
@@ -150,7 +150,7 @@ def gemm_boxes(
 
 @triton.jit(do_not_specialize=[*_BOX_SIZES, "programs", "window", "aside"])
 def gemm_apart(
-    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    x, w, y, finite, kernels, blocks, jump, jump_d, jump_h, jump_w, out_d, out_h, out_w, kernel_h, kernel_w,
     pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, w_rows, steps, share, outputs,
     programs, window, aside,
     TAPS: tl.constexpr, SLICES: tl.constexpr, BOX_D: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
@@ -184,7 +184,7 @@ def gemm_apart(
                     tap, c = step // blocks, step % blocks * BLOCK_C
                     r, s, t = tap // (kernel_h * kernel_w), tap // kernel_w % kernel_h, tap % kernel_w
                     source, d, h, v = _place(
-                        image * apart, apart_d, apart_h, apart_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w,
+                        image * jump, jump_d, jump_h, jump_w, d0, h0, w0, r, s, t, pad_d, pad_h, pad_w,
                         dil_d, dil_h, dil_w, PHASES,
                     )  # fmt: skip
                     term = c + tl.arange(0, BLOCK_C) - output * aside
@@ -205,7 +205,7 @@ def _replaced(values, at: tl.constexpr, value):
 
 @triton.jit(do_not_specialize=_BOX_SIZES)
 def gemm_slices(
-    x, w, y, finite, kernels, blocks, apart, apart_d, apart_h, apart_w, out_d, out_h, out_w, kernel_h, kernel_w,
+    x, w, y, finite, kernels, blocks, jump, jump_d, jump_h, jump_w, out_d, out_h, out_w, kernel_h, kernel_w,
     pad_d, pad_h, pad_w, dil_d, dil_h, dil_w, tiles_d, tiles_h, tiles_w, groups, w_rows, steps, share, outputs,
     TAPS: tl.constexpr, SLICES: tl.constexpr, SUMS: tl.constexpr, BOX_H: tl.constexpr, BOX_W: tl.constexpr,
     RUN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_C: tl.constexpr, PRECISION: tl.constexpr, VECTOR: tl.constexpr,
@@ -232,7 +232,7 @@ def gemm_slices(
     for step in range(first, last):
         tap, c = step // blocks, (group * blocks + step % blocks) * BLOCK_C
         source, d, h, v = _place(
-            image * apart, apart_d, apart_h, apart_w, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w,
+            image * jump, jump_d, jump_h, jump_w, d0, h0, w0, 0, tap // kernel_w, tap % kernel_w,
             pad_d, pad_h, pad_w, 1, dil_h, dil_w, PHASES,
         )  # fmt: skip
         filters = ()
@@ -287,7 +287,7 @@ def convolve(x: torch.Tensor, packed: torch.Tensor, shape: Convolution, blocks: 
     filters = TensorDescriptor.from_tensor(packed.flatten(0, 1), [blocks.filters, blocks.depth])
     finite = torch.empty(programs * splits if blocks.run > 1 else 1, dtype=torch.int8, device=x.device)
     common = (
-        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.apart, *seen.output,
+        view, filters, y, finite, seen.filters, seen.channels // blocks.depth, *seen.jump, *seen.output,
         *seen.kernel[1:], *seen.padding, *seen.dilation, *tiles,
     )  # fmt: skip
     sizes = packed.shape[1], steps, share, y[0].numel()

@@ -156,9 +156,7 @@ def variants(shape: Convolution) -> tuple[str, ...]:
     if layout.precision(shape) == "ieee":
         return ("planar",)
     seen, whole = layout.problem(shape, in_phases=True), layout.problem(shape)
-    if inputs.is_copied(shape, fetched=True) and seen.elements > min(
-        _COPY_MOST * whole.elements, seen.images * seen.copied * LONG_ELEMENTS
-    ):
+    if seen.elements > min(_COPY_MOST * whole.elements, seen.images * seen.copied * LONG_ELEMENTS):
         return ("pipelined",)
     neighbours = seen.phases[0] == seen.dilation[0] == 1  # in depth, of the taps
     return ("boxes", "pipelined", *(["slices"] if neighbours and seen.kernel[0] in (2, 3) else []))
@@ -211,7 +209,7 @@ def _time_ns(
     rate = _FMA_FLOPS_PER_NS if layout.precision(shape) == "ieee" else _MATRIX_FLOPS_PER_NS
     each = max(bytes_read / _CACHE_BYTES_PER_NS, flops / rate) / blocks.splits + _PROGRAM_NS / template.resident
     time = -(-programs * blocks.splits // (processors * template.resident)) * template.resident * each
-    if inputs.is_copied(shape, fetched=template.variant in ("boxes", "slices")):
+    if inputs.is_copied(shape, by_engine=template.variant in ("boxes", "slices")):
         time += _LAUNCH_NS + 2 * seen.elements * 16 / layout.lanes(shape) / _MEMORY_BYTES_PER_NS
     if blocks.splits == 1:
         return time
