@@ -29,7 +29,7 @@ CALLED = {  # published files: how conv3d.md calls them
     "conv3d_h200/unet3d_batch1_tf32": "`unet3d`, batch 1",
     "conv3d_h200/c3d_batch8_tf32": "`c3d`, batch 8",
     "conv3d_h200/r3d_18_batch8_tf32": "`r3d_18`, batch 8",
-    "conv3d_h100/mc3_18_batch1_tf32": "`mc3_18`, batch 1, H100",
+    "conv3d_h200/mc3_18_batch1_tf32": "`mc3_18`, batch 1",
 }
 
 
