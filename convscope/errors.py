@@ -28,6 +28,15 @@ class DeviceFaultError(StopError):
     exit_code = 70
 
 
+class CompilerEndedError(StopError):
+    """The signal that asks a run to end has reached a compiler that it had started: nothing is known of its cell.
+
+    The code of the signal takes precedence over this one (EX_TEMPFAIL).
+    """
+
+    exit_code = 75
+
+
 class WriteError(StopError):
     """Results cannot be written any more: disk full, read-only, folder gone (EX_IOERR)."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import traceback
 from collections.abc import Collection, Iterator
@@ -44,6 +45,7 @@ _PACKAGE = os.path.dirname(__file__)
 _OWN = _PACKAGE + os.sep, os.path.join(os.path.dirname(_PACKAGE), "profiler.py")
 _MODULES = module.__file__  # through which each call of a module goes
 _PASSES_ON = ("__torch_dispatch__", "__torch_function__")
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # as `cli.signals`
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
 
     Raises:
         DeviceFaultError: the device is lost with it.
+        CompilerEndedError: as `classify` says.
         Exception: the error itself, where it is none of a cell's own.
     """
     raise_if_lost(device, where)
@@ -70,7 +73,15 @@ def of_cell(error: Exception, device: torch.device, where: str = "") -> Failure:
 
 
 def classify(error: Exception) -> Failure | None:
-    """Return the row's status and reason for an error of one cell, None for an error of the program."""
+    """Return the row's status and reason for an error of one cell, None for an error of the program.
+
+    Raises:
+        CompilerEndedError: the signal that asks the run to end has ended a compiler.
+    """
+    if ended := _ended_compiler(error):
+        command = ended.cmd.split() if isinstance(ended.cmd, str) else ended.cmd
+        name, said = os.path.basename(command[0]), signal.Signals(-ended.returncode).name.removeprefix("SIG")
+        raise errors.CompilerEndedError(f"{name} was ended by {said}: {errors.CONTINUE}") from error
     for link in chain(error):  # an allocation that fails during a graph's capture comes out as the capture's error
         if _is_out_of_memory(link):
             return Failure("oom", _line(link), asked_bytes(str(link)))
@@ -138,9 +149,20 @@ def _is_failed(error: Exception) -> bool:
 
 def is_kernel_refusal(error: BaseException) -> bool:
     """Tell whether this card, its driver or Triton cannot run a kernel with the blocks it was given."""
+    if _ended_compiler(error):
+        return False
     return (
         _does_not_fit(error) or _is_of(error, "triton", _TRITON_FAILURES) or str(error).startswith(_REFUSED_BY_TRITON)
     )
+
+
+def _ended_compiler(error: BaseException) -> subprocess.CalledProcessError | None:
+    """Return the end of a compiler behind an error, if a signal that asks a run to end has also reached the compiler.
+
+    SLURM, a terminal and `timeout` send it to all processes of a run.
+    """
+    ended = (each for each in chain(error) if isinstance(each, subprocess.CalledProcessError))
+    return next((each for each in ended if -each.returncode in _ENDING), None)
 
 
 def _does_not_fit(error: BaseException) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 
 from convscope.cli.encoding import allow_every_sign
 from convscope.cli.signals import GRACE_S, StopSignal
-from convscope.errors import DeviceFaultError, InputError, StopError, WriteError
+from convscope.errors import CompilerEndedError, DeviceFaultError, InputError, StopError, WriteError
 from convscope.storage.lock import release_all
 
 _kept: list[DeviceFaultError] = []
@@ -138,9 +138,13 @@ def command(name: str, work: Callable[[StopSignal], int], grace_s: float = GRACE
         work: called with the signal that asks to stop; an error that ends the command is printed on one line.
         grace_s: time from TERM, INT, HUP or USR1 to the end of the process.
     """
+    stop = StopSignal(grace_s, name, release_all)
     try:
-        with StopSignal(grace_s, name, release_all) as stop:  # before PyTorch loads: the signal may come at any time
+        with stop:  # before PyTorch loads: the signal may come at any time
             return work(stop)
+    except CompilerEndedError as error:
+        code = report_error(name, error)
+        return stop.exit_code if stop() else code
     except StopError as error:
         return report_error(name, error)
     except ModuleNotFoundError as error:
