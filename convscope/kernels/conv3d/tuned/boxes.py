@@ -114,8 +114,9 @@ def gemm_boxes(
 ):  # fmt: skip
     """Do one box of pixels × BLOCK_K filters over `share` steps; program ids are (block, group, split).
 
-    `x` and `w` are tensor descriptors, `blocks` the blocks of channels of a group, `outputs` the elements of a split.
-    Where a pixel is a RUN of outputs, `finite` tells `gemm_apart` of each program whether its sums are.
+    `x` and `w` are tensor descriptors, `blocks` the blocks of channels of a group, `outputs` the elements of a split;
+    `jump` leads from image to image and from phase to phase (`layout.Problem`). Where a pixel is a RUN of outputs,
+    `finite` tells `gemm_apart` of each program whether its sums are.
     """
     BLOCK_P: tl.constexpr = BOX_D * BOX_H * BOX_W
     k_blocks = tl.cdiv(kernels, BLOCK_K)
