@@ -3,9 +3,10 @@
 A kernel of some microseconds spends one of them on its launch. One that is launched so is on the card already when the
 kernel before it ends, and waits there until all that this one has written can be read.
 
-It comes onto the card wherever there is room once every program of the kernel before has let it. A convolution lets it
-at its start (`follow`). A copy, whose many small programs lie anywhere, lets it at its end (`wait`, `release`): else
-the few large programs of the convolution after it come to lie two on one multiprocessor and none on another.
+Once every program of a kernel has released the next one, that comes onto the card wherever there is room. A convolution
+releases it at its start (`follow`). A copy has many small programs, which lie anywhere, and releases it at its end
+(`wait`, `release`): else the few large programs of the convolution after it come to lie two on one multiprocessor and
+none on another.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ stride or dilation in depth.
 
 With a stride of two a tap sees each second pixel, and the copy engine fetches neighbours. So it is given the even
 pixels of an axis and the odd ones as two images (*phases*, `layout`), in which they are neighbours. They are in place
-if they lie in channels last and are as many, else in the copy of the input. In TF32 the engine rounds what it fetches:
-nor is an input in channels last copied for that.
+if they lie in channels last and are as many, else in the copy of the input. In TF32 the engine rounds what it fetches,
+so an input in channels last needs no rounded copy either.
 
 First layers come as a view with the taps of a row as channels (`layout`): the same kernels, and 9 steps of 16
 for 3 × 3 × 3 taps of 4 channels. Such a step reads 16 numbers of each pixel for few filters, and waits for the L2
