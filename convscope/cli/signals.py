@@ -14,7 +14,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType, TracebackType
 
 from convscope.errors import CONTINUE
@@ -28,12 +28,29 @@ GRACE_S = 20.0
 """Less than SLURM's KillWait, 30 s unless a site sets it, from TERM to KILL."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_ANSWERED = (*_ENDING, signal.SIGUSR2)
 
 
 def answered(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
     """Return those of some signals that a program is to answer: HUP only where the caller has not had it ignored."""
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [number for number in numbers if not (number == signal.SIGHUP and ignored)]
+
+
+@contextlib.contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Start processes in the block that the signals to stop do not end.
+
+    SLURM sends them to every process of a step, a terminal to every one of its group; this process alone is to answer.
+    What it had asked of another would come back as a failure of the thing measured. A process inherits the blocked
+    signals of the thread that starts it, and so do the compilers that it calls: it ends with its input or its pipe,
+    or is killed. To this process a signal comes in another thread meanwhile, or after the block.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class StopSignal:
@@ -57,9 +74,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._told, self._tell = socket.socketpair()
         self._tell.setblocking(False)
-        self._before = {
-            number: signal.signal(number, self._remember) for number in answered((*_ENDING, signal.SIGUSR2))
-        }
+        self._before = {number: signal.signal(number, self._remember) for number in answered(_ANSWERED)}
         self._wakeup = signal.set_wakeup_fd(self._tell.fileno())
         self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._thread.start()

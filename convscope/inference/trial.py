@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from convscope.cli.signals import kept_from_children
 from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
@@ -25,7 +26,7 @@ from convscope.inference.agreement import Agreement
 from convscope.inference.engines import catalogue, keeping
 from convscope.inference.engines.endpoint import library_size
 from convscope.inference.engines.runners import Runner
-from convscope.inference.engines.workload import BuildCost, Workload
+from convscope.inference.engines.workload import BuildCost, Engine, Workload
 from convscope.inference.load import LoadTest
 from convscope.inference.request import Inference
 from convscope.power.energy import EnergyWindow
@@ -76,6 +77,11 @@ class BrokenError(Exception):
         self.failure = failure
 
 
+def _make(engine: str, workload: Workload) -> Engine:
+    with kept_from_children():  # compilers
+        return catalogue.make(engine, workload)
+
+
 @dataclass
 class EngineTrial:
     """Trials of engines on one model and one device, in one process of a study.
@@ -112,7 +118,7 @@ class EngineTrial:
         for which in range(_CHECKS):  # before the engine's set-up is timed, and its memory counted
             self._reference(share, which, rounding)
         started_s = time.perf_counter()
-        runner, cost = thread.run(lambda: catalogue.make(engine, workload))
+        runner, cost = thread.run(lambda: _make(engine, workload))
         setup_s = time.perf_counter() - started_s
         stack.callback(lambda: thread.run(runner.close))
         measured = Measured(cost, runner.timing_method, allowed, setup_s, rounding)

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from convscope.cli import programs
+from convscope.cli.signals import kept_from_children
 from convscope.errors import SensorError
 from convscope.power import nvml
 
@@ -85,14 +86,15 @@ class TraceProcess:
         if self._process is not None:
             return
         self._pipe, far_end = Pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(far_end.fileno())],
-            env=programs.environment(),
-            pass_fds=[far_end.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with kept_from_children():  # the end of the pipe ends the process
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, str(far_end.fileno())],
+                env=programs.environment(),
+                pass_fds=[far_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
         far_end.close()
 
     def begin(self, run: Run, source: Source | None = None, placements: Sequence[int] | None = None) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,16 @@ def test_a_process_that_is_gone_at_the_last_question_is_a_row_too(
     monkeypatch.setattr(LocalRunner, "peak_memory_bytes", gone)
     row = run(tmp_path, engines=("eager",), batch_sizes=(1,)).iloc[0]
     assert (row["status"], row["reason"]) == ("failed", "its process was ended")
+
+
+def test_a_compiler_that_an_engine_calls_outlives_the_signal_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def make(workload: Workload) -> Engine:
+        signalled = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+        subprocess.run([sys.executable, "-c", signalled], check=True)
+        return catalogue.make(catalogue.BASELINE, workload)
+
+    monkeypatch.setitem(catalogue.ENGINES, "compiled", Recipe(make))
+    assert run(tmp_path, engines=("compiled",), batch_sizes=(1,)).iloc[0]["status"] == "ok"
 
 
 def test_a_kernel_that_does_not_fit_the_card_is_a_row(tmp_path: Path, engine: Any):

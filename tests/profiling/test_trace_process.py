@@ -38,7 +38,7 @@ def traced():
 def test_it_serves_run_after_run_through_a_jobs_signals_and_ends_with_its_pipe(traced: TraceProcess):
     process = traced._process
     assert process is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         assert traced.trace(64, {"features.0": "direct"}) == ([], trace.CPU_REASON)
         os.kill(process.pid, number)
     for following in (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import signal
 import sys
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -19,9 +18,6 @@ from convscope.timing import placement
 
 def main(descriptor: str) -> None:
     """Serve the process that started this one until its end of the pipe is closed."""
-    # Theirs to act on: the end of the pipe ends this process.
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(each, signal.SIG_IGN)
     pipe = Connection(int(descriptor))
     model: TracedModel | None = None
     with contextlib.suppress(EOFError, BrokenPipeError):
