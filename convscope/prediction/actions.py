@@ -77,16 +77,14 @@ def _fit_workspace(options: argparse.Namespace, made: WorkspacePredictor, kept: 
 def evaluate(options: argparse.Namespace) -> int:
     """Print the errors of predictions of what was held back."""
     at_least("--calibrate", options.calibrate, 0)
+    at_least("--processes", options.processes, 1)
     if options.calibrate and "gpu" not in options.split:
         raise InputError("evaluate: --calibrate needs --split gpu")
     frame, known = samples.read(options.samples), cards.parsed(options.card)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame)
-    found = [*evaluation.noise(frame, options.target)] + [
-        score
-        for kind in options.split
-        for score in evaluation.scores(frame, options.target, kind, known, options.calibrate)
-    ]
+    asked = options.target, options.split, known, options.calibrate, options.processes
+    found = [*evaluation.noise(frame, options.target), *evaluation.scores(frame, *asked)]
     if options.json:
         print(json.dumps([*map(dataclasses.asdict, found)], indent=1))
     else:
@@ -97,6 +95,8 @@ def evaluate(options: argparse.Namespace) -> int:
 def _evaluate_workspace(options: argparse.Namespace, frame: pd.DataFrame) -> int:
     if options.calibrate:
         raise InputError(f"evaluate: --calibrate: {NOT_CORRECTED}")
+    if options.processes > 1:
+        raise InputError("evaluate: --processes: workspaces take seconds: leave it out")
     known = cards.parsed(options.card)
     found = [score for kind in options.split for score in evaluation.workspace_scores(frame, kind, known)]
     if options.json:

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
+import multiprocessing
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 
 import numpy as np
@@ -145,24 +150,37 @@ def _groups(names: Labels) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
             yield name, here
 
 
-def scores(frame: pd.DataFrame, target: str, kind: str, cards: Given, calibrated: int = 0) -> Iterator[Score]:
+def scores(
+    frame: pd.DataFrame, target: str, kinds: Sequence[str], cards: Given, calibrated: int = 0, processes: int = 1
+) -> Iterator[Score]:
     """Yield the scores of a predictor and of the baselines, split by split, algorithm by algorithm.
 
     Args:
         frame: samples; those without the target or without sizes are left out.
-        kind: one of `samples.SPLITS`.
-        calibrated: with `kind` "gpu", the number of samples of the held-back card that are chosen, measured and
+        kinds: of `samples.SPLITS`.
+        calibrated: for "gpu", the number of samples of the held-back card that are chosen, measured and
             learned as a correction; neither they nor repeats of them are judged. What is chosen depends on a seed:
             all is done with ten, and the scores are over all ten.
+        processes: of splits at once; their number changes no score.
 
     Raises:
-        InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by.
+        InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by; or a
+            process was ended.
     """
     kept = usable(frame, target)
     if not has(kept, target).any():
         raise InputError(f"no sample has sizes and a measured {target}")
-    for split in splits.splits(kept, kind):
-        yield from _of_split(kept, target, kind, split, cards, calibrated)
+    each = functools.partial(_of_split, kept, target, cards, calibrated)
+    work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind)]
+    if processes == 1 or len(work) == 1:
+        yield from itertools.chain.from_iterable(itertools.starmap(each, work))
+        return
+    with ProcessPoolExecutor(min(processes, len(work)), multiprocessing.get_context("spawn")) as pool:
+        try:
+            for found in pool.map(each, *zip(*work, strict=True)):
+                yield from found
+        except BrokenProcessPool:
+            raise InputError("evaluate: a process was ended, for want of memory perhaps: fewer --processes") from None
 
 
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
@@ -179,26 +197,25 @@ def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
         yield _score((target, "all", NOISE, ""), errors, groups[several].to_numpy(dtype=object)[again])
 
 
-def _of_split(
-    frame: pd.DataFrame, target: str, kind: str, split: Split, cards: Given, calibrated: int
-) -> Iterator[Score]:
+def _of_split(frame: pd.DataFrame, target: str, cards: Given, calibrated: int, kind: str, split: Split) -> list[Score]:
     own = has(frame, target)
     if not (split.held_back & own).any():
-        return
+        return []
     learned = frame[split.learned].reset_index(drop=True)
     made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind))
     frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
     held_back = frame[split.held_back].reset_index(drop=True)
-    yield from judged(outcomes(made, held_back), target, split.name)
-    yield from _of_sums(made, held_back, split.name)
+    found = [*judged(outcomes(made, held_back), target, split.name), *_of_sums(made, held_back, split.name)]
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
     for name, baseline in BASELINES.items():
         errors = np.expm1(baseline(given.rows(split.learned), wanted[split.learned], asked) - truth)
-        yield _score((target, split.name, name, ""), errors, splits.labels(held_back, "layer"))
+        found.append(_score((target, split.name, name, ""), errors, splits.labels(held_back, "layer")))
     if calibrated and kind == "gpu":
-        yield from judged(_calibrated(made, held_back, calibrated), target, f"{split.name}, {calibrated} samples of it")
+        name = f"{split.name}, {calibrated} samples of it"
+        found += judged(_calibrated(made, held_back, calibrated), target, name)
+    return found
 
 
 def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str) -> Iterator[Score]:

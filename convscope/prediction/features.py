@@ -31,8 +31,12 @@ WINOGRAD = (2, 4)
 """Sides of the output tiles of Winograd's algorithm."""
 AXIS = ("kernel_size", "stride", "padding", "dilation")
 """Columns of a convolution's options along an axis, in the order in which `along` takes them."""
-UNITS = (4, 8, 32)
-"""Numbers of channels that kernels load or multiply together."""
+UNITS = (4, 8, 16, 32, 64, 128)
+"""Numbers of channels and filters that kernels load or multiply together."""
+VECTORS = (2, 4, 8)
+"""Numbers of neighbouring outputs that kernels load or store together."""
+ROWS = (8, 32)
+"""Outputs of a row that a kernel takes together."""
 SLOWNESS = "log_time_over_roofline"
 """Feature of a target that follows from the time: how far a call is from the card's limit."""
 
@@ -103,6 +107,8 @@ def features(frame: pd.DataFrame, given: Mapping[str, Mapping[str, float]], time
         "log_bytes": np.log(shape.elements * element_bytes),
         "log_roofline": np.log(np.maximum(compute_ms, memory_ms)),
         **shape.remainders(),
+        **shape.vectors(),
+        **shape.transforms(),
         **shape.tiles(np.array([each.sm_count for each in of_row], float)),
     }
     roofline_ms = np.maximum(compute_ms, memory_ms)
@@ -181,6 +187,22 @@ class _Shape:
             found[f"side_of_{unit}"] = np.ceil(self.out[0] / unit) * np.ceil(self.out[1] / unit) * unit**2
             found[f"side_of_{unit}"] /= self.out[0] * self.out[1]
         return found
+
+    def vectors(self) -> dict[str, Floats]:
+        """Return whether an image's outputs and their rows are whole vectors, and how well a row fills tiles."""
+        found = {}
+        for name, count in (("plane", self.out[0] * self.out[1]), ("width", self.out[1])):
+            for unit in VECTORS:
+                found[f"{name}_in_{unit}"] = np.where(count % unit == 0, 1.0, 0.0)
+        for unit in ROWS:
+            found[f"width_of_{unit}"] = np.ceil(self.out[1] / unit) * unit / self.out[1]
+        return found
+
+    def transforms(self) -> dict[str, Floats]:
+        """Return the side of the Fourier transform of a whole image, a power of two, and how far it is beyond it."""
+        side = np.maximum(*self.out) + self.kernel.max(axis=1) - 1
+        whole = 2 ** np.ceil(np.log2(side))
+        return {"log_transform": np.log(whole), "transform_of_side": whole / side}
 
     def tiles(self, multiprocessors: Floats) -> dict[str, Floats]:
         """Return for each tile the waves over the card, how full the last one is, and how full a tile."""

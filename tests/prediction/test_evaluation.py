@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import numpy as np
 import pandas as pd
@@ -15,7 +16,10 @@ from convscope.errors import InputError
 from convscope.prediction import evaluation
 from convscope.prediction.evaluation import NOISE, PREDICTOR, Score
 from convscope.prediction.features import features
+from convscope.prediction.learners import booster
 from convscope.prediction.learners.baselines import BASELINES
+
+ROUNDS = booster.ROUNDS
 
 
 def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
@@ -25,7 +29,7 @@ def frame(count: int, *cards: str, **options: float) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def scores() -> list[Score]:
-    return list(evaluation.scores(frame(400), "time", "layer", {}))
+    return list(evaluation.scores(frame(400), "time", ["layer"], {}))
 
 
 def test_the_predictor_is_ahead_of_every_baseline(scores: list[Score]):
@@ -49,12 +53,30 @@ def test_each_algorithm_has_its_own_line(scores: list[Score]):
 
 def test_errors_are_of_the_ratio_to_what_was_measured():
     measured = frame(300)
-    (split,) = [score for score in evaluation.scores(measured, "time", "layer", {}) if score.by == "roofline"]
+    (split,) = [score for score in evaluation.scores(measured, "time", ["layer"], {}) if score.by == "roofline"]
     held_back = measured[next(evaluation.splits.splits(measured, "layer")).held_back]
     roofline_ms = evaluation.features(held_back.reset_index(drop=True), {}).roofline_ms
     off = 100 * np.abs(roofline_ms / held_back["mean_ms"].to_numpy() - 1)
     assert (split.mape_pct, split.median_pct) == pytest.approx((off.mean(), np.median(off)))
     assert split.within_10_pct == pytest.approx(100 * (off <= 10).mean())
+
+
+def test_splits_in_processes_of_their_own_have_the_same_scores(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(booster, "ROUNDS", ROUNDS)  # other processes have all trees
+    some, kinds = frame(120, "Tesla T4", "Tesla P4"), ["layer", "gpu"]
+    one, two = (list(evaluation.scores(some, "time", kinds, {}, processes=count)) for count in (1, 2))
+    assert one == two
+    assert [*dict.fromkeys(score.split for score in two)] == ["layer", "gpu Tesla P4", "gpu Tesla T4"]
+
+
+def test_a_process_that_is_ended_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(evaluation, "_of_split", ends)
+    with pytest.raises(InputError, match=r"^evaluate: a process was ended, .*: fewer --processes$"):
+        list(evaluation.scores(frame(120), "time", ["rows", "layer"], {}, processes=2))
+
+
+def ends(*_: object) -> None:
+    os._exit(9)
 
 
 def test_repeats_show_the_noise_below_which_nothing_can_be():
@@ -71,7 +93,7 @@ def test_repeats_show_the_noise_below_which_nothing_can_be():
 def test_a_calibration_is_judged_on_other_samples_than_it_learned():
     measured = frame(100, "Tesla T4", "Tesla P4", "Tesla P100-PCIE-16GB", noise=0.01, knack=0.2)
     slow = np.where(measured["gpu_name"] == "Tesla T4", 1.0 + 0.4 * (measured["batch_size"] > 1), 1.0)
-    found = list(evaluation.scores(measured.assign(mean_ms=measured["mean_ms"] * slow), "time", "gpu", {}, 40))
+    found = list(evaluation.scores(measured.assign(mean_ms=measured["mean_ms"] * slow), "time", ["gpu"], {}, 40))
     by_split = {score.split: score for score in found if score.by == PREDICTOR and not score.group}
     assert len(by_split) == 6
     before, after = by_split["gpu Tesla T4"], by_split["gpu Tesla T4, 40 samples of it"]
@@ -83,7 +105,7 @@ def test_a_calibration_is_judged_on_other_samples_than_it_learned():
 def test_repeats_of_a_layer_that_was_chosen_are_not_judged():
     once = frame(120, "Tesla T4", "Tesla P4")
     twice = pd.concat([once, once.assign(run="again")], ignore_index=True)
-    found = [score for score in evaluation.scores(twice, "time", "gpu", {}, 30) if score.by == PREDICTOR]
+    found = [score for score in evaluation.scores(twice, "time", ["gpu"], {}, 30) if score.by == PREDICTOR]
     counts = {score.split: score.samples for score in found if not score.group}
     assert counts["gpu Tesla T4"] == 480
     assert counts["gpu Tesla T4, 30 samples of it"] == 10 * 420  # each of the 30 with its repeat is left out
@@ -93,7 +115,7 @@ def test_samples_that_were_held_back_change_nothing_that_was_learned():
     measured = frame(300)
     split = next(evaluation.splits.splits(measured, "layer"))
     wrong = measured.assign(mean_ms=measured["mean_ms"] * np.where(split.held_back, 1000.0, 1.0))
-    one, other = (next(s for s in evaluation.scores(each, "time", "layer", {}) if s.by == PREDICTOR)
+    one, other = (next(s for s in evaluation.scores(each, "time", ["layer"], {}) if s.by == PREDICTOR)
                   for each in (measured, wrong))  # fmt: skip
     # Predictions are the same, so that all are a thousand times too small now.
     assert other.median_pct == pytest.approx(100 - one.median_pct / 1000, abs=0.2)
@@ -137,7 +159,7 @@ def test_energies_are_judged_where_they_are_and_times_of_layers_held_back_are_no
     split = next(splits.splits(measured, "layer"))
     wrong = measured.assign(mean_ms=measured["mean_ms"] * np.where(split.held_back, 1000.0, 1.0))
     one, other = (
-        {score.by: score for score in evaluation.scores(each, "energy", "layer", {}) if not score.group}
+        {score.by: score for score in evaluation.scores(each, "energy", ["layer"], {}) if not score.group}
         for each in (measured, wrong)
     )
     assert one[PREDICTOR].samples == (split.held_back & measured["energy_j"].notna()).sum()
@@ -147,4 +169,4 @@ def test_energies_are_judged_where_they_are_and_times_of_layers_held_back_are_no
 
 def test_energies_that_nobody_measured_are_not_judged():
     with pytest.raises(InputError, match="no sample has sizes and a measured energy"):
-        list(evaluation.scores(frame(100), "energy", "layer", {}))
+        list(evaluation.scores(frame(100), "energy", ["layer"], {}))

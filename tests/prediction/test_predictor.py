@@ -105,7 +105,7 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
             lambda text: text.replace('"convscope predictor"', '"something"'),
             "is something 7, not convscope predictor 7",
         ),
-        (lambda text: text.replace('"version": 7', '"version": 8'), "is convscope predictor 8, not"),
+        (lambda text: text.replace('"version": 8', '"version": 9'), "is convscope predictor 9, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),
         (lambda text: text.replace("tree\\n", "bush\\n", 1), r"is damaged \(its contents have another SHA-256"),
         (lambda text: "[]", "is no predictor, or a damaged one"),

@@ -111,7 +111,7 @@ def test_a_pass_is_of_one_run_and_a_layer_alone_is_none():
 
 
 def test_evaluate_reports_how_often_sums_are_held():
-    found = {each.by: each for each in evaluation.scores(of_models(60, APART), "time", "layer", {})}
+    found = {each.by: each for each in evaluation.scores(of_models(60, APART), "time", ["layer"], {})}
     learned, added = found[evaluation.SUM], found[evaluation.ADDED]
     assert learned.samples == added.samples > 20
     assert learned.covered_pct is not None
@@ -119,7 +119,7 @@ def test_evaluate_reports_how_often_sums_are_held():
     assert added.covered_pct is not None
     assert added.covered_pct >= learned.covered_pct
     assert learned.mape_pct < found[evaluation.PREDICTOR].mape_pct
-    without = {each.by for each in evaluation.scores(of_models(60, APART).assign(model=None), "time", "layer", {})}
+    without = {each.by for each in evaluation.scores(of_models(60, APART).assign(model=None), "time", ["layer"], {})}
     assert not without & {evaluation.SUM, evaluation.ADDED}
 
 
