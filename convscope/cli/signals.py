@@ -5,6 +5,8 @@ the input size at hand, however long that takes, and ends with `STOPPED`; the ba
 the job into the queue again. TERM, INT, HUP and USR1 mean the end: the size at hand has `GRACE_S` seconds to be
 finished, then the process ends where it is. That loses no size that is whole: files are replaced, never written in
 place (`tables`). A second INT ends it at once. The exit code is then `ENDED`. HUP stays ignored where it is (`nohup`).
+SLURM sends a signal to every process of a step, a terminal to every process of its group; `kept_from_children` keeps it
+from those that a run has started for its work.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ GRACE_S = 20.0
 """Less than SLURM's KillWait, 30 s unless a site sets it, from TERM to KILL."""
 
 _ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
-_ANSWERED = (*_ENDING, signal.SIGUSR2)
+WARNING = (signal.SIGUSR2,)
+"""The signal after which the size or cell at hand is finished, and so all that works for it."""
+ANSWERED = (*_ENDING, *WARNING)
 
 
 def answered(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
@@ -38,16 +42,16 @@ def answered(numbers: Iterable[signal.Signals]) -> list[signal.Signals]:
 
 
 @contextlib.contextmanager
-def kept_from_children() -> Iterator[None]:
-    """Start processes in the block that the signals to stop do not end.
+def kept_from_children(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Start processes in the block that some signals do not end: what they were doing would be lost with them.
 
-    SLURM sends them to every process of a step, a terminal to every one of its group; this process alone is to answer.
-    What it had asked of another would come back as a failure of the thing measured. A process inherits the blocked
-    signals of the thread that starts it, and so do the compilers that it calls: it ends with its input or its pipe,
-    or is killed. To this process a signal comes in another thread meanwhile, or after the block.
+    A process inherits the blocked signals of the thread that starts it, and so do the processes that it starts. One
+    from which TERM is kept has to end by itself when its pipe or its input does, and nothing that it starts may need
+    TERM. This process gets a signal in a thread that does not block it, else after the block.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -74,7 +78,7 @@ class StopSignal:
     def __enter__(self) -> StopSignal:
         self._told, self._tell = socket.socketpair()
         self._tell.setblocking(False)
-        self._before = {number: signal.signal(number, self._remember) for number in answered(_ANSWERED)}
+        self._before = {number: signal.signal(number, self._remember) for number in answered(ANSWERED)}
         self._wakeup = signal.set_wakeup_fd(self._tell.fileno())
         self._thread = threading.Thread(target=self._watch, name="signals", daemon=True)
         self._thread.start()

@@ -164,7 +164,12 @@ class InferenceStudy:
             self.store.update(changed)
 
     def _together(self, work: Callable[[], T]) -> T:
-        """Do a step in every process; where one fails, all leave the cell together with its `BrokenError`."""
+        """Do a step in every process; where one fails, all leave the cell together with its `BrokenError`.
+
+        Raises:
+            StoppedError: the run is to end: the signal has reached a worker or a compiler, too, perhaps, whose end says
+                nothing of the engine.
+        """
         value, failure = None, None
         try:
             value = work()
@@ -172,9 +177,11 @@ class InferenceStudy:
             failure = error.failure
         except Exception as error:
             failure = failures.of_cell(error, self.device)
-        for each in self.ranks.gather(failure):
-            if each is not None:
-                raise BrokenError(each)
+        found = [each for each in self.ranks.gather(failure) if each is not None]
+        if found and any(self.ranks.gather(self.stop())):
+            raise StoppedError
+        if found:
+            raise BrokenError(found[0])
         return cast(T, value)
 
     def _measured(self, engine: str, batch_size: int) -> dict[str, object]:

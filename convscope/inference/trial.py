@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from convscope.cli.signals import kept_from_children
+from convscope.cli.signals import WARNING, kept_from_children
 from convscope.convolution import backends, roofline, tolerance
 from convscope.convolution.backends import PlanThread
 from convscope.convolution.layer import Layer
@@ -78,7 +78,7 @@ class BrokenError(Exception):
 
 
 def _make(engine: str, workload: Workload) -> Engine:
-    with kept_from_children():  # compilers
+    with kept_from_children(WARNING):  # compilers are to finish, too
         return catalogue.make(engine, workload)
 
 

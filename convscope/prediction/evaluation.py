@@ -6,6 +6,9 @@ import dataclasses
 import functools
 import itertools
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -175,12 +178,32 @@ def scores(
     if processes == 1 or len(work) == 1:
         yield from itertools.chain.from_iterable(itertools.starmap(each, work))
         return
-    with ProcessPoolExecutor(min(processes, len(work)), multiprocessing.get_context("spawn")) as pool:
-        try:
-            for found in pool.map(each, *zip(*work, strict=True)):
-                yield from found
-        except BrokenProcessPool:
-            raise InputError("evaluate: a process was ended, for want of memory perhaps: fewer --processes") from None
+    others = {*multiprocessing.active_children()}
+    pool = ProcessPoolExecutor(min(processes, len(work)), multiprocessing.get_context("spawn"), _end_with_parent)
+    try:
+        for found in pool.map(each, *zip(*work, strict=True)):
+            yield from found
+    except BrokenProcessPool:
+        raise InputError("evaluate: a process was ended, for want of memory perhaps: fewer --processes") from None
+    except BaseException:  # Ctrl-C is not to wait for a split, which takes minutes
+        for process in {*multiprocessing.active_children()} - others:
+            process.kill()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _end_with_parent() -> None:
+    """Leave Ctrl-C to the process that started this one, and end when that ends, however it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:

@@ -199,8 +199,12 @@ class _Shape:
         return found
 
     def transforms(self) -> dict[str, Floats]:
-        """Return the side of the Fourier transform of a whole image, a power of two, and how far it is beyond it."""
-        side = np.maximum(*self.out) + self.kernel.max(axis=1) - 1
+        """Return the side of the Fourier transform of a whole image, a power of two, and its ratio to the side needed.
+
+        Needed are, along the longer axis, the outputs and what a filter reaches beyond one.
+        """
+        reach = (self.dilation * (self.kernel - 1)).T
+        side = np.maximum(*(out + more for out, more in zip(self.out, reach, strict=True)))
         whole = 2 ** np.ceil(np.log2(side))
         return {"log_transform": np.log(whole), "transform_of_side": whole / side}
 

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from convscope.cli import programs
-from convscope.cli.signals import kept_from_children
+from convscope.cli.signals import ANSWERED, kept_from_children
 from convscope.errors import SensorError
 from convscope.power import nvml
 
@@ -86,7 +86,7 @@ class TraceProcess:
         if self._process is not None:
             return
         self._pipe, far_end = Pipe()
-        with kept_from_children():  # the end of the pipe ends the process
+        with kept_from_children(ANSWERED):  # the end of the pipe ends the process
             self._process = subprocess.Popen(
                 [sys.executable, "-m", PROGRAM, str(far_end.fileno())],
                 env=programs.environment(),

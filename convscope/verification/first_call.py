@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import math
 import multiprocessing
-import multiprocessing.resource_tracker
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,7 +25,6 @@ from torch import nn
 
 from convscope import failures
 from convscope.cli.display import or_dash, several, table
-from convscope.cli.signals import kept_from_children
 from convscope.convolution import backends
 from convscope.convolution.assignment import Assignment, assign
 from convscope.convolution.layer import Layer
@@ -106,13 +104,10 @@ def measure(subject: Subject, note: Note) -> dict[str, Way]:
     run, assigned = subject.run, assignments(subject, note)
     release(subject.device)
     calls: dict[str, Calls] = {}
-    multiprocessing.resource_tracker.ensure_running()  # started later, it would unblock INT and TERM
     for way, each in assigned.items():
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
             try:
-                with kept_from_children():
-                    answer = process.submit(in_this_process, run, way, each)
-                calls[way] = answer.result()
+                calls[way] = process.submit(in_this_process, run, way, each).result()
             except BrokenProcessPool:
                 note(f"{way} is left out: its process has ended")
             except Exception as error:

@@ -97,14 +97,25 @@ def test_a_process_that_is_gone_at_the_last_question_is_a_row_too(
     assert (row["status"], row["reason"]) == ("failed", "its process was ended")
 
 
-def test_a_compiler_that_an_engine_calls_outlives_the_signal_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_compiler_that_an_engine_calls_outlives_the_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def make(workload: Workload) -> Engine:
-        signalled = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
+        signalled = "import os, signal; os.kill(os.getpid(), signal.SIGUSR2)"
         subprocess.run([sys.executable, "-c", signalled], check=True)
         return catalogue.make(catalogue.BASELINE, workload)
 
     monkeypatch.setitem(catalogue.ENGINES, "compiled", Recipe(make))
     assert run(tmp_path, engines=("compiled",), batch_sizes=(1,)).iloc[0]["status"] == "ok"
+
+
+def test_a_failure_once_the_run_is_to_end_is_no_row(tmp_path: Path, engine: Any):
+    engine("ended", error=WorkerError("its process was ended by SIGTERM"))
+    asked = study(tmp_path, engines=("ended",), batch_sizes=(1,))
+    signals = iter([False, True])  # it comes while the cell is measured
+    asked.stop = lambda: next(signals)
+    asked.run()
+    assert asked.stopped
+    assert not asked.failed
+    assert not asked.store.measured()
 
 
 def test_a_kernel_that_does_not_fit_the_card_is_a_row(tmp_path: Path, engine: Any):

@@ -58,16 +58,17 @@ def test_channels_that_fill_their_units_wholly_are_seen():
 
 def test_outputs_that_fill_vectors_and_transforms_are_seen():
     even = dataclasses.replace(ROW, in_height_px=31, in_width_px=25, kernel_size="3x3", stride="1x1", padding="1x1")
-    values = features(frame(even, dataclasses.replace(even, in_width_px=64)), {}).values
+    wide = dataclasses.replace(even, in_height_px=32, in_width_px=66)
+    values = features(frame(even, wide), {}).values
     width = Geometry((2, 24, 31, 25), (36, 6, 3, 3), (1, 1), (1, 1), (1, 2), 4).output_size[1]
     assert width == 23
-    assert values["plane_in_8"].tolist() == [0.0, 0.0]  # 31 × 23 and 31 × 62
+    assert values["plane_in_8"].tolist() == [0.0, 1.0]  # 31 × 23 and 32 × 64
     assert values["plane_in_2"].tolist() == [0.0, 1.0]
     assert values["width_in_2"].tolist() == [0.0, 1.0]
-    assert values["width_of_8"].tolist() == pytest.approx([24 / 23, 64 / 62])
-    sides = np.array([31 + 2, 62 + 2])  # of what is transformed: the output and the kernel's reach
-    assert np.exp(values["log_transform"]).tolist() == pytest.approx([64, 64])
-    assert values["transform_of_side"].tolist() == pytest.approx((64 / sides).tolist())
+    assert values["width_of_8"].tolist() == pytest.approx([24 / 23, 1.0])
+    sides = np.array([31 + 2, 64 + 4])  # the outputs, and what a filter of three taps reaches, here two apart
+    assert np.exp(values["log_transform"]).tolist() == pytest.approx([64, 128])
+    assert values["transform_of_side"].tolist() == pytest.approx(([64, 128] / sides).tolist())
 
 
 def test_a_sample_without_sizes_or_with_odd_ones_is_refused():

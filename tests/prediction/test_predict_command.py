@@ -232,7 +232,7 @@ def test_calibrate_chooses_layers_and_learns_them(folder: Path, tmp_path: Path, 
         (["calibrate", "{predictor}", "{t4}", "--choose", "0"], "at least 1"),
         (["apply", "{predictor}", "--samples", "{t4}", "-o", "/no/p.csv"], "/no/p.csv cannot be written"),
         (["evaluate", "{samples}", "--calibrate", "50"], "evaluate: --calibrate needs --split gpu"),
-        (["evaluate", "{samples}", "--processes", "0"], "--processes"),
+        (["evaluate", "{samples}", "--processes", "0"], "--processes 0: it must be at least 1"),
         (
             ["evaluate", "{memory}", "--target", "workspace", "--processes", "2"],
             "evaluate: --processes: workspaces take",

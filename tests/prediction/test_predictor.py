@@ -103,7 +103,7 @@ def test_a_predictor_is_kept_and_read_again(made: Predictor, tmp_path: Path):
         (lambda text: text[: len(text) // 2], "is no predictor, or a damaged one"),
         (
             lambda text: text.replace('"convscope predictor"', '"something"'),
-            "is something 7, not convscope predictor 7",
+            "is something 8, not convscope predictor 8",
         ),
         (lambda text: text.replace('"version": 8', '"version": 9'), "is convscope predictor 9, not"),
         (lambda text: text.replace('"effects"', '"affects"'), r"is damaged \("),

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from convscope.cli import programs
-from convscope.cli.signals import kept_from_children
+from convscope.cli.signals import WARNING, kept_from_children
 from convscope.errors import WorkerError
 from convscope.inference.engines import worker
 from convscope.inference.serving import mlperf
@@ -209,7 +209,7 @@ class RemoteRunner:
         if torch.cuda.is_initialized():  # memory that this process no longer uses is the worker's
             gc.collect()
             torch.cuda.empty_cache()
-        with self._errors.open("wb") as errors, kept_from_children():
+        with self._errors.open("wb") as errors, kept_from_children(WARNING):
             self._process = subprocess.Popen(
                 [*command, *map(str, files)],
                 stdin=subprocess.PIPE,
