@@ -102,8 +102,8 @@ requeue() { # JOB; returns where the job is not to go on
     else
         note_event "$this" "$1" requeued
         printf '%s\n' "${script[$this]}: stopped near the time limit; restart $((restarts + 1)) of $most_restarts"
-        trap 'exit "$stopped"' TERM # which SLURM may send before scontrol has come back
-        ! scontrol requeue "$1" || exit "$stopped"
+        trap 'exit "$stopped"' TERM # which SLURM may send before scontrol has come back, and to scontrol too
+        ! (trap '' TERM && exec scontrol requeue "$1") || exit "$stopped"
     fi
 }
 
