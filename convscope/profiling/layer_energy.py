@@ -27,10 +27,9 @@ from convscope.convolution.operator import release
 from convscope.convolution.sources.source import Inputs
 from convscope.power.energy import LoadEnergy
 from convscope.timing import calls as calls_outside
-from convscope.timing import graphs
+from convscope.timing import graphs, placement
 from convscope.timing.calls import Call, watched
 
-L2_MULTIPLE = 2.0  # the copies together hold this many times the L2 cache
 CALLS_LEAST = 64  # in one graph, so that its launch does not matter; fewer where a replay is long enough for that
 LONG_MS = 5.0
 ATTRIBUTION = "layer alone, tensors rotated through more than the L2 cache"
@@ -166,17 +165,16 @@ def _of_one(energy: LoadEnergy | None, reason: str | None, calls: int = 1) -> La
     return LayerEnergy(energy.per_inference_j / calls, energy.uncertainty_j / calls)
 
 
-def copies_needed(call_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of a layer's tensors exceed the L2 cache `L2_MULTIPLE` times over; at least two."""
-    return max(2, math.ceil(L2_MULTIPLE * l2_bytes / call_bytes))
+def copies_needed(call_bytes: int, evicting_bytes: float) -> int:
+    """Return how many copies of a layer's tensors make up so much data; at least two."""
+    return max(2, math.ceil(evicting_bytes / call_bytes))
 
 
 def _alone(call: CallOfPass, measure_energy: EnergyMeasurement) -> LayerEnergy:
     if isinstance(call.module, FusedConv2d) and call.module.fused.addition:
         return LayerEnergy(None, None, "no energy alone: what is added to it is not known here")
-    l2_bytes = torch.cuda.get_device_properties(call.given.device).L2_cache_size
     tensors = [call.given, call.output, *call.module.parameters()]
-    copies = copies_needed(sum(tensor.nbytes for tensor in tensors), l2_bytes)
+    copies = copies_needed(sum(tensor.nbytes for tensor in tensors), placement.evicting_bytes(call.given.device))
     modules = [copy.deepcopy(call.module) for _ in range(copies)]
     inputs = [call.given.clone() for _ in range(copies)]
 

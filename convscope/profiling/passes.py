@@ -33,10 +33,12 @@ class Passes:
     """
 
     def __init__(
-        self, run: Run, model: nn.Module, device: torch.device, timer: LayerTimer, note_once: Callable[[str], None]
-    ) -> None:
+        self, run: Run, model: nn.Module, device: torch.device, timer: LayerTimer, note_once: Callable[[str], None],
+        is_network: bool = True,
+    ) -> None:  # fmt: skip
         self._run, self._model, self._device, self._timer = run, model, device, timer
         self._note_once = note_once
+        self._evict = placement.Eviction(device, is_network)
         self._samples = math.ceil(run.measure_iters / placement.PLACEMENTS)  # in each placement
         self.refused: str | None = None
         self.waits: str | None = None
@@ -56,14 +58,14 @@ class Passes:
         step = partial(self._model, *given)
         if self.refused is None:
             try:
-                with graphs.capture(step) as plain, instrumented(plain, step, self._timer) as watched:
+                with graphs.capture(step) as plain, instrumented(plain, step, self._timer, self._evict) as watched:
                     graphs.settle(plain)
                     return watched.times(samples, warmup)
             except NotCapturableError as error:
                 if not may_refuse:
                     raise
                 self._refuse(str(error))
-        return eager.eager_times(step, self._timer, samples, warmup, hides=self.waits is None)
+        return eager.eager_times(step, self._timer, samples, warmup, self.waits is None, self._evict)
 
     def fit_together(self) -> bool:
         """Tell whether the pass, which has just run, can be captured and fits in all placements at the same time."""
@@ -82,9 +84,9 @@ class Passes:
             NotCapturableError, torch.OutOfMemoryError: as there; after the first the pass is timed eagerly.
         """
         try:
-            with placement.captured_in_all(self._model, given, self._timer, become_quiet) as passes:
+            with placement.captured_in_all(self._model, given, self._timer, become_quiet, self._evict) as passes:
                 placed = passes.times(self._samples, self._run.warmup_iters)
-                yield placed, passes.peak_bytes, passes.load()
+                yield placed, passes.peak_bytes - self._evict.nbytes, passes.load()
         except NotCapturableError as error:
             self._refuse(str(error))
             raise
@@ -92,7 +94,7 @@ class Passes:
     def one_by_one(self, given: Inputs) -> tuple[list[LayerTimes], int]:
         """Time the pass and its layers in each placement; return the times, and the peak of memory in the first."""
         placed = [self._in_placement(given, 0)]
-        peak_bytes = torch.cuda.max_memory_allocated()
+        peak_bytes = torch.cuda.max_memory_allocated() - self._evict.nbytes
         try:
             for index in range(1, placement.PLACEMENTS):
                 release(self._device)

@@ -62,13 +62,15 @@ class Unhidden:
 
 
 def eager_times(
-    step: Callable[[], object], timer: LayerTimer, samples: int, warmup: int = 0, hides: bool = True
-) -> LayerTimes:
+    step: Callable[[], object], timer: LayerTimer, samples: int, warmup: int = 0, hides: bool = True,
+    before: Callable[[], object] = graphs.nothing,
+) -> LayerTimes:  # fmt: skip
     """Time a pass and its layers, launched from Python: passes without and with events around each layer, in turn.
 
     Args:
         warmup: passes of both kinds before the samples.
         hides: try to hide the launch behind a spin; False where the host waits for the GPU inside the pass.
+        before: enqueued before each sample, and not timed.
     """
 
     def instrumented() -> None:
@@ -80,7 +82,7 @@ def eager_times(
         instrumented()
 
     def take(hider: Sampler, way: str) -> LayerTimes:
-        return launched_times(step, instrumented, timer.read_ms, samples, hider, way)
+        return launched_times(step, instrumented, timer.read_ms, samples, hider, way, before)
 
     return _taken(take, hides)
 

@@ -245,15 +245,20 @@ def stayed_ahead(started_s: float, launched_s: float, finished_s: float) -> bool
     return finished_s - launched_s >= _AHEAD_SHARE * (finished_s - started_s)
 
 
-class EventTimer:
-    """Times a launch by a pair of events around it."""
+def nothing() -> None:
+    """Do nothing before a sample."""
 
-    def __init__(self, enqueue: Callable[[], object]) -> None:
-        self._enqueue = enqueue
+
+class EventTimer:
+    """Times a launch by a pair of events around it; what is enqueued `before` stands in front of the first."""
+
+    def __init__(self, enqueue: Callable[[], object], before: Callable[[], object] = nothing) -> None:
+        self._enqueue, self._before = enqueue, before
         self._start, self._end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
 
     def launch(self) -> None:
         """Enqueue the work between the two events; returns at once."""
+        self._before()
         self._start.record()
         self._enqueue()
         self._end.record()

@@ -78,24 +78,26 @@ class LayerTimes:
 
 
 def layer_times(
-    plain: Captured, instrumented: Captured, read_layers_ms: Callable[[], list[float]], count: int
-) -> LayerTimes:
+    plain: Captured, instrumented: Captured, read_layers_ms: Callable[[], list[float]], count: int,
+    before: Callable[[], object] = graphs.nothing,
+) -> LayerTimes:  # fmt: skip
     """Time a pass and its layers from two graphs of it, one of them with a pair of events around each layer.
 
     The two are replayed in turn, so that a drift of the clock affects both alike.
 
     Args:
         read_layers_ms: reads the events of the last replay of `instrumented`, one time for each layer.
+        before: enqueued before each replay, and not timed.
     """
-    return launched_times(plain.replay, instrumented.replay, read_layers_ms, count, LaunchHider())
+    return launched_times(plain.replay, instrumented.replay, read_layers_ms, count, LaunchHider(), before=before)
 
 
 def launched_times(
     plain: Callable[[], object], instrumented: Callable[[], object], read_layers_ms: Callable[[], list[float]],
-    count: int, hider: Sampler, way: str = graphs.REPLAY_METHOD,
+    count: int, hider: Sampler, way: str = graphs.REPLAY_METHOD, before: Callable[[], object] = graphs.nothing,
 ) -> LayerTimes:  # fmt: skip
     """Time a pass and its layers from two functions that launch it, the second with events around each layer."""
-    bare, watched = EventTimer(plain), EventTimer(instrumented)
+    bare, watched = EventTimer(plain, before), EventTimer(instrumented, before)
     passes_ms, added_ms, samples = list[float](), list[float](), list[list[float]]()
     for _ in range(count):
         passes_ms.append(hider.sample(bare.launch, bare.read_ms))
@@ -108,28 +110,34 @@ def launched_times(
 
 @dataclass(frozen=True)
 class InstrumentedPass:
-    """A pass as two graphs in the same memory, one with a pair of events around each layer, which `read_ms` reads."""
+    """A pass as two graphs in the same memory, one with a pair of events around each layer, which `read_ms` reads.
+
+    `before` is enqueued before each replay that is timed.
+    """
 
     plain: Captured
     with_events: Captured
     read_ms: Callable[[], list[float]]
+    before: Callable[[], object] = graphs.nothing
 
     def times(self, samples: int, warmup: int = 0) -> LayerTimes:
         """Time the pass and its layers after `warmup` replays of both graphs."""
         for _ in range(warmup):
             self.plain.replay()
             self.with_events.replay()
-        return layer_times(self.plain, self.with_events, self.read_ms, samples)
+        return layer_times(self.plain, self.with_events, self.read_ms, samples, self.before)
 
 
 @contextlib.contextmanager
-def instrumented(plain: Captured, step: Callable[[], object], timer: LayerTimer) -> Iterator[InstrumentedPass]:
+def instrumented(
+    plain: Captured, step: Callable[[], object], timer: LayerTimer, before: Callable[[], object] = graphs.nothing
+) -> Iterator[InstrumentedPass]:
     """Capture a step once more, in the memory of its plain graph and with the timer's events.
 
     The graph with events exists for the length of the block: CUPTI must never see it.
     """
     with graphs.capture(step, timer, memory_of=plain, has_run=True) as with_events:
-        yield InstrumentedPass(plain, with_events, timer.reader())
+        yield InstrumentedPass(plain, with_events, timer.reader(), before)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Placement of a pass in a GPU's memory: weights, buffers and input moved, so that one place does not decide a time.
 
 The same kernels take some percent longer in one place than in another (docs/timing.md). A figure therefore rests on
-several placements, and its interval covers the spread between them.
+several placements, and its interval covers the spread between them. What a replay left in the second-level cache is no
+place for the next one: convolutions that make no network are timed after it was evicted.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,6 +26,35 @@ _BLOCKS = 24
 _BLOCK_BYTES_MOST = 32 * 2**20
 _SHARE = 0.5  # of the free memory, for a pass in all placements at the same time
 _PROCESSES = 2  # that have it: the one that times it and the one that traces it
+L2_MULTIPLE = 2.0  # of the second-level cache: so much data leaves nothing in it of what was there before
+
+
+def evicting_bytes(device: torch.device) -> float:
+    """Return how much data leaves nothing else in a GPU's second-level cache."""
+    return L2_MULTIPLE * float(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+class Eviction:
+    """Evicts what a replay left in a GPU's second-level cache, when called before the next one.
+
+    In a network a layer finds in the cache what the layers before it left there. Convolutions beside each other would
+    find their own data of the replay before, if there are few enough of them.
+
+    Attributes:
+        nbytes: the memory that it takes; 0 where there is nothing to evict, in a network and on a CPU.
+    """
+
+    def __init__(self, device: torch.device, is_network: bool) -> None:
+        self.nbytes = 0
+        if not is_network and device.type == "cuda":
+            self._filler = torch.zeros(math.ceil(evicting_bytes(device) / 4), device=device)
+            self._sum = torch.zeros((), device=device)
+            self.nbytes = self._filler.nbytes
+
+    def __call__(self) -> None:
+        """Enqueue it: other data are read, not written, which would leave them to be written back meanwhile."""
+        if self.nbytes:
+            torch.sum(self._filler, dim=0, out=self._sum)
 
 
 def fits_in_all(device: torch.device) -> bool:
@@ -85,13 +116,15 @@ class PlacedPasses:
 
 @contextlib.contextmanager
 def captured_in_all(
-    model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: LayerTimer, become_quiet: Callable[[], object]
-) -> Iterator[PlacedPasses]:
+    model: nn.Module, inputs: tuple[torch.Tensor, ...], timer: LayerTimer, become_quiet: Callable[[], object],
+    before: Callable[[], object] = graphs.nothing,
+) -> Iterator[PlacedPasses]:  # fmt: skip
     """Capture a pass in every placement, and keep all of them for the length of the block.
 
     Args:
         become_quiet: called before the last capture; from then on no other process may work on the GPU. What one does
             there makes graphs faster that were captured before, until this process captures again (docs/timing.md).
+        before: as an `InstrumentedPass` has it.
 
     Raises:
         NotCapturableError: as `graphs.capture` does.
@@ -105,6 +138,6 @@ def captured_in_all(
                 become_quiet()
             step = partial(model, *held.enter_context(moved(model, inputs, index)))
             plain = held.enter_context(graphs.capture(step))
-            passes.append(held.enter_context(instrumented(plain, step, timer)))
+            passes.append(held.enter_context(instrumented(plain, step, timer, before)))
             peak_bytes = peak_bytes or torch.cuda.max_memory_allocated()
         yield PlacedPasses(passes, peak_bytes)

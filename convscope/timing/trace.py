@@ -121,14 +121,20 @@ def record_operators(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list
     ]  # fmt: skip
 
 
-def record_replays(passes: Sequence[graphs.Replayable], replays: int) -> list[dict[str, Any]]:
-    """Trace replays of captured passes, one pass after another, each behind a spin that ends when it is launched."""
+def record_replays(
+    passes: Sequence[graphs.Replayable], replays: int, before: Callable[[], object] = graphs.nothing
+) -> list[dict[str, Any]]:
+    """Trace replays of captured passes, one pass after another, each behind a spin that ends when it is launched.
+
+    What is enqueued `before` each, behind its spin, is no part of it.
+    """
 
     def work() -> None:
         for captured in passes:
             for _ in range(replays):
                 torch.cuda.synchronize()
                 torch.cuda._sleep(graphs.SPIN_CYCLES)
+                before()
                 with record_function(REPLAY):
                     captured.replay()
 

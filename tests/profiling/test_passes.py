@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, cast
 
 import fakes
@@ -111,6 +112,39 @@ def test_what_does_not_fit_together_is_timed_one_by_one_and_nobody_prepares(
     one = ["capture", "capture with events", "freed", "freed"]
     assert log == [each for index in range(5) for each in (f"placement {index}", *one)]
     assert [len(times.passes_ms) for times in timed.placed] == [2] * 5
+
+
+def evicting(nbytes: int, calls: list[str]) -> Any:
+    """Return an eviction of so much memory, whose calls are noted."""
+
+    class Eviction:
+        def __init__(self) -> None:
+            self.nbytes = nbytes
+
+        def __call__(self) -> None:
+            calls.append("evict")
+
+    return Eviction()
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_evicts_comes_before_each_sample_and_is_no_memory_of_the_pass(made: Bench, log: list[str], together: bool):
+    calls: list[str] = []
+    made._passes._evict = evicting(300, calls)
+    timed = at_once(made, log) if together else made._one_by_one(GIVEN)
+    repeated = sum(times.repeated for times in timed.placed)
+    assert len(calls) == 5 * 2 * 2 + repeated  # placements, samples, without and with events
+    assert timed.peak_bytes == 700
+
+
+@pytest.mark.parametrize("is_network", [True, False])
+def test_a_list_of_convolutions_is_timed_with_an_evicted_cache(is_network: bool, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(placement, "Eviction", lambda device, network: asked.append((device.type, network)))
+    network: Any = SimpleNamespace(source=SimpleNamespace(is_network=is_network))
+    given: Any = nn.ReLU(), torch.device("cuda:0"), LayerTimer([0.5]), Meter(), print
+    Bench(run(device="cuda:0"), *given, network=network)
+    assert asked == [("cuda", is_network)]
 
 
 def failing(error: Exception) -> Callable[..., Any]:

@@ -178,7 +178,7 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
     )
     monkeypatch.setattr(recordings.graphs, "settle", lambda captured: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count: [f"{count} replays"])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [f"{count} replays"])
     recording = Recording(torch.nn.ReLU(), 3)
     for _ in range(3):
         recording.add(torch.zeros(1))
@@ -192,7 +192,7 @@ def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pyt
     monkeypatch.setattr(recordings.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
     monkeypatch.setattr(recordings.graphs, "settle", settled.append)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count: [*passes, count])
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [*passes, count])
     recording = Recording(torch.nn.ReLU(), 3)
     with contextlib.ExitStack() as held:
         for _ in range(3):

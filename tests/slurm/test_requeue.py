@@ -98,13 +98,13 @@ def test_a_job_begins_no_size_that_would_outlast_it(cluster: Cluster):
 def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_and_then_says_how_to_go_on(
     cluster: Cluster,
 ):
-    model = "torchvision:shufflenet_v2_x0_5"
+    model = "torchvision:shufflenet_v2_x1_5"
     (job,) = cluster.submit("./3_full_run.sh", model, "torch", "cpu", *LONG, SLURM_RESTART_COUNT="3")
-    folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")
+    folder = cluster.results("3_full", "shufflenet_v2_x1_5_torch_cpu")
     more_rows(cluster, folder)
     cluster.call("scancel", "--signal=USR2", job)
     restarted(cluster, job, 1)
-    assert "; restart 1 of 3" in (folder / f"3_full_shufflenet_v2_x0_5_torch_cpu_{job}.out").read_text()
+    assert "; restart 1 of 3" in (folder / f"3_full_shufflenet_v2_x1_5_torch_cpu_{job}.out").read_text()
     more_rows(cluster, folder)
     for _ in range(2):  # as the job itself notes them
         history.note_event(folder, now_utc(), job, "requeued", Combination(model, "torch", "cpu"), LONG)
@@ -113,7 +113,7 @@ def test_a_job_is_put_back_three_times_at_most_however_often_it_was_preempted_an
     assert cluster.job(job)["ExitCode"] == "85:0"
     assert (
         "after 3 restarts: submit it again to go on"
-        in (folder / f"3_full_shufflenet_v2_x0_5_torch_cpu_{job}.err").read_text()
+        in (folder / f"3_full_shufflenet_v2_x1_5_torch_cpu_{job}.err").read_text()
     )
     said = cluster.call("./check_status.sh", "--stage", "3_full", "--model", model).stdout
     assert "submit it again to continue from there" in said

@@ -95,6 +95,19 @@ def test_layer_times_are_what_the_events_read(gpu: fakes.Gpu):
     assert found.layers_ms == [[0.51] * 3, [0.31] * 3]
 
 
+def test_what_comes_before_each_replay_is_not_timed(gpu: fakes.Gpu):
+    done: list[float] = []
+
+    def before() -> None:
+        done.append(5.0)
+        gpu.work(5.0)
+
+    found = layer_times(fakes.Captured(gpu, 1.0), fakes.Captured(gpu, 1.04), lambda: [0.5], count=3, before=before)
+    assert found.passes_ms == pytest.approx([1.0] * 3)
+    assert found.added_ms == pytest.approx([0.04] * 3)
+    assert done == [5.0] * 6
+
+
 def test_the_overhead_of_a_pair_is_taken_off_every_sample():
     times = LayerTimes([1.0, 1.0], [[0.51, 0.52], [0.31, 0.32]], [0.04, 0.04], repeated=0)
     assert times.less(10.0) == [pytest.approx([0.50, 0.51]), pytest.approx([0.30, 0.31])]

@@ -47,6 +47,7 @@ class TracedModel:
             self._network = Network.of(run, None if source is None else pickle.loads(source))
             self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
+            self._evict = placement.Eviction(self._device, self._network.source.is_network)
         self._prepared: _Prepared | None = None
 
     def goes_over_to(self, run: Run, placements: Sequence[int], source: bytes | None) -> bool:
@@ -73,7 +74,7 @@ class TracedModel:
         return found or self._trace_anew(size, algorithms, captures)
 
     def _trace_anew(self, size: int, algorithms: Mapping[str, str], captures: bool) -> Answer:
-        recording = Recording(self._model, len(self._placements), captures)
+        recording = Recording(self._model, len(self._placements), captures, self._evict)
         try:
             with self._settings():
                 given = self._inputs(recording, size, algorithms)
@@ -94,7 +95,7 @@ class TracedModel:
         self._drop()
         if self._device.type == "cpu":
             return
-        recording = Recording(self._model, len(self._placements))
+        recording = Recording(self._model, len(self._placements), before=self._evict)
         self._prepared = _Prepared(size, algorithms, recording, contextlib.ExitStack())
         try:
             with self._settings():

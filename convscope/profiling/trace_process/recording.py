@@ -31,11 +31,14 @@ class Recording:
     `add` traces a placement at once; `capture` keeps its graph, and `replay` traces those of all placements together.
 
     `replays` is their number in each placement: by what the eager trace took, as many as end within `_RECORDING_S`. A
-    pass that may not or cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it.
+    pass that may not or cannot be captured has the eager trace alone. `calls` as `trace.record_layers` takes it, and
+    `before` as `trace.record_replays` does.
     """
 
-    def __init__(self, model: nn.Module, placements: int, captures: bool = True) -> None:
-        self._model, self._count, self._captures = model, placements, captures
+    def __init__(
+        self, model: nn.Module, placements: int, captures: bool = True, before: Callable[[], object] = graphs.nothing
+    ) -> None:
+        self._model, self._count, self._captures, self._before = model, placements, captures, before
         self.eager: list[dict[str, Any]] = []
         self.placements: list[list[dict[str, Any]]] = []
         self.replays = TRACED_REPLAYS
@@ -56,7 +59,7 @@ class Recording:
                 graphs.settle(plain)
                 self._trace_eagerly(given)
                 if self.replays:
-                    self.placements.append(trace.record_replays([plain], self.replays))
+                    self.placements.append(trace.record_replays([plain], self.replays, self._before))
         except NotCapturableError:
             self._give_up_replays(given)
 
@@ -74,7 +77,7 @@ class Recording:
         if self.replays:
             with graphs.capture(self._last):
                 graphs.settle(self._captured[0])
-                self.placements.append(trace.record_replays(self._captured, self.replays))
+                self.placements.append(trace.record_replays(self._captured, self.replays, self._before))
 
     def _trace_eagerly(self, given: Inputs) -> None:
         if not self.eager:
