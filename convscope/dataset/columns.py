@@ -88,7 +88,7 @@ COLUMNS = (
     Column("family", "", "kind of network that the model is"),
     Column("input_size", "pixels", "side of the model's square image"),
     Column("layer", "", "name of the layer in the model"),
-    Column("status", "", "`ok` has a time; any other says why there is none", STATUSES),
+    Column("status", "", "`ok` has a time, an energy or both; any other says why there is none", STATUSES),
     Column("reason", "", "why the status is not `ok`"),
 )  # fmt: skip
 BY_NAME = {column.name: column for column in COLUMNS}

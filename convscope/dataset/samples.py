@@ -46,7 +46,8 @@ class SampleRow:
     Attributes:
         run: the measuring run, whatever tells two of them apart.
         family: the kind of network that the layer is of, "resnet"; absent for a shape that no model has.
-        mean_ms: of one call, in the way that `timing_method` names; absent where the status is not "ok".
+        mean_ms: of one call, in the way that `timing_method` names; absent where the status is not "ok", or the energy
+            alone was measured.
         mean_ci95_ms: half the 95 % interval of the mean.
     """
 
@@ -166,8 +167,8 @@ def problems(row: Mapping[str, str]) -> Iterator[str]:
     for name in ("mean_ms", "energy_j"):
         if row[name] and not 0 < float(row[name]) < float("inf"):
             yield f"{name} is {row[name]}: a measured value is above 0, and an absent one empty"
-    if row["status"] == "ok" and not row["mean_ms"]:
-        yield "the status is ok and mean_ms is empty: give the time, or another status"
+    if row["status"] == "ok" and not row["mean_ms"] and not row["energy_j"]:
+        yield "the status is ok, mean_ms and energy_j are empty: give one of them, or another status"
 
 
 def write(path: Path, rows: Iterable[SampleRow]) -> int:

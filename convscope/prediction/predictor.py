@@ -6,7 +6,8 @@ misses least of what is held out for the intervals. A card that was not learned 
 for such (`unit` "gpu") has trees alone.
 
 Energy follows from time: a predictor of energy has one of time, fitted to all samples that have a time, and learns what
-energy is beside the time that it predicts. Few samples have energies, and power differs less between layers than time.
+energy is beside the time that it predicts; a sample that has an energy alone goes by the others of its work. Few samples
+have energies, and power differs less between layers than time.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from convscope.cli.display import several
 from convscope.dataset import splits
-from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS
+from convscope.dataset.samples import ARITHMETIC, SAMPLES, SHAPE, TARGETS, WORK
 from convscope.errors import InputError
 from convscope.prediction import calibration, held_out, intervals
 from convscope.prediction.calibration import Correction
@@ -204,10 +205,10 @@ class Predictor:
 def usable(frame: pd.DataFrame, target: str) -> pd.DataFrame:
     """Return the samples that a predictor of the target learns from, in one order whatever the file's.
 
-    They were measured, have sizes, and have the target; of energy, a time, and energy or not (`has`).
+    They were measured, have sizes, and have the target; of energy, a time or an energy (`has`).
     """
-    needed = TARGETS[TIME if target == ENERGY else target][0]
-    kept = frame[(frame["status"] == "ok") & frame[needed].notna() & frame["in_height_px"].notna()]
+    needed = [TARGETS[each][0] for each in ((TIME, ENERGY) if target == ENERGY else (target,))]
+    kept = frame[(frame["status"] == "ok") & frame[needed].notna().any(axis=1) & frame["in_height_px"].notna()]
     return kept.sort_values([*SAMPLES.unique, TARGETS[target][0]], ignore_index=True)
 
 
@@ -239,12 +240,21 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         )
     if target != ENERGY:
         return _fitted(frame, target, features(frame, cards), cards, unit)[0]
-    time, times_ms = _fitted(frame, TIME, features(frame, cards), cards, unit)
+    timed = frame[has(frame, TIME)].reset_index(drop=True)
+    time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit)
+    times_ms = _of_repeats(frame, timed, found_ms)
     own &= np.isfinite(times_ms)
     kept = frame[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit)
     learned = {**described(kept), "cudnn": _versions(frame)}
     return dataclasses.replace(made, time=time, learned=learned)
+
+
+def _of_repeats(frame: pd.DataFrame, timed: pd.DataFrame, times_ms: Floats) -> Floats:
+    """Return the times that stand for samples of the same work on the same card; NaN where that has none."""
+    work = *WORK, "gpu_name"
+    known = pd.Series(times_ms, splits.joined(timed, work)).groupby(level=0).mean()
+    return np.array(known.reindex(splits.joined(frame, work)), dtype=float)
 
 
 def _fitted(frame: pd.DataFrame, target: str, given: Features, cards: Given, unit: str) -> tuple[Predictor, Floats]:

@@ -92,7 +92,7 @@ class Bench:
         self._timer, self._meter, self._note, self._tracer = timer, meter, note, tracer
         self._stopwatch = Stopwatch(device)
         self._noted: set[str] = set()
-        self._passes = Passes(run, model, device, timer, self._note_once, self._network.source.is_network)
+        self._passes = Passes(run, model, device, timer, self._note_once)
         self.reference_us: float | None = None
         self.idle_power_w: float | None = None
 

@@ -33,12 +33,11 @@ class Passes:
     """
 
     def __init__(
-        self, run: Run, model: nn.Module, device: torch.device, timer: LayerTimer, note_once: Callable[[str], None],
-        is_network: bool = True,
-    ) -> None:  # fmt: skip
+        self, run: Run, model: nn.Module, device: torch.device, timer: LayerTimer, note_once: Callable[[str], None]
+    ) -> None:
         self._run, self._model, self._device, self._timer = run, model, device, timer
         self._note_once = note_once
-        self._evict = placement.Eviction(device, is_network)
+        self._evict = placement.Eviction(device, run.evicts)
         self._samples = math.ceil(run.measure_iters / placement.PLACEMENTS)  # in each placement
         self.refused: str | None = None
         self.waits: str | None = None

@@ -37,6 +37,8 @@ class Run:
         max_workspace_bytes: a layer whose workspace is larger cannot use the algorithm, and a Triton kernel takes block
             shapes that need no more; None sets no limit.
         input_shape: "480x640", height and width of images that are not square; None for square ones.
+        evicts: what a replay left in the second-level cache is evicted before the next one that is timed: on a GPU, of
+            a table, whose convolutions make no network (`placement.Eviction`).
         model_digest: of the model's code and weights (`Source.digest`); "" where it is not known.
         plans_digest: of the document that has the plan of each layer, "" where the algorithm needs none.
         sizes_by: option that named the sizes, "" where they are a default; an `InitVar`, so that no record has it.
@@ -67,6 +69,7 @@ class Run:
     layer_energy: bool = False
     max_workspace_bytes: int | None = None
     input_shape: str | None = None
+    evicts: bool = False
     sizes_by: dataclasses.InitVar[str] = ""
 
     def __post_init__(self, sizes_by: str) -> None:
@@ -220,6 +223,7 @@ def _decided(
         device=device,
         math=options.math_for(device.split(":")[0], math),
         input_shape="{}x{}".format(*shape) if shape and shape[0] != shape[1] else None,
+        evicts=not device.startswith("cpu") and names.kind_of(model) == names.TABLE,
         **settings,
     )
     _check(run)

@@ -165,7 +165,7 @@ def _intervals(repeats: Sequence[Mapping[str, Any]], target: str) -> list[tuple[
 
 def _contradict(repeats: Sequence[Mapping[str, Any]]) -> bool:
     ends = _intervals(repeats, "time")
-    return max(low for _, low, _ in ends) > min(high for _, _, high in ends)
+    return bool(ends) and max(low for _, low, _ in ends) > min(high for _, _, high in ends)
 
 
 def _spread(row: Mapping[str, Any]) -> tuple[float | None, int | None]:

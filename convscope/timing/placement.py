@@ -41,12 +41,12 @@ class Eviction:
     find their own data of the replay before, if there are few enough of them.
 
     Attributes:
-        nbytes: the memory that it takes; 0 where there is nothing to evict, in a network and on a CPU.
+        nbytes: the memory that it takes; 0 where nothing is to be evicted (`is_asked`).
     """
 
-    def __init__(self, device: torch.device, is_network: bool) -> None:
+    def __init__(self, device: torch.device, is_asked: bool) -> None:
         self.nbytes = 0
-        if not is_network and device.type == "cuda":
+        if is_asked:
             self._filler = torch.zeros(math.ceil(evicting_bytes(device) / 4), device=device)
             self._sum = torch.zeros((), device=device)
             self.nbytes = self._filler.nbytes

@@ -131,6 +131,14 @@ def test_the_card_says_noise_gaps_licence_and_how_to_cite(data: Path):
     assert "| fft | 0 | 1 |" in text
 
 
+def test_the_card_says_how_many_have_an_energy_alone(tmp_path: Path):
+    alone = dataclasses.replace(ROWS[0], run="another", mean_ms=None, mean_ci95_ms=None, energy_j=0.5)
+    text = (packaged(tmp_path, [*ROWS, alone]) / "README.md").read_text()
+    assert f": {len(ROWS) + 1} samples, {len(ROWS)} of them measured" in text
+    assert "- 1 samples have an energy and no time: that was measured again, or not yet." in text
+    assert "have no time, and say why" not in text
+
+
 def test_a_conflict_is_listed_and_printed(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     (row,) = pd.read_csv(data / "conflicts.csv").to_dict("records")
     assert (row["kind"], max(row["mean_ms"], row["other_mean_ms"])) == ("times apart", 50.0)

@@ -45,7 +45,10 @@ def test_two_files_are_read_one_after_the_other(tmp_path: Path):
         ({"mean_ms": float("inf")}, "line 3: mean_ms is inf"),
         ({"mean_ms": float("nan")}, "line 3: mean_ms is nan"),
         ({"energy_j": -1.0}, "line 3: energy_j is -1.0"),
-        ({"mean_ms": None}, "line 3: the status is ok and mean_ms is empty: give the time, or another status"),
+        (
+            {"mean_ms": None, "energy_j": None},
+            "line 3: the status is ok, mean_ms and energy_j are empty: give one of them, or another status",
+        ),
         ({"kernel_size": "3"}, "line 3: kernel_size is '3': write height and width, 3x3, from 1"),
         ({"stride": "0x1"}, "line 3: stride is '0x1': write height and width"),
         ({"padding": "-1x1"}, "line 3: padding is '-1x1': write height and width, 3x3, from 0"),
@@ -56,6 +59,10 @@ def test_two_files_are_read_one_after_the_other(tmp_path: Path):
 def test_what_no_measurement_says_is_refused(tmp_path: Path, cells: dict[str, object], expected: str):
     with pytest.raises(InputError, match=expected):
         samples.read([changed(tmp_path, **cells)])
+
+
+def test_a_sample_may_have_an_energy_alone(tmp_path: Path):
+    assert samples.read([changed(tmp_path, mean_ms=None, energy_j=0.5)])["mean_ms"].isna().sum() == 1
 
 
 def test_a_sample_that_stands_in_two_files_is_refused(tmp_path: Path):

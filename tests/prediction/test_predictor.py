@@ -248,6 +248,17 @@ def test_energies_of_few_layers_are_learned_beside_the_times_of_all(of_energy: P
     assert missed < min(0.12, 0.8 * missed_alone)
 
 
+def test_an_energy_without_a_time_goes_by_the_times_of_the_same_work(of_energy: Predictor):
+    whole = with_few_joules(LEARNED)
+    alone = whole.dropna(subset="energy_j").assign(mean_ms=np.nan, run="another")
+    apart = pd.concat([whole.assign(energy_j=np.nan), alone], ignore_index=True)
+    made = predictor.fit(predictor.usable(apart, "energy"), "energy", {})
+    assert made.learned["samples"] == of_energy.learned["samples"]
+    np.testing.assert_allclose(made.predict(ASKED).middle, of_energy.predict(ASKED).middle, rtol=1e-6)
+    unknown = predictor.usable(pd.concat([apart, alone.assign(in_channels=77)], ignore_index=True), "energy")
+    assert predictor.fit(unknown, "energy", {}).learned["samples"] == made.learned["samples"]
+
+
 def test_a_predictor_of_energy_is_kept_with_that_of_time(of_energy: Predictor, tmp_path: Path):
     document.write(tmp_path / "energy.json", of_energy, LEARNED)
     read = document.read(tmp_path / "energy.json")

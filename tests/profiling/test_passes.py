@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import fakes
@@ -135,16 +134,6 @@ def test_what_evicts_comes_before_each_sample_and_is_no_memory_of_the_pass(made:
     repeated = sum(times.repeated for times in timed.placed)
     assert len(calls) == 5 * 2 * 2 + repeated  # placements, samples, without and with events
     assert timed.peak_bytes == 700
-
-
-@pytest.mark.parametrize("is_network", [True, False])
-def test_a_list_of_convolutions_is_timed_with_an_evicted_cache(is_network: bool, monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[str, bool]] = []
-    monkeypatch.setattr(placement, "Eviction", lambda device, network: asked.append((device.type, network)))
-    network: Any = SimpleNamespace(source=SimpleNamespace(is_network=is_network))
-    given: Any = nn.ReLU(), torch.device("cuda:0"), LayerTimer([0.5]), Meter(), print
-    Bench(run(device="cuda:0"), *given, network=network)
-    assert asked == [("cuda", is_network)]
 
 
 def failing(error: Exception) -> Callable[..., Any]:

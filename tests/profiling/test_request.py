@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -228,6 +229,19 @@ def test_images_that_are_not_square_are_one_size_with_a_folder_of_its_own(
     run = run_elsewhere("alexnet", "gemm", gpu="h200", input_shape=shape)
     assert (run.input_sizes, run.input_shape, run.folder_name) == (sizes, kept, name)
     assert run.image_size(640) == (tuple(map(int, kept.split("x"))) if kept else 640)
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "evicts"),
+    [("layers.csv", "h200", True), ("layers.csv", "cpu", False), ("alexnet", "h200", False)],
+)
+def test_the_cache_is_evicted_before_a_table_of_convolutions_on_a_gpu(
+    model: str, gpu: str, evicts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    Path("layers.csv").touch()
+    run = run_elsewhere(model, "direct", gpu=gpu)
+    assert run.evicts is evicts
 
 
 def test_sizes_may_be_named_one_by_one():

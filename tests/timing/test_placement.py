@@ -9,13 +9,6 @@ from torch import nn
 from convscope.timing import placement
 
 
-@pytest.mark.parametrize(("device", "is_network"), [("cpu", False), ("cpu", True), ("cuda", True)])
-def test_nothing_is_evicted_before_the_pass_of_a_network_or_on_a_cpu(device: str, is_network: bool):
-    evict = placement.Eviction(torch.device(device), is_network)
-    evict()
-    assert evict.nbytes == 0
-
-
 @pytest.mark.parametrize("index", [0, 3])
 def test_on_a_cpu_nothing_is_moved(index: int):
     model, inputs = nn.Conv2d(3, 4, 3), (torch.zeros(1, 3, 8, 8),)

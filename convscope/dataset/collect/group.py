@@ -23,6 +23,7 @@ from convscope.verification import kernel_families
 TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
 IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
+EVICTED = f"{IN_A_PASS}, the cache evicted before each"
 _COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
 
 
@@ -82,8 +83,9 @@ class GroupFolder:
         return []
 
     def _samples(self, rows: list[PlanRow], run: dict[str, Any]) -> Iterator[SampleRow]:
-        environment = run.get("environment", {})
-        on_cpu = str(run.get(PLANS.request, {}).get("device", "")).startswith("cpu")
+        environment, request = run.get("environment", {}), run.get(PLANS.request, {})
+        on_cpu = str(request.get("device", "")).startswith("cpu")
+        timing_method = CPU_METHOD if on_cpu else EVICTED if request.get("evicts") else IN_A_PASS
         for row in rows:
             use = self.group.uses[int(row.layer.removeprefix("s"))]
             settings = SETTINGS[self.group.stratum.setting]
@@ -93,7 +95,7 @@ class GroupFolder:
                 gpu_name=row.gpu_name or environment.get("cpu"),
                 run=f"{row.host} {row.gpu_uuid or 'cpu'} {run.get('started_utc', '')}", mean_ms=row.mean_ms,
                 mean_ci95_ms=None if row.std_ms is None else half_width_ms(row.std_ms, row.rounds),
-                placements=row.rounds or None, timing_method=CPU_METHOD if on_cpu else IN_A_PASS,
+                placements=row.rounds or None, timing_method=timing_method,
                 ran_algorithm=_ran(row), ran_provider=row.provider,
                 cudnn=row.cudnn, driver=row.driver, torch=environment.get("torch"), model=use.model,
                 family=family_of(use.model), input_size=use.input_size, layer=use.layer,

@@ -44,6 +44,7 @@ class Facts:
     """Facts of a table of samples, as documents say them.
 
     Attributes:
+        measured: number of those that have a time; `energy_alone` have only an energy.
         by_algorithm: number of samples of each algorithm by status, the most frequent algorithm first.
         values: of a few columns, the different values with their numbers.
         days: first and last day of measuring; empty where the runs do not say it.
@@ -53,6 +54,7 @@ class Facts:
 
     samples: int
     measured: int
+    energy_alone: int
     with_energy: int
     shapes: int
     by_algorithm: Mapping[str, Mapping[str, int]]
@@ -70,7 +72,8 @@ class Facts:
 
 def facts(rows: Sequence[SampleRow]) -> Facts:
     """Return the facts of samples."""
-    measured = [row for row in rows if row.status == "ok"]
+    succeeded = [row for row in rows if row.status == "ok"]
+    measured = [row for row in succeeded if row.mean_ms is not None]
     counted: dict[str, Counter[str]] = {}
     for row in rows:
         counted.setdefault(row.algorithm, Counter())[row.status] += 1
@@ -81,7 +84,8 @@ def facts(rows: Sequence[SampleRow]) -> Facts:
     days = sorted({day[0] for row in rows if (day := _DAY.search(row.run))})
     shares = [100 * row.mean_ci95_ms / row.mean_ms for row in measured if row.mean_ci95_ms is not None and row.mean_ms]
     return Facts(
-        samples=len(rows), measured=len(measured), with_energy=sum(row.energy_j is not None for row in rows),
+        samples=len(rows), measured=len(measured), energy_alone=len(succeeded) - len(measured),
+        with_energy=sum(row.energy_j is not None for row in rows),
         shapes=len({tuple(getattr(row, name) for name in SHAPE) for row in rows}),
         by_algorithm={name: {each: counted[name][each] for each in STATUSES} for name in in_order}, values=values,
         days=(days[0], days[-1]) if days else (), noise=tuple(_noise(rows)),

@@ -47,7 +47,7 @@ class TracedModel:
             self._network = Network.of(run, None if source is None else pickle.loads(source))
             self._model = self._network.on(self._device)
             self._swap = swap.Swap(self._model)
-            self._evict = placement.Eviction(self._device, self._network.source.is_network)
+            self._evict = placement.Eviction(self._device, run.evicts)
         self._prepared: _Prepared | None = None
 
     def goes_over_to(self, run: Run, placements: Sequence[int], source: bytes | None) -> bool:
