@@ -6,8 +6,8 @@ misses least of what is held out for the intervals. A card that was not learned 
 for such (`unit` "gpu") has trees alone.
 
 Energy follows from time: a predictor of energy has one of time, fitted to all samples that have a time, and learns what
-energy is beside the time that it predicts; a sample that has an energy alone goes by the others of its work. Few samples
-have energies, and power differs less between layers than time.
+energy is beside the time that it predicts; a sample with an energy alone goes by others of its work. Few samples have
+energies, and power differs less between layers than time.
 """
 
 from __future__ import annotations

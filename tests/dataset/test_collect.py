@@ -27,6 +27,7 @@ from convscope.dataset.collect.study import CollectStudy
 from convscope.dataset.columns import STATUSES
 from convscope.errors import InputError
 from convscope.storage.table import fill
+from convscope.timing.stopwatch import CPU_METHOD
 
 SQUEEZE = "torchvision:squeezenet1_1"
 ASKED = Collection(
@@ -389,6 +390,25 @@ def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, obje
     )  # fmt: skip
     (sample,) = GroupFolder(tmp_path, next(coverage.groups(ASKED, set())))._samples([plan], {})
     assert sample.ran_algorithm == ran
+
+
+@pytest.mark.parametrize(
+    ("request_", "method"),
+    [
+        ({"device": "cuda:0", "evicts": True}, "CUDA events around the call, in replays of a captured pass, the cache "
+         "evicted before each"),
+        ({"device": "cuda:0"}, "CUDA events around the call, in replays of a captured pass"),
+        ({"device": "cpu"}, CPU_METHOD),
+    ],
+)  # fmt: skip
+def test_a_sample_says_whether_the_cache_was_evicted_before_its_time_was_taken(
+    tmp_path: Path, request_: dict[str, object], method: str
+):
+    cells = {"layer": "s0", "candidate": "torch", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
+    plan = fill(PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)} | cells)
+    group = GroupFolder(tmp_path, next(coverage.groups(ASKED, set())))
+    (sample,) = group._samples([plan], {"verification": request_})
+    assert sample.timing_method == method
 
 
 def test_a_stratum_reads_as_a_folder_does():

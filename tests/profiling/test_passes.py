@@ -136,6 +136,15 @@ def test_what_evicts_comes_before_each_sample_and_is_no_memory_of_the_pass(made:
     assert timed.peak_bytes == 700
 
 
+@pytest.mark.parametrize("evicts", [True, False])
+def test_the_cache_is_evicted_where_the_run_asks_for_it(evicts: bool, monkeypatch: pytest.MonkeyPatch):
+    asked: list[tuple[str, bool]] = []
+    monkeypatch.setattr(placement, "Eviction", lambda device, is_asked: asked.append((device.type, is_asked)))
+    given: Any = nn.ReLU(), torch.device("cuda:0"), LayerTimer([0.5]), Meter(), print
+    Bench(run(device="cuda:0", evicts=evicts), *given)
+    assert asked == [("cuda", evicts)]
+
+
 def failing(error: Exception) -> Callable[..., Any]:
     @contextlib.contextmanager
     def fails(*given: object, **options: object) -> Iterator[None]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fakes import ROOT
+from fakes import ENVIRONMENT, ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -17,6 +17,8 @@ from torch import nn
 from convscope.cli.options import device_here, find_device, folder_gpu, parse_bytes
 from convscope.errors import InputError
 from convscope.profiling.request import Run, make_run, parse_shape, run_elsewhere, spread_sizes, stage_of
+from convscope.profiling.rows import SCHEMA
+from convscope.storage.schema import plain
 from profiler import UnifiedProfiler
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda:0")
@@ -242,6 +244,9 @@ def test_the_cache_is_evicted_before_a_table_of_convolutions_on_a_gpu(
     Path("layers.csv").touch()
     run = run_elsewhere(model, "direct", gpu=gpu)
     assert run.evicts is evicts
+    asked = {name: value for name, value in plain(run).items() if name != "evicts"}
+    before = {"run": asked, "environment": {}, "starts": []}  # by an older version, whose times are others
+    assert SCHEMA.differences(before, run, ENVIRONMENT) == (["evicts False, now True"] if evicts else [])
 
 
 def test_sizes_may_be_named_one_by_one():
