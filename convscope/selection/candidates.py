@@ -145,7 +145,8 @@ def _candidate(name: str, repeats: Sequence[Mapping[str, Any]]) -> Candidate:
             middles, lows, highs = zip(*ends, strict=True)
             values[target] = Value(statistics.median(middles), min(lows), max(highs))
     workspaces, errors = ([_number(row[name]) for row in repeats] for name in ("workspace_bytes", "relative_error"))
-    std_ms, rounds = _spread(repeats[0]) if len(repeats) == 1 else (None, None)
+    timed = [row for row in repeats if _number(row["mean_ms"]) is not None]
+    std_ms, rounds = _spread(timed[0]) if len(timed) == 1 else (None, None)
     workspace = None if None in workspaces else int(max(filter(None, workspaces), default=0))
     error = None if None in errors else max(filter(None, errors), default=0.0)
     return Candidate(name, values, workspace, error, std_ms, rounds, _kernels(repeats[0]["kernels"]))

@@ -395,8 +395,8 @@ def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, obje
 @pytest.mark.parametrize(
     ("request_", "method"),
     [
-        ({"device": "cuda:0", "evicts": True}, "CUDA events around the call, in replays of a captured pass, the cache "
-         "evicted before each"),
+        ({"device": "cuda:0", "evicts": True}, "CUDA events around the call, in replays of a captured pass, its data "
+         "out of the cache"),
         ({"device": "cuda:0"}, "CUDA events around the call, in replays of a captured pass"),
         ({"device": "cpu"}, CPU_METHOD),
     ],

@@ -50,6 +50,13 @@ def test_repeats_have_the_interval_that_holds_all_of_them():
     assert (only(found).std_ms, only(found).workspace_bytes, found.contradictions) == (None, None, 0)
 
 
+def test_an_energy_alone_is_no_repeat_of_a_time():
+    found = only(gathered(frame(row(), row(run="b", mean_ms=None, mean_ci95_ms=None, energy_j=0.5))))
+    assert (found.values["time"].middle, found.values["energy"].middle, found.rounds) == (2.0, 0.5, 5)
+    alone = gathered(frame(row(mean_ms=None, mean_ci95_ms=None, energy_j=0.5)))
+    assert ([*only(alone).values], alone.contradictions) == (["energy"], 0)
+
+
 def test_repeats_that_contradict_each_other_are_counted():
     assert gathered(frame(row(), row(run="b", mean_ms=3.5))).contradictions == 1
 

@@ -23,7 +23,7 @@ from convscope.verification import kernel_families
 TABLE, ABOUT = "shapes.csv", "group.json"
 STATUS = {OK: "ok", REFUSED: "unsupported", WRONG: "wrong", **{each: each for each in (LESS_PRECISE, SLOW, LOST)}}
 IN_A_PASS = "CUDA events around the call, in replays of a captured pass"
-EVICTED = f"{IN_A_PASS}, the cache evicted before each"
+EVICTED = f"{IN_A_PASS}, its data out of the cache"
 _COPIED = ("energy_j", "energy_uncertainty_j", "workspace_bytes", "relative_error", "kernels")
 
 

@@ -37,7 +37,7 @@ METHOD = (
     "Triton kernels, or what PyTorch chooses). Times are CUDA events around the call in replays of a captured pass "
     "through other convolutions, over several placements of weights and inputs in memory, which the 95 % interval "
     "covers; the launch by the host is not in them. What a replay left in the second-level cache was evicted before "
-    "the next, where `timing_method` says so, or the pass moved more than that holds. On a CPU they are wall-clock "
+    "the next, by other data or by the pass itself, which moved more than that holds. On a CPU they are wall-clock "
     "times. Results were compared with float64. Kernels were recorded by CUPTI after all times had been taken. Energy "
     "is of the call replayed alone: the difference of the card's energy counter over the replays between two of its "
     "ticks."
