@@ -17,7 +17,6 @@ import torch
 
 import run_dataset
 from convscope.atlas import turns
-from convscope.atlas.rows import PlanRow
 from convscope.dataset import samples
 from convscope.dataset.collect import coverage, study
 from convscope.dataset.collect.coverage import Stratum
@@ -26,8 +25,6 @@ from convscope.dataset.collect.request import FAMILIES, SETTINGS, Collection, pr
 from convscope.dataset.collect.study import CollectStudy
 from convscope.dataset.columns import STATUSES
 from convscope.errors import InputError
-from convscope.storage.table import fill
-from convscope.timing.stopwatch import CPU_METHOD
 
 SQUEEZE = "torchvision:squeezenet1_1"
 ASKED = Collection(
@@ -365,50 +362,6 @@ def test_models_that_take_none_of_the_sizes_are_one_line(
         "run_dataset.py: alexnet: no convolution to measure at --sizes 32: name sizes that the model takes\n"
     )
     assert int(printed.out.split()[-3]) > 5
-
-
-@pytest.mark.parametrize(
-    ("cells", "ran"),
-    [
-        ({"kernels": '{"cudnn::cnn::conv2d_grouped_direct_kernel": 1}'}, "direct"),
-        ({"kernels": '{"im2col4d_kernel": 1}'}, "gemm"),
-        ({"kernels": None}, "gemm"),
-        ({"candidate": "torch", "provider": None, "same_kernels_as": "plan:38"}, "plan:38"),
-        (
-            {"candidate": "guess", "provider": None, "same_kernels_as": "gemm"}
-            | {"kernels": '{"cudnn::cnn::conv2d_grouped_direct_kernel": 1}'},
-            "direct",
-        ),
-        ({"candidate": "guess", "provider": None, "same_kernels_as": None}, None),
-    ],
-)
-def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, object], ran: str):
-    plan = fill(
-        PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)}
-        | {"layer": "s0", "candidate": "gemm", "provider": "cudnn", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
-        | cells
-    )  # fmt: skip
-    (sample,) = GroupFolder(tmp_path, next(coverage.groups(ASKED, set())))._samples([plan], {})
-    assert sample.ran_algorithm == ran
-
-
-@pytest.mark.parametrize(
-    ("request_", "method"),
-    [
-        ({"device": "cuda:0", "evicts": True}, "CUDA events around the call, in replays of a captured pass, its data "
-         "out of the cache"),
-        ({"device": "cuda:0"}, "CUDA events around the call, in replays of a captured pass"),
-        ({"device": "cpu"}, CPU_METHOD),
-    ],
-)  # fmt: skip
-def test_a_sample_says_whether_the_cache_was_evicted_before_its_time_was_taken(
-    tmp_path: Path, request_: dict[str, object], method: str
-):
-    cells = {"layer": "s0", "candidate": "torch", "outcome": "ok", "kernel_size": "3x3", "rounds": 2}
-    plan = fill(PlanRow, **{field.name: None for field in dataclasses.fields(PlanRow)} | cells)
-    group = GroupFolder(tmp_path, next(coverage.groups(ASKED, set())))
-    (sample,) = group._samples([plan], {"verification": request_})
-    assert sample.timing_method == method
 
 
 def test_a_stratum_reads_as_a_folder_does():
