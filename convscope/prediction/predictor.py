@@ -234,20 +234,25 @@ def fit(frame: pd.DataFrame, target: str, cards: Given, unit: str = "layer") -> 
         InputError: there are too few, or they do not say what is held out.
     """
     own = has(frame, target)
-    if own.sum() < FEWEST:
-        raise InputError(
-            f"{several(int(own.sum()), 'sample')} with sizes and a measured {target}: at least {FEWEST} are needed"
-        )
+    _check_enough(own, target)
     if target != ENERGY:
         return _fitted(frame, target, features(frame, cards), cards, unit)[0]
+    _check_enough(has(frame, TIME), TIME)
     timed = frame[has(frame, TIME)].reset_index(drop=True)
     time, found_ms = _fitted(timed, TIME, features(timed, cards), cards, unit)
     times_ms = _of_repeats(frame, timed, found_ms)
     own &= np.isfinite(times_ms)
+    _check_enough(own, f"{target}, and a time of the same work")
     kept = frame[own].reset_index(drop=True)
     made, _ = _fitted(kept, target, features(kept, cards, times_ms[own]), cards, unit)
     learned = {**described(kept), "cudnn": _versions(frame)}
     return dataclasses.replace(made, time=time, learned=learned)
+
+
+def _check_enough(which: Mask, what: str) -> None:
+    count = int(which.sum())
+    if count < FEWEST:
+        raise InputError(f"{several(count, 'sample')} with sizes and a measured {what}: at least {FEWEST} are needed")
 
 
 def _of_repeats(frame: pd.DataFrame, timed: pd.DataFrame, times_ms: Floats) -> Floats:

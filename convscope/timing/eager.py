@@ -81,8 +81,13 @@ def eager_times(
         step()
         instrumented()
 
+    def idle() -> None:
+        before()
+        torch.cuda.synchronize()
+
     def take(hider: Sampler, way: str) -> LayerTimes:
-        return launched_times(step, instrumented, timer.read_ms, samples, hider, way, before)
+        first = before if way == HIDDEN_METHOD else idle
+        return launched_times(step, instrumented, timer.read_ms, samples, hider, way, first)
 
     return _taken(take, hides)
 

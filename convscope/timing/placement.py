@@ -1,8 +1,8 @@
 """Placement of a pass in a GPU's memory: weights, buffers and input moved, so that one place does not decide a time.
 
 The same kernels take some percent longer in one place than in another (docs/timing.md). A figure therefore rests on
-several placements, and its interval covers the spread between them. What a replay left in the second-level cache is no
-place for the next one: convolutions that make no network are timed after it was evicted.
+several placements, and its interval covers the spread between them. Convolutions that make no network are not to find
+in the second-level cache what their replay before left there: it is evicted.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,27 @@ def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, obje
     )  # fmt: skip
     (sample,) = GroupFolder(tmp_path, GROUP)._samples([plan], {})
     assert sample.ran_algorithm == ran
+
+
+@pytest.mark.parametrize(
+    ("asked", "overwrites"),
+    [({"device": "cuda:0", "evicts": True}, False), ({"device": "cuda:0"}, True), ({"device": "cpu"}, False)],
+)
+def test_a_group_that_a_version_without_eviction_began_is_measured_anew(
+    tmp_path: Path, asked: dict[str, object], overwrites: bool
+):
+    group = GroupFolder(tmp_path, GROUP)
+    assert "--overwrite" not in group.flags(4, 2, "cuda:0")
+    run = {
+        "schema_version": 1,
+        "verification": asked,
+        "environment": {"host": "node1"},
+        "started_utc": "",
+        "command": [],
+    }
+    (tmp_path / "atlas").mkdir()
+    (tmp_path / "atlas/run.json").write_text(json.dumps(run))
+    assert ("--overwrite" in group.flags(4, 2, "cuda:0")) is overwrites
 
 
 @pytest.mark.parametrize(

@@ -255,6 +255,10 @@ def test_an_energy_without_a_time_goes_by_the_times_of_the_same_work(of_energy: 
     made = predictor.fit(predictor.usable(apart, "energy"), "energy", {})
     assert made.learned["samples"] == of_energy.learned["samples"]
     np.testing.assert_allclose(made.predict(ASKED).middle, of_energy.predict(ASKED).middle, rtol=1e-6)
+    others = pd.concat([whole.assign(energy_j=np.nan, in_channels=77), alone], ignore_index=True)
+    for frame, lacking in ((alone, "time"), (others, "energy, and a time of the same work")):
+        with pytest.raises(InputError, match=f"0 samples with sizes and a measured {lacking}: at least"):
+            predictor.fit(predictor.usable(frame, "energy"), "energy", {})
     unknown = predictor.usable(pd.concat([apart, alone.assign(in_channels=77)], ignore_index=True), "energy")
     assert predictor.fit(unknown, "energy", {}).learned["samples"] == made.learned["samples"]
 

@@ -168,6 +168,10 @@ def test_a_pass_that_takes_long_to_trace_is_replayed_less_often(pass_s: float, r
     assert replays_within(20.0, pass_s, placements=5) == replays
 
 
+def evict() -> None:
+    """Stand for what comes before each replay."""
+
+
 @pytest.mark.parametrize(("budget_s", "placements"), [(1e6, 3), (0.0, 0)])
 def test_replays_are_traced_in_every_placement_or_not_at_all(
     budget_s: float, placements: int, monkeypatch: pytest.MonkeyPatch
@@ -178,12 +182,12 @@ def test_replays_are_traced_in_every_placement_or_not_at_all(
     )
     monkeypatch.setattr(recordings.graphs, "settle", lambda captured: None)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [f"{count} replays"])
-    recording = Recording(torch.nn.ReLU(), 3)
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [f"{count} replays", before])
+    recording = Recording(torch.nn.ReLU(), 3, before=evict)
     for _ in range(3):
         recording.add(torch.zeros(1))
     assert recording.eager == ["eager"]
-    assert recording.placements == [[f"{TRACED_REPLAYS} replays"]] * placements
+    assert recording.placements == [[f"{TRACED_REPLAYS} replays", evict]] * placements
 
 
 def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pytest.MonkeyPatch):
@@ -192,15 +196,15 @@ def test_what_was_captured_in_all_placements_is_traced_together(monkeypatch: pyt
     monkeypatch.setattr(recordings.graphs, "capture", lambda step: contextlib.nullcontext(next(captured)))
     monkeypatch.setattr(recordings.graphs, "settle", settled.append)
     monkeypatch.setattr(trace, "record_layers", lambda model, given, calls: ["eager"])
-    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [*passes, count])
-    recording = Recording(torch.nn.ReLU(), 3)
+    monkeypatch.setattr(trace, "record_replays", lambda passes, count, before: [*passes, count, before])
+    recording = Recording(torch.nn.ReLU(), 3, before=evict)
     with contextlib.ExitStack() as held:
         for _ in range(3):
             recording.capture((torch.zeros(1),), held)
         recording.replay()
     assert settled == [["first"]]
     assert not [*captured]
-    assert recording.placements == [[["first"], ["second"], ["third"], TRACED_REPLAYS]]
+    assert recording.placements == [[["first"], ["second"], ["third"], TRACED_REPLAYS, evict]]
     assert recording.eager == ["eager"]
 
 

@@ -58,6 +58,13 @@ def test_where_the_host_waits_unseen_no_spin_helps_and_the_launch_is_included(gp
     assert found.way == INCLUDED_METHOD
 
 
+@pytest.mark.parametrize(("waits", "pass_ms"), [(False, 2.0), (True, 7.0)])
+def test_what_comes_before_an_eager_pass_is_not_timed_and_hides_no_launch(gpu: fakes.Gpu, waits: bool, pass_ms: float):
+    step, timer = step_of(gpu, 5.0, 2.0, waits=waits), fakes.LayerTimer([0.5])
+    found = eager_times(step, timer, samples=3, hides=not waits, before=lambda: gpu.work(4.0))
+    assert found.passes_ms == pytest.approx([pass_ms] * 3)
+
+
 def test_passes_with_and_without_events_are_warmed_up_and_sampled_in_turn(gpu: fakes.Gpu):
     timer, passes = fakes.LayerTimer([0.5]), []
     eager_times(lambda: passes.append(timer.entered), timer, samples=2, warmup=1)

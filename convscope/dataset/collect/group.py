@@ -62,6 +62,13 @@ class GroupFolder:
         """The group's shapes with their setting."""
         return {(self.group.stratum.setting, key) for key in self.group.keys}
 
+    @property
+    def is_older(self) -> bool:
+        """Tell whether a version that evicted nothing began the group on a GPU: its rounds are not continued."""
+        runs = [Store(path.parent, PLANS).read_run() or {} for path in self.path.glob("*/run.json")]
+        asked = [run.get(PLANS.request, {}) for run in runs]
+        return any(str(each.get("device", "")).startswith("cuda") and not each.get("evicts") for each in asked)
+
     def flags(self, first: int, rounds: int, device: str) -> list[str]:
         """Return the options of `run_verify.py` that measure the group; `first` and `rounds` are as there."""
         settings = SETTINGS[self.group.stratum.setting]
@@ -69,7 +76,8 @@ class GroupFolder:
         how = ["--plans", "--with-algorithms", "--first", str(first), "--rounds", str(rounds), "--device", device]
         arithmetic = [word for name, value in settings.items() for word in (f"--{name}", value)]
         where = ["--model", str(self.path / TABLE), "--output-dir", str(self.path)]
-        return [*where, *how, *batch, *arithmetic, *(["--energy"] if self.group.energy else [])]
+        more = [*(["--energy"] if self.group.energy else []), *(["--overwrite"] if self.is_older else [])]
+        return [*where, *how, *batch, *arithmetic, *more]
 
     def samples(self) -> list[SampleRow]:
         """Return what has been measured of the group; none before its tables are whole.

@@ -36,14 +36,14 @@ METHOD = (
     "Each sample is one call of a forward convolution by one algorithm (cuDNN's by name, plans of cuDNN's graph API, "
     "Triton kernels, or what PyTorch chooses). Times are CUDA events around the call in replays of a captured pass "
     "through other convolutions, over several placements of weights and inputs in memory, which the 95 % interval "
-    "covers; the launch by the host is not in them. What a replay left in the second-level cache was evicted before "
-    "the next, by other data or by the pass itself, which moved more than that holds. On a CPU they are wall-clock "
-    "times. Results were compared with float64. Kernels were recorded by CUPTI after all times had been taken. Energy "
-    "is of the call replayed alone: the difference of the card's energy counter over the replays between two of its "
-    "ticks."
+    "covers; the launch by the host is not in them. Where `timing_method` ends with `its data out of the cache`, what "
+    "a replay left in the second-level cache was evicted before the next, by other data or by the pass itself, which "
+    "moved more than that holds. On a CPU they are wall-clock times. Results were compared with float64. Kernels were "
+    "recorded by CUPTI after all times had been taken. Energy is of the call replayed alone: the difference of the "
+    "card's energy counter over the replays between two of its ticks."
 )
 LIMITATIONS = (
-    "Inputs and filters are not in the cache when a call begins; in a model a layer's input has just been "
+    "Inputs and filters are mostly not in the cache when a call begins; in a model a layer's input has just been "
     "written. Forward only, dense tensors, zero padding, two dimensions. What is far behind the best of its shape has "
     "fewer placements, so a wider interval. Numbers of engines and plans belong to one version of cuDNN."
 )
@@ -114,7 +114,7 @@ def gaps(known: Facts) -> list[str]:
     refused = known.samples - known.measured - known.energy_alone
     found = [f"{refused} of {known.samples} samples have no time, and say why"] if refused else []
     if known.energy_alone:
-        found.append(f"{known.energy_alone} samples have an energy and no time: that was measured again, or not yet")
+        found.append(f"{known.energy_alone} of {known.samples} samples have an energy and no time")
     names = {
         "energy_j": "energy", "kernels": "names of their kernels", "mean_ci95_ms": "interval",
         "relative_error": "error against float64", "family": "kind of network",
