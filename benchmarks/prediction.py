@@ -3,7 +3,7 @@
 
 python benchmarks/prediction.py data/h100                      seven minutes on one core
 python benchmarks/prediction.py data/h100 --target energy      twelve
-python benchmarks/prediction.py data/h200 data/h100            twenty; both learned together, errors of each card
+python benchmarks/prediction.py data/h200 data/h100            forty; both learned together, errors of each card
 
 For times it also prints by how much the errors of two algorithms for one shape correlate.
 """
