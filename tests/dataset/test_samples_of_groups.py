@@ -45,22 +45,22 @@ def test_what_ran_is_what_the_kernels_show(tmp_path: Path, cells: dict[str, obje
 
 @pytest.mark.parametrize(
     ("asked", "overwrites"),
-    [({"device": "cuda:0", "evicts": True}, False), ({"device": "cuda:0"}, True), ({"device": "cpu"}, False)],
+    [
+        ([{"device": "cuda:0"}], True),
+        ([{"device": "cuda:0", "evicts": True}], False),
+        ([{"device": "cuda:0"}, {"device": "cuda:0", "evicts": True}], False),  # another --first, before
+        ([{"device": "cpu"}], False),
+    ],
 )
 def test_a_group_that_a_version_without_eviction_began_is_measured_anew(
-    tmp_path: Path, asked: dict[str, object], overwrites: bool
+    tmp_path: Path, asked: list[dict[str, object]], overwrites: bool
 ):
     group = GroupFolder(tmp_path, GROUP)
     assert "--overwrite" not in group.flags(4, 2, "cuda:0")
-    run = {
-        "schema_version": 1,
-        "verification": asked,
-        "environment": {"host": "node1"},
-        "started_utc": "",
-        "command": [],
-    }
-    (tmp_path / "atlas").mkdir()
-    (tmp_path / "atlas/run.json").write_text(json.dumps(run))
+    for number, each in enumerate(asked):
+        run = {"schema_version": 1, "verification": each, "environment": {"host": "node1"}, "started_utc": ""}
+        (tmp_path / f"atlas{number}").mkdir()
+        (tmp_path / f"atlas{number}/run.json").write_text(json.dumps(run))
     assert ("--overwrite" in group.flags(4, 2, "cuda:0")) is overwrites
 
 

@@ -64,10 +64,11 @@ class GroupFolder:
 
     @property
     def is_older(self) -> bool:
-        """Tell whether a version that evicted nothing began the group on a GPU: its rounds are not continued."""
+        """Tell whether versions that evicted nothing alone began the group on a GPU: their rounds are not continued."""
         runs = [Store(path.parent, PLANS).read_run() or {} for path in self.path.glob("*/run.json")]
         asked = [run.get(PLANS.request, {}) for run in runs]
-        return any(str(each.get("device", "")).startswith("cuda") and not each.get("evicts") for each in asked)
+        on_gpu = [each for each in asked if str(each.get("device", "")).startswith("cuda")]
+        return bool(on_gpu) and not any(each.get("evicts") for each in on_gpu)
 
     def flags(self, first: int, rounds: int, device: str) -> list[str]:
         """Return the options of `run_verify.py` that measure the group; `first` and `rounds` are as there."""
