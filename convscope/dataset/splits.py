@@ -42,8 +42,15 @@ class Split:
 
 def joined(frame: pd.DataFrame, names: tuple[str, ...]) -> Labels:
     """Return for each row the text of these columns; a whole number has the same text as an int and as a float."""
-    texts = [frame[name].map("{:.17g}".format if is_numeric_dtype(frame[name]) else str) for name in names]
+    texts = [_texts(frame[name]) for name in names]
     return np.array([" ".join(cells) for cells in zip(*texts, strict=True)], dtype=object)
+
+
+def _texts(column: pd.Series) -> Labels:
+    numbers, values = pd.factorize(column, use_na_sentinel=False)
+    if is_numeric_dtype(column):
+        return np.array([f"{value:.17g}" for value in values], dtype=object)[numbers]
+    return np.array([str(None if pd.isna(value) else value) for value in values], dtype=object)[numbers]
 
 
 def part(text: str) -> int:

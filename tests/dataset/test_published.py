@@ -25,7 +25,8 @@ class TestPublished:
 
     @pytest.mark.parametrize("library", standards.DOCUMENTS)
     def test_its_documents_are_valid(self, folder: Path, library: str):
-        done = standards.judged(library, folder, "samples")
+        """With the first rows of the samples: to read all takes these libraries minutes, and `check` does."""
+        done = standards.judged(library, folder, "samples", rows=2000)
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -14,22 +14,30 @@ DOCUMENTS = {"frictionless": "datapackage.json", "mlcroissant": "croissant.json"
 _SCRIPTS = {
     "frictionless": """
 import frictionless, sys
-report = frictionless.validate("datapackage.json", **({"resource_name": sys.argv[1]} if sys.argv[1:] else {}))
+resource, rows = sys.argv[1:]
+report = frictionless.validate("datapackage.json", resource_name=resource or None, limit_rows=int(rows) or None)
 print(report.flatten(["type", "note"]))
 sys.exit(0 if report.valid else 1)
 """,
     "mlcroissant": """
-import mlcroissant, sys
+import itertools, mlcroissant, sys
+resource, rows = sys.argv[1:]
 data = mlcroissant.Dataset(jsonld="croissant.json")
 issues = data.metadata.ctx.issues
-print(issues.errors, issues.warnings, len(list(data.records(record_set="samples"))))
+records = itertools.islice(data.records(record_set="samples"), int(rows) or None)
+print(issues.errors, issues.warnings, sum(1 for _ in records))
 sys.exit(1 if issues.errors or issues.warnings else 0)
 """,
 }
 
 
-def judged(library: str, place: Path, *resource: str) -> subprocess.CompletedProcess[str]:
-    """Validate the document in a folder and the data, by frictionless of one resource alone if it is named."""
+def judged(library: str, place: Path, resource: str = "", rows: int = 0) -> subprocess.CompletedProcess[str]:
+    """Validate the document in a folder and the data.
+
+    Args:
+        resource: of frictionless, the one to read; all without a name.
+        rows: how many to read of each; all with 0.
+    """
     pytest.importorskip(library)
-    command = [sys.executable, "-W", "ignore", "-c", _SCRIPTS[library], *resource]
+    command = [sys.executable, "-W", "ignore", "-c", _SCRIPTS[library], resource, str(rows)]
     return subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, env=os.environ)

@@ -89,10 +89,15 @@ def of_keys(path: Path, rows: Sequence[SampleRow]) -> Iterator[str]:
         yield f"{path}: its rows are not in the order of their keys"
 
 
-def of_splits(place: Path, every: pd.DataFrame) -> Iterator[str]:
-    """Yield leaks of splits, and where a file is not the split that the samples give."""
-    wanted, refused = partition.every_kind(every)
-    for kind, right in wanted.items():
+def of_splits(
+    place: Path, every: pd.DataFrame, divided: Mapping[str, partition.Roles], refused: Mapping[str, str]
+) -> Iterator[str]:
+    """Yield leaks of splits, and where a file is not the split that the samples give.
+
+    Args:
+        divided: the splits that they give, by kind, and `refused` why there are none of the others.
+    """
+    for kind, right in divided.items():
         path = place / "splits" / f"{kind}{parquet.SUFFIX}"
         if not path.is_file():
             yield f"{path}: there is no such file, and the samples can be split by {kind}"
@@ -138,22 +143,22 @@ def of_conflicts(place: Path, rows: Sequence[SampleRow]) -> Iterator[str]:
         yield f"{path}: it lists {count} conflicts, the samples have {len(conflicts)}, or others"
 
 
-def of_documents(place: Path, rows: Sequence[SampleRow], every: pd.DataFrame) -> Iterator[str]:
+def of_documents(place: Path, rows: Sequence[SampleRow], divided: Mapping[str, partition.Roles]) -> Iterator[str]:
     """Yield where a document says other columns, units, types, keys or values than the samples have."""
-    files = [*_files(place, every)]
+    files = [*_files(place, divided)]
     known, name, words = facts(rows), folder.name_of(rows), Release("1.0.0", "2026-01-01", "", "-")
     for title, made in ((DATAPACKAGE, documents.datapackage), (CROISSANT, documents.croissant)):
         found, wanted = document(place / title), made(files, known, words, name)
         yield from (f"{place / title}: {each}" for each in _differences(wanted, found, ""))
 
 
-def _files(place: Path, every: pd.DataFrame) -> Iterator[DataFile]:
+def _files(place: Path, divided: Mapping[str, partition.Roles]) -> Iterator[DataFile]:
     def content(name: str) -> bytes:
         path = place / name
         return path.read_bytes() if path.is_file() else b""
 
     yield documents.samples_file(content(SAMPLES_FILE))
-    for kind, found in partition.every_kind(every)[0].items():
+    for kind, found in divided.items():
         yield documents.split_file(kind, [*found], content(f"splits/{kind}{parquet.SUFFIX}"))
     if (place / CONFLICTS_FILE).is_file():
         yield documents.conflicts_file(content(CONFLICTS_FILE))

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 
@@ -22,4 +25,30 @@ def sums_of_indices_unchecked(pytestconfig: pytest.Config) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         if "not long" in pytestconfig.option.markexpr:
             patched.setattr(interpreter_builder, "options", InterpreterOptions(sanitize_overflow=False))
+        yield
+
+
+@functools.cache
+def languages(of: Callable[..., object]) -> list[ModuleType]:
+    """Return the modules of Triton's language that a kernel or one of its helpers sees."""
+    import triton.language as tl
+
+    return [each for each in of.__globals__.values() if inspect.ismodule(each) and each in (tl, tl.core)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def language_patched_once() -> Iterator[None]:
+    """Let helpers find the language as their kernel has patched it: the interpreter patches it at each call."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patched_once(of: Callable[..., object]) -> object:
+        if any(tl.core.is_builtin(language.load) for language in languages(of)):
+            return patch(of)
+        return interpreter._LangPatchScope()
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter, "_patch_lang", patched_once)
         yield
