@@ -12,7 +12,7 @@ from fakes import ROOT
 
 
 @pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("name", ["branches", "channels_last", "fidelity", "kernels", "second_context"])
+@pytest.mark.parametrize("name", ["branches", "channels_last", "eviction", "fidelity", "kernels", "second_context"])
 def test_a_benchmark_that_needs_a_gpu_says_so(name: str, monkeypatch: pytest.MonkeyPatch):
     main = runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))["main"]
     monkeypatch.setattr(sys, "argv", [name])
