@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 
 import pytest
+import torch
+
+from convscope.cudnn.shape import Convolution
 
 if os.environ.get("TRITON_INTERPRET") != "1":
     collect_ignore_glob = ["*"]
@@ -51,4 +54,22 @@ def language_patched_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interpreter, "_patch_lang", patched_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def filters_packed_once() -> Iterator[None]:
+    """Have the same filters packed once for 3-D kernels: most programs of a small convolution only fill padding."""
+    from convscope.kernels.conv3d.copies import filters
+
+    kept: dict[tuple[object, ...], torch.Tensor] = {}
+    pack = filters.pack
+
+    def packed_once(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
+        values = weight.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
+        key = shape, run, weight.stride(), values
+        return kept[key] if key in kept else kept.setdefault(key, pack(weight, shape, run))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(filters, "pack", packed_once)
         yield

@@ -19,20 +19,6 @@ from convscope.kernels.conv3d.tuned import boxes as of_boxes
 from convscope.kernels.conv3d.tuned import candidates
 
 
-@pytest.fixture(autouse=True)
-def filters_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a test pack the same filters once: most programs of a small convolution fill their padding with zeros."""
-    kept: dict[tuple[object, ...], torch.Tensor] = {}
-    pack = packed_filters.pack
-
-    def packed_once(weight: torch.Tensor, shape: Convolution, run: int = 1) -> torch.Tensor:
-        values = weight.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
-        key = shape, run, weight.stride(), values
-        return kept[key] if key in kept else kept.setdefault(key, pack(weight, shape, run))
-
-    monkeypatch.setattr(packed_filters, "pack", packed_once)
-
-
 def convolution(
     channels: int = 4, filters: int = 5, size: tuple[int, ...] = (2, 3, 5), **options: object
 ) -> Convolution:
