@@ -9,9 +9,12 @@ import pytest
 from convscope.prediction.learners import booster
 
 
+_ALL = booster.ROUNDS
+
+
 @pytest.fixture(scope="package", autouse=True)
 def few_trees() -> Iterator[None]:
     """Fit a third of the trees in each test of the package."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(booster, "ROUNDS", booster.ROUNDS // 3)
+        patch.setattr(booster, "ROUNDS", _ALL // 3)
         yield
