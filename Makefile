@@ -4,16 +4,18 @@ VENV := .venv
 CUDA12 := .venv-cuda12
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# The tests run in three parts at a time, of which one mostly waits at first; each on one thread, for threads of two processes on
+# The tests run in four parts at a time, of which the first mostly waits for SLURM; each on one thread, for threads of two processes on
 # the same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are run, whichever fails.
-FIRST := $(addprefix tests/,slurm prediction selection kernels)
+FIRST := $(addprefix tests/,slurm prediction)
+KERNELS := $(addprefix tests/,kernels selection)
 # These take about as long as all the others together.
 HALF := $(addprefix tests/,cluster dataset inference report)
-SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=3 --keep-going --output-sync=target part-first part-half part-rest
+PARTS := part-first part-kernels part-half part-rest
+SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=4 --keep-going --output-sync=target $(PARTS)
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: profile test test-long part-first part-half part-rest mutants slurm browser site lint resolve cuda12 gpu-test clean
+.PHONY: profile test test-long $(PARTS) mutants slurm browser site lint resolve cuda12 gpu-test clean
 
 profile: $(READY)  ## the main job on the CPU: AlexNet, direct, one input size
 	$(BIN)/python run_profile.py --model alexnet --algorithm direct --test --device cpu
@@ -27,11 +29,14 @@ test-long: $(READY)  ## the long ones, and those with drawn examples again with 
 part-first: $(READY)
 	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(FIRST)
 
+part-kernels: $(READY)
+	$(BIN)/python -m pytest --durations=5 $(SELECTED) $(KERNELS)
+
 part-half: $(READY)
 	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(HALF)
 
 part-rest: $(READY)
-	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(FIRST) $(HALF))
+	$(BIN)/python -m pytest --durations=10 $(SELECTED) $(addprefix --ignore=,$(FIRST) $(KERNELS) $(HALF))
 
 gpu-test: $(READY)  ## the tests that need an NVIDIA GPU: JOBS=6 at a time on all GPUs, then one by one those that need a card alone
 	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -m 'gpu and not quiet' --numprocesses=$(or $(JOBS),6) --durations=10; \

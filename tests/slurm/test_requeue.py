@@ -155,6 +155,7 @@ def test_with_no_requeue_a_warned_job_ends_and_hostile_arguments_are_only_argume
     assert not list(cluster.folder.rglob("owned"))
 
 
+@pytest.mark.long
 def test_a_job_that_slurm_takes_back_goes_on_and_once_cancelled_stays_so(cluster: Cluster, flows: Flows):
     (job,) = cluster.submit("./3_full_run.sh", "torchvision:shufflenet_v2_x0_5", "torch", "cpu", *BRIEF)
     folder = cluster.results("3_full", "shufflenet_v2_x0_5_torch_cpu")

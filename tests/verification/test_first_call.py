@@ -107,6 +107,7 @@ def test_a_way_that_no_layer_can_use_is_left_out(dtype: str, layout: str):
     ]
 
 
+@pytest.mark.long
 def test_each_way_has_a_process_of_its_own_and_one_that_fails_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

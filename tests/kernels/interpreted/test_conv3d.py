@@ -161,7 +161,7 @@ _BY_VARIANT = {
 }
 
 
-@pytest.mark.parametrize("layout_of", ["nchw", "nhwc"])
+@pytest.mark.parametrize("layout_of", ["nchw", pytest.param("nhwc", marks=pytest.mark.long)])
 @pytest.mark.parametrize(("sizes", "sampled", "phases", "usable"), _SAMPLED.values(), ids=_SAMPLED)
 def test_strides_of_a_narrow_kernel_are_sampled_and_others_are_in_phases(
     sizes: dict[str, Any], sampled: tuple[int, ...], phases: tuple[int, ...], usable: tuple[str, ...], layout_of: str
