@@ -6,10 +6,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # The tests run in four parts at a time, of which the first mostly waits for SLURM; each on one thread, for threads of two processes on
 # the same cores wait for each other (where a test asks for two, they sleep). A part's output comes when it has ended; all are run, whichever fails.
-FIRST := $(addprefix tests/,slurm prediction)
-KERNELS := $(addprefix tests/,kernels selection)
-# These take about as long as all the others together.
-HALF := $(addprefix tests/,cluster dataset inference report)
+FIRST := $(addprefix tests/,slurm prediction cluster)
+KERNELS := $(addprefix tests/,kernels selection conv3d training)
+HALF := $(addprefix tests/,dataset inference report)
 PARTS := part-first part-kernels part-half part-rest
 SIDE_BY_SIDE := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(MAKE) --jobs=4 --keep-going --output-sync=target $(PARTS)
 # Python may keep its bytecode, whatever the caller says: else every process that imports PyTorch compiles for 10 s.

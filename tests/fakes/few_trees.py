@@ -8,7 +8,6 @@ import pytest
 
 from convscope.prediction.learners import booster
 
-
 _ALL = booster.ROUNDS
 
 
