@@ -82,7 +82,8 @@ def main() -> int:
         change = statistics.median(new / old for new, old in zip(evicted[0], without[0], strict=True))
         changes.append(f"{algorithm}, in the large table: eviction changes the median by {100 * (change - 1):+.1f} %")
     header = (
-        f"µs of {asked.many}", f"of {asked.few}", "± %", f"evicted: of {asked.many}", f"of {asked.few}", "± %", "algorithm",
+        f"µs of {asked.many}", f"of {asked.few}", "± %", f"evicted: of {asked.many}", f"of {asked.few}", "± %",
+        "algorithm",
         "batch, channels, filters, height, width, kernel, stride, padding, dilation, groups",
     )  # fmt: skip
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, fp32, batch 1, {SIZE} px")
