@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What a convolution takes in a large and in a small table, with and without eviction of the L2 cache before replays.
+"""Times of convolutions in a large and in a small table, with and without eviction of the L2 cache before replays.
 
 A small table leaves its own inputs and filters in the cache, so without eviction its calls seem faster than among
 others. Prints, asserts nothing. On a GPU:
