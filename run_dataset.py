@@ -48,6 +48,8 @@ def parser() -> OneLineParser:
     made.add_argument("--processes", type=int, metavar="N", help=processes)
     part = "measure part I of N of the shapes, 1/1: several GPUs take one part each, each into its own folder"
     made.add_argument("--part", type=_part, default="1/1", metavar="I/N", help=part)
+    known = "samples of this device, a published set or another collection: their shapes are not measured again"
+    made.add_argument("--known", nargs="+", type=Path, default=[], metavar="FILE", help=known)
     made.add_argument(
         "--list", action="store_true", help="print how much is measured and how much is left; needs no GPU"
     )
@@ -83,6 +85,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
+    from convscope.dataset.collect.known import shapes
     from convscope.dataset.collect.study import SAMPLES, CollectStudy, standing
     from convscope.errors import InputError
 
@@ -93,16 +96,17 @@ def _collect(options: argparse.Namespace, stop: StopSignal) -> int:
     gpu_uuid, memory_bytes = _card(None if options.list else device)
     asked = _request(options, "cuda" if device is None else str(device), memory_bytes)
     _check_shapes(asked, note)
+    known = shapes(options.known, None if device is None else _name(device)) if options.known else set()
     if options.output_dir:
         folder = Path(options.output_dir)
     elif device:
         (number, count), gpu = asked.part, folder_gpu(None, device)
         folder = RESULTS / "dataset" / (gpu if count == 1 else f"{gpu}_part{number}of{count}")
     else:
-        print(standing(asked, set(), options.json))
+        print(standing(asked, known, options.json))
         note("no GPU is here: --output-dir names the folder whose samples are counted")
         return 0
-    study = CollectStudy(asked, folder, stop, note, gpu_uuid, None if minutes is None else 60 * minutes)
+    study = CollectStudy(asked, folder, stop, note, gpu_uuid, None if minutes is None else 60 * minutes, known)
     code = 0 if options.list else study.run(options.take_over)
     print(standing(asked, study.done(), options.json))
     if not options.list:
@@ -124,6 +128,17 @@ def _check_shapes(asked: Collection, note: Callable[[str], None]) -> None:
         raise InputError(f"{', '.join(empty)}: {reason}")
     for model in empty:
         note(f"{model}: {reason}")
+
+
+def _name(device: torch.device) -> str:
+    """Return the name of a device, as samples have it."""
+    if device.type == "cpu":
+        from convscope.storage.environment import processor_name
+
+        return processor_name()
+    import torch
+
+    return torch.cuda.get_device_properties(device).name
 
 
 def _card(device: torch.device | None) -> tuple[str | None, int | None]:

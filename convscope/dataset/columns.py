@@ -7,6 +7,7 @@ docs/columns.csv. Types, and whether a cell may be empty, are those of `SampleRo
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 from convscope.cudnn.shape import ELEMENT_BYTES
@@ -28,7 +29,7 @@ class Column:
     values: tuple[str, ...] = ()
     pattern: str | None = None
 
-    @property
+    @functools.cached_property
     def kind(self) -> str:
         """The type of its cells: "str", "int" or "float"."""
         return _KINDS[self.name].removesuffix(" | None")
@@ -38,7 +39,7 @@ class Column:
         """True where a cell may be empty."""
         return _KINDS[self.name].endswith(" | None")
 
-    @property
+    @functools.cached_property
     def minimum(self) -> int | None:
         """The least value of a number."""
         return None if self.kind == "str" else 1 if self.unit in ("count", "pixels") else 0

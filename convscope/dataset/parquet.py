@@ -24,23 +24,22 @@ _LEVEL = 19
 _GROUP_ROWS = 1 << 20
 
 
-def schema(form: Table) -> pa.Schema:
-    """Return the columns of a table with their types, `NUMBER` before them."""
+def schema(form: Table, numbered: bool = True) -> pa.Schema:
+    """Return the columns of a table with their types, and `NUMBER` before them if its rows are numbered."""
     import pyarrow as pa
 
     types = {"int": pa.int64(), "float": pa.float64(), "str": pa.string()}
-    fields = [pa.field(NUMBER, pa.int32(), nullable=False)]
+    fields = [pa.field(NUMBER, pa.int32(), nullable=False)] if numbered else []
     for each in dataclasses.fields(form.row_type):
         kind = str(each.type)
         fields.append(pa.field(each.name, types[kind.removesuffix(" | None")], nullable=kind.endswith(" | None")))
     return pa.schema(fields)
 
 
-def content(form: Table, rows: Sequence[Any]) -> bytes:
+def content(form: Table, rows: Sequence[Any], numbered: bool = True) -> bytes:
     """Return rows of a table, in their order, as a Parquet file."""
-    columns: dict[str, list[Any]] = {NUMBER: list(range(len(rows)))}
-    columns |= {name: [getattr(row, name) for row in rows] for name in form.columns}
-    return packed(columns, schema(form))
+    columns: dict[str, list[Any]] = {name: [getattr(row, name) for row in rows] for name in form.columns}
+    return packed({NUMBER: list(range(len(rows))), **columns}, schema(form, numbered))
 
 
 def packed(columns: Mapping[str, Sequence[Any]], form: pa.Schema) -> bytes:
@@ -82,14 +81,14 @@ def differences(found: pa.Schema, wanted: pa.Schema) -> Iterable[str]:
             yield f"there is a column {name}, which is none of this table"
 
 
-def rows(path: Path, form: Table) -> list[dict[str, str]]:
+def rows(path: Path, form: Table, numbered: bool = True) -> list[dict[str, str]]:
     """Read the rows of a table as text, as `storage.table.rows` reads them from a CSV file.
 
     Raises:
         InputError: the file cannot be read, or has other columns.
     """
     found = read(path)
-    for difference in differences(found.schema, schema(form)):
+    for difference in differences(found.schema, schema(form, numbered)):
         raise InputError(f"{path}: {difference}: write it anew (python -m convscope dataset package)")
     every = found.select(form.columns).to_pylist()
     return [{name: _text(value) for name, value in row.items()} for row in every]

@@ -3,8 +3,9 @@
 `rows`: rows drawn at random, which lets neighbours of a layer stand on both sides. `layer`: shapes that were not
 learned, on any card and by any algorithm. `family`: kinds of network. `size`: the smallest fifth by work, and the
 largest. `gpu`: cards; their shapes are learned on the others. A shape that is held back by layer, family or size is
-learned nowhere, also where another family has it. A split is a function of what the samples say, not of their order:
-the same rows are held back from a file in another order.
+learned nowhere. A sample names one of the models that have its shape: where the layers of whole models are given, a
+split by family holds back all shapes that models of the kind have. A split is a function of what the samples say, not
+of their order: the same rows are held back from a file in another order.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import numpy.typing as npt
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
+from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
+from convscope.dataset.layers import frame as layers_frame
 from convscope.dataset.samples import SHAPE, WORK
 from convscope.errors import InputError
 
@@ -67,8 +70,12 @@ def labels(frame: pd.DataFrame, kind: str) -> Labels:
     return _LABELS[kind](frame)
 
 
-def splits(frame: pd.DataFrame, kind: str) -> Iterator[Split]:
+def splits(frame: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> Iterator[Split]:
     """Yield the splits of a kind: one where a fifth is held back, one a label where each is held back in turn.
+
+    Args:
+        layers: of whole models. With them a split by family holds back every shape that a model of that kind has,
+            at any batch size and whichever model a sample of it names.
 
     Raises:
         InputError: the samples do not say what they would be divided by, or there is only one of it.
@@ -80,8 +87,20 @@ def splits(frame: pd.DataFrame, kind: str) -> Iterator[Split]:
     names = sorted({*found})
     if len(names) < 2:
         raise InputError(f"split by {kind}: all samples are of {names[0]}: at least two are needed")
+    shared = _shapes_by_family(layers) if kind == "family" else {}
+    shapes = pd.Series(joined(frame, AT_ANY_BATCH)) if shared else None
     for name in in_turn(names, kind):
-        yield _split(frame, kind, f"{kind} {name}", found == name)
+        held_back = found == name
+        if shapes is not None:
+            held_back |= shapes.isin(shared.get(name, ())).to_numpy()
+        yield _split(frame, kind, f"{kind} {name}", held_back)
+
+
+def _shapes_by_family(rows: Sequence[LayerRow]) -> dict[str, Labels]:
+    if not rows:
+        return {}
+    frame = layers_frame(rows)
+    return {str(name): joined(each, AT_ANY_BATCH) for name, each in frame.groupby("family")}
 
 
 def in_turn(names: Sequence[str], kind: str) -> list[str]:

@@ -15,7 +15,7 @@ import pandas as pd
 
 from convscope.cli.display import or_dash, several, table
 from convscope.cli.options import apart_from_inputs, at_least
-from convscope.dataset import samples, totals
+from convscope.dataset import layers, samples, totals
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.totals import TotalRow
 from convscope.errors import InputError
@@ -83,7 +83,9 @@ def evaluate(options: argparse.Namespace) -> int:
     frame, known = samples.read(options.samples), cards.parsed(options.card)
     if options.target == workspace.TARGET:
         return _evaluate_workspace(options, frame)
-    asked = options.target, options.split, known, options.calibrate, options.processes
+    beside = [*filter(None, map(layers.beside, options.samples))]
+    of_models = layers.read(options.layers or beside)
+    asked = options.target, options.split, known, options.calibrate, options.processes, of_models
     found = [*evaluation.noise(frame, options.target), *evaluation.scores(frame, *asked)]
     if options.json:
         print(json.dumps([*map(dataclasses.asdict, found)], indent=1))

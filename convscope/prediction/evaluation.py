@@ -19,6 +19,9 @@ import numpy.typing as npt
 import pandas as pd
 
 from convscope.dataset import splits
+from convscope.dataset.layers import AT_ANY_BATCH, LayerRow
+from convscope.dataset.layers import PASS as OF_LAYERS
+from convscope.dataset.layers import frame as layers_frame
 from convscope.dataset.samples import TARGETS, WORK
 from convscope.dataset.splits import Labels, Split
 from convscope.errors import InputError
@@ -35,7 +38,10 @@ LEVEL = 90
 CHOICES = 10
 """Choices of the samples for a calibration, each with another seed."""
 PREDICTOR, NOISE = "predictor", "a repeat"
-SUM, ADDED = "sum of a model", "sum, ends added up"
+MODEL, LAYERS = "sum of a model", "sum of layers"
+ADDED = ", ends added up"
+"""Sums over all calls of a model, and over the layers of a pass that are held back, whatever else it has; and what is
+behind either's name where its interval has the ends of the layers' intervals added up."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +160,9 @@ def _groups(names: Labels) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
 
 
 def scores(
-    frame: pd.DataFrame, target: str, kinds: Sequence[str], cards: Given, calibrated: int = 0, processes: int = 1
-) -> Iterator[Score]:
+    frame: pd.DataFrame, target: str, kinds: Sequence[str], cards: Given, calibrated: int = 0, processes: int = 1,
+    layers: Sequence[LayerRow] = (),
+) -> Iterator[Score]:  # fmt: skip
     """Yield the scores of a predictor and of the baselines, split by split, algorithm by algorithm.
 
     Args:
@@ -165,6 +172,7 @@ def scores(
             learned as a correction; neither they nor repeats of them are judged. What is chosen depends on a seed:
             all is done with ten, and the scores are over all ten.
         processes: of splits at once; their number changes no score.
+        layers: of whole models, for sums over all their calls and for what a split by family holds back.
 
     Raises:
         InputError: the samples cannot be divided so, are too few, or `calibrated` leaves none to judge by; or a
@@ -173,8 +181,8 @@ def scores(
     kept = usable(frame, target)
     if not has(kept, target).any():
         raise InputError(f"no sample has sizes and a measured {target}")
-    each = functools.partial(_of_split, kept, target, cards, calibrated)
-    work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind)]
+    each = functools.partial(_of_split, kept, target, cards, calibrated, layers)
+    work = [(kind, split) for kind in kinds for split in splits.splits(kept, kind, layers)]
     if processes == 1 or len(work) == 1:
         yield from itertools.chain.from_iterable(itertools.starmap(each, work))
         return
@@ -220,7 +228,9 @@ def noise(frame: pd.DataFrame, target: str) -> Iterator[Score]:
         yield _score((target, "all", NOISE, ""), errors, groups[several].to_numpy(dtype=object)[again])
 
 
-def _of_split(frame: pd.DataFrame, target: str, cards: Given, calibrated: int, kind: str, split: Split) -> list[Score]:
+def _of_split(
+    frame: pd.DataFrame, target: str, cards: Given, calibrated: int, layers: Sequence[LayerRow], kind: str, split: Split
+) -> list[Score]:
     own = has(frame, target)
     if not (split.held_back & own).any():
         return []
@@ -228,7 +238,9 @@ def _of_split(frame: pd.DataFrame, target: str, cards: Given, calibrated: int, k
     made = predictor.fit(learned, target, cards, _unit(learned[has(learned, target)], kind))
     frame, split = frame[own].reset_index(drop=True), Split(split.name, split.held_back[own], split.learned[own])
     held_back = frame[split.held_back].reset_index(drop=True)
-    found = [*judged(outcomes(made, held_back), target, split.name), *_of_sums(made, held_back, split.name)]
+    found = [*judged(outcomes(made, held_back), target, split.name)]
+    found += _of_sums(made, of_models(held_back, layers, target), split.name, MODEL)
+    found += _of_sums(made, held_back.assign(key=held_out.passes(held_back)), split.name, LAYERS)
     given = features(frame, cards)
     wanted = logarithms(frame, target, given)
     truth, asked = wanted[split.held_back], given.rows(split.held_back)
@@ -241,19 +253,35 @@ def _of_split(frame: pd.DataFrame, target: str, cards: Given, calibrated: int, k
     return found
 
 
-def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str) -> Iterator[Score]:
-    """Yield the scores of sums over the held-back layers of each pass of a model, by both intervals."""
-    keys = held_out.passes(held_back)
-    here = keys != ""
-    if not here.any():
+def of_models(held_back: pd.DataFrame, layers: Sequence[LayerRow], target: str) -> pd.DataFrame:
+    """Return a sample for each call of each pass of a model whose every shape has one, with the pass as its `key`.
+
+    A value that was measured again is the mean. A pass is of one card, cuDNN, batch size, arithmetic and algorithm.
+    """
+    column, work = TARGETS[target][0], ["gpu_name", "cudnn", *WORK]
+    known = held_back.assign(shape=splits.joined(held_back, AT_ANY_BATCH))
+    known[column] = held_back.groupby(work, dropna=False)[column].transform("mean")
+    known = known.drop_duplicates(work).drop(columns=[*OF_LAYERS, "family", "layer", *AT_ANY_BATCH])
+    called = layers_frame(layers)
+    called["shape"] = splits.joined(called, AT_ANY_BATCH)
+    called["calls"] = called.groupby([*OF_LAYERS])["layer"].transform("size")
+    found = called.merge(known, on="shape").drop(columns="shape")
+    found["key"] = splits.joined(found, held_out.SUM)
+    return found[found.groupby("key")["layer"].transform("size") == found["calls"]].drop(columns="calls")
+
+
+def _of_sums(made: Predictor, held_back: pd.DataFrame, name: str, what: str) -> Iterator[Score]:
+    """Yield the scores of the sums over the samples of each `key` but "", by both intervals."""
+    kept = held_back[held_back["key"] != ""].reset_index(drop=True)
+    if kept.empty:
         return
-    kept, keys = held_back[here].reset_index(drop=True), keys[here]
+    keys = kept["key"].to_numpy(dtype=object)
     found = made.sums(kept, keys, LEVEL)
     truth = kept[TARGETS[made.target][0]].groupby(keys).sum()
     models = kept["model"].groupby(keys).first().to_numpy(dtype=object)
     errors = (found["middle"] / truth - 1).to_numpy(float)
-    ends = {SUM: ("low", "high"), ADDED: ("least", "most")}
-    for by in ends if found["learned"].all() else (ADDED,):
+    ends = {what: ("low", "high"), what + ADDED: ("least", "most")}
+    for by in ends if found["learned"].all() else (what + ADDED,):
         low, high = (found[each] for each in ends[by])
         covered = 100 * float(((low <= truth) & (truth <= high)).mean())
         score = _score((made.target, name, by, ""), errors, models)

@@ -16,8 +16,10 @@ from convscope.prediction.learners.process import Mask
 
 FEWEST = 100
 """Samples that a predictor is fitted to at least."""
-PASS = ("gpu_name", "cudnn", "run", "model", "input_size", "batch_size", *ARITHMETIC, "algorithm")
-"""Columns that samples of one pass of a model by one algorithm have in common."""
+SUM = ("gpu_name", "cudnn", "model", "input_size", "batch_size", *ARITHMETIC, "algorithm")
+"""Columns that all calls of one pass of a model by one algorithm have in common."""
+PASS = ("run", *SUM)
+"""Columns that samples of one pass, measured together, have in common."""
 FEWEST_MODELS = 4
 """Models that intervals of sums are learned from at least: they give a level of 80 %; 9 give 90 %, and 19 95 %."""
 Divisions = Sequence[tuple[Mask, Mask]]

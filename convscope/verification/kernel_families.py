@@ -6,6 +6,7 @@ in `tests/verification/test_kernel_families.py`. Pure text: a table of results c
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ _ALLOWED: Mapping[str, Allowed] = {
 _PRODUCT_IS_PROOF = ("gemm", "implicit precomp gemm")
 
 
+@functools.lru_cache(maxsize=4096)  # tables have the same names many times
 def family(kernel: str) -> str:
     """Return the family of a kernel by its name."""
     return next((name for name, pattern in _PATTERNS if re.search(pattern, kernel)), OTHER)
@@ -74,6 +76,7 @@ def main_family(kernels: Iterable[str]) -> str:
     return next((name for name, _ in _PATTERNS if name in found and name != LAYOUT), OTHER if found else "")
 
 
+@functools.lru_cache(maxsize=4096)
 def uses_tensor_cores(kernel: str) -> bool:
     """Tell whether a kernel's name says that it computes on tensor cores (float32 data in TF32, or 16-bit data)."""
     return _TENSOR_CORE.search(kernel) is not None

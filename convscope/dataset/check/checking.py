@@ -60,10 +60,12 @@ def _of_folder(place: Path) -> Result:
     result.errors += found.faults
     if found.rows and not found.faults:
         every = partition.frame(found.rows)
-        divided, refused = partition.every_kind(every)
+        layers, wrong = folder.of_layers(place, found.rows)
+        divided, refused = partition.every_kind(every, layers)
         result.errors += [
-            *folder.of_keys(place / SAMPLES_FILE, found.rows), *folder.of_splits(place, every, divided, refused),
-            *folder.of_conflicts(place, found.rows), *folder.of_documents(place, found.rows, divided),
+            *wrong, *folder.of_keys(place / SAMPLES_FILE, found.rows),
+            *folder.of_splits(place, every, divided, refused), *folder.of_conflicts(place, found.rows),
+            *folder.of_documents(place, found.rows, divided),
         ]  # fmt: skip
     _of_rows(place / SAMPLES_FILE, found, result)
     return result

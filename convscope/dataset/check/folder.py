@@ -10,9 +10,17 @@ from typing import Any
 
 import pandas as pd
 
-from convscope.dataset import parquet
+from convscope.dataset import layers, parquet
+from convscope.dataset.layers import LayerRow
 from convscope.dataset.package import documents, folder, merging, partition
-from convscope.dataset.package.documents import CONFLICTS_FILE, CROISSANT, DATAPACKAGE, SAMPLES_FILE, DataFile
+from convscope.dataset.package.documents import (
+    CONFLICTS_FILE,
+    CROISSANT,
+    DATAPACKAGE,
+    LAYERS_FILE,
+    SAMPLES_FILE,
+    DataFile,
+)
 from convscope.dataset.package.facts import Release, facts
 from convscope.dataset.package.merging import CONFLICTS
 from convscope.dataset.package.readme import README
@@ -89,6 +97,21 @@ def of_keys(path: Path, rows: Sequence[SampleRow]) -> Iterator[str]:
         yield f"{path}: its rows are not in the order of their keys"
 
 
+def of_layers(place: Path, rows: Sequence[SampleRow]) -> tuple[list[LayerRow], list[str]]:
+    """Return the layers of whole models, none without a file of them, and what is wrong with it."""
+    path = place / LAYERS_FILE
+    if not path.is_file():
+        return [], []
+    try:
+        found = layers.read([path])
+    except InputError as error:
+        return [], [str(error)]
+    problems = [f"{path}: {problem}" for problem in layers.problems(found, rows)]
+    if parquet.read(path).num_rows > len(found):
+        problems.append(f"{path}: a call of a pass stands in it twice")
+    return found, problems
+
+
 def of_splits(
     place: Path, every: pd.DataFrame, divided: Mapping[str, partition.Roles], refused: Mapping[str, str]
 ) -> Iterator[str]:
@@ -158,6 +181,8 @@ def _files(place: Path, divided: Mapping[str, partition.Roles]) -> Iterator[Data
         return path.read_bytes() if path.is_file() else b""
 
     yield documents.samples_file(content(SAMPLES_FILE))
+    if (place / LAYERS_FILE).is_file():
+        yield documents.layers_file(content(LAYERS_FILE))
     for kind, found in divided.items():
         yield documents.split_file(kind, [*found], content(f"splits/{kind}{parquet.SUFFIX}"))
     if (place / CONFLICTS_FILE).is_file():

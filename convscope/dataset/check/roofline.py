@@ -15,6 +15,7 @@ Consumer cards clock above their nominal boost; their arithmetic is allowed `CON
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from convscope.cudnn.shape import ELEMENT_BYTES, Axis, along
@@ -88,10 +89,12 @@ def floor(row: SampleRow, gpu: Gpu, is_fast: bool) -> Floor | None:
 def _axes(row: SampleRow) -> tuple[Axis, Axis] | None:
     if None in (row.in_height_px, row.in_width_px, row.stride, row.padding, row.dilation):
         return None
-    texts = (row.kernel_size, row.stride, row.padding, row.dilation)
-    pairs = [[int(each) for each in str(text).split("x")] for text in texts]
-    high, wide = (
-        along(int(extent or 0), *(pair[place] for pair in pairs))
-        for place, extent in enumerate((row.in_height_px, row.in_width_px))
-    )
+    texts = row.kernel_size, str(row.stride), str(row.padding), str(row.dilation)
+    return _axes_of(int(row.in_height_px or 0), int(row.in_width_px or 0), *texts)
+
+
+@functools.lru_cache(maxsize=4096)  # a shape has many samples
+def _axes_of(height: int, width: int, *texts: str) -> tuple[Axis, Axis] | None:
+    pairs = [[int(each) for each in text.split("x")] for text in texts]
+    high, wide = (along(extent, *(pair[place] for pair in pairs)) for place, extent in enumerate((height, width)))
     return (high, wide) if min(high.outputs, wide.outputs) > 0 else None

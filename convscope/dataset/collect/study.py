@@ -3,7 +3,7 @@
 Several groups are under way at once: their processes try candidates side by side and take times by turns (`Turns`),
 also with those of every other collection on the same GPU. A group's tables are its store: an interrupted group goes on
 where it was. `samples.csv` is put together from all whole groups whenever one is done, so that it never has part of a
-group.
+group; `layers.csv` beside it has the layers of all models and sizes that it names.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from convscope.atlas import turns
 from convscope.cli import programs
 from convscope.cli.display import several, table
 from convscope.cli.signals import StopSignal
-from convscope.dataset import samples
-from convscope.dataset.collect import coverage
+from convscope.dataset import layers, samples
+from convscope.dataset.collect import coverage, traced
 from convscope.dataset.collect.group import ABOUT, GroupFolder
 from convscope.dataset.collect.request import Collection
 from convscope.dataset.samples import SampleRow
@@ -30,7 +30,7 @@ from convscope.errors import CONTINUE, DeviceFaultError
 from convscope.storage.lock import NAME as LOCK
 from convscope.storage.lock import Lock
 
-GROUPS, SAMPLES, LOG = "groups", "samples.csv", "log.txt"
+GROUPS, SAMPLES, LAYERS, LOG = "groups", "samples.csv", f"{layers.NAME}.csv", "log.txt"
 STARTS_MOST = 4
 """A group whose process loses the GPU is begun so often: each start leaves out one plan more."""
 POLL_S = 0.2
@@ -62,6 +62,7 @@ class CollectStudy:
         gpu_uuid: of the GPU, None for a CPU.
         budget_s: begin no group that would take longer than is left of it, by the longest so far; None is no limit.
             As many as are under way at once are begun anyhow.
+        known: settings with shapes that other collections have measured.
     """
 
     asked: Collection
@@ -70,6 +71,7 @@ class CollectStudy:
     note: Callable[[str], None]
     gpu_uuid: str | None = None
     budget_s: float | None = None
+    known: Set[tuple[str, coverage.Key]] = frozenset()
     _longest_s: float = field(default=0.0, init=False)
     _read: dict[Path, list[SampleRow]] = field(default_factory=dict, init=False)
     _begun: int = field(default=0, init=False)
@@ -129,14 +131,15 @@ class CollectStudy:
         return [GroupFolder.read(path.parent) for path in found]
 
     def done(self) -> set[tuple[str, coverage.Key]]:
-        """Return the shapes that have been measured, each with its setting."""
-        return {known for each in self.folders() if self._samples(each) for known in each.known}
+        """Return the shapes that have been measured, here or by others, each with its setting."""
+        measured = {one for each in self.folders() if self._samples(each) for one in each.known}
+        return measured.union(self.known)
 
     def _groups(self) -> Iterator[GroupFolder]:
         """Yield the groups to measure: those that were begun, then new ones."""
         every = self.folders()
         yield from (each for each in every if not self._samples(each))
-        known = {one for each in every for one in each.known}
+        known = {one for each in every for one in each.known}.union(self.known)
         begun = max((int(each.path.name.partition("_")[0]) for each in every), default=0)
         for number, group in enumerate(coverage.groups(self.asked, known, begun), begun + 1):
             path = self.folder / GROUPS / f"{number:04d}_{group.stratum}"
@@ -181,6 +184,9 @@ class CollectStudy:
         return self.budget_s is not None and time.monotonic() - began_s + self._longest_s > self.budget_s
 
     def _write(self) -> int:
-        """Put the samples of all whole groups together; return their number."""
+        """Put the samples of all whole groups together, and the layers of their models; return how many samples."""
         rows = [row for each in self.folders() for row in self._samples(each)]
-        return samples.write(self.folder / SAMPLES, rows) if rows else 0
+        if not rows:
+            return 0
+        layers.write(self.folder / LAYERS, traced.layers(layers.passes(rows)))
+        return samples.write(self.folder / SAMPLES, rows)

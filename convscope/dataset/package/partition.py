@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from convscope.dataset import parquet, samples, splits
+from convscope.dataset.layers import LayerRow
 from convscope.dataset.samples import SAMPLES, SHAPE, SPLITS, SampleRow
 from convscope.errors import InputError
 from convscope.storage import table
@@ -39,8 +40,11 @@ def taking_part(every: pd.DataFrame) -> npt.NDArray[np.intp]:
     return np.flatnonzero(measured & every[[*SHAPE]].notna().all(axis=1))
 
 
-def roles(every: pd.DataFrame, kind: str) -> Roles:
+def roles(every: pd.DataFrame, kind: str, layers: Sequence[LayerRow] = ()) -> Roles:
     """Return the splits of a kind over the samples that take part.
+
+    Args:
+        layers: as `splits.splits` takes them.
 
     Raises:
         InputError: the samples cannot be divided so.
@@ -49,23 +53,23 @@ def roles(every: pd.DataFrame, kind: str) -> Roles:
     if kept.empty:
         raise InputError(f"split by {kind}: no sample has a time and sizes")
     found = {}
-    for split in splits.splits(kept, kind):
+    for split in splits.splits(kept, kind, layers):
         if not split.held_back.any() or not split.learned.any():
             raise InputError(f"split by {kind}: {split.name} leaves nothing on one side: measure more")
         found[split.name] = np.where(split.held_back, HELD_BACK, np.where(split.learned, LEARNED, LEFT_OUT)).tolist()
     return found
 
 
-def every_kind(every: pd.DataFrame) -> tuple[dict[str, Roles], dict[str, str]]:
+def every_kind(every: pd.DataFrame, layers: Sequence[LayerRow] = ()) -> tuple[dict[str, Roles], dict[str, str]]:
     """Return the splits of each kind that the samples can be divided by, and for each other kind why not."""
-    tried = {kind: _tried(every, kind) for kind in SPLITS}
+    tried = {kind: _tried(every, kind, layers) for kind in SPLITS}
     found = {kind: each for kind, each in tried.items() if not isinstance(each, str)}
     return found, {kind: each for kind, each in tried.items() if isinstance(each, str)}
 
 
-def _tried(every: pd.DataFrame, kind: str) -> Roles | str:
+def _tried(every: pd.DataFrame, kind: str, layers: Sequence[LayerRow]) -> Roles | str:
     try:
-        return roles(every, kind)
+        return roles(every, kind, layers)
     except InputError as error:
         return str(error).partition(": ")[2]
 
@@ -91,12 +95,21 @@ def leaks(every: pd.DataFrame, kind: str, numbers: Sequence[int], found: Roles) 
         numbers: the samples that `found` has roles of.
     """
     kept = every.iloc[list(numbers)]
-    apart = {"family": ("family",), "gpu": ("gpu_name",)}.get(kind)
+    whole = {"family": "family", "gpu": "gpu_name"}.get(kind)
+    shapes = splits.joined(kept, SHAPE) if kind in ("layer", "family", "size") else None
     for name, each in found.items():
         part = np.array(each, dtype=object)
-        for columns in filter(None, (SHAPE if kind in ("layer", "family", "size") else None, apart)):
-            labels = splits.joined(kept, columns)
-            for label in sorted({*labels[part == HELD_BACK]} & {*labels[part == LEARNED]}):
-                one, other = (np.flatnonzero((labels == label) & (part == role))[0] for role in (HELD_BACK, LEARNED))
-                what = f"{', '.join(columns)} {label}" if columns is not SHAPE else f"the shape {label}"
-                yield f"{name}: {what} is held back (sample {numbers[one]}) and learned (sample {numbers[other]})"
+        held_back, learned = part == HELD_BACK, part == LEARNED
+        if shapes is not None:
+            for label in sorted({*shapes[held_back]} & {*shapes[learned]}):
+                yield _leak(name, f"the shape {label}", numbers, shapes == label, part)
+        if whole is not None:
+            label = name.removeprefix(f"{kind} ")
+            own = kept[whole].to_numpy(dtype=object) == label
+            if (own & held_back).any() and (own & learned).any():
+                yield _leak(name, f"{whole} {label}", numbers, own, part)
+
+
+def _leak(name: str, what: str, numbers: Sequence[int], own: npt.NDArray[np.bool_], part: splits.Labels) -> str:
+    one, other = (numbers[np.flatnonzero(own & (part == role))[0]] for role in (HELD_BACK, LEARNED))
+    return f"{name}: {what} is held back (sample {one}) and learned (sample {other})"

@@ -6,11 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from convscope.dataset.columns import STATUSES
 from convscope.dataset.package import words
-from convscope.dataset.package.documents import LICENCE, LICENCE_URL, DataFile
+from convscope.dataset.package.documents import LAYERS_FILE, LICENCE, LICENCE_URL, DataFile
 from convscope.dataset.package.facts import Facts, Release
 
 README = "README.md"
 _ALGORITHMS_SHOWN = 30
+_OF_A_MODEL = (
+    "Samples have each shape once, under one of the models that have it. The convolutions of a whole pass:",
+    '```python\nshape = [\n    "in_channels", "out_channels", "in_height_px", "in_width_px", '
+    '"kernel_size", "stride", "padding", "dilation", "groups",\n]\n'
+    'times = samples.query(\'algorithm == "torch" and batch_size == 1 and math == "fp32"\').groupby(shape)'
+    '["mean_ms"].mean()\n'
+    'layers = pd.read_parquet("layers.parquet").query(\'model == "resnet50" and input_size == 224\')\n'
+    'ms = layers.join(times, on=shape)["mean_ms"]\n'
+    'print(f"{ms.sum():.3f} ms; {ms.isna().sum()} of {len(ms)} layers have no time")\n```',
+)
 
 
 def text(files: Sequence[DataFile], known: Facts, release: Release, refused: Mapping[str, str]) -> str:
@@ -29,6 +39,7 @@ def text(files: Sequence[DataFile], known: Facts, release: Release, refused: Map
         "split = pd.read_parquet(\"splits/layer.parquet\").set_index(\"sample\")[\"layer\"]\n"
         "learned, held_back = samples.loc[split.index[split == \"learned\"]], "
         "samples.loc[split.index[split == \"held back\"]]\n```",
+        *(_OF_A_MODEL if any(each.path == LAYERS_FILE for each in files) else ()),
         "## How it was measured", words.METHOD, _covered(known),
         "## Noise", _noise(known), "## Samples", _by_algorithm(known),
         "## Known gaps", "\n".join(f"- {each}." for each in [*_sentences(words.gaps(known)), *_without(refused)]),

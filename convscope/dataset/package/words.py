@@ -9,6 +9,11 @@ from convscope.dataset.package.facts import Facts, Release
 
 KEYWORDS = ("convolution", "GPU", "performance", "energy", "cuDNN", "algorithm selection", "benchmark")
 SAMPLES = "samples: one convolution by one algorithm on one card, measured or refused with a reason"
+LAYERS = (
+    "every convolution in a pass of each model at each size, so that times of shapes add up to those of a model; a "
+    "split by family holds back all shapes that models of the kind have"
+)
+POSITION = "number of the call among the convolutions of the pass, from 0"
 CONFLICTS = "repeats of the same work whose figures do not agree; nothing was averaged"
 ROLE = (
     "role of the sample in this split: judged (held back), learned from (learned), or neither, because its shape is "

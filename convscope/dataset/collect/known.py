@@ -1,0 +1,33 @@
+"""Shapes that existing samples have a time of: a collection that extends them does not measure these again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from convscope.dataset import samples
+from convscope.dataset.collect.coverage import Key
+from convscope.dataset.collect.request import SETTINGS
+from convscope.dataset.samples import ARITHMETIC, SHAPE
+from convscope.errors import InputError
+
+
+def shapes(paths: Sequence[Path], gpu_name: str | None) -> set[tuple[str, Key]]:
+    """Return the shapes in files of samples that were timed by any algorithm, each with its setting.
+
+    Args:
+        gpu_name: the device that the collection is for; None is any.
+
+    Raises:
+        InputError: a file is no file of samples, or has samples of another device.
+    """
+    frame = samples.read(paths)
+    others = sorted({*frame["gpu_name"]} - {gpu_name})
+    if gpu_name is not None and others:
+        files, what = ", ".join(map(str, paths)), f"{', '.join(others)}, this is {gpu_name}"
+        raise InputError(f"--known {files}: it has samples of {what}: name samples of this one")
+    timed = frame[frame["mean_ms"].notna()].drop_duplicates([*ARITHMETIC, *SHAPE])
+    names = {tuple(own.values()): setting for setting, own in SETTINGS.items()}
+    settings = [names.get(each) for each in timed[[*ARITHMETIC]].itertuples(index=False, name=None)]
+    keys = timed[[*SHAPE]].astype(str).itertuples(index=False, name=None)
+    return {(setting, key) for setting, key in zip(settings, keys, strict=True) if setting}

@@ -1,0 +1,71 @@
+"""Shapes that existing samples have a time of: they are counted, and a collection beside them measures the others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import run_dataset
+from convscope.dataset import samples
+from convscope.dataset.collect import coverage, known
+from convscope.dataset.collect.request import SETTINGS
+from convscope.dataset.samples import SHAPE, SampleRow
+from convscope.errors import InputError
+from convscope.storage.environment import processor_name
+
+KEYS = [coverage.key_of(layer) for layer, _ in coverage.uses_of("alexnet", 64)]
+ASKED = ["--models", "alexnet", "--sizes", "64", "--batch-sizes", "1", "--device", "cpu", "--rounds", "2"]
+
+
+def sample(key: coverage.Key, **changes: object) -> SampleRow:
+    cells = {name: int(cell) if cell.isdecimal() else cell for name, cell in zip(SHAPE, key, strict=True)}
+    given = {"gpu_name": processor_name(), "algorithm": "torch", "run": "a", "mean_ms": 1.0, **SETTINGS["fp32"]}
+    return SampleRow(**{**given, **cells, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def timed(tmp_path: Path) -> Path:
+    """Times of three of the five shapes, an energy alone of the fourth, and a refusal of the fifth."""
+    rows = [sample(key) for key in KEYS[:3]]
+    rows.append(sample(KEYS[3], mean_ms=None, energy_j=1.0))
+    rows.append(sample(KEYS[4], mean_ms=None, status="refused", reason="not here"))
+    samples.write(tmp_path / "known.csv", rows)
+    return tmp_path / "known.csv"
+
+
+def test_a_shape_with_a_time_is_known_in_its_setting(timed: Path):
+    assert known.shapes([timed], processor_name()) == {("fp32", key) for key in KEYS[:3]}
+    assert known.shapes([timed], None) == {("fp32", key) for key in KEYS[:3]}
+
+
+def test_samples_of_another_device_are_refused(timed: Path):
+    with pytest.raises(InputError, match=re.escape(f"samples of {processor_name()}, this is NVIDIA H200")):
+        known.shapes([timed], "NVIDIA H200")
+
+
+def test_arithmetic_that_is_not_collected_is_not_counted(tmp_path: Path):
+    rows = [sample(KEYS[0], math="tf32"), sample(KEYS[1], dtype="bfloat16")]
+    samples.write(tmp_path / "known.csv", rows)
+    assert known.shapes([tmp_path / "known.csv"], None) == {("tf32", KEYS[0])}
+
+
+def test_what_is_known_is_counted_and_the_others_are_measured(
+    timed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    command = [*ASKED, "--known", str(timed), "--output-dir", str(tmp_path / "new")]
+    assert run_dataset.main([*command, "--list"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["fp32", "1", "5", "3", "2"]
+    assert run_dataset.main(command) == 0
+    assert capsys.readouterr().out.splitlines()[-2].split() == ["fp32", "1", "5", "5", "0"]
+    found = samples.read([tmp_path / "new" / "samples.csv"])
+    keys = {tuple(map(str, each)) for each in found[[*SHAPE]].itertuples(index=False, name=None)}
+    assert keys == set(KEYS[3:])
+
+
+def test_a_file_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert run_dataset.main([*ASKED, "--known", str(tmp_path / "none.csv"), "--output-dir", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "none.csv does not exist: name a file of samples" in error
