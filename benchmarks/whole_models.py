@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""Errors of predicted times of whole models of a kind that was not learned: by kind, algorithm, arithmetic and batch.
+
+python benchmarks/whole_models.py data/h100 [--processes 2]     half an hour on one core
+
+As `predict evaluate FOLDER/samples.parquet --split family` judges them, which prints sums by kind alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import pandas as pd
+
+from convscope.dataset import layers, samples, splits
+from convscope.dataset.splits import Split
+from convscope.prediction import evaluation, predictor
+from convscope.prediction.evaluation import LEVEL
+
+PARTS = ("kind", "algorithm", "arithmetic", "batch_size")
+LEAST = 8  # sums of a part that is shown
+
+
+def read(folder: Path) -> tuple[pd.DataFrame, list[layers.LayerRow]]:
+    """Return the samples with a time, and the layers of whole models."""
+    path = folder / "samples.parquet"
+    return predictor.usable(samples.read([path]), "time"), layers.read(filter(None, [layers.beside(path)]))
+
+
+def missed(frame: pd.DataFrame, known: list[layers.LayerRow], split: Split) -> pd.DataFrame:
+    """Return the sums over models that are held back, with the error of each."""
+    learned, held_back = (frame[rows].reset_index(drop=True) for rows in (split.learned, split.held_back))
+    calls = evaluation.of_models(held_back, known, "time").reset_index(drop=True)
+    arithmetic = calls["dtype"].where(calls["dtype"] != "float32", calls["math"])
+    calls = calls.assign(kind=split.name.removeprefix("family "), arithmetic=arithmetic)
+    keys = calls["key"].to_numpy(dtype=object)
+    found = predictor.fit(learned, "time", {}, "family").sums(calls, keys, LEVEL)
+    each = calls.groupby("key")
+    return each[["model", *PARTS]].first().assign(error=found["middle"] / each["mean_ms"].sum() - 1)
+
+
+def table(found: pd.DataFrame, part: str) -> pd.DataFrame:
+    """Return the errors by the values of a column, the most accurate first."""
+    parts = found.assign(pct=100 * found["error"].abs(), signed=100 * found["error"]).groupby(part)
+    sizes, signed = parts["pct"], parts["signed"]
+    figures = {
+        "sums": parts.size(), "median, %": sizes.median(), "MAPE, %": sizes.mean(), "mean error, %": signed.mean(),
+        "within 10 %, %": sizes.apply(lambda each: 100 * (each <= 10).mean()),
+    }  # fmt: skip
+    return pd.DataFrame(figures).query(f"sums >= {LEAST}").round(1).sort_values("MAPE, %")
+
+
+def main() -> int:
+    """Print the tables."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, metavar="FOLDER")
+    options.add_argument("--processes", type=int, default=1)
+    asked = options.parse_args()
+    frame, known = read(asked.folder)
+    divided = [*splits.splits(frame, "family", known)]
+    with ProcessPoolExecutor(asked.processes, multiprocessing.get_context("spawn")) as pool:
+        found = pd.concat([*pool.map(functools.partial(missed, frame, known), divided)])
+    for part in PARTS:
+        print(table(found, part).to_string(), end="\n\n")
+    print(table(found.assign(all=frame["gpu_name"].iloc[0]), "all").to_string())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
